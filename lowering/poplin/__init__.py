@@ -1,4 +1,4 @@
-"""Matrix multiplication and convolution: planner, cycle formulas, codelets."""
+"""Matrix multiplication and convolution: planner, cycle formulas, codelets. Shared arguments are those of `popops`."""
 
 from ipujax.lowering.poplin.convolution import convolution as convolution
 from ipujax.lowering.poplin.matmul import matmul as matmul

@@ -1,9 +1,9 @@
-"""Plans of products whose vertices are where one operand lies, so that it is not exchanged.
+"""Plans of products whose vertices are on the tiles of one operand, so that it is not exchanged.
 
-Each block of that operand is multiplied by all that it meets of the other one.
+Each block of that operand is multiplied by all blocks that it meets of the other one.
 
 Input: a product and the tile mapping of an operand. Output: plans, proposed beside those that are free to cut.
-Limits: products only; the operand lies in even or uneven boxes, one a tile.
+Limits: products only; the operand is mapped in even or uneven blocks, one a tile.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, frozen
 
-# The dimensions of the operands of a product, in the order of their axes.
-LHS, RHS = (GROUPS, FIELD, IN_CHANNELS), (GROUPS, IN_CHANNELS, OUT_CHANNELS)
+# Dimensions of the operands of a product, in the order of their axes.
+LHS = (GROUPS, FIELD, IN_CHANNELS)
+RHS = (GROUPS, IN_CHANNELS, OUT_CHANNELS)
 
 
-def boxes_of(graph: Graph, matrices: Tensor) -> Blocked | None:
-    """The boxes in which [groups, rows, columns] lie, one a tile; None when they lie otherwise."""
+def blocks_of(graph: Graph, matrices: Tensor) -> Blocked | None:
+    """Mapping of [groups, rows, columns] in blocks, one a tile; None for another mapping."""
     if not graph.is_mapped(matrices):
         return None
     mapping = mapping_like(graph, matrices)
@@ -46,38 +47,33 @@ def _with_group(mapping: Blocked) -> Blocked:
 
 
 @remembered
-def plan_where(
-    spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked, target: Target, bound_bytes: float
+def aligned_plan(
+    spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked, target: Target, bound_bytes: float
 ) -> Plan | None:
-    """The fastest plan whose vertices are where the boxes of an operand are.
-
-    Args:
-        spec: the product.
-        dims: which operand: `LHS` or `RHS`.
-        boxes: where it lies.
-        target: the machine.
-        bound_bytes: most that operands and results of a vertex may take.
-    """
-    grid = _grid(spec, dims, boxes)
+    """Fastest plan on the tiles of an operand, `LHS` or `RHS`, that is mapped in `blocks`."""
+    grid = _grid(spec, dims, blocks)
     plans = [plan for plan in _plans(spec, dims, grid, target) if plan.temp_bytes <= bound_bytes]
     return min(plans, key=lambda plan: plan.total_cycles, default=None)
 
 
-def _grid(spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked) -> Grid:
+def _grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Grid:
     extents = list(spec.extents)
-    cuts = [boxes.cuts[dims.index(d)] if d in dims else frozen([0, n], np.int64) for d, n in enumerate(extents)]
-    rest = [d for d in range(len(extents)) if d not in dims]
-    tile = np.transpose(boxes.tile.reshape(boxes.tile.shape + (1,) * len(rest)), np.argsort([*dims, *rest]))
+    cuts = [blocks.cuts[dims.index(d)] if d in dims else frozen([0, n], np.int64) for d, n in enumerate(extents)]
+    other_dims = [d for d in range(len(extents)) if d not in dims]
+    tile = np.transpose(
+        blocks.tile.reshape(blocks.tile.shape + (1,) * len(other_dims)), np.argsort([*dims, *other_dims])
+    )
     return Grid(tuple(cuts), frozen(tile, np.int32))
 
 
 def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
     splits = Dims.of([len(cut) - 1 for cut in grid.cuts])
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
+    ones = Dims.of((1,) * len(grid.cuts))
     stays: dict[str, Any] = {"lhs_stays": dims == LHS, "rhs_stays": dims == RHS}
     for kind in KINDS:
         if kind.applies(spec, arithmetic(spec, target)):
-            ones = Dims.of((1,) * len(grid.cuts))
-            alone = Candidates(spec, kind, target, ones, np.array(list(splits), np.int64)[:, None], longest, **stays)
-            cost = PlanCost(*(int(n) for n in alone.cost_parts(np.zeros(1, np.int64))[:, 0]))
-            yield Plan(spec, kind, splits, ones, cost, int(alone.temp_bytes[0]), True, False, own_grid=grid)
+            splits_array = np.array(list(splits), np.int64)[:, None]
+            candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)
+            cost = PlanCost(*(int(n) for n in candidate.cost_parts(np.zeros(1, np.int64))[:, 0]))
+            yield Plan(spec, kind, splits, ones, cost, int(candidate.temp_bytes[0]), True, False, aligned_grid=grid)

@@ -1,4 +1,4 @@
-"""Keeps plans that need more of a tile's memory than the available proportion, for the profile and its warnings."""
+"""Record of plans that need more of a tile's memory than the available proportion, for the profile and its warnings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.runtime.graph import Graph, UnmetBound
 
 
-def keep_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: float | None, name: str) -> None:
-    """Keeps a plan that could not meet its bound; a bound of 0 only asks for little.
-
-    Args:
-        graph: what the operation is added to.
-        plan: its plan.
-        available_memory_proportion: that was asked for, default the target's.
-        name: debug name of the operation.
-    """
+def record_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: float | None, name: str) -> None:
+    """Records a plan that exceeds its memory bound; a proportion of 0 asks for least memory and is no bound."""
     share = available_memory_proportion
     share = graph.target.available_memory_proportion if share is None else share
     bound_bytes = int(share * graph.target.bytes_per_tile)

@@ -1,8 +1,8 @@
-"""The candidate plans of one kind of vertex, costed as arrays.
+"""Candidate plans of one kind of vertex, costed as arrays.
 
-Each candidate has a lower bound that is cheap: exchange, reduction, and its multiply-adds at the peak rate. The full
-formula is computed for those of least bound first, then only for those whose bound is below the best found, so that the
-choice is the same as if all were costed.
+Each candidate has a cheap lower bound: exchange, reduction, and its multiply-adds at the peak rate. The full formula is
+computed for those of least bound first, then only for those whose bound is below the best cost, so that the choice is
+the same as if all were costed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,29 @@ from ipujax.lowering.poplin.vertex_kinds import (
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
 
-# Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid small. Up to
-# three all are tried, as PopLibs does: thinned to 48 the plans of large products took up to 7 % more cycles.
-_CANDIDATES = {1: 512, 2: 512, 3: 512, 4: 32, 5: 14, 6: 10, 7: 8}
-_FEWEST_CANDIDATES = 4
-_FIRST_COSTED = 128
+# Limit of the candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid small.
+# Up to three it excludes none, as in PopLibs: thinned to 48 the plans of large products took up to 7 % more cycles.
+_MAX_SPLITS = {1: 512, 2: 512, 3: 512, 4: 32, 5: 14, 6: 10, 7: 8}
+_MANY_DIMS_MAX_SPLITS = 4
+_FIRST_COSTED = 128  # candidates of least bound; assumed
 
 
-def _runs(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
-    """Runs of what is kept in an order that blocks of some lengths read, if it lies in one place."""
-    left, runs, is_whole = list(lengths), np.ones((), np.int64), np.ones((), bool)
+def _regions(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
+    """Contiguous regions, in a memory order, of blocks of some lengths."""
+    remaining = list(lengths)  # of each axis, outside of the dimensions already seen
+    regions = np.ones((), np.int64)
+    is_contiguous = np.ones((), bool)
     for axis, size in reversed(memory):
-        fits, length, left[axis] = left[axis] % size == 0, np.minimum(left[axis], size), ceil_div(left[axis], size)
-        runs = np.where(is_whole, runs, runs * length)
-        is_whole = is_whole & fits
-    return runs
+        is_full = remaining[axis] % size == 0
+        length = np.minimum(remaining[axis], size)
+        remaining[axis] = ceil_div(remaining[axis], size)
+        regions = np.where(is_contiguous, regions, regions * length)
+        is_contiguous = is_contiguous & is_full
+    return regions
 
 
 def output_order(kind: VertexKind, rank: int) -> list[int]:
-    """The axes of results, in the order in which tiles are numbered.
+    """Axes of results, in the order in which tiles are numbered.
 
     Output channels are innermost, rows when operands are swapped, so that neighbouring tiles share activations.
     """
@@ -59,35 +63,24 @@ def output_order(kind: VertexKind, rank: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """All candidate plans of one kind of vertex; arrays have one entry a candidate.
-
-    Args:
-        spec: what is computed.
-        kind: the vertices that compute it.
-        target: the machine.
-        grains: what boundaries of blocks are multiples of.
-        splits: blocks of each dimension, int64[dimensions, candidates].
-        block: lengths of the largest block.
-        lhs_stays: whether the activations lie where they are used, all of them.
-        rhs_stays: the same of the weights.
-    """
+    """Candidate plans of one kind of vertex; arrays have one entry a candidate."""
 
     spec: ConvSpec
     kind: VertexKind
     target: Target
-    grains: Dims[int]
-    splits: np.ndarray
-    block: Dims[np.ndarray]
-    lhs_stays: bool = False
-    rhs_stays: bool = False
+    grains: Dims[int]  # multiples that the cuts of each dimension are
+    splits: np.ndarray  # blocks of each dimension, int64[dimensions, candidates]
+    block: Dims[np.ndarray]  # lengths of the largest block
+    lhs_stays: bool = False  # whether vertices are on the tiles of all activations that they read
+    rhs_stays: bool = False  # whether vertices are on the tiles of all weights that they read
 
     @staticmethod
     def of(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Candidates:
-        """Makes the candidates of one kind of vertex that use at most one IPU's tiles."""
+        """Enumerates the candidates of one kind of vertex that use at most the tiles of one IPU."""
         grain = grains(kind, spec, target, in_groups)
         pairs = list(zip(spec.extents, grain, strict=True))
         splittable = sum(extent > g for extent, g in pairs)
-        limit = _CANDIDATES.get(max(1, splittable), _FEWEST_CANDIDATES)
+        limit = _MAX_SPLITS.get(max(1, splittable), _MANY_DIMS_MAX_SPLITS)
         splits = grids([split_candidates(extent, g, limit) for extent, g in pairs], target.tiles_per_ipu)
         lengths = [ceil_div(-(-extent // g), split) * g for (extent, g), split in zip(pairs, splits, strict=True)]
         clipped = [np.minimum(length, extent) for length, (extent, _) in zip(lengths, pairs, strict=True)]
@@ -102,30 +95,32 @@ class Candidates:
 
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
-        """Cycles to receive the operands: in full, but for what tiles hold of operands that the plan places."""
+        """Cycles to receive the operands: in full, apart from blocks that the plan maps to the tiles that use them."""
         width = self.target.tiles_per_exchange_bus
         pairs = zip(self._received_bytes, self._shared_on_bus, strict=True)
-        received = sum(np.where(shared, ceil_div(own, width), own) for own, shared in pairs)
+        received = sum(np.where(shared, ceil_div(bytes_, width), bytes_) for bytes_, shared in pairs)
         cycles = np.asarray(ceil_div(received, self.target.exchange_bytes_per_cycle)).astype(np.int64)
         return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
 
     @cached_property
     def _shared_on_bus(self) -> tuple[np.ndarray, np.ndarray]:
-        """Whether the tiles of a bus read the same inputs, or the same weights.
+        """True where the tiles of a bus read equal inputs, and equal weights.
 
         Neighbouring tiles differ in the innermost axis that is split, if that is split evenly among those of a bus.
         """
-        width, left = self.target.tiles_per_exchange_bus, np.ones(self.splits.shape[1], bool)
-        inputs, weights = np.zeros_like(left), np.zeros_like(left)
+        width = self.target.tiles_per_exchange_bus
+        is_innermost = np.ones(self.splits.shape[1], bool)  # no axis inside of this one is split
+        inputs = np.zeros_like(is_innermost)
+        weights = np.zeros_like(is_innermost)
         for axis in reversed(output_order(self.kind, len(self.spec.in_field))):
-            evenly = left & (self.splits[axis] > 1) & (self.splits[axis] % width == 0)
-            (inputs if axis == OUT_CHANNELS else weights)[evenly] = True
-            left &= self.splits[axis] == 1
+            is_even = is_innermost & (self.splits[axis] > 1) & (self.splits[axis] % width == 0)
+            (inputs if axis == OUT_CHANNELS else weights)[is_even] = True
+            is_innermost &= self.splits[axis] == 1
         return inputs, weights
 
     @cached_property
     def gathering_cycles(self) -> np.ndarray:
-        """Cycles to copy operands that are partly received and partly here to one place."""
+        """Cycles to copy operands of which only a part is received to contiguous memory."""
         total = np.zeros(self.splits.shape[1], np.int64)
         for block, received in zip((self._input_bytes, self._weight_bytes), self._received_bytes, strict=True):
             copying = self.target.copy_startup_cycles + copy_cycles(self.target, block)
@@ -135,38 +130,38 @@ class Candidates:
     @cached_property
     def _received_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """Bytes of inputs and of weights that the tile of the largest block receives."""
-        spec, rank = self.spec, len(self.spec.in_field)
-        field, kernel = self.splits[FIELD : FIELD + rank], self.splits[FIELD + rank :]
+        spec = self.spec
+        rank = len(spec.in_field)
+        field = self.splits[FIELD : FIELD + rank]
+        kernel = self.splits[FIELD + rank :]
         inputs = self._input_bytes * (not self.lhs_stays)
         if spec.lhs_is_free and not self.lhs_stays:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
-            held = block.batch * block.groups * block.in_channels * product(lengths) * element_bytes(spec.lhs_dtype)
-            inputs = self._received(inputs, held, self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel))))
+            elements = block.batch * block.groups * block.in_channels * product(lengths)
+            users = self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel)))
+            inputs = self._received(inputs, elements * element_bytes(spec.lhs_dtype), users)
         weights = self._weight_bytes * (not self.rhs_stays)
         if spec.rhs_is_free and not self.rhs_stays:
             weights = self._received(weights, weights, self.splits[BATCH] * product(list(field)))
         return inputs, weights
 
-    def _received(self, block_bytes: np.ndarray, held_bytes: np.ndarray, users: Count) -> np.ndarray:
-        """Bytes of a block that come from other tiles when the operand is spread evenly over those that use it.
+    def _received(self, block_bytes: np.ndarray, mapped_bytes: np.ndarray, users: Count) -> np.ndarray:
+        """Bytes of a block from other tiles, when the operand is spread evenly over the tiles that use it.
 
-        A block of which each user would hold less than is worth a tile lies on some of them, and the others hold none.
-
-        Args:
-            block_bytes: what a vertex reads.
-            held_bytes: the part of it that lies on its users, and not on neighbours that read it too.
-            users: tiles that read the same.
+        A block of which each user would store less than is worth a tile is mapped to some of them only. `mapped_bytes`
+        is the part of a block that is mapped to its `users`, and not to neighbours that read it too.
         """
-        is_worth = held_bytes // MIN_BYTES_PER_TILE >= users
-        own = np.where(is_worth | (product(list(self.splits)) == 1), held_bytes // users, 0)
-        return np.maximum(block_bytes - own, 0)
+        is_on_all = mapped_bytes // MIN_BYTES_PER_TILE >= users
+        local_bytes = np.where(is_on_all | (product(list(self.splits)) == 1), mapped_bytes // users, 0)
+        return np.maximum(block_bytes - local_bytes, 0)
 
     @cached_property
     def reduction_cycles(self) -> np.ndarray:
         """Exchange, compute and sync cycles of combining partial results, int64[3, candidates]."""
-        extents, spec = self.spec.extents, self.spec
+        spec = self.spec
+        extents = spec.extents
         outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
         tiles = np.asarray(product(list(self.splits)))
         cost = partials_cost(self.slots, tiles, outputs, spec.partials_dtype, spec.out_dtype, self.target)
@@ -181,28 +176,29 @@ class Candidates:
         return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
 
     @cached_property
-    def pieces(self) -> np.ndarray:
-        """Contiguous parts, at least, in which the tile of the largest block receives operands that lie somewhere."""
-        spec, block = self.spec, self.block
+    def fragments(self) -> np.ndarray:
+        """Lower bound of the exchange fragments in which the tile of the largest block receives mapped operands."""
+        spec = self.spec
+        block = self.block
         total = np.zeros(self.splits.shape[1], np.int64)
         for is_free, memory, lengths in (
             (spec.lhs_is_free or self.lhs_stays, spec.lhs_memory, input_lengths(spec, block)),
             (spec.rhs_is_free or self.rhs_stays, spec.rhs_memory, weight_lengths(block)),
         ):
             if not is_free and memory:
-                total = total + _runs(memory, lengths)
+                total = total + _regions(memory, lengths)
         return total
 
     @cached_property
-    def bound_cycles(self) -> np.ndarray:
-        """A lower bound of the cost."""
-        how, spec = arithmetic(self.spec, self.target), self.spec
-        rate: float = 1 / how.instructions_per_mac
-        if how.precision is not None:
-            vector = self.target.vector_width_bytes // (2 if how.precision == "half" else 4)
-            amp = (
-                self.target.fp16_amp_macs_per_cycle if how.precision == "half" else self.target.fp32_amp_macs_per_cycle
-            )
+    def lower_bound_cycles(self) -> np.ndarray:
+        """Lower bound of the estimated cycles."""
+        spec = self.spec
+        arith = arithmetic(spec, self.target)
+        rate: float = 1 / arith.instructions_per_mac  # multiply-adds a cycle
+        if arith.precision is not None:
+            is_half = arith.precision == "half"
+            vector = self.target.vector_width_bytes // (2 if is_half else 4)
+            amp = self.target.fp16_amp_macs_per_cycle if is_half else self.target.fp32_amp_macs_per_cycle
             rate = amp if self.kind.uses_amp else vector
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
         gathering = self.gathering_cycles + copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
@@ -210,71 +206,63 @@ class Candidates:
         return self.exchange_cycles + self.reduction_cycles.sum(0) + self.target.internal_sync_cycles + compute
 
     @property
-    def least_cycles(self) -> int:
-        """No candidate is faster."""
-        return int(self.bound_cycles.min())
+    def min_bound_cycles(self) -> int:
+        """Lower bound of the estimated cycles of all candidates."""
+        return int(self.lower_bound_cycles.min())
 
-    def fastest(self, bound_bytes: float, most_cycles: int | None = None) -> tuple[int, np.ndarray] | None:
-        """The fastest candidate within a memory bound; of equally fast ones the smallest in memory.
+    def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> tuple[int, np.ndarray] | None:
+        """Fastest candidate within a memory bound, the smaller of equals, as number and cycles by part of `PlanCost`.
 
-        Args:
-            bound_bytes: bound of `temp_bytes`.
-            most_cycles: slower candidates need not be found.
-
-        Returns:
-            Its number and its cycles by part of `PlanCost`, or None when there is none.
+        Candidates of more than `max_cycles` are left out; None if no candidate is within the bounds.
         """
-        fits = self.temp_bytes <= bound_bytes
-        if most_cycles is not None:
-            fits &= self.bound_cycles <= most_cycles
-        left = np.flatnonzero(fits)
-        if not left.size:
+        is_fitting = self.temp_bytes <= bound_bytes
+        if max_cycles is not None:
+            is_fitting &= self.lower_bound_cycles <= max_cycles
+        fitting = np.flatnonzero(is_fitting)
+        if not fitting.size:
             return None
-        first = left[np.argsort(self.bound_cycles[left], kind="stable")[:_FIRST_COSTED]]
-        best = self.cost_parts(first).sum(0).min()
-        left = left[self.bound_cycles[left] <= best]
-        parts = self.cost_parts(left)
-        cycles = parts.sum(0)
-        chosen = int(np.lexsort((self.temp_bytes[left], cycles))[0])
-        return int(left[chosen]), parts[:, chosen]
+        bounds = self.lower_bound_cycles[fitting]
+        promising = fitting[np.argsort(bounds, kind="stable")[:_FIRST_COSTED]]
+        best_cycles = self.cost_parts(promising).sum(0).min()
+        fitting = fitting[bounds <= best_cycles]
+        parts = self.cost_parts(fitting)
+        fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])
+        return int(fitting[fastest]), parts[:, fastest]
 
-    def frugal(self, bound_bytes: float, most_cycles: int, piece_cycles: float) -> list[tuple[int, np.ndarray]]:
-        """The candidates that only those of more tiles beat, within bounds of memory and cycles; the cheapest first.
+    def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[tuple[int, np.ndarray]]:
+        """Trade-off curve of cost and tiles, within bounds of memory and cycles; the cheapest candidate first.
 
-        Args:
-            bound_bytes: bound of `temp_bytes`.
-            most_cycles: bound of cycles.
-            piece_cycles: what a piece that is received is worth, beside cycles.
-
-        Returns:
-            Of each its number and its cycles by part of `PlanCost`.
+        The cost includes `fragment_cycles` for each exchange fragment. A candidate is its number and its cycles by part
+        of `PlanCost`.
         """
-        left = np.flatnonzero((self.temp_bytes <= bound_bytes) & (self.bound_cycles <= most_cycles))
-        if not left.size:
+        fitting = np.flatnonzero((self.temp_bytes <= bound_bytes) & (self.lower_bound_cycles <= max_cycles))
+        if not fitting.size:
             return []
-        parts = self.cost_parts(left)
-        few = parts.sum(0) <= most_cycles
-        left, parts = left[few], parts[:, few]
-        tiles = np.asarray(product(list(self.splits[:, left])))
-        order = np.lexsort((tiles, parts.sum(0) + piece_cycles * self.pieces[left]))
-        fewest = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
-        kept = order[tiles[order] < fewest]
-        return [(int(left[n]), parts[:, n]) for n in kept]
+        parts = self.cost_parts(fitting)
+        is_fast = parts.sum(0) <= max_cycles
+        fitting = fitting[is_fast]
+        parts = parts[:, is_fast]
+        tiles = np.asarray(product(list(self.splits[:, fitting])))
+        order = np.lexsort((tiles, parts.sum(0) + fragment_cycles * self.fragments[fitting]))
+        # Fewest tiles of all cheaper candidates.
+        cheaper_tiles = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
+        unbeaten = order[tiles[order] < cheaper_tiles]
+        return [(int(fitting[n]), parts[:, n]) for n in unbeaten]
 
     def smallest(self) -> tuple[int, np.ndarray]:
-        """The candidate of least memory; of equally small ones the fastest."""
-        left = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())
-        parts = self.cost_parts(left)
-        chosen = int(parts.sum(0).argmin())
-        return int(left[chosen]), parts[:, chosen]
+        """Candidate of least memory; of equally small ones the fastest."""
+        smallest = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())
+        parts = self.cost_parts(smallest)
+        fastest = int(parts.sum(0).argmin())
+        return int(smallest[fastest]), parts[:, fastest]
 
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
-        """Cycles by part of `PlanCost`, int64[5, numbers], of some candidates."""
+        """Cycles by part of `PlanCost` of the candidates of some numbers, int64[5, numbers]."""
         block = Dims.of([length[numbers] for length in self.block])
         compute = block_cycles(self.kind, self.spec, block, self.target) + self.gathering_cycles[numbers]
-        exchange, compute_after, sync = self.reduction_cycles[:, numbers]
+        exchange, combining, sync = self.reduction_cycles[:, numbers]
         sync = self.target.internal_sync_cycles + sync
-        rows = (self.exchange_cycles[numbers], compute, exchange, compute_after, sync)
+        rows = (self.exchange_cycles[numbers], compute, exchange, combining, sync)
         return np.stack(np.broadcast_arrays(*rows)).astype(np.int64)
 
     @cached_property

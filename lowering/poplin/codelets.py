@@ -1,6 +1,7 @@
-"""Codelets of matrix multiplications and convolutions: what a vertex computes, as the JAX operation it is a block of.
+"""Codelets of matrix multiplications and convolutions, each a block of a JAX operation.
 
-Computed unsplit a codelet is the very operation `jax.jit` would run; its cycles come from the vertex kind of the plan.
+Computed unsplit a codelet is the very operation that `jax.jit` would run; its cycles come from the vertex kind of the
+plan.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from ipujax.runtime.tensor import dtype_name
 _CODE_BYTES = 1500
 _STATE_BYTES = 48
 _MULTIPLY_ADD = 2  # operations
-_MOST_ONE_BY_ONE = 16  # convolutions of replicas; assumed: what XLA still compiles in little time
+# Assumed: number of convolutions of replicas that XLA still compiles in little time.
+_MAX_UNROLLED_REPLICAS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which dimension of an operand, as the codelet sees it, holds what; −1 where there is none."""
+    """Dimensions of an operand of a codelet by kind; −1 for a kind that it lacks."""
 
     batch: int
     group: int
@@ -42,23 +44,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class ConvParams:
-    """Parameters of `lax.conv_general_dilated` a codelet needs, with the layout of its blocks.
+    """Parameters of `lax.conv_general_dilated` that a codelet needs, with the layout of its blocks."""
 
-    Args:
-        dimension_numbers: of operands without a group dimension.
-        lhs: layout of the activations.
-        rhs: layout of the weights: `batch` is their output channel, `channel` their input channel.
-        out: layout of the result.
-        groups_in_batch: whether groups divide the batch of the activations (`batch_group_count`).
-        precision: as given to JAX.
-    """
-
-    dimension_numbers: lax.ConvDimensionNumbers
-    lhs: Layout
-    rhs: Layout
+    dimension_numbers: lax.ConvDimensionNumbers  # those of operands without a group dimension
+    lhs: Layout  # of the activations
+    rhs: Layout  # of the weights: `batch` is their output channel, `channel` their input channel
     out: Layout
-    groups_in_batch: bool
-    precision: Any
+    groups_in_batch: bool  # whether groups divide the batch of the activations (`batch_group_count`)
+    precision: Any  # argument of JAX
 
 
 def _without_groups(array: jax.Array, group: int) -> jax.Array:
@@ -78,14 +71,7 @@ def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
 
 @remembered
 def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: Any) -> Codelet:
-    """The codelet of [g, m, k] by [g, k, n].
-
-    Args:
-        kind: vertex kind of the plan.
-        spec: what is computed; its extents do not matter.
-        out_dtype: dtype of the result or of its partials.
-        precision: as given to JAX.
-    """
+    """Codelet of [g, m, k] by [g, k, n]; the extents of `spec` do not matter."""
 
     def compute(a: jax.Array, b: jax.Array) -> jax.Array:
         if a.shape[0] == 1:  # XLA's fast path is the product without a batch dimension
@@ -95,9 +81,10 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (groups, rows, inner), (_, _, columns) = shapes[0], shapes[1]
-        one = np.int64(1)
-        block = Dims(one, groups, columns, inner, (rows,), (one,))
+        groups, rows, inner = shapes[0]
+        columns = shapes[1][2]
+        single = np.int64(1)
+        block = Dims(single, groups, columns, inner, (rows,), (single,))
         return np.asarray(block_cycles(kind, spec, block, target))
 
     fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), _result(kind, out_dtype))
@@ -107,34 +94,29 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether XLA may abort: a dilated input that is shorter than the window along a dimension."""
-    # Its simplifier swaps operands, and makes a window that does not fit (`Window dimensions do not match RHS shape`,
-    # jax 0.10.2). Padded beforehand, and kept so, all run.
+    """True if XLA may abort: a dilated input that is shorter than the window along a dimension."""
+    # Its simplifier swaps operands into a window that does not fit (`Window dimensions do not match RHS shape`,
+    # jax 0.10.2). Padded before it, behind an optimization barrier, all run.
     is_short = any(length < window for length, window in zip(lengths, windows, strict=True))
     return is_short and any(step > 1 and length > 1 for length, step in zip(lengths, dilation, strict=True))
 
 
 @remembered
 def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
-    """The codelet of a convolution; its blocks have the layouts of `params`.
-
-    Args:
-        kind: vertex kind of the plan.
-        spec: strides, dilations and dtypes; its extents do not matter.
-        out_dtype: dtype of the result or of its partials.
-        params: layouts and dimension numbers.
-    """
+    """Codelet of a convolution of blocks in the layouts of `params`; the extents of `spec` do not matter."""
 
     def compute(x: jax.Array, w: jax.Array, *, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
         groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
         field_pads = [pads[0][d] for d in params.lhs.field]
-        dilation, lengths = spec.lhs_dilation, [x.shape[d] for d in params.lhs.field]
+        dilation = spec.lhs_dilation
+        lengths = [x.shape[d] for d in params.lhs.field]
         windows = [w.shape[d] for d in params.rhs.field]
         if 0 in lengths or _makes_xla_abort(lengths, windows, dilation):
-            inside = dict(zip(params.lhs.field, dilation, strict=True))
-            config = [(*pads[0][d], inside.get(d, 1) - 1) for d in range(x.ndim)]
+            dilation_of = dict(zip(params.lhs.field, dilation, strict=True))
+            config = [(*pads[0][d], dilation_of.get(d, 1) - 1) for d in range(x.ndim)]
             x = lax.optimization_barrier(lax.pad(x, np.zeros((), x.dtype), config))
-            field_pads, dilation = [(0, 0)] * len(field_pads), (1,) * len(dilation)
+            field_pads = [(0, 0)] * len(field_pads)
+            dilation = (1,) * len(dilation)
         convolve = partial(
             lax.conv_general_dilated,
             window_strides=spec.strides,
@@ -148,11 +130,11 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
             preferred_element_type=out_dtype,
         )
         operands = _without_groups(x, params.lhs.group), _without_groups(w, params.rhs.group)
-        result = _one_by_one(convolve)(*operands)
+        result = _unrolled_over_replicas(convolve)(*operands)
         return _with_groups(result, params.out.group, groups)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        weights, results = shapes[1], shapes[2]
+        _, weights, results = shapes
         groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
         block = Dims(
             results[params.out.batch],
@@ -169,15 +151,15 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
     return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",), flops=_MULTIPLY_ADD)
 
 
-def _one_by_one(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that a few replicas do one after the other where both operands are their own."""
+def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """Runs a convolution of a few replicas one after the other, where both operands differ by replica."""
     # JAX's batching rule makes one convolution in groups, which XLA's CPU backend does three times slower (measured
     # with the gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
     mapped = jax.custom_batching.custom_vmap(convolve)
 
     @mapped.def_vmap
     def rule(axis_size: int, in_batched: Sequence[bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, bool]:
-        if all(in_batched) and axis_size <= _MOST_ONE_BY_ONE:
+        if all(in_batched) and axis_size <= _MAX_UNROLLED_REPLICAS:
             return jnp.stack([convolve(x[n], w[n]) for n in range(axis_size)]), True
         return jax.vmap(convolve, [0 if batched else None for batched in in_batched])(x, w), True
 
@@ -185,7 +167,7 @@ def _one_by_one(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callab
 
 
 def _result(kind: VertexKind, dtype: Any) -> Field:
-    """The field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
+    """Field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
     return Field("out", "out", dtype, interleaved=kind.uses_amp)
 
 

@@ -5,7 +5,7 @@ A tile issues one instruction a cycle, to its workers in turn, so a vertex costs
 pass, `workers` times those of its slowest worker.
 
 Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); the AMP 1x1 formula is checked
-against 128 measurements on Bow (reference B1). Limits: grain effects of the last block are charged in full, regions
+against 128 measurements on Bow (reference B1). Limits: the last block of a grain has the cost of a full one, regions
 that a real vertex would walk as a list are one region, and figures marked `assumed` have no public source.
 """
 
@@ -24,11 +24,11 @@ from ipujax.runtime.target import Target
 Precision = Literal["half", "float"]
 product = total_elements  # of lengths that broadcast to one grid
 
-# A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1).
+# A weight chain of one conv unit stores 32 bytes: 16 half or 8 float input channels (reference 1.1).
 _CHAIN_BYTES = 32
 _WIDTH_BYTES = {"half": 2, "float": 4}
 
-# AMP nx1: the same for one row of output elements and one kernel position (reference 1.2).
+# AMP nx1: worker cycles of 0, 1, 2 and 3 output elements of a row, for one kernel position (reference 1.2).
 _KERNEL_ROWS = {"half": (17, 29, 34, 34), "float": (17, 33, 44, 45)}
 # Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
 _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
@@ -36,23 +36,14 @@ _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
 
 @dataclass(frozen=True, slots=True)
 class WorkerPass:
-    """One worker's part of an AMP 1x1 pass (reference 1.2; poplibs `PerformanceEstimation.hpp`).
+    """Worker's part of an AMP 1x1 pass (reference 1.2; poplibs `PerformanceEstimation.hpp`)."""
 
-    Args:
-        row_table: cycles for 0, 1 and 2 rows of activations.
-        loop_start: cycles for 3 rows, from where each row takes as long as the AMP does.
-        zeroing_cycles: more cycles of the pass that starts the sums, for its first row or more.
-        zeroing_row_cycles: more cycles of that pass for each row.
-        kept_state_cycles: cycles saved by state that workers keep from pass to pass, and spent once.
-        kept_input_state_cycles: the part of those that is spent again for each group of input channels.
-    """
-
-    row_table: tuple[int, int, int]
-    loop_start: int
-    zeroing_cycles: int
-    zeroing_row_cycles: int
-    kept_state_cycles: int
-    kept_input_state_cycles: int
+    row_table: tuple[int, int, int]  # cycles for 0, 1 and 2 rows of activations
+    loop_start: int  # cycles for 3 rows, from where each row takes as long as the AMP does
+    zeroing_cycles: int  # extra cycles of the pass that starts the sums, for its first row or more
+    zeroing_row_cycles: int  # extra cycles of that pass for each row
+    kept_state_cycles: int  # cycles saved by state that workers keep from pass to pass, and spent once
+    kept_input_state_cycles: int  # part of those that is spent again for each group of input channels
 
 
 # Half activations; on an AMP of 8 units sums in half precision have a codelet of their own. Float activations keep no
@@ -64,24 +55,17 @@ _FLOAT_PASS = WorkerPass((24, 47, 46), 46, 2, 8, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class AmpBlock:
-    """The unit of work of the AMP: the weights it holds at once.
+    """Unit of work of the AMP: the weights that it stores at once."""
 
-    Args:
-        in_channels: input channels a pass consumes.
-        out_channels: output channels a pass produces, one a conv unit.
-        row_cycles: cycles of one row of activations.
-        load_cycles: cycles to load the weights.
-    """
-
-    in_channels: int
-    out_channels: int
-    row_cycles: int
-    load_cycles: int
+    in_channels: int  # input channels of a pass
+    out_channels: int  # output channels of a pass, one a conv unit
+    row_cycles: int  # cycles of one row of activations
+    load_cycles: int  # cycles to load the weights
 
 
 @remembered
 def amp_block(target: Target, precision: Precision) -> AmpBlock:
-    """The AMP's block on a target, for half or float activations."""
+    """Block of the AMP on a target, for half or float activations."""
     half = precision == "half"
     units = target.conv_units_fp16 if half else target.conv_units_fp32
     macs = target.fp16_amp_macs_per_cycle if half else target.fp32_amp_macs_per_cycle
@@ -99,30 +83,23 @@ def amp_1x1_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`).
-
-    Args:
-        target: the machine.
-        precision: of the activations.
-        rows: output elements of one channel.
-        in_channels: channels reduced.
-        out_channels: channels produced.
-        groups: conv groups, one after the other.
-        half_sums: whether partial results are half precision.
-    """
-    block, worker = amp_block(target, precision), worker_pass(target, precision, half_sums)
-    own_path = int(worker is _HALF_SUMS_PASS)
-    ins, outs = ceil_div(in_channels, block.in_channels), ceil_div(out_channels, block.out_channels)
-    adding, zeroing = (_amp_pass(target, block, worker, rows, first) for first in (False, True))
-    later = 15 + own_path + outs * (19 + 6 + block.load_cycles + adding)
-    first = 11 + outs * (18 + own_path + 7 + block.load_cycles + zeroing)
-    kept = worker.kept_state_cycles + worker.kept_input_state_cycles * (ins * groups - 1)
-    return 50 + target.worker_contexts * kept + groups * (13 - own_path + (ins - 1) * later + first)
+    """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`); `rows` are outputs of one channel."""
+    block = amp_block(target, precision)
+    worker = worker_pass(target, precision, half_sums)
+    half_sums_path = int(worker is _HALF_SUMS_PASS)
+    ins = ceil_div(in_channels, block.in_channels)
+    outs = ceil_div(out_channels, block.out_channels)
+    adding, zeroing = (_amp_pass(target, block, worker, rows, zeroing) for zeroing in (False, True))
+    # Passes over input channels: the first one zeroes the sums, the later ones add to them.
+    later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
+    first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
+    state = worker.kept_state_cycles + worker.kept_input_state_cycles * (ins * groups - 1)
+    return 50 + target.worker_contexts * state + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
 
 
 @remembered
 def worker_pass(target: Target, precision: Precision, half_sums: bool = False) -> WorkerPass:
-    """What a worker does in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
+    """Part of a worker in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
     if precision == "half":
         return _HALF_SUMS_PASS if half_sums and target.conv_units_fp16 < _COMMON_PATH_UNITS else _HALF_PASS
     stores = ceil_div(target.conv_units_fp32 * _WIDTH_BYTES[precision], target.vector_width_bytes)
@@ -133,9 +110,11 @@ _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in 
 
 
 def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool) -> Count:
-    workers, shares = target.worker_contexts, (ceil_div(rows, target.worker_contexts), rows // target.worker_contexts)
-    most, least = (_worker_cycles(worker, block, share, zeroing) for share in shares)
-    return np.maximum(workers * np.maximum(most, least), workers * np.minimum(most, least) + 14)
+    workers = target.worker_contexts
+    busiest, idlest = (
+        _worker_cycles(worker, block, share, zeroing) for share in (ceil_div(rows, workers), rows // workers)
+    )
+    return np.maximum(workers * np.maximum(busiest, idlest), workers * np.minimum(busiest, idlest) + 14)
 
 
 def _worker_cycles(worker: WorkerPass, block: AmpBlock, rows: Count, zeroing: bool) -> Count:
@@ -164,23 +143,17 @@ def amp_nx1_cycles(
 ) -> Count:
     """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best.
 
-    Args:
-        target: the machine.
-        precision: of the activations.
-        rows: rows of output elements, batch and outer field dimensions together.
-        width: output elements of a row.
-        kernel: lengths of the kernel, at least one dimension.
-        in_channels: channels reduced.
-        out_channels: channels produced.
-        groups: conv groups, one after the other.
-        half_sums: whether partial results are half precision.
+    `rows` are rows of output elements, batch and outer field dimensions together, each of `width` elements; `kernel`
+    are the lengths of the kernel, in at least one dimension.
     """
-    block, workers = amp_block(target, precision), target.worker_contexts
+    block = amp_block(target, precision)
+    workers = target.worker_contexts
     outs = ceil_div(out_channels, block.out_channels)
-    most, least = _worker_rows(rows, width, workers)
-    by_row = (_kernel_row(block, precision, *share) for share in (most, least))
-    spread = [17 + int(half_sums) + share[0] * cycles for share, cycles in zip((most, least), by_row, strict=True)]
-    position = np.maximum(workers * spread[0], workers * spread[1] + 9)
+    busiest, idlest = (
+        17 + int(half_sums) + share[0] * _kernel_row(block, precision, *share)
+        for share in _worker_rows(rows, width, workers)
+    )
+    position = np.maximum(workers * busiest, workers * idlest + 9)
     totals = []
     for height, extra in _FILTER_HEIGHTS:
         ins = ceil_div(in_channels, max(1, block.in_channels // height))
@@ -195,7 +168,7 @@ def amp_nx1_cycles(
 
 
 def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:
-    """(rows, width) of the busiest and of the idlest worker: whole rows, or parts of rows when there are few."""
+    """Rows and width of the busiest and of the idlest worker: full rows, or parts of rows when there are few."""
     parts = np.maximum(1, workers // np.maximum(rows, 1))
     busiest = ceil_div(rows, workers), ceil_div(width, parts)
     idlest = np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts
@@ -217,20 +190,8 @@ def hmac_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included.
-
-    One output channel after the other, two at once where sums are half precision.
-
-    Args:
-        target: the machine.
-        precision: of the activations.
-        rows: output elements of one channel.
-        kernel_positions: elements of the kernel.
-        in_channels: channels reduced.
-        out_channels: channels produced.
-        groups: conv groups, one after the other.
-        half_sums: whether partial results are half precision.
-    """
+    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
+    # One output channel after the other, two at once where sums are half precision.
     at_once = 2 if half_sums and precision == "half" else 1
     dot = _dot_cycles(precision, in_channels, at_once)
     worker = 16 + kernel_positions * (16 + 19 + ceil_div(rows, target.worker_contexts) * (7 + dot))
@@ -240,9 +201,10 @@ def hmac_cycles(
 
 
 def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
-    """Cycles of a dot product: 64 bits of each operand a cycle; lengths that does not divide go narrower, in two."""
+    """Cycles of a dot product: 64 bits of each operand a cycle; other lengths take narrower loads, in two forms."""
     width = 8 // _WIDTH_BYTES[precision]
-    pairs, singles = 2 * ceil_div(length, 2) + at_once, 2 * length + at_once
+    pairs = 2 * ceil_div(length, 2) + at_once
+    singles = 2 * length + at_once
     narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
     return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, length // width, narrow)
 
@@ -255,10 +217,8 @@ def vmac_cycles(
     groups: Count,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group.
-
-    Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2.
-    """
+    """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group."""
+    # Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2.
     channels, cycles = (8, 3) if precision == "half" else (4, 2)
     share = ceil_div(rows, target.worker_contexts)
     worker = ceil_div(groups, channels) * share * (cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
@@ -272,18 +232,16 @@ def outer_product_cycles(
     target: Target, precision: Precision, rows: Count, out_channels: Count, groups: Count = 1
 ) -> Count:
     """Cycles of the outer product vertex: one input channel, every output is one product."""
-    fixed, first, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
+    fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
-    channels = 6 + ceil_div(np.maximum(out_channels - first, 0), vector)
+    channels = 6 + ceil_div(np.maximum(out_channels - first_channels, 0), vector)
     return target.supervisor_overhead_cycles + target.worker_contexts * (25 + groups * (fixed + share * channels))
 
 
 def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:
-    """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form.
-
-    Four instructions a multiply-add reproduce the tutorial's measured dot product within 4 % (reference, "what a
-    first-principles model was found to need").
-    """
+    """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form."""
+    # Four instructions a multiply-add reproduce the tutorial's measured dot product within 4 % (reference, "what a
+    # first-principles model was found to need").
     share = ceil_div(outputs, target.worker_contexts)
     worker = share * (reduced * instructions_per_mac + _SCALAR_OUTPUT_CYCLES)
     return target.supervisor_overhead_cycles + target.worker_contexts * worker

@@ -1,8 +1,8 @@
 """Matrix multiplication over tiles: [G, M, K] by [G, K, N].
 
 The plan cuts all four dimensions; each vertex multiplies a block. When K is cut, vertices write partial results,
-which are then combined by `popops.reduce_partials`. Operands that have no tile mapping yet are put where they are
-used. What does not fit at once is done in several steps, along M or N.
+which are then combined by `popops.reduce_partials`. Unmapped operands are mapped to the tiles that use them. A product
+that does not fit at once goes in several steps, along M or N.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.layout import Operand, least_charged_alone
-from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
-from ipujax.lowering.poplin.bounds import keep_unmet_bound
+from ipujax.lowering.poplin.aligned import LHS, RHS, aligned_plan, blocks_of
+from ipujax.lowering.poplin.bounds import record_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
@@ -25,8 +25,8 @@ from ipujax.lowering.poplin.operands import (
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials
-from ipujax.lowering.poplin.product_plan import Grid, Plan, contenders, of_all_steps, plan_matmul
-from ipujax.lowering.poplin.serial_steps import in_steps
+from ipujax.lowering.poplin.product_plan import Grid, Plan, plan_matmul, spec_of_all_steps, trial_plans
+from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
@@ -52,26 +52,24 @@ def matmul(
     """Multiplies matrices, group by group.
 
     Args:
-        graph: graph to add to.
         a: [G, M, K], any numeric dtype or bool.
         b: [G, K, N].
-        prog: program the compute sets are added to.
-        name: debug name.
         out_dtype: dtype of the result, default that of `a`.
         partials_dtype: dtype of partial results when K is cut, default float32 for narrower floats, else `out_dtype`.
-        precision: as `jax.lax.dot_general` takes it.
-        available_memory_proportion: of a tile's memory the plan may use, default the target's.
+        precision: argument of `jax.lax.dot_general`.
+        available_memory_proportion: part of a tile's memory that the plan may use, default the target's.
 
     Returns:
         A new tensor [G, M, N] of `out_dtype`.
 
     Raises:
-        GraphError: if shapes do not match, or for partials that no codelet has.
+        GraphError: if shapes do not match, or no codelet has such partials.
     """
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         got = f"{list(a.shape)} by {list(b.shape)}"
         raise GraphError(f"{name}: shapes do not match", where=graph.origin, expected="[G, M, K] by [G, K, N]", got=got)
-    (groups, m, k), n = a.shape, b.shape[2]
+    groups, m, k = a.shape
+    n = b.shape[2]
     out_dtype = np.dtype(a.dtype if out_dtype is None else out_dtype)
     check_partials(graph, a.dtype, b.dtype, out_dtype, partials_dtype, name)
     if 0 in (groups, m, k, n):
@@ -93,83 +91,86 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
-    plan = _chosen(plan, operands, graph.target, available_memory_proportion, graph.byte_price_cycles)
-    keep_unmet_bound(graph, plan, available_memory_proportion, name)
-    return _in_steps(graph, a, b, plan, precision, prog, name)
+    plan = _choose_plan(plan, operands, graph.target, available_memory_proportion, graph.byte_price_cycles)
+    record_unmet_bound(graph, plan, available_memory_proportion, name)
+    return _add_steps(graph, a, b, plan, precision, prog, name)
 
 
 @remembered
-def _chosen(
+def _choose_plan(
     plan: Plan,
     operands: tuple[Operand, ...],
     target: Target,
     available_memory_proportion: float | None,
-    byte_price: float,
+    cycles_per_byte: float,
 ) -> Plan:
-    """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
-    plans = list(contenders(plan, target, available_memory_proportion, byte_price))
+    """Chooses by trial the cheapest plan for operands of these views and mappings."""
+    plans = list(trial_plans(plan, target, available_memory_proportion, cycles_per_byte))
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share > 0:
-        plans += _where_they_lie(of_all_steps(plan), target, share * target.bytes_per_tile, operands)
+        plans += _aligned_plans(spec_of_all_steps(plan), target, share * target.bytes_per_tile, operands)
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
         a, b = tensors
-        return _in_steps(graph, a, b, plan, None, prog, "trial")
+        return _add_steps(graph, a, b, plan, None, prog, "trial")
 
-    bounds = [plan.likely_least_cycles for plan in plans]
-    return least_charged_alone(plans, bounds, operands, add, target, byte_price)
+    bounds = [plan.lower_bound_cycles for plan in plans]
+    return least_charged_alone(plans, bounds, operands, add, target, cycles_per_byte)
 
 
-def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
-    """The plans in which one operand is not exchanged."""
+def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
+    """Plans in which one operand is not exchanged."""
     graph = Graph(target)
     for operand, dims in zip(operands, (LHS, RHS), strict=True):
-        boxes = None if operand.mapping is None else boxes_of(graph, operand.add_to(graph))
-        plan = None if boxes is None else plan_where(spec, dims, boxes, target, bound_bytes)
+        blocks = None if operand.mapping is None else blocks_of(graph, operand.add_to(graph))
+        plan = None if blocks is None else aligned_plan(spec, dims, blocks, target, bound_bytes)
         if plan is not None:
             yield plan
 
 
-def _in_steps(
+def _add_steps(
     graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
 ) -> Tensor:
     """Maps the operands and adds all steps of a plan."""
-    grid, by_columns = _grid(plan), plan.step_axis == OUT_CHANNELS
-    is_one = plan.steps == 1
-    if is_one or by_columns:
+    grid = _grid(plan)
+    # The operand that steps divide stays unmapped here: it is mapped for slicing.
+    by_columns = plan.step_axis == OUT_CHANNELS
+    is_one_step = plan.steps == 1
+    if is_one_step or by_columns:
         place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
-    if is_one or not by_columns:
+    if is_one_step or not by_columns:
         columns = np.transpose(grid.tile, (_G, _K, _N, _M))
         place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
-    if is_one:
+    if is_one_step:
         return _step(graph, a, b, plan, precision, prog, name)
 
     def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
-        left, right = (a, part) if by_columns else (part, b)
-        return _step(graph, left, right, plan, precision, body, name)
+        lhs, rhs = (a, part) if by_columns else (part, b)
+        return _step(graph, lhs, rhs, plan, precision, body, name)
 
     operand, dim, out_dim = (b, 2, 2) if by_columns else (a, 1, 1)
-    return in_steps(graph, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop, prog, name)
+    return add_in_steps(graph, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop, prog, name)
 
 
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
-    return _add_products(graph, a, b, plan, precision, prog, name).combined(graph, plan, prog, name)
+    return _add_products(graph, a, b, plan, precision, prog, name).combine_partials(graph, plan, prog, name)
 
 
 @remembered
 def _grid(plan: Plan) -> Grid:
-    """The blocks along G, M, K, N."""
-    grid, axes = plan.grid(), (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)
-    rest = [axis for axis in range(grid.tile.ndim) if axis not in axes]
-    tile = np.transpose(grid.tile, (*axes, *rest))[..., 0, 0]
+    """Blocks along G, M, K, N."""
+    grid = plan.grid()
+    axes = (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)
+    single = [axis for axis in range(grid.tile.ndim) if axis not in axes]  # batch and kernel, of one block
+    tile = np.transpose(grid.tile, (*axes, *single))[..., 0, 0]
     return Grid(tuple(grid.cuts[axis] for axis in axes), tile)
 
 
 def _add_products(
     graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
 ) -> Result:
-    """Adds the compute set of the products; returns what they write, [G, M, N]."""
+    """Adds the compute set of the products; returns the tensor that they write, [G, M, N]."""
     grid = _grid(plan)
     cuts = grid.cuts
     out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, name)

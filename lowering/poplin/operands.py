@@ -1,4 +1,4 @@
-"""Placing operands and results of a plan on tiles."""
+"""Mapping of operands and results of a plan to tiles."""
 
 from __future__ import annotations
 
@@ -34,100 +34,80 @@ from ipujax.runtime.tensor import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What vertices of a plan write.
+    """Tensor that the vertices of a plan write."""
 
-    Args:
-        tensor: the result, or its partial results with a leading dimension of slots.
-        slot: the index of that dimension, none or one.
-        held: how the variable of the result keeps its elements.
-    """
+    tensor: Tensor  # the result, or its partial results with a leading dimension of slots
+    slot: tuple[Dim, ...]  # index of that dimension, none or one
+    order: MemoryOrder  # memory order of the variable of the result
 
-    tensor: Tensor
-    slot: tuple[Dim, ...]
-    held: MemoryOrder
-
-    def combined(self, graph: Graph, plan: Plan, prog: ProgramSequence, name: str) -> Tensor:
-        """The result, after combining partial results if there are any."""
+    def combine_partials(self, graph: Graph, plan: Plan, prog: ProgramSequence, name: str) -> Tensor:
+        """Returns the result, after combining partial results if there are any."""
         if not self.slot:
             return self.tensor
         (variable,) = self.tensor.variables()
         total = combine(graph, Tensor.of(variable), plan.spec.out_dtype, prog, name, plan.tiles_used)
-        return self.held.of_view(total)
+        return self.order.of_view(total)
 
 
 def is_free(graph: Graph, operand: Tensor) -> bool:
-    """Whether `place_by_plan` will place an operand: no tile mapping yet, and a view of one whole variable."""
+    """True if `place_by_plan` maps an operand: no tile mapping yet, and a view of one variable in full."""
     return not graph.is_mapped(operand) and view_digits(operand) is not None
 
 
 def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
-    """How an operand is kept, as `ConvSpec` has it; one of several variables as if by rows.
-
-    Args:
-        operand: a view.
-        axes: what each of its dimensions follows.
-    """
+    """Memory order of an operand, from the axis of each dimension; row-major for a view of several variables."""
     if operand.affine is None:
         return tuple(zip(axes, operand.shape, strict=True))
     rows = zip(axes, operand.affine.dims, strict=True)
-    pieces = [(abs(stride), axis, size) for axis, group in rows for size, stride in group if stride]
-    return tuple((axis, size) for _, axis, size in sorted(pieces, reverse=True))
+    strided = [(abs(stride), axis, size) for axis, group in rows for size, stride in group if stride]
+    return tuple((axis, size) for _, axis, size in sorted(strided, reverse=True))
 
 
 def place_by_plan(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
-    """Maps an operand without a mapping: each block spread over the tiles that use it, or it lies evenly on the plan's.
+    """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles.
 
-    Args:
-        graph: holds the variable.
-        operand: a view; nothing happens when it is mapped.
-        plan: says which.
-        cuts: boundaries of each of its dimensions.
-        tile: the tiles, one dimension for each of the operand's and then any over which its blocks are shared.
+    `cuts` are the boundaries of each of its dimensions; `tile` has the operand's dimensions, then those that share it.
     """
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    if plan.lays_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
+    if plan.maps_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
     users = tile.reshape((*tile.shape[: operand.ndim], -1))
-    wanted = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
-    map_by_plan(graph, operand, *share_out(cuts, users, wanted, range(operand.ndim)))
+    tiles = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
+    map_by_plan(graph, operand, *share_out(cuts, users, tiles, range(operand.ndim)))
 
 
 def result_variable(
-    graph: Graph, plan: Plan, grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], channel: int, name: str
+    graph: Graph, plan: Plan, grid: Grid, out_axes: tuple[int, ...], reduced: tuple[int, ...], channel: int, name: str
 ) -> Result:
-    """Adds the variable vertices write: the result, or partial results with one slot for each block of `reduced`.
+    """Adds the variable of the result, or of partial results with one slot for each block of `reduced`.
 
-    Args:
-        graph: graph to add to.
-        plan: dtypes and whether there are partial results.
-        grid: the blocks.
-        kept: axes of the result's dimensions.
-        reduced: axes that are summed over.
-        channel: that of `kept` which output channels are along.
-        name: debug name.
+    `out_axes` are the axes of the result's dimensions, `channel` that of its output channels, `reduced` those that are
+    summed over.
     """
-    held = _held([grid.cuts[axis] for axis in kept], kept.index(channel))
-    slots, dtype = plan.slots, plan.spec.partials_dtype
+    order = _result_order([grid.cuts[axis] for axis in out_axes], out_axes.index(channel))
+    slots = plan.slots
+    dtype = plan.spec.partials_dtype
     if slots == 1:
-        mapping = _result_mapping(grid, kept, reduced, held)
-        out = graph.add_variable(held.variable_shape, plan.spec.out_dtype, name, mapping)
-        return Result(held.of_view(out), (), held)
-    with_slots = held.behind(slots)
-    mapping = _result_mapping(grid, kept, reduced, with_slots)
+        mapping = _result_mapping(grid, out_axes, reduced, order)
+        out = graph.add_variable(order.variable_shape, plan.spec.out_dtype, name, mapping)
+        return Result(order.of_view(out), (), order)
+    with_slots = order.behind(slots)
+    mapping = _result_mapping(grid, out_axes, reduced, with_slots)
     out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
-    terms, weight = [], slots
+    terms = []
+    weight = slots  # the slot is the index of a block, the last reduced axis fastest
     for axis in reduced:
         weight //= grid.tile.shape[axis]
         if grid.tile.shape[axis] > 1:
             terms.append(Term(axis, weight, "block"))
-    return Result(with_slots.of_view(out), (Dim(tuple(terms)),), held)
+    return Result(with_slots.of_view(out), (Dim(tuple(terms)),), order)
 
 
-def _held(cuts: Sequence[np.ndarray], channel: int) -> MemoryOrder:
-    """The order a result is kept in: its channels in groups, if its blocks cut none."""
+def _result_order(cuts: Sequence[np.ndarray], channel: int) -> MemoryOrder:
+    """Memory order of a result: its channels in groups, if its blocks cut none."""
     shape = [int(cut[-1]) for cut in cuts]
     if np.any(cuts[channel] % GROUP_CHANNELS):
         return MemoryOrder.own(shape)
@@ -135,15 +115,15 @@ def _held(cuts: Sequence[np.ndarray], channel: int) -> MemoryOrder:
 
 
 @remembered
-def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], held: MemoryOrder) -> Blocked:
-    cuts = [grid.cuts[axis] for axis in kept]
-    uncut = [axis for axis in range(grid.tile.ndim) if axis not in (*reduced, *kept)]
-    boxes = np.transpose(grid.tile, (*reduced, *kept, *uncut)).reshape(-1, *(len(c) - 1 for c in cuts))
-    slots = len(boxes)
-    return held.mapping(cuts, boxes[0]) if slots == 1 else held.mapping([even_cuts(slots, slots), *cuts], boxes)
+def _result_mapping(grid: Grid, out_axes: tuple[int, ...], reduced: tuple[int, ...], order: MemoryOrder) -> Blocked:
+    cuts = [grid.cuts[axis] for axis in out_axes]
+    unused = [axis for axis in range(grid.tile.ndim) if axis not in (*reduced, *out_axes)]
+    tiles = np.transpose(grid.tile, (*reduced, *out_axes, *unused)).reshape(-1, *(len(c) - 1 for c in cuts))
+    slots = len(tiles)
+    return order.mapping(cuts, tiles[0]) if slots == 1 else order.mapping([even_cuts(slots, slots), *cuts], tiles)
 
 
 def zeros(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
-    """A tensor of zeros: what a sum over nothing is."""
+    """Adds a tensor of zeros, the sum over no elements."""
     mapping = linear_mapping(graph, prod(shape), dtype)
     return graph.add_constant(np.zeros(shape, dtype), name, mapping)

@@ -1,4 +1,4 @@
-"""Partial results of a split reduction: their dtype, what combining them costs, and combining them.
+"""Partial results of a split reduction: their dtype, their combination, and its cost.
 
 The combination is popops' `reduce_partials`, in one to three stages; its cost here follows the same stages.
 Source of the default partials type, float: poplibs `ConvOptions.hpp` (reference machine.md §2).
@@ -36,46 +36,38 @@ class PartialsCost:
 
 
 def out_dtypes(out_dtype: Any, partials_dtype: Any = None) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Dtype of a result and of its partials: float for narrower floats unless said otherwise."""
+    """Dtypes of a result and of its partials, by default float32 for narrower floats."""
     out = np.dtype(out_dtype)
-    narrow = jnp.issubdtype(out, jnp.floating) and out.itemsize < 4
-    default = np.dtype(np.float32) if narrow else out
+    is_narrow = jnp.issubdtype(out, jnp.floating) and out.itemsize < 4
+    default = np.dtype(np.float32) if is_narrow else out
     return out, default if partials_dtype is None else np.dtype(partials_dtype)
 
 
 def check_partials(
     graph: Graph, lhs_dtype: Any, rhs_dtype: Any, out_dtype: Any, partials_dtype: Any, name: str
 ) -> None:
-    """Refuses partial results of a dtype that no codelet has.
+    """Refuses partial results of a dtype that no codelet has; None is valid for all operands.
 
-    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; what a
-    plain C++ codelet multiplies is added in the dtype of the result (poplibs `ConvVertexType.cpp`).
-
-    Args:
-        graph: what the operation is added to.
-        lhs_dtype: of the left operand.
-        rhs_dtype: of the right operand.
-        out_dtype: of the result.
-        partials_dtype: that was asked for; None is right for all.
-        name: debug name of the operation.
+    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
+    C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
 
     Raises:
-        GraphError: no codelet has them.
+        GraphError: if no codelet has such partials.
     """
     if partials_dtype is None:
         return
     precision = arithmetic_of(lhs_dtype, rhs_dtype, graph.target).precision
-    own = {"half": ("float16", "float32"), "float": ("float32",), None: ()}[precision]
-    allowed = dict.fromkeys((*own, dtype_name(out_dtypes(out_dtype)[1])))
+    accumulated = {"half": ("float16", "float32"), "float": ("float32",), None: ()}[precision]
+    allowed = dict.fromkeys((*accumulated, dtype_name(out_dtypes(out_dtype)[1])))
     got = dtype_name(np.dtype(partials_dtype))
     if got not in allowed:
-        what = f"{name}: no codelet multiplies {dtype_name(lhs_dtype)} by {dtype_name(rhs_dtype)} with such partials"
+        text = f"{name}: no codelet multiplies {dtype_name(lhs_dtype)} by {dtype_name(rhs_dtype)} with such partials"
         hint = "leave partials to their default"
-        raise GraphError(what, where=graph.origin, expected=" or ".join(allowed), got=got, hint=hint)
+        raise GraphError(text, where=graph.origin, expected=" or ".join(allowed), got=got, hint=hint)
 
 
 def monoid_of(dtype: np.dtype[Any]) -> str:
-    """How partial sums of products combine: products of bools are ands, their sums ors."""
+    """Monoid of partial sums of products: products of bools are ands, their sums ors."""
     return "or" if dtype == np.bool_ else "add"
 
 
@@ -89,48 +81,31 @@ def partials_cost(
 ) -> PartialsCost:
     """Expected cycles to combine partial results, and to cast them.
 
-    Args:
-        slots: partial results of an element, int64[candidates]; 1 costs nothing.
-        tiles: how many tiles combine, int64[candidates].
-        outputs: elements of the result.
-        dtype: of the partials.
-        out_dtype: of the result.
-        target: the machine.
+    `slots` are the partial results of an element and `tiles` the tiles that combine, int64[candidates]; one slot costs
+    nothing. `outputs` are the elements of the result, `dtype` is that of the partials.
     """
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
-    counts, which = np.unique(slots, return_inverse=True)
-    for before, after in zip(*stages(tuple(counts.tolist())), strict=True):
-        left, keep = before[which], after[which]
-        runs, depth = left > 1, ceil_div(left, keep)
-        share = np.where(runs, longest_share(outputs, left, keep, dtype, tiles), share)
+    counts, inverse = np.unique(slots, return_inverse=True)
+    for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
+        slots_before = stage_before[inverse]
+        slots_after = stage_after[inverse]
+        is_run = slots_before > 1
+        depth = ceil_div(slots_before, slots_after)
+        share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
         received = ceil_div(share * depth * element_bytes(dtype), int(target.exchange_bytes_per_cycle))
-        exchange += runs * (target.exchange_startup_cycles + received)
-        compute += runs * reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
-        sync += runs * target.internal_sync_cycles
+        exchange += is_run * (target.exchange_startup_cycles + received)
+        compute += is_run * reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
+        sync += is_run * target.internal_sync_cycles
     if out_dtype != dtype:
-        runs = slots > 1
-        compute += runs * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
-        sync += runs * target.internal_sync_cycles
+        is_run = slots > 1
+        compute += is_run * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
+        sync += is_run * target.internal_sync_cycles
     return PartialsCost(exchange, compute, sync)
 
 
-def combine(
-    graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str, most_tiles: int
-) -> Tensor:
-    """Combines dimension 0 of partial results by their monoid.
-
-    Args:
-        graph: graph to add to.
-        partials: [slots, …], all of a variable with a monoid.
-        out_dtype: dtype of the result.
-        prog: program the compute sets are added to.
-        name: debug name.
-        most_tiles: how many tiles may combine.
-
-    Returns:
-        A new tensor of shape `partials.shape[1:]` and `out_dtype`.
-    """
-    total = reduce_partials(graph, partials, prog, name, most_tiles)
+def combine(graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str, max_tiles: int) -> Tensor:
+    """Combines dimension 0 of partial results, the slots, by their variable's monoid on at most `max_tiles` tiles."""
+    total = reduce_partials(graph, partials, prog, name, max_tiles)
     if total.dtype == out_dtype:
         return total
     return elementwise(graph, _cast(np.dtype(out_dtype)), [total], prog, f"{name}/cast")

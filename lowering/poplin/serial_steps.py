@@ -1,8 +1,9 @@
-"""What does not fit at once is done in several steps, one after the other: in a loop, or each with code of its own.
+"""Products in several steps, one after the other: in a loop, or each with code of its own.
 
 Input: an operand that steps divide along one dimension, and a function that adds one step. An iteration slices its part
-out of the operand where that lies, and writes its result to a slot of a stack. An operand of which tiles do not hold
-the same share of each part is spread so first. Without a loop nothing is sliced; results are copied to one variable.
+of the operand on the operand's own tiles, and writes its result to a slot of a stack. An operand of which tiles do not
+store equal shares of each part is first copied to such a mapping. Without a loop nothing is sliced; results are copied
+to one variable.
 Source: serial splits of PopLibs' plans (`poplin/ConvPlan.cpp`), a loop with dynamic slices too.
 """
 
@@ -17,7 +18,7 @@ from ipujax.runtime.graph import Copy, Graph, Repeat, Sequence as ProgramSequenc
 from ipujax.runtime.tensor import Blocked, Tensor, concat
 
 
-def in_steps(
+def add_in_steps(
     graph: Graph,
     operand: Tensor,
     dim: int,
@@ -33,22 +34,20 @@ def in_steps(
     """Adds the steps over equal parts of an operand.
 
     Args:
-        graph: graph to add to.
-        operand: what steps divide.
-        dim: the dimension along which they do, a multiple of `steps`.
-        channel: the dimension of its channels.
-        steps: how many.
-        add_step: adds one to a program, from its part of the operand to its result.
-        out_dim: the dimension of the result along which those of steps follow one another.
-        out_channel: the dimension of the result's channels.
-        is_loop: whether they are a loop.
-        prog: program to add to.
-        name: debug name.
+        operand: tensor that steps divide.
+        dim: dimension along which they divide it, a multiple of `steps`.
+        channel: dimension of its channels.
+        steps: number of steps.
+        add_step: adds a step to a program, from a part of the operand to the result of the step.
+        out_dim: dimension of the result along which those of the steps follow one another.
+        out_channel: dimension of the result's channels.
+        is_loop: whether the steps are a loop.
     """
     if not is_loop:
-        results = [add_step(part, prog) for part in _parts(graph, operand, dim, steps, prog, name)]
-        return _joined(graph, results, out_dim, out_channel, prog, name)
-    stack, body = _stack_of(graph, operand, dim, channel, steps, prog, name), ProgramSequence()
+        results = [add_step(part, prog) for part in _slices(graph, operand, dim, steps, prog, name)]
+        return _join(graph, results, out_dim, out_channel, prog, name)
+    stack = _stack_of(graph, operand, dim, channel, steps, prog, name)
+    body = ProgramSequence()
     counter = new_counter(graph, 0, prog, name)
     result = add_step(slot_of(graph, stack, counter, body, name), body)
     stacked = new_stack(graph, result, steps, prog, name)
@@ -63,22 +62,21 @@ def in_steps(
 def _stack_of(
     graph: Graph, operand: Tensor, dim: int, channel: int, steps: int, prog: ProgramSequence, name: str
 ) -> Tensor:
-    """The parts of an operand as a stack that is sliced without exchange."""
+    """Parts of an operand as a stack that is sliced without exchange."""
     stack = _divided(graph, operand, dim, steps, prog, name)
-    held = slots_first(stack)
-    mapping = None if held is None else mapping_like(graph, held.of_variable(stack))
+    order = slots_first(stack)
+    mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
     if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:
         return stack
-    part = MemoryOrder.with_channels(stack.shape[1:], channel)
-    spread = new_stack(
-        graph, part.of_view(graph.add_variable(part.variable_shape, operand.dtype, f"{name}/part")), steps, prog, name
-    )
-    prog.add(Copy(stack, spread, f"{name}/parts", graph.origin))
-    return spread
+    part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
+    part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{name}/part"))
+    copy = new_stack(graph, part, steps, prog, name)
+    prog.add(Copy(stack, copy, f"{name}/parts", graph.origin))
+    return copy
 
 
 def _divided(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> Tensor:
-    """The parts of an operand in a leading dimension; what lies nowhere is placed so that each is spread evenly."""
+    """Parts of an operand in a leading dimension; maps an unmapped operand so that each part is spread evenly."""
     shape = operand.shape
     divided = operand.reshape((*shape[:dim], steps, shape[dim] // steps, *shape[dim + 1 :]))
     divided = copied_if_huge(graph, divided, prog, name)
@@ -87,19 +85,17 @@ def _divided(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramS
     return stack
 
 
-def _parts(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
+def _slices(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
     stack = _divided(graph, operand, dim, steps, prog, name)
     limits = stack.shape[1:]
     return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
 
 
-def _joined(
-    graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str
-) -> Tensor:
-    """Copies the results of steps to one variable, which any view can be taken of."""
-    whole = concat(results, dim)
-    held = MemoryOrder.with_channels(whole.shape, channel)
-    mapping = linear_mapping(graph, whole.size, whole.dtype)
-    out = graph.add_variable(held.variable_shape, whole.dtype, name, mapping)
-    prog.add(Copy(held.of_variable(whole), out, f"{name}/join", graph.origin))
-    return held.of_view(out)
+def _join(graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str) -> Tensor:
+    """Copies the results of steps to one variable, of which any view can be taken."""
+    joined = concat(results, dim)
+    order = MemoryOrder.with_channels(joined.shape, channel)
+    mapping = linear_mapping(graph, joined.size, joined.dtype)
+    out = graph.add_variable(order.variable_shape, joined.dtype, name, mapping)
+    prog.add(Copy(order.of_variable(joined), out, f"{name}/join", graph.origin))
+    return order.of_view(out)

@@ -1,4 +1,4 @@
-"""What a convolution is, apart from where it runs: extents, strides, dilations, dtypes.
+"""Convolutions independently of tiles: extents, strides, dilations, dtypes.
 
 A matrix multiplication is the convolution of a one-dimensional field with a kernel of one element: groups are conv
 groups, rows the field, the inner dimension input channels, columns output channels. Source: poplibs `MatMul.cpp`
@@ -36,64 +36,56 @@ class Dims(Generic[T]):
 
     @staticmethod
     def of(values: Sequence[T]) -> Dims[T]:
-        """The inverse of iterating."""
+        """Inverse of iteration."""
         rank = (len(values) - 4) // 2
-        batch, groups, out_channels, in_channels, *rest = values
-        return Dims(batch, groups, out_channels, in_channels, tuple(rest[:rank]), tuple(rest[rank:]))
+        batch, groups, out_channels, in_channels, *spatial = values
+        return Dims(batch, groups, out_channels, in_channels, tuple(spatial[:rank]), tuple(spatial[rank:]))
 
     def __iter__(self) -> Iterator[T]:
         yield from (self.batch, self.groups, self.out_channels, self.in_channels, *self.field, *self.kernel)
 
 
+# Axis and size of each dimension of an operand's memory order, outermost first; empty where it is not known.
 Memory = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ConvSpec:
-    """A convolution.
+    """Parameters of a convolution that planning depends on."""
 
-    Args:
-        extents: batch, groups, channels of one group, output field and kernel, in elements.
-        in_field: input field, in elements.
-        strides: of the window, one for each field dimension.
-        lhs_dilation: of the input field.
-        rhs_dilation: of the kernel.
-        lhs_dtype: dtype of the activations.
-        rhs_dtype: dtype of the weights.
-        out_dtype: dtype of the result.
-        partials_dtype: dtype of the partial results when a reduced dimension is split.
-        lhs_is_free: whether the plan decides where the activations lie, so that tiles hold what they use of them.
-        rhs_is_free: the same of the weights.
-        lhs_memory: how the activations are kept, outermost first: which of batch, groups, channels and field, by
-            number, and how many of it; empty where that is not known.
-        rhs_memory: the same of the weights: groups, output and input channels, kernel.
-    """
-
-    extents: Dims[int]
-    in_field: tuple[int, ...]
-    strides: tuple[int, ...]
-    lhs_dilation: tuple[int, ...]
-    rhs_dilation: tuple[int, ...]
-    lhs_dtype: Any
-    rhs_dtype: Any
+    extents: Dims[int]  # batch, groups, channels of one group, output field and kernel, in elements
+    in_field: tuple[int, ...]  # input field, in elements
+    strides: tuple[int, ...]  # stride of the window, one for each field dimension
+    lhs_dilation: tuple[int, ...]  # dilation of the input field
+    rhs_dilation: tuple[int, ...]  # dilation of the kernel
+    lhs_dtype: Any  # dtype of the activations
+    rhs_dtype: Any  # dtype of the weights
     out_dtype: Any
-    partials_dtype: Any
+    partials_dtype: Any  # dtype of the partial results when a reduced dimension is split
+    # Whether the plan maps the activations to tiles, so that tiles store some of their operands
     lhs_is_free: bool = False
-    rhs_is_free: bool = False
+    rhs_is_free: bool = False  # whether the plan maps the weights
+    # Memory order of the activations; axes are batch, groups, channels and field, by number
     lhs_memory: Memory = ()
+    # Memory order of the weights; axes are groups, output and input channels, kernel, by number
     rhs_memory: Memory = ()
 
     @property
     def is_1x1(self) -> bool:
-        """Whether the kernel is one element."""
+        """True if the kernel is one element."""
         return all(n == 1 for n in self.extents.kernel)
 
     @property
     def code(self) -> ConvSpec:
-        """The convolution with extents of no meaning: what convolutions computed by the same codelet have in common."""
+        """Convolution of meaningless extents, equal for all convolutions of one codelet."""
         rank = len(self.in_field)
-        extents, in_field = Dims.of((1,) * (4 + 2 * rank)), (_ANY_EXTENT,) * rank
-        return replace(self, extents=extents, in_field=in_field, lhs_is_free=False, rhs_is_free=False)
+        return replace(
+            self,
+            extents=Dims.of((1,) * (4 + 2 * rank)),
+            in_field=(_ANY_EXTENT,) * rank,
+            lhs_is_free=False,
+            rhs_is_free=False,
+        )
 
 
 _ANY_EXTENT = 2**62  # clips no block
@@ -101,17 +93,12 @@ _ANY_EXTENT = 2**62  # clips no block
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How a target multiplies and adds the operands of a convolution.
+    """Arithmetic of a target on the operands of a convolution."""
 
-    Args:
-        precision: of the AMP and vector codelets; None when only a scalar loop can do it.
-        instructions_per_mac: of that scalar loop.
-        casts: whether operands are first cast to the precision, on the tile.
-    """
-
+    # Precision of the AMP and vector codelets; None when only a scalar loop has the dtypes
     precision: Precision | None
-    instructions_per_mac: int
-    casts: bool
+    instructions_per_mac: int  # instructions of a multiply-add of that scalar loop
+    casts: bool  # whether operands are first cast to the precision, on the tile
 
 
 # Instructions of a multiply-add in a C++ codelet, by kind and size of the dtype. 4 is measured (the tutorial's dot
@@ -121,12 +108,12 @@ _MAC_INSTRUCTIONS = {("i", 8): 16, ("u", 8): 16, ("f", 8): 64, ("c", 8): 16, ("c
 
 
 def arithmetic(spec: ConvSpec, target: Target) -> Arithmetic:
-    """How the operands of `spec` are multiplied on `target`."""
+    """Arithmetic on the operands of `spec`."""
     return arithmetic_of(spec.lhs_dtype, spec.rhs_dtype, target)
 
 
 def arithmetic_of(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> Arithmetic:
-    """How two dtypes are multiplied on `target`: half and float by the AMP, small floats through float."""
+    """Arithmetic on two dtypes: half and float by the AMP, small floats through float."""
     dtypes = [np.dtype(lhs_dtype), np.dtype(rhs_dtype)]
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
     is_float = [dtype.kind in "fV" for dtype in dtypes]  # kind V: bfloat16 and 8-bit floats

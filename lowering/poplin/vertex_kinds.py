@@ -1,9 +1,9 @@
-"""The kinds of vertices a convolution can be computed by, as a table: when each applies, its grains, its cost.
+"""Kinds of vertices of a convolution, as a table: applicability, grains, cost.
 
 Source: the vertex types and transforms of poplibs `lib/poplin/ConvPlan.cpp`, `ConvModel.cpp` (reference machine.md §2).
 "Swapped" kinds exchange the roles of activations and weights; "expanded" kinds gather the kernel's windows into input
 channels on the tile (PopLibs' expandDims), which pays when channels are few or the kernel is larger than the field.
-Limits: SLIC vertices are not modelled; a dilated input costs what its non-zero elements cost.
+Limits: SLIC vertices are not modelled; a dilated input has the cost of its non-zero elements.
 """
 
 from __future__ import annotations
@@ -37,44 +37,28 @@ Cost = Callable[[ConvSpec, Block, Target, Arithmetic], Count]
 
 @dataclass(frozen=True, slots=True)
 class VertexKind:
-    """One way to compute a block of a convolution on a tile.
+    """Kind of vertex that computes a block of a convolution."""
 
-    Args:
-        name: PopLibs' name of the codelet, as shown in profiles.
-        applies: whether it can compute a convolution, given its arithmetic.
-        cycles: tile cycles of a block.
-        uses_amp: whether channels come in blocks of the AMP.
-        is_swapped: whether output elements take the place of output channels, and the other way round.
-        is_expanded: whether the kernel is first gathered into input channels.
-    """
-
-    name: str
-    applies: Callable[[ConvSpec, Arithmetic], bool]
-    cycles: Cost
-    uses_amp: bool = False
-    is_swapped: bool = False
-    is_expanded: bool = False
+    name: str  # PopLibs' name of the codelet, shown in profiles
+    applies: Callable[[ConvSpec, Arithmetic], bool]  # whether it can compute a convolution, from its arithmetic
+    cycles: Cost  # tile cycles of a block
+    uses_amp: bool = False  # whether channels are cut in blocks of the AMP
+    is_swapped: bool = False  # whether output elements take the role of output channels, and vice versa
+    is_expanded: bool = False  # whether the kernel is first gathered into input channels
 
 
 def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target) -> Count:
-    """Tile cycles of a vertex, casts and gathering of its operands included.
-
-    Args:
-        kind: how it is computed.
-        spec: the whole convolution.
-        block: lengths of the vertex's block, int64 arrays over any grid.
-        target: the machine.
-    """
-    how = arithmetic(spec, target)
-    total = kind.cycles(spec, block, target, how) + formula.copy_cycles(target, gathered_bytes(kind, spec, block))
-    if how.casts:
+    """Tile cycles of a vertex of block lengths `block`, int64 arrays, casts and gathering of operands included."""
+    arith = arithmetic(spec, target)
+    total = kind.cycles(spec, block, target, arith) + formula.copy_cycles(target, gathered_bytes(kind, spec, block))
+    if arith.casts:
         elements = np.asarray(product(input_lengths(spec, block)) + product(weight_lengths(block)))
         total = total + elementwise_cycles("convert_element_type", np.float32, 1, 0, elements, target)
     return total
 
 
 def input_lengths(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
-    """Lengths of the activations a block reads: batch, groups, channels and field."""
+    """Lengths of the activations that a block reads: batch, groups, channels and field."""
     field = []
     for d, size in enumerate(spec.in_field):
         hull = (block.field[d] - 1) * spec.strides[d] + (block.kernel[d] - 1) * spec.rhs_dilation[d] + 1
@@ -83,7 +67,7 @@ def input_lengths(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
 
 
 def weight_lengths(block: Block) -> tuple[Count, ...]:
-    """Lengths of the weights a block reads."""
+    """Lengths of the weights that a block reads."""
     return block.groups, block.out_channels, block.in_channels, *block.kernel
 
 
@@ -93,7 +77,7 @@ def output_lengths(block: Block) -> tuple[Count, ...]:
 
 
 def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
-    """Bytes of the windows an expanded kind gathers on the tile, 0 for others."""
+    """Bytes of the windows that an expanded kind gathers on the tile, 0 for others."""
     if not kind.is_expanded:
         return np.int64(0)
     windows = product((block.batch, block.groups, block.in_channels, *block.field, *_useful_kernel(spec, block)))
@@ -101,23 +85,25 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
-    """The multiples in which each dimension is split; with `in_groups` in those in which operands are kept."""
-    grain = _of_kind(kind, spec, target, in_groups)
+    """Multiples of the cuts of each dimension; with `in_groups` multiples of the operands' channel groups too."""
+    grain = _kind_grains(kind, spec, target, in_groups)
     if not in_groups:
         return grain
-    # Half a group is a piece for each element of the dimension around it.
-    kept = {**_kept_groups(spec.rhs_memory, _WEIGHTS), **_kept_groups(spec.lhs_memory, _rows_of(spec))}
-    return Dims.of([max(n, kept.get(axis, 1)) for axis, n in enumerate(grain)])
+    # Half a group is an exchange fragment for each element of the dimension around it.
+    sizes = {**_group_size(spec.rhs_memory, _WEIGHTS), **_group_size(spec.lhs_memory, _rows_of(spec))}
+    return Dims.of([max(n, sizes.get(axis, 1)) for axis, n in enumerate(grain)])
 
 
-def _of_kind(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
-    how, extents = arithmetic(spec, target), spec.extents
+def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
+    arith = arithmetic(spec, target)
+    extents = spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
-    outs, ins = _group(extents.out_channels), _group(extents.in_channels) if in_groups else 1
+    outs = _channel_group(extents.out_channels)
+    ins = _channel_group(extents.in_channels) if in_groups else 1
     if not kind.uses_amp:
         return replace(ones, out_channels=outs, in_channels=ins)
-    assert how.precision is not None, "AMP kinds apply to half and float only"
-    amp = formula.amp_block(target, how.precision)
+    assert arith.precision is not None, "AMP kinds apply to half and float only"
+    amp = formula.amp_block(target, arith.precision)
     if extents.in_channels >= amp.in_channels or not kind.is_expanded:
         ins = max(ins, amp.in_channels)
     if not kind.is_swapped:
@@ -132,24 +118,24 @@ _WEIGHTS = {1: OUT_CHANNELS, 2: IN_CHANNELS}  # dimension of the weights → pos
 
 
 def _rows_of(spec: ConvSpec) -> dict[int, int]:
-    """The dimensions of the activations whose blocks are blocks of a position in `Dims`: others have windows."""
+    """Dimensions of the activations whose blocks are blocks of a position in `Dims`: others have windows."""
     pairs = enumerate(zip(spec.extents.kernel, spec.strides, spec.lhs_dilation, strict=True))
     return {0: BATCH, 2: IN_CHANNELS, **{3 + d: FIELD + d for d, sizes in pairs if sizes == (1, 1, 1)}}
 
 
-def _kept_groups(memory: Memory, positions: Mapping[int, int]) -> dict[int, int]:
-    """The dimension that an operand keeps in groups, and their size."""
-    kept = [axis for axis, _ in memory]
+def _group_size(memory: Memory, positions: Mapping[int, int]) -> dict[int, int]:
+    """Size of the groups of the dimension that an operand stores in groups, by position in `Dims`."""
+    axes = [axis for axis, _ in memory]
     inner, size = memory[-1] if memory else (-1, 1)
-    return {positions[inner]: size} if kept.count(inner) > 1 and inner in positions else {}
+    return {positions[inner]: size} if axes.count(inner) > 1 and inner in positions else {}
 
 
-def _group(channels: int) -> int:
+def _channel_group(channels: int) -> int:
     return GROUP_CHANNELS if channels > GROUP_CHANNELS and channels % GROUP_CHANNELS == 0 else 1
 
 
 def _useful_kernel(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
-    """Kernel lengths that meet something else than the zeros of a dilated input."""
+    """Kernel lengths that meet non-zero elements of a dilated input."""
     return tuple(ceil_div(n, dilation) for n, dilation in zip(block.kernel, spec.lhs_dilation, strict=True))
 
 
@@ -157,18 +143,18 @@ def _rows(block: Block) -> Count:
     return block.batch * product(block.field)
 
 
-def _amp_1x1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
-    return _amp(spec, block, target, how, _rows(block), block.out_channels)
+def _amp_1x1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    return _amp(spec, block, target, arith, _rows(block), block.out_channels)
 
 
-def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
-    return _amp(spec, block, target, how, block.out_channels, _rows(block))
+def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    return _amp(spec, block, target, arith, block.out_channels, _rows(block))
 
 
-def _amp(spec: ConvSpec, block: Block, target: Target, how: Arithmetic, rows: Count, out_channels: Count) -> Count:
+def _amp(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic, rows: Count, out_channels: Count) -> Count:
     channels = block.in_channels * product(_useful_kernel(spec, block))
     lengths = rows, channels, out_channels, block.groups
-    return formula.amp_1x1_cycles(target, _precision(how), *lengths, _sums_in_half(spec))
+    return formula.amp_1x1_cycles(target, _precision(arith), *lengths, _sums_in_half(spec))
 
 
 def _sums_in_half(spec: ConvSpec) -> bool:
@@ -178,64 +164,65 @@ def _sums_in_half(spec: ConvSpec) -> bool:
 _HALF_BYTES = 2
 
 
-def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
-    met = [ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True)]
-    rows, width = block.batch * product(met[:-1]), met[-1]
+def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    # Output elements that meet non-zero elements of a dilated input.
+    *outer, width = (ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True))
+    rows = block.batch * product(outer)
     lengths = rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
-    return formula.amp_nx1_cycles(target, _precision(how), *lengths, _sums_in_half(spec))
+    return formula.amp_nx1_cycles(target, _precision(arith), *lengths, _sums_in_half(spec))
 
 
-def _hmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
     channels = block.in_channels, block.out_channels, block.groups
-    return formula.hmac_cycles(target, _precision(how), _rows(block), positions, *channels, _sums_in_half(spec))
+    return formula.hmac_cycles(target, _precision(arith), _rows(block), positions, *channels, _sums_in_half(spec))
 
 
-def _vmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
-    return formula.vmac_cycles(target, _precision(how), _rows(block), positions, block.groups, _sums_in_half(spec))
+    return formula.vmac_cycles(target, _precision(arith), _rows(block), positions, block.groups, _sums_in_half(spec))
 
 
-def _outer_product(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
-    return formula.outer_product_cycles(target, _precision(how), _rows(block), block.out_channels, block.groups)
+def _outer_product(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    return formula.outer_product_cycles(target, _precision(arith), _rows(block), block.out_channels, block.groups)
 
 
-def _scalar(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+def _scalar(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     reduced = block.in_channels * product(_useful_kernel(spec, block))
-    return formula.scalar_mac_cycles(target, how.instructions_per_mac, product(output_lengths(block)), reduced)
+    return formula.scalar_mac_cycles(target, arith.instructions_per_mac, product(output_lengths(block)), reduced)
 
 
-def _precision(how: Arithmetic) -> formula.Precision:
-    assert how.precision is not None, "vector kinds apply to half and float only"
-    return how.precision
+def _precision(arith: Arithmetic) -> formula.Precision:
+    assert arith.precision is not None, "vector kinds apply to half and float only"
+    return arith.precision
 
 
-def _has_few_channels(spec: ConvSpec, how: Arithmetic) -> bool:
-    """Whether a dot product without AMP can pay: blocks of the AMP would be three quarters padding."""
-    return how.precision is not None and min(spec.extents.in_channels, spec.extents.out_channels) <= _FEW_CHANNELS
+def _has_few_channels(spec: ConvSpec, arith: Arithmetic) -> bool:
+    """True if a dot product without AMP can pay: blocks of the AMP would be three quarters padding."""
+    return arith.precision is not None and min(spec.extents.in_channels, spec.extents.out_channels) <= _FEW_CHANNELS
 
 
 _FEW_CHANNELS = 4  # assumed: a quarter of the 16 channels of an AMP block
 
 
-def _is_vector_1x1(spec: ConvSpec, how: Arithmetic) -> bool:
-    return how.precision is not None and spec.is_1x1
+def _is_vector_1x1(spec: ConvSpec, arith: Arithmetic) -> bool:
+    return arith.precision is not None and spec.is_1x1
 
 
-def _is_vector_larger(spec: ConvSpec, how: Arithmetic) -> bool:
-    return how.precision is not None and not spec.is_1x1
+def _is_vector_larger(spec: ConvSpec, arith: Arithmetic) -> bool:
+    return arith.precision is not None and not spec.is_1x1
 
 
-def _is_depthwise(spec: ConvSpec, how: Arithmetic) -> bool:
-    return how.precision is not None and spec.extents.in_channels == spec.extents.out_channels == 1
+def _is_depthwise(spec: ConvSpec, arith: Arithmetic) -> bool:
+    return arith.precision is not None and spec.extents.in_channels == spec.extents.out_channels == 1
 
 
-def _is_outer_product(spec: ConvSpec, how: Arithmetic) -> bool:
-    return _is_vector_1x1(spec, how) and spec.extents.in_channels == 1
+def _is_outer_product(spec: ConvSpec, arith: Arithmetic) -> bool:
+    return _is_vector_1x1(spec, arith) and spec.extents.in_channels == 1
 
 
-def _is_scalar(spec: ConvSpec, how: Arithmetic) -> bool:
-    return how.precision is None
+def _is_scalar(spec: ConvSpec, arith: Arithmetic) -> bool:
+    return arith.precision is None
 
 
 KINDS: tuple[VertexKind, ...] = (

@@ -1,4 +1,4 @@
-"""The window of a convolution along one dimension of its field."""
+"""Window of a convolution along one dimension of its field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import gcd
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How outputs and kernel elements index the input along one dimension.
+    """Index map from outputs and kernel elements to the input along one dimension.
 
     Output y and kernel element k meet the input element `(y · stride + k · rhs_dilation − padding[0]) / lhs_dilation`,
     or zero where there is none.
@@ -28,19 +28,18 @@ class Window:
         window = (self.kernel - 1) * self.rhs_dilation + 1 if self.kernel else 0
         return max(0, (dilated + sum(self.padding) - window) // self.stride + 1)
 
-    def used_only(self) -> tuple[int, int, Window]:
-        """Leaves out the input elements that no window meets because all its steps have a common divisor.
+    def without_skipped(self) -> tuple[int, int, Window]:
+        """Leaves out input elements that no window meets, because all its steps have a common divisor.
 
-        Returns:
-            First element and step to take of the input, and the window over what is taken; its padding after the input
-            has no meaning any more.
+        Returns first element and step of the input, and the window over these elements. Its padding after the input has
+        no meaning.
         """
         steps = (self.stride if self.outputs > 1 else 0, self.rhs_dilation if self.kernel > 1 else 0)
         step = gcd(*steps)
         if self.lhs_dilation > 1 or step == 1 or self.size == 0:
             return 0, 1, self
         low = self.padding[0]
-        if step == 0:  # one output, one kernel element: one element, if it is inside
+        if step == 0:  # one output, one kernel element: at most one input element
             step = self.size
         start = -low % step
         if start >= self.size:

@@ -1,4 +1,8 @@
-"""Operations on tensors: elementwise, reductions, slices, windows, sorting."""
+"""Operations on tensors: elementwise, reductions, slices, windows, sorting.
+
+Arguments that most functions share: `graph` is the graph to add to, `prog` the program that runs the added compute sets
+and copies, `name` their debug name, and `target` the machine of a cost. "Args" sections list the others.
+"""
 
 from ipujax.lowering.layout import total_elements as total_elements
 from ipujax.lowering.layout.box_charge import Source as Source, Work as Work, spans as spans

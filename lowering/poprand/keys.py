@@ -1,8 +1,8 @@
 """Operations on arrays of PRNG keys, key by key: bits, splits, folds, conversions.
 
-Numbers are JAX's own: what a vertex writes depends on its keys and on where in a key's result its block lies, so that
-results are the same however they are cut. Computed unsplit it is the JAX primitive itself; a vertex that owns part of a
-key's result computes all of it and keeps its part (so does the tile interpreter, at its own expense).
+Numbers are JAX's own: a vertex's results depend on its keys and on the index of its block in the result of a key, so
+that they are the same for any partition. Computed unsplit it is the JAX primitive itself; a vertex of a part of a key's
+result computes all of it and slices its part (so does the tile interpreter).
 
 The cost is that of the machine's own generator, not of threefry arithmetic: poplibs `poprandCycleEstimators.cpp`
 (reference machine.md §1.3), of which the uniform row has a slip; the vector loop is that of its neighbours (assumed).
@@ -42,7 +42,7 @@ _SUPERVISOR_CYCLES = 4
 _WORKER_CYCLES = 22
 _VECTOR_CYCLES = 3  # assumed: normal numbers take 4, dropout 2
 
-# Called with blocks of keys (and of what goes with them), returns one array or a list of them.
+# From blocks of keys, and of operands by key, to one array or a list of arrays.
 KeyFunction = Callable[..., Any]
 
 
@@ -57,21 +57,12 @@ def per_key(
     name: str,
     cut_results: bool = False,
 ) -> list[Tensor]:
-    """Applies a function of keys to arrays of them.
+    """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
 
     Args:
-        graph: graph to add to.
-        fun: hashable function of blocks, which works on each key by itself.
-        title: name of the codelet.
         operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
-        keys_rank: rank of the array of keys.
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
-        prog: program the compute set is added to.
-        name: debug name.
-        cut_results: whether the result of one key may be cut; there is one result then.
-
-    Returns:
-        New tensors, one for each result.
+        cut_results: whether the result of one key may be cut; there is a single result then.
     """
     shape, _ = results[0]
     order = range(len(shape) if cut_results else keys_rank)
@@ -79,13 +70,13 @@ def per_key(
     dtypes = tuple(x.dtype for x in operands)
     codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
     fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
-    here: Source = "here"
-    sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
+    written: Source = "here"
+    sources = [*(source_of(graph, x) for x in operands), *(written for _ in results)]
     work = Work(codelet, fields, tuple(sources))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
-        for tensor, at in zip(operands, key_spans, strict=True):
-            place_operand(graph, tensor, at, placement)
+        for tensor, tensor_spans in zip(operands, key_spans, strict=True):
+            place_operand(graph, tensor, tensor_spans, placement)
         return _add_keys(graph, codelet, operands, keys_rank, results, placement, prog, name)
 
     return add(graph, prog, choose(graph, shape, order, work, operands, add))
@@ -102,13 +93,16 @@ def _add_keys(
     name: str,
 ) -> list[Tensor]:
     shape = results[0][0]
-    axes, accesses, rank, outs = placed_axes(placement), [], len(shape), []
+    axes = placed_axes(placement)
+    accesses = []
+    outs = []
+    rank = len(shape)
     for number, x in enumerate(operands):
         extra = range(len(axes), len(axes) + x.ndim - keys_rank)
         axes += [whole_axis(f"in{number}_{n}", n) for n in x.shape[keys_rank:]]
         accesses.append(along(x, [*range(keys_rank), *extra]))
     for out_shape, out_dtype in results:
-        assert out_shape == shape, "results are shaped alike"
+        assert out_shape == shape, "results have equal shapes"
         outs.append(mapped_variable(graph, shape, out_dtype, name, range(rank), placement))
         accesses.append(along(outs[-1], range(rank)))
     tile = tile_grid(placement, len(axes) - rank)
@@ -130,6 +124,7 @@ def _codelet(
         result = fun(*blocks)
         if shapes[0][keys_rank:] == shape[keys_rank:]:
             return tuple(result) if isinstance(result, (list, tuple)) else result
+        # The result of a key has no partial form: all of it is computed, and the block sliced out.
         starts = [*([0] * keys_rank), *origins]
         return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], shapes[0])
 

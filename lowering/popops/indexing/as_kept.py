@@ -1,6 +1,6 @@
-"""Look-ups and scatters of a table over the dimensions that its memory has, where these are in another order.
+"""Look-ups and scatters of a table in the memory order of its variable, where that is not the table's.
 
-Input: as `gather` and `plan_scatter` have it. Output: the same, with results that are kept as the table is.
+Input: arguments as of `gather` and `plan_scatter`. Output: the same, with results in the memory order of the table.
 """
 
 from __future__ import annotations
@@ -25,41 +25,37 @@ def gather_as_kept(
     prog: ProgramSequence,
     name: str,
 ) -> Tensor:
-    """Looks up slices of a table in the order of its memory; arguments and result as `gather`."""
-    held = memory_order(table)
-    ordered = None if held is None else gather_in_order(spec, held, out_shape)
-    if held is None or ordered is None:
+    """Looks up slices of a table in its memory order; arguments and result as `gather`."""
+    order = memory_order(table)
+    ordered = None if order is None else gather_in_order(spec, order, out_shape)
+    if order is None or ordered is None:
         return gather(graph, table, indices, out_shape, spec, prog, name)
-    spec, of = ordered
-    found = gather(graph, held.of_variable(table), indices, of.rows.variable_shape, spec, prog, name)
-    return of.rows.of_view(found)
+    spec, row_order = ordered
+    rows = row_order.rows
+    result = gather(graph, order.of_variable(table), indices, rows.variable_shape, spec, prog, name)
+    return rows.of_view(result)
 
 
 def scatter_as_kept(
     spec: ScatterSpec, table: Tensor, updates: Tensor
 ) -> tuple[ScatterSpec, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """A scatter in the order of its table's memory.
-
-    Args:
-        spec: the scatter.
-        table: as `plan_scatter` has it.
-        updates: as there.
+    """Rewrites a scatter for the memory order of its table.
 
     Returns:
-        The three for `plan_scatter`, and the function from its result to the table as `spec` has it.
+        Spec, table and updates for `plan_scatter`, and the function from its result to a table of the shape of `table`.
     """
-    held = _order_of_table(table, updates)
-    ordered = scatter_in_order(spec, held)
+    order = _order_of_table(table, updates)
+    ordered = scatter_in_order(spec, order)
     if ordered is None:
         return spec, table, updates, lambda result: result
-    spec, of = ordered
-    return spec, held.of_variable(table), of.rows.of_variable(updates), held.of_view
+    spec, row_order = ordered
+    return spec, order.of_variable(table), row_order.rows.of_variable(updates), order.of_view
 
 
 def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:
-    """How a table is kept; one of a single constant as its updates are."""
+    """Memory order of a table; of one that is a single constant that of its updates."""
     if immediate_of(table) is None:
         return memory_order(table) or MemoryOrder.own(table.shape)
-    of_updates = memory_order(updates)
-    in_groups = of_updates is not None and not of_updates.is_own
+    update_order = memory_order(updates)
+    in_groups = update_order is not None and not update_order.is_own
     return MemoryOrder.with_channels(table.shape, table.ndim - 1) if in_groups else MemoryOrder.own(table.shape)

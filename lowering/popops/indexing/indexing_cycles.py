@@ -32,37 +32,23 @@ _SCATTER_OUT_OF_RANGE_CYCLES = 5
 
 
 def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
-    """Vector instructions that cover some elements."""
+    """Vector instructions for a number of elements."""
     return -(-elements * element_bytes(dtype) // target.vector_width_bytes)
 
 
 def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
-    """Tile cycles of copying `rows` rows between a tensor and a dynamic place in another.
-
-    Args:
-        rows: rows copied, int64 array.
-        row_elements: contiguous elements of a row, int64 array.
-        dtype: dtype copied.
-        target: the machine.
-    """
+    """Tile cycles of copying rows of contiguous elements from or to a dynamic index of a tensor; int64 arrays."""
     workers = target.worker_contexts
     copies = -(-vectors(row_elements, dtype, target) // workers)
-    each = (_SLICE_ROW_CYCLES + _SLICE_VECTOR_CYCLES * copies) * rows
-    return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers * (_SLICE_WORKER_CYCLES + each)
+    loop = (_SLICE_ROW_CYCLES + _SLICE_VECTOR_CYCLES * copies) * rows
+    return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers * (_SLICE_WORKER_CYCLES + loop)
 
 
 def gather_cycles(
     lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of looking up rows.
-
-    Args:
-        lookups: indices a tile goes through, int64 array.
-        share: expected part of them that the tile's rows answer, float array in 0…1 (assumed: indices are uniform).
-        row_elements: elements of a row, int64 array.
-        dtype: dtype of the table.
-        target: the machine.
-    """
+    """Tile cycles of looking up rows; `share` is the expected part of the look-ups that fall in the tile's rows."""
+    # `share` assumes that indices are uniform: rows of the tile over rows of the table.
     row = _GATHER_IN_RANGE_CYCLES + _GATHER_VECTOR_CYCLES * vectors(row_elements, dtype, target)
     return _by_range(_GATHER_WORKER_CYCLES, row, _GATHER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
@@ -71,17 +57,17 @@ def scatter_cycles(
     kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
     """Tile cycles of combining rows with rows of a table by an operation of a kind; arguments as `gather_cycles`."""
-    means = emulation(dtype, kind, target)
-    row = _SCATTER_IN_RANGE_CYCLES + _SCATTER_ATOM_CYCLES * means.factor * vectors(row_elements, dtype, target)
-    row = row + means.cast_cycles * row_elements
+    emulated = emulation(dtype, kind, target)
+    row = _SCATTER_IN_RANGE_CYCLES + _SCATTER_ATOM_CYCLES * emulated.factor * vectors(row_elements, dtype, target)
+    row = row + emulated.cast_cycles * row_elements
     return _by_range(_SCATTER_WORKER_CYCLES, row, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 
 def _by_range(
-    start_cycles: int, inside: np.ndarray, outside: int, lookups: np.ndarray, share: np.ndarray, target: Target
+    start_cycles: int, in_range: np.ndarray, out_of_range: int, lookups: np.ndarray, share: np.ndarray, target: Target
 ) -> np.ndarray:
     workers = target.worker_contexts
-    each = -(-lookups // workers)
-    hits = np.ceil(each * share).astype(np.int64)
-    loop = start_cycles + hits * inside + (each - hits) * outside
+    worker_lookups = -(-lookups // workers)
+    hits = np.ceil(worker_lookups * share).astype(np.int64)
+    loop = start_cycles + hits * in_range + (worker_lookups - hits) * out_of_range
     return np.asarray(target.supervisor_overhead_cycles + workers * loop, np.int64)

@@ -1,7 +1,7 @@
 """State of loops on tiles: carried values, counters, and stacks of which an iteration reads or writes one slot.
 
 A carried value has a variable of its own, written in place. A stack is one buffer, updated in place, with the stacked
-dimension whole on every tile, so that no slice moves between tiles.
+dimension uncut on every tile, so that no slice moves between tiles.
 """
 
 from __future__ import annotations
@@ -46,23 +46,21 @@ _ADD = Op("add", lax.add, _COUNTER)
 def new_state(
     graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int, in_groups: bool = False
 ) -> Tensor:
-    """A variable that starts as `initial` and is overwritten in each iteration.
+    """Adds a variable that starts as `initial` and is overwritten in each iteration.
 
-    Without a layout to follow, or with one that nobody chose, it stays unmapped, so that its first use in the loop maps
-    it.
+    It stays unmapped where `initial` has no layout or one that nobody chose, so that its first use in the loop maps it.
 
     Args:
-        graph: graph to add to.
         initial: its first value.
-        prog: where it gets that value.
-        name: debug name of the loop.
-        number: which of its states it is.
-        in_groups: whether its columns are kept in groups, whatever those of the first value are.
+        prog: program that assigns that value.
+        number: its number among the loop's states.
+        in_groups: whether its columns are stored in groups, whatever those of the first value are.
     """
-    title, held = f"{name}/carry{number}", MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
-    if in_groups and memory_order(initial) != held:
-        state = held.of_view(graph.add_variable(held.variable_shape, initial.dtype, title))
-    elif _lies_linearly(graph, initial):
+    title = f"{name}/carry{number}"
+    order = MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
+    if in_groups and memory_order(initial) != order:
+        state = order.of_view(graph.add_variable(order.variable_shape, initial.dtype, title))
+    elif _is_mapped_linearly(graph, initial):
         state = graph.add_variable(initial.shape, initial.dtype, title)
     else:
         state = variable_like(graph, initial, title)
@@ -71,43 +69,32 @@ def new_state(
 
 
 def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], prog: ProgramSequence, name: str) -> None:
-    """Overwrites all states at once: a value that reads a state is set aside first.
-
-    Args:
-        graph: graph to add to.
-        values: the next value of each state.
-        states: variables, each seen whole.
-        prog: program to add to.
-        name: debug name of the loop.
-    """
+    """Overwrites all states, variables in full, at once: a value that reads a state is copied first."""
     pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
-    own = {variable for _, state in pairs for variable in state.variables()}
-    aside = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, own) else v for v, s in pairs]
-    for value, (_, state) in zip(aside, pairs, strict=True):
+    overwritten = {variable for _, state in pairs for variable in state.variables()}
+    safe_values = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, overwritten) else v for v, s in pairs]
+    for value, (_, state) in zip(safe_values, pairs, strict=True):
         map_linearly(graph, value)
         map_like(graph, state, value)
         overwrite(graph, value, state, prog, f"{name}/carry")
 
 
-def _lies_linearly(graph: Graph, tensor: Tensor) -> bool:
-    """Whether a tensor lies where nobody chose to have it."""
-    found = layout_like(graph, tensor)
-    return found is not None and found[1] is linear_mapping(graph, tensor.size, tensor.dtype)
+def _is_mapped_linearly(graph: Graph, tensor: Tensor) -> bool:
+    """True if a tensor has the linear mapping, which no planner chose."""
+    layout = layout_like(graph, tensor)
+    return layout is not None and layout[1] is linear_mapping(graph, tensor.size, tensor.dtype)
 
 
 def set_aside(graph: Graph, value: Tensor, prog: ProgramSequence, name: str) -> Tensor:
-    """A copy of a value in a variable of its own, laid out alike."""
+    """Copies a value to a new variable of equal layout."""
     map_linearly(graph, value)
     copy = add_like(graph, value, f"{name}/aside")
     prog.add(Copy(value, copy, f"{name}/aside", graph.origin))
     return copy
 
 
-# --- counters ---------------------------------------------------------------------------------------------------------
-
-
 def new_counter(graph: Graph, start: int | np.ndarray, prog: ProgramSequence, name: str) -> Tensor:
-    """A whole number on one tile, int32[], `start` when the loop begins; an array has one start a replica."""
+    """Adds an integer on one tile, int32[], initially `start`; an array `start` has one value a replica."""
     counter = graph.add_variable((), _COUNTER, f"{name}/counter", on_one_tile(1, 0))
     add = graph.add_constant if np.ndim(start) == 0 else graph.add_replica_constant
     initial = add(np.asarray(start, _COUNTER), "start", on_one_tile(1, 0))
@@ -123,7 +110,7 @@ def advance(graph: Graph, counter: Tensor, step: int, prog: ProgramSequence, nam
 
 
 def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence, name: str, step: int = 1) -> None:
-    """Adds `step`, from 0 to `slots`, to the number of a slot of a ring, in place; behind the last comes the first.
+    """Adds `step` of 0 to `slots` to the slot number of a ring, in place; the first slot follows the last.
 
     One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
     """
@@ -138,113 +125,104 @@ def _wrapping(slots: int, step: int) -> Op:
     return Op("select_n", following, _COUNTER, ("ring", slots, step))
 
 
-# --- stacks -----------------------------------------------------------------------------------------------------------
-
-
 def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> Tensor:
-    """One slot of a stack, sliced where it lies if its variable is a stack of another shape.
+    """Slices one slot of a stack; a stack that is a view of a differently shaped variable is sliced in the variable.
 
     Args:
-        graph: graph to add to.
         stack: [slots, *shape].
-        slot: int32[], its number; None of a stack of one, which is not sliced.
-        prog: program to add to.
-        name: debug name of the loop.
+        slot: number of the slot, int32[]; None for a stack of one, which is not sliced.
     """
     if slot is None:
         return stack.reshape(stack.shape[1:])
-    held, own = _as_sliced(graph, stack)
-    part = dynamic_slice(graph, own, [slot], (1, *own.shape[1:]), prog, f"{name}/slice", dims=(0,))
+    order, buffer = _as_sliced(graph, stack)
+    part = dynamic_slice(graph, buffer, [slot], (1, *buffer.shape[1:]), prog, f"{name}/slice", dims=(0,))
     graph.note_role(part, graph.role_of(stack))
-    one = held.without([0])
-    return one.of_view(part.reshape(one.variable_shape))
+    slot_order = order.without([0])
+    return slot_order.of_view(part.reshape(slot_order.variable_shape))
 
 
 def moved_for_slicing(graph: Graph, stack: Tensor, prog: ProgramSequence, name: str) -> Tensor:
-    """A stack that no slice moves between tiles: a copy, where the stack itself is mapped otherwise.
+    """Returns a stack, or a copy of it where slices of it would move between tiles.
 
     Args:
-        graph: graph to add to.
         stack: [slots, *shape], mapped.
-        prog: where the copy is made, before the loop.
-        name: debug name of the loop.
+        prog: program that copies it, before the loop.
     """
-    held, own = _as_sliced(graph, stack)
-    is_repeated = sum(variable.size for variable in stack.variables()) < stack.size
-    if not stack.size or is_repeated or is_sliced_in_place(graph, own, (0,)):
+    order, buffer = _as_sliced(graph, stack)
+    is_repeated = sum(variable.size for variable in stack.variables()) < stack.size  # a copy would be larger
+    if not stack.size or is_repeated or is_sliced_in_place(graph, buffer, (0,)):
         return stack
-    copy = graph.add_variable(held.variable_shape, stack.dtype, f"{name}/stack")
-    map_for_slicing(graph, copy, (0,))
-    moved = held.of_view(copy)
-    prog.add(Copy(stack, moved, f"{name}/stack", graph.origin))
-    return moved
+    variable = graph.add_variable(order.variable_shape, stack.dtype, f"{name}/stack")
+    map_for_slicing(graph, variable, (0,))
+    copy = order.of_view(variable)
+    prog.add(Copy(stack, copy, f"{name}/stack", graph.origin))
+    return copy
 
 
 def _as_sliced(graph: Graph, stack: Tensor) -> tuple[MemoryOrder, Tensor]:
-    """How a stack is kept, and its memory as it is sliced: in the shape of its variable if that is a stack as well."""
-    held = slots_first(stack) or MemoryOrder.own(stack.shape)
-    seen = held.of_variable(stack)
-    layout = layout_like(graph, seen)
-    own = seen.shape if layout is None else layout[0]
-    if own[:1] != seen.shape[:1] or prod(own[1:]) != prod(seen.shape[1:]):  # a stack of no slots has any shape behind
-        own = seen.shape
-    return held, seen.reshape(own)
+    """Memory order of a stack, and its memory in the shape of its variable, if that is a stack as well."""
+    order = slots_first(stack) or MemoryOrder.own(stack.shape)
+    buffer = order.of_variable(stack)
+    layout = layout_like(graph, buffer)
+    shape = buffer.shape if layout is None else layout[0]
+    # The second test is for a stack of no slots, whose variable may have any shape after the slots.
+    if shape[:1] != buffer.shape[:1] or prod(shape[1:]) != prod(buffer.shape[1:]):
+        shape = buffer.shape
+    return order, buffer.reshape(shape)
 
 
 def slots_first(stack: Tensor) -> MemoryOrder | None:
-    """How a stack is kept, if its slots lie one behind the other; None otherwise."""
-    held = memory_order(stack)
-    if held is None or len(held.sizes[0]) > 1:
+    """Memory order of a stack, if its slots are one after the other in memory; None otherwise."""
+    order = memory_order(stack)
+    if order is None or len(order.sizes[0]) > 1:
         return None
-    singles = [d for d in held.order if held.variable_shape[held.order.index(d)] == 1 and d != 0]
-    order = (*(d for d in held.order if d not in singles), *singles)  # what is of size 1 may be anywhere
-    return replace(held, order=(0, *singles, *order[1 : len(order) - len(singles)])) if order[0] == 0 else None
+    # Dimensions of size 1 are at any position of the order, so they are set directly after the slots.
+    singles = [d for d in order.order if order.variable_shape[order.order.index(d)] == 1 and d != 0]
+    long_dims = [d for d in order.order if d not in singles]
+    return replace(order, order=(0, *singles, *long_dims[1:])) if long_dims[0] == 0 else None
 
 
 def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, name: str) -> Tensor:
-    """An empty stack for values laid out as one, [slots, *shape].
+    """Adds an empty stack for values of equal layout, [slots, *shape].
 
     Args:
-        graph: graph to add to.
-        value: one of them; what of it lies nowhere is placed.
-        slots: how many it holds.
-        prog: where its memory becomes live, before all loops that write it.
-        name: debug name of the loop.
+        value: one of the values; maps its unmapped variables.
+        slots: number of slots.
+        prog: program in which its memory becomes live, before all loops that write it.
     """
     map_linearly(graph, value)
-    held = memory_order(value) or MemoryOrder.own(value.shape)
-    seen = held.of_variable(value)
-    mapping = mapping_like(graph, seen)
-    shape = seen.shape if isinstance(mapping, Blocked) else (seen.size,)
-    stack = graph.add_variable((slots, *shape), value.dtype, f"{name}/stack", _stacked(graph, value, mapping, slots))
+    order = memory_order(value) or MemoryOrder.own(value.shape)
+    memory = order.of_variable(value)
+    mapping = mapping_like(graph, memory)
+    shape = memory.shape if isinstance(mapping, Blocked) else (memory.size,)
+    stack_mapping = _stacked(graph, value, mapping, slots)
+    stack = graph.add_variable((slots, *shape), value.dtype, f"{name}/stack", stack_mapping)
     prog.add(WriteUndef(stack))
-    return held.behind(slots).of_view(stack.reshape((slots, *seen.shape)))
+    return order.behind(slots).of_view(stack.reshape((slots, *memory.shape)))
 
 
 def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> None:
-    """Writes a value to a slot of a stack that `new_stack` made.
+    """Writes a value to a slot of a stack that `new_stack` returned.
 
     Args:
-        graph: graph to add to.
         stack: [slots, *shape].
-        value: of the shape and the layout the stack was made for.
-        slot: int32[], its number; None of a stack of one, which is overwritten.
-        prog: program to add to.
-        name: debug name of the loop.
+        value: of the shape and layout that the stack was added for.
+        slot: number of the slot, int32[]; None for a stack of one, which is overwritten.
     """
-    own, held = Tensor.of(*stack.variables()), memory_order(stack)
-    assert held is not None, "a stack is a view of one whole variable"
-    update = held.without([0]).of_variable(value).reshape((1, *own.shape[1:]))
+    buffer = Tensor.of(*stack.variables())
+    order = memory_order(stack)
+    assert order is not None, "a stack is a view of one variable in full"
+    update = order.without([0]).of_variable(value).reshape((1, *buffer.shape[1:]))
     if slot is None:
-        prog.add(Copy(update, own, f"{name}/push", graph.origin))
+        prog.add(Copy(update, buffer, f"{name}/push", graph.origin))
     else:
-        dynamic_update_slice_in_place(graph, own, update, [slot], prog, f"{name}/push", dims=(0,))
+        dynamic_update_slice_in_place(graph, buffer, update, [slot], prog, f"{name}/push", dims=(0,))
 
 
 def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:
-    whole = even_cuts(slots, 1)
+    uncut = even_cuts(slots, 1)
     if isinstance(mapping, Blocked):
-        return blocked_mapping((whole, *mapping.cuts), mapping.tile[None] if slots else mapping.tile[None][:0])
+        return blocked_mapping((uncut, *mapping.cuts), mapping.tile[None] if slots else mapping.tile[None][:0])
     flat = mapping if mapping is not None else linear_mapping(graph, value.size, value.dtype)
     bounds = np.append(flat.starts, flat.size) if flat.size else np.zeros(1, np.int64)
-    return blocked_mapping((whole, bounds), flat.tiles[None] if slots else flat.tiles[None][:0])
+    return blocked_mapping((uncut, bounds), flat.tiles[None] if slots else flat.tiles[None][:0])

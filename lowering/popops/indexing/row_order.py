@@ -1,9 +1,9 @@
 """Look-ups and scatters over the dimensions of a table's variable, where these are in another order than the table's.
 
-Input: a gather or scatter, and a table whose rows are kept in groups of columns (`layout.memory_order`). Output: the
-same over the dimensions of its variable; what is looked up, and what updates it, is then kept as the table is, with
-all look-ups where the table has its rows.
-Limits: dimensions that are indexed or batched are not cut; those that are cut are taken whole.
+Input: a gather or scatter, and a table whose rows are stored in groups of columns (`layout.memory_order`). Output: the
+operation over the dimensions of its variable; its rows have the memory order of the table, with the dimensions of
+look-ups in the position of the table's rows.
+Limits: dimensions that are indexed or batched are not cut; those that are cut are copied in full.
 """
 
 from __future__ import annotations
@@ -18,116 +18,113 @@ from ipujax.lowering.popops.indexing.scatter_vertex import ScatterSpec
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """A table and its rows over the dimensions of its variable.
+    """Table and its rows over the dimensions of its variable."""
 
-    Args:
-        table: the order of the table.
-        rows: the order of what is looked up, or of updates.
-        windows: the dimensions of rows, as `rows` has them, that are the table's.
-        place: the dimension of the variable that each dimension of the table begins.
-    """
-
-    table: MemoryOrder
-    rows: MemoryOrder
-    windows: tuple[int, ...]
-    place: tuple[int, ...]
+    table: MemoryOrder  # memory order of the table
+    rows: MemoryOrder  # memory order of the look-ups, or of the updates
+    windows: tuple[int, ...]  # dimensions of rows, as `rows` has them, that are the table's
+    starts: tuple[int, ...]  # dimension of the variable with which each dimension of the table begins
 
     @property
     def in_groups(self) -> tuple[int, ...]:
-        """The dimensions of the variable that are the inside of a group."""
-        outer = set(self.place)
+        """Dimensions of the variable that run inside a group."""
+        outer = set(self.starts)
         return tuple(d for d in range(len(self.table.order)) if d not in outer)
 
-    def of(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """Where dimensions of the table that are not cut are among those of the variable."""
-        return tuple(self.place[d] for d in dims)
+    def variable_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
+        """Dimensions of the variable for uncut dimensions of the table."""
+        return tuple(self.starts[d] for d in dims)
 
-    def paired(self, dims: Sequence[int], others: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """`of` dimensions in rising order, with those of another tensor that go with them."""
-        pairs = sorted(zip(self.of(dims), others, strict=True))
-        return tuple(d for d, _ in pairs), tuple(other for _, other in pairs)
+    def paired(self, dims: Sequence[int], partners: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Dimensions of the variable in rising order, and the dimensions of another tensor paired with them."""
+        pairs = sorted(zip(self.variable_dims(dims), partners, strict=True))
+        return tuple(d for d, _ in pairs), tuple(partner for _, partner in pairs)
 
 
 def _row_order(
-    held: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
+    table: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
 ) -> RowOrder | None:
-    """The rows of a table; None where a dimension that is `fixed`, or not taken whole, is cut.
+    """Order of the rows of a table; None where a dimension that is `fixed`, or not copied in full, is cut.
 
-    Args:
-        held: the order of the table.
-        window_of: for each dimension of the table that of the rows, None for one that rows do not have.
-        fixed: the dimensions that are indexed or batched.
-        row_shape: sizes of the rows, look-ups among them.
+    `window_of` is for each dimension of the table that of the rows, None for one that rows do not have; `fixed` are the
+    dimensions that are indexed or batched; `row_shape` are the sizes of the rows, look-ups among them.
     """
-    cut = [d for d, sizes in enumerate(held.sizes) if len(sizes) > 1]
-    taken = {window: d for d, window in enumerate(window_of) if window is not None}
-    whole = [d for window, d in taken.items() if d not in fixed and row_shape[window] == held.shape[d]]
-    if held.is_own or not set(cut) <= set(whole):
+    cut = [d for d, sizes in enumerate(table.sizes) if len(sizes) > 1]
+    table_dim = {window: d for d, window in enumerate(window_of) if window is not None}
+    copied = [d for window, d in table_dim.items() if d not in fixed and row_shape[window] == table.shape[d]]
+    if table.is_own or not set(cut) <= set(copied):
         return None
-    sizes = [held.sizes[taken[w]] if taken.get(w) in cut else (n,) for w, n in enumerate(row_shape)]
-    first = [sum(len(row) for row in sizes[:w]) for w in range(len(sizes))]  # of the finer dimensions
-    starts = [sum(len(row) for row in held.sizes[:d]) for d in range(len(held.sizes))]
-    lookups = [first[w] for w in range(len(sizes)) if w not in taken]
-    order, windows = list[int](), list[int]()
-    at = min((held.order.index(starts[d]) for d in fixed), default=0)
-    for position, (finer, d) in enumerate(zip(held.order, held.view_dims, strict=True)):
-        if position == at:
+    sizes = [table.sizes[table_dim[w]] if table_dim.get(w) in cut else (n,) for w, n in enumerate(row_shape)]
+    # The first of the finer dimensions that each dimension of the rows, and of the table, is cut into.
+    row_firsts = [sum(len(row) for row in sizes[:w]) for w in range(len(sizes))]
+    table_firsts = [sum(len(row) for row in table.sizes[:d]) for d in range(len(table.sizes))]
+    lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]
+    order: list[int] = []
+    windows: list[int] = []
+    lookup_position = min((table.order.index(table_firsts[d]) for d in fixed), default=0)
+    for position, (finer, d) in enumerate(zip(table.order, table.view_dims, strict=True)):
+        if position == lookup_position:
             order += lookups
         window = window_of[d]
         if window is not None:
             windows.append(len(order))
-            order.append(first[window] + finer - starts[d])
-    place = tuple(held.order.index(start) for start in starts)
-    return RowOrder(held, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), place)
+            order.append(row_firsts[window] + finer - table_firsts[d])
+    starts = tuple(table.order.index(first) for first in table_firsts)
+    return RowOrder(table, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), starts)
 
 
 def gather_in_order(
-    spec: GatherSpec, held: MemoryOrder, out_shape: Sequence[int]
+    spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]
 ) -> tuple[GatherSpec, RowOrder] | None:
-    """A gather over the dimensions of its table's variable; None where it cannot be, or is that already.
-
-    Args:
-        spec: the gather.
-        held: the order of its table.
-        out_shape: of its result.
-    """
+    """Rewrites a gather over the dimensions of its table's variable; None where it cannot be, or is that already."""
     numbers = spec.numbers
-    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     offsets = iter(numbers.offset_dims)
-    window_of = [None if d in gone else next(offsets) for d in range(len(spec.table_shape))]
+    window_of = [None if d in absent else next(offsets) for d in range(len(spec.table_shape))]
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
-    found = _row_order(held, window_of, fixed, out_shape)
-    if found is None:
+    row_order = _row_order(table, window_of, fixed, out_shape)
+    if row_order is None:
         return None
-    batching, of_indices = found.paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
-    shape, dims = held.variable_shape, held.view_dims
-    sizes = tuple(n if len(held.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, dims, strict=True))
+    batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
+    shape = table.variable_shape
+    sizes = tuple(
+        n if len(table.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, table.view_dims, strict=True)
+    )
     numbers = numbers.__class__(
-        found.windows,
-        tuple(sorted(found.of(numbers.collapsed_slice_dims))),
-        found.of(numbers.start_index_map),
+        row_order.windows,
+        tuple(sorted(row_order.variable_dims(numbers.collapsed_slice_dims))),
+        row_order.variable_dims(numbers.start_index_map),
         batching,
         of_indices,
     )
-    rank = len(found.rows.order)
-    spec = replace(spec, numbers=numbers, slice_sizes=sizes, table_shape=shape, out_rank=rank, uncut=found.in_groups)
-    return spec, found
+    rank = len(row_order.rows.order)
+    spec = replace(
+        spec, numbers=numbers, slice_sizes=sizes, table_shape=shape, out_rank=rank, uncut=row_order.in_groups
+    )
+    return spec, row_order
 
 
-def scatter_in_order(spec: ScatterSpec, held: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
-    """A scatter over the dimensions of its table's variable; arguments and result as `gather_in_order`."""
-    numbers, (_, window_of) = spec.numbers, spec.windows()
+def scatter_in_order(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
+    """Rewrites a scatter over the dimensions of its table's variable; None as `gather_in_order`."""
+    numbers = spec.numbers
+    _, window_of = spec.windows()
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
-    found = _row_order(held, window_of, fixed, spec.update_shape)
-    if found is None:
+    row_order = _row_order(table, window_of, fixed, spec.update_shape)
+    if row_order is None:
         return None
-    batching, of_indices = found.paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
+    batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
     numbers = numbers.__class__(
-        found.windows,
-        tuple(sorted(found.of(numbers.inserted_window_dims))),
-        found.of(numbers.scatter_dims_to_operand_dims),
+        row_order.windows,
+        tuple(sorted(row_order.variable_dims(numbers.inserted_window_dims))),
+        row_order.variable_dims(numbers.scatter_dims_to_operand_dims),
         batching,
         of_indices,
     )
-    shape, row_shape = held.variable_shape, found.rows.variable_shape
-    return replace(spec, numbers=numbers, table_shape=shape, update_shape=row_shape, uncut=found.in_groups), found
+    spec = replace(
+        spec,
+        numbers=numbers,
+        table_shape=table.variable_shape,
+        update_shape=row_order.rows.variable_shape,
+        uncut=row_order.in_groups,
+    )
+    return spec, row_order

@@ -1,19 +1,19 @@
-"""Combination of rows with rows of a table at computed indices, as the scatter family of `lax`.
+"""Combination of updates with rows of a table at computed indices, as the scatter family of `lax`.
 
-Two forms. The table is cut, never the updates: every tile goes through all updates and keeps what of them falls in its
-block, so that results of one row are combined in the order of `lax` and no partial results arise. Or the updates are
-cut as well: each block of them is combined with a neutral table, these tables with each other by the monoid of the
-operation, and the result with the table. The cheaper one that fits on tiles is taken. What fits in neither goes in
-several steps, each of which combines some of the updates with what the one before it made, in the order of `lax`.
+Two forms, the cheaper one that fits on tiles. The table is cut, never the updates: every tile goes through all updates
+and applies those of its block, so that results of one row are combined in the order of `lax` and there are no partial
+results. Or the updates are cut as well: each block of them is combined with a neutral table, these tables with each
+other by the monoid of the operation, and the result with the table. A scatter that fits in neither form goes in several
+steps, each of which combines some of the updates with the result of the step before it, in the order of `lax`.
 
-Batching dimensions and those that an update covers whole are cut first, since that divides the updates as well; then
+Batching dimensions and those that an update covers in full are cut first, since that divides the updates as well; then
 the rows; of the updates the longest dimension of look-ups. A table that is one constant (the zeros of a gradient) is
-made by the vertices and not read.
+filled by the vertices and not read.
 
 Source: poplibs `popops/EmbeddingPlan.cpp` (multiUpdateAdd splits the dictionary so); cycles from `indexing_cycles`.
 Limits: cut updates reassociate sums and products. Those of floats of less than 32 bits are not cut: they are rounded
-after each update as `lax` does. Neither are updates that replace, nor those of a function of the user's own. Steps are
-made of the outermost dimension of look-ups alone.
+after each update as `lax` does. Neither are updates that replace, nor those of a user's own function. Steps cut the
+outermost dimension of look-ups alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ipujax.lowering.popops.indexing.scatter_vertex import (
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combined
+from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
@@ -77,7 +77,7 @@ from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
-# How the table is combined with what the updates made of a neutral one, by monoid: name of the operation, function.
+# Operation that combines the table with an updated neutral table, by monoid: name and function.
 _COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
     "add": ("add", lax.add),
     "signed_add": ("add", lax.add),
@@ -85,35 +85,30 @@ _COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
     "min": ("min", lax.min),
     "max": ("max", lax.max),
 }
-_WITHOUT_TABLE = 3  # fields of a vertex that makes its table itself
-_MOST_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
-_FEW = 8  # updates that take less than this part of what planners may use are not what a tile lacks room for, assumed
+_FIELDS_WITHOUT_TABLE = 3  # of a vertex that fills its table itself
+_MAX_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
+# Assumed: updates of less than this fraction of the available memory are not the reason that a tile is full.
+_FULL_TILE_UPDATES = 8
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScatterPlan:
-    """A scatter laid out on tiles.
+    """Plan of a scatter on tiles."""
 
-    Args:
-        add: adds it to a graph and a program, and returns the new table.
-        cycles: what it is charged at least.
-        is_exact: whether that is what it is charged.
-        needed_bytes: of the busiest tile, all that it works on.
-        update_bytes: part of it that is indices and updates.
-        most_bytes: what planners may use of a tile.
-    """
-
+    # Adds the scatter to a graph and a program, and returns the new table
     add: Callable[[Graph, ProgramSequence], Tensor]
-    cycles: float
-    is_exact: bool
-    needed_bytes: int
-    update_bytes: int
-    most_bytes: int
+    cycles: float  # lower bound of its cost
+    is_exact: bool  # whether the bound is the cost itself
+    needed_bytes: int  # bytes of all fields on the busiest tile
+    update_bytes: int  # part of them that are indices and updates
+    available_bytes: int  # bytes of a tile that planners may use
 
     @property
     def has_too_many_updates(self) -> bool:
-        """Whether tiles lack room that fewer updates would leave."""
-        return self.needed_bytes > self.most_bytes and self.update_bytes * _FEW > self.most_bytes
+        """True if tiles lack memory that fewer updates would free."""
+        return (
+            self.needed_bytes > self.available_bytes and self.update_bytes * _FULL_TILE_UPDATES > self.available_bytes
+        )
 
 
 def plan_scatter(
@@ -125,32 +120,28 @@ def plan_scatter(
     name: str,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Lays out a combination of updates with a table.
+    """Plans a combination of updates with a table: the cheapest plan that fits, the smallest if none does.
 
     Args:
-        graph: graph to add to.
         table: tensor of shape `spec.table_shape` with at least one element.
         indices: integer tensor, index vectors in its last dimension.
         updates: tensor of shape `spec.update_shape` with at least one element.
-        spec: which indices point where, and how to combine.
-        name: debug name.
+        spec: parameters of the scatter.
         in_place: whether the table, a writable tensor, is overwritten and returned.
-
-    Returns:
-        The cheapest plan that fits, the smallest if none does.
     """
-    whole = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
-    forms = [whole]
+    uncut = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
+    forms = [uncut]
     cut = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
     if spec.monoid() is not None and cut is not None and indices.shape[cut] > 1:
-        forms.append(replace(whole, cut=cut))
+        forms.append(replace(uncut, cut=cut))
     if in_place and graph.is_mapped(table):
-        forms.append(replace(whole, result="back"))
+        forms.append(replace(uncut, result="back"))
     plans = [form.plan(graph) for form in forms]
-    fitting = [plan for plan in plans if plan.needed_bytes <= plan.most_bytes]
+    fitting = [plan for plan in plans if plan.needed_bytes <= plan.available_bytes]
     if not fitting:
         return min(plans, key=lambda plan: plan.needed_bytes)
-    bounds, is_exact = [plan.cycles for plan in fitting], [plan.is_exact for plan in fitting]
+    bounds = [plan.cycles for plan in fitting]
+    is_exact = [plan.is_exact for plan in fitting]
     return least_charged(fitting, bounds, lambda plan: charged_price(graph, plan.add), is_exact)
 
 
@@ -163,22 +154,20 @@ def plan_in_steps(
     name: str,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit, up to a bound.
-
-    Arguments as `plan_scatter`.
-    """
+    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; arguments as `plan_scatter`."""
     form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
-    steps, plan = 1, form.plan(graph)
-    most = min(_MOST_STEPS, next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1))
-    while plan.has_too_many_updates and steps < most:
-        steps = min(2 * steps, most)
+    steps = 1
+    plan = form.plan(graph)
+    max_steps = min(_MAX_STEPS, next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1))
+    while plan.has_too_many_updates and steps < max_steps:
+        steps = min(2 * steps, max_steps)
         plan = replace(form, steps=steps).plan(graph)
     return plan
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Form:
-    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices.
+    """Scatter in steps, or one whose updates may be cut along dimension `cut` of the indices.
 
     `result` is a new variable, the table that vertices overwrite, or a new variable that is copied back to the table.
     """
@@ -193,109 +182,120 @@ class _Form:
     result: Literal["new", "table", "back"] = "new"
 
     def plan(self, graph: Graph) -> ScatterPlan:
-        """The placement that is charged least, and what it takes."""
-        space, order, work = self._space(), self.spec.cuttable(), self._work(graph)
+        """Plan on the partition of least cost."""
+        space = self._space()
+        order = self.spec.cuttable()
+        work = self._work(graph)
         if self.cut is not None:
             order = [*order, self.table.ndim]
         rows = zip(work.fields, work.codelet.fields, strict=True)
         fields = tuple((read, element_bytes(field.dtype)) for read, field in rows)
-        away, source = tuple(source == "elsewhere" for source in work.sources), self._table_source(graph)
-        after = _After(fields, self.table.ndim, self.table.dtype, away, self.monoid, self.steps, source)
+        is_received = tuple(source == "elsewhere" for source in work.sources)
+        source = self._table_source(graph)
+        cost = _MemoryAndCombinationCost(
+            fields, self.table.ndim, self.table.dtype, is_received, self.monoid, self.steps, source
+        )
         operands = [tensor for tensor, _ in self._reads()]
-        placement = self._where_table_is(graph, order)
+        placement = self._table_placement(graph, order)
         if placement is not None:
-            cycles = cycles_in_place(placement, work, len(operands) - 1, after, graph)
+            cycles = cycles_in_place(placement, work, len(operands) - 1, cost, graph)
         else:
             has_table = self._constant() is None and not self._overwrites
-            taken = [0] if has_table and has_few_lookups(graph, self.indices) else []
-            placement = choose(graph, space, order, work, operands, self._add, after, taken)
-            cycles = estimated_cycles(placement, work, after, graph)
+            unmoved = [0] if has_table and has_few_lookups(graph, self.indices) else []
+            placement = choose(graph, space, order, work, operands, self._add, cost, unmoved)
+            cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":
             cycles += graph.target.internal_sync_cycles
-        grid, boxes = grid_of(placement), int(np.bincount(placement.tile.ravel()).max())
+        grid = grid_of(placement)
+        blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         target = graph.target
         return ScatterPlan(
             lambda graph, prog: self._add(graph, prog, placement),
             cycles,
-            work.is_exact and boxes == 1 and after.table != "elsewhere" and self.result == "new",
-            boxes * int(after.needed_bytes(grid)[0]),
-            boxes * int(after.block_bytes(grid)[-3:-1].sum()),
+            work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
+            blocks * int(cost.needed_bytes(grid)[0]),
+            blocks * int(cost.block_bytes(grid)[-3:-1].sum()),
             int(target.available_memory_proportion * target.bytes_per_tile),
         )
 
     @property
     def _overwrites(self) -> bool:
-        """Whether the vertices themselves overwrite the table."""
+        """True if the vertices themselves overwrite the table."""
         return self.result == "table" and self._constant() is None
 
-    def _where_table_is(self, graph: Graph, order: Sequence[int]) -> Blocked | None:
-        """The placement in which a table that is overwritten need not move; None where it has none such."""
+    def _table_placement(self, graph: Graph, order: Sequence[int]) -> Blocked | None:
+        """Partition in which an overwritten table need not move, if it has such."""
         if not self._overwrites or not graph.is_mapped(self.table):
             return None
         return follow(graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._space(), order)
 
     @property
     def monoid(self) -> str | None:
-        """By what parts combine; None where updates are whole.
-
-        A row of −0.0 that no update reaches stays so; of a table of 0.0 alone there is none.
-        """
-        monoid, constant = None if self.cut is None else self.spec.monoid(), immediate_of(self.table)
+        """Monoid by which results of parts of the updates combine; None where updates are uncut."""
+        monoid = None if self.cut is None else self.spec.monoid()
+        constant = immediate_of(self.table)
+        # An element of −0.0 that no update reaches must stay −0.0; a table of 0.0 alone has none.
         is_zero = constant is not None and freeze(constant) == freeze(np.zeros((), self.table.dtype))
         is_signed = monoid == "add" and jnp.issubdtype(self.table.dtype, jnp.inexact) and not is_zero
         return "signed_add" if is_signed else monoid
 
-    def _parts(self) -> list[tuple[Tensor, Tensor]]:
-        """The indices and updates of each step."""
+    def _step_operands(self) -> list[tuple[Tensor, Tensor]]:
+        """Indices and updates of each step."""
         if self.steps == 1:
             return [(self.indices, self.updates)]
-        at, of_updates = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)
-        cuts = even_cuts(self.indices.shape[at], self.steps).tolist()
+        index_dim, update_dim = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)
+        cuts = even_cuts(self.indices.shape[index_dim], self.steps).tolist()
         return [
-            (_between(self.indices, at, start, end), _between(self.updates, of_updates, start, end))
+            (_between(self.indices, index_dim, start, end), _between(self.updates, update_dim, start, end))
             for start, end in pairwise(cuts)
         ]
 
     def _space(self) -> tuple[int, ...]:
-        """The table's dimensions, then that of the updates that may be cut."""
+        """Dimensions of the table, then that of the updates that may be cut."""
         return self.table.shape if self.cut is None else (*self.table.shape, self.indices.shape[self.cut])
 
     def _constant(self) -> np.ndarray | None:
-        """The constant that a vertex fills its table with; None where it reads the table."""
+        """Constant that a vertex fills its table with; None where it reads the table."""
         return immediate_of(self.table) if self.monoid is None else neutral(self.monoid, self.table.dtype)
 
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
-        """What the result of the updates is still to be combined with."""
-        constant, own = immediate_of(self.table), self._constant()
-        if self.monoid is None or (constant is not None and own is not None and freeze(constant) == freeze(own)):
+        """Kind of table that the combined updates are still to be combined with; "neutral" if with none."""
+        constant = immediate_of(self.table)
+        fill = self._constant()
+        if self.monoid is None or (constant is not None and fill is not None and freeze(constant) == freeze(fill)):
             return "neutral"
         if constant is not None:
             return "constant"
         return "free" if source_of(graph, self.table) == "free" else "elsewhere"
 
     def _reads(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
-        """The tensors that vertices read, with their spans of the index space."""
-        depth, (index_axes, update_axes) = len(self._space()), self._axes()
+        """Tensors that vertices read, with their spans of the index space."""
+        depth = len(self._space())
+        index_axes, update_axes = self._axes()
         table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
         reads = [
-            (tensor, spans(tensor.shape, [at[d] if at[d] < depth else None for d in range(tensor.ndim)]))
-            for tensor, at in ((self.indices, index_axes), (self.updates, update_axes))
+            (tensor, spans(tensor.shape, [axes[d] if axes[d] < depth else None for d in range(tensor.ndim)]))
+            for tensor, axes in ((self.indices, index_axes), (self.updates, update_axes))
         ]
         return reads + table if self._overwrites else table + reads
 
     def _codelet(self) -> Codelet:
         constant = self._constant()
-        frozen = None if constant is None else freeze(constant)
-        is_part = self.monoid is not None
-        dtype, index_dtype = self.table.dtype, self.indices.dtype
-        return scatter_codelet(dtype, index_dtype, self.spec, frozen, is_part=is_part, in_place=self._overwrites)
+        return scatter_codelet(
+            self.table.dtype,
+            self.indices.dtype,
+            self.spec,
+            None if constant is None else freeze(constant),
+            is_part=self.monoid is not None,
+            in_place=self._overwrites,
+        )
 
     def _work(self, graph: Graph) -> Work:
         reads = self._reads()
         sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
         if self.steps > 1:
-            sources[-2:] = ["free", "free"]  # moved first, if need be
-        indices, updates = max(self._parts(), key=lambda part: part[0].size)
+            sources[-2:] = ["free", "free"]  # copied to the tiles of the steps first, if need be
+        indices, updates = max(self._step_operands(), key=lambda part: part[0].size)
         longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._reads()]
         if self._overwrites:
             return Work(self._codelet(), tuple(longest), tuple(sources))
@@ -303,49 +303,52 @@ class _Form:
         return Work(self._codelet(), (*longest, out), (*sources, "here"))
 
     def _add(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        """Adds all of it."""
-        made = self._add_result(graph, prog, placement)
-        if self.result == "new" or made is self.table:
-            return made
-        map_like(graph, self.table, made)
-        prog.add(Copy(made, self.table, f"{self.name}/back", graph.origin))
+        """Adds the scatter, and the copy back to the table if there is one."""
+        result = self._add_result(graph, prog, placement)
+        if self.result == "new" or result is self.table:
+            return result
+        map_like(graph, self.table, result)
+        prog.add(Copy(result, self.table, f"{self.name}/back", graph.origin))
         return self.table
 
     def _add_result(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        source, made = self._table_source(graph), self._add_vertices(graph, prog, placement)
+        source = self._table_source(graph)
+        combined = self._add_vertices(graph, prog, placement)
         if source == "neutral":
-            return made
+            return combined
         assert self.monoid is not None
-        mapping = graph.mappings[made.variables()[0]]
+        mapping = graph.mappings[combined.variables()[0]]
         if source == "free" and isinstance(mapping, Blocked):
             map_by_plan(graph, self.table, mapping.cuts, mapping.tile)
-        new = self.result != "table"
-        out = graph.add_variable(made.shape, made.dtype, self.name, mapping) if new else self.table
-        map_like(graph, out, made)
-        op = Op(*_COMBINE[self.monoid], made.dtype)
-        return elementwise(graph, op, [self.table, made], prog, self.name, out)
+        out = self.table
+        if self.result != "table":
+            out = graph.add_variable(combined.shape, combined.dtype, self.name, mapping)
+        map_like(graph, out, combined)
+        op = Op(*_COMBINE[self.monoid], combined.dtype)
+        return elementwise(graph, op, [self.table, combined], prog, self.name, out)
 
     def _add_vertices(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         """Adds the vertices of all steps, and the combination of parts."""
-        form = self if self.steps == 1 else self._moved(graph, prog, placement)
+        form = self if self.steps == 1 else self._with_copied_updates(graph, prog, placement)
         for tensor, read in form._reads():
             place_operand(graph, tensor, read, placement)
         table = self.table
-        for indices, updates in form._parts():
+        for indices, updates in form._step_operands():
             table = replace(self, table=table, indices=indices, updates=updates, steps=1)._step(graph, prog, placement)
         return table
 
-    def _moved(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> _Form:
-        """The same of indices and updates that lie where steps read them, so that each receives few fragments."""
-        moved = []
+    def _with_copied_updates(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> _Form:
+        """Copies indices and updates to the tiles of the steps, so that each step receives few fragments."""
+        operands = []
         for tensor, read in self._reads()[-2:]:
+            operand = tensor
             if source_of(graph, tensor) == "elsewhere" and immediate_of(tensor) is None:
-                source, tensor = tensor, graph.add_variable(tensor.shape, tensor.dtype, f"{self.name}/moved")
-                place_operand(graph, tensor, read, placement)
-                map_linearly(graph, source)
-                prog.add(Copy(source, tensor, f"{self.name}/move", graph.origin))
-            moved.append(tensor)
-        return replace(self, indices=moved[0], updates=moved[1])
+                operand = graph.add_variable(tensor.shape, tensor.dtype, f"{self.name}/moved")
+                place_operand(graph, operand, read, placement)
+                map_linearly(graph, tensor)
+                prog.add(Copy(tensor, operand, f"{self.name}/move", graph.origin))
+            operands.append(operand)
+        return replace(self, indices=operands[0], updates=operands[1])
 
     def _step(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         rank = self.table.ndim
@@ -371,59 +374,64 @@ class _Form:
         return out if slots == 1 else reduce_partials_in_place(graph, out, prog, self.name)
 
     def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
-        """The result, or one for each block of updates, and how vertices write it."""
-        shape, dtype, rank = self.table.shape, self.table.dtype, self.table.ndim
+        """Result, or one for each block of updates, and the access that writes it."""
+        shape = self.table.shape
+        dtype = self.table.dtype
+        rank = self.table.ndim
         if self._overwrites:
             return self.table, along(self.table, range(rank))
         if slots == 1:
             out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))
-        placed = blocked_mapping((even_cuts(slots, slots), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
-        out = graph.add_variable((slots, *shape), dtype, f"{self.name}/partials", placed, self.monoid)
+        mapping = blocked_mapping((even_cuts(slots, slots), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
+        out = graph.add_variable((slots, *shape), dtype, f"{self.name}/partials", mapping, self.monoid)
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _axes(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The axis of each dimension of indices and updates: one of the index space's, or a new one behind them."""
-        spec, index_shape, depth = self.spec, self.indices.shape, len(self._space())
+        """Axis of each dimension of indices and updates: one of the index space's, or a new one after them."""
+        spec = self.spec
         numbers = spec.numbers
-        placed = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+        index_shape = self.indices.shape
+        depth = len(self._space())
+        space_axes = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
         if self.cut is not None:
-            placed[self.cut] = self.table.ndim
+            space_axes[self.cut] = self.table.ndim
         free = iter(range(depth, depth + len(index_shape) + len(spec.update_shape)))
-        index_axes = {d: placed[d] if d in placed else next(free) for d in range(len(index_shape))}
+        index_axes = {d: space_axes[d] if d in space_axes else next(free) for d in range(len(index_shape))}
         _, of_update = spec.windows()
         cuttable = [d for d in spec.cuttable() if d not in spec.indexed]
-        whole = {u: d for d, u in enumerate(of_update) if u is not None and d in cuttable}
+        covered = {u: d for d, u in enumerate(of_update) if u is not None and d in cuttable}
         lookups = iter(range(len(index_shape) - 1))
         update_axes: dict[int, int] = {}
         for u in range(len(spec.update_shape)):
             if u not in numbers.update_window_dims:
                 update_axes[u] = index_axes[next(lookups)]
             else:
-                update_axes[u] = whole[u] if u in whole else next(free)
+                update_axes[u] = covered[u] if u in covered else next(free)
         return index_axes, update_axes
 
 
 @dataclass(frozen=True, slots=True)
-class _After:
-    """Charge of combining partial results on each candidate grid, and of a tile that lacks memory."""
+class _MemoryAndCombinationCost:
+    """Cycles of combining partial results, and of tiles that lack memory, for each candidate grid."""
 
     fields: tuple[tuple[tuple[Span, ...], int], ...]  # spans and bytes of an element; last: indices, updates, result
     rank: int  # of the table
     dtype: Any  # of the table
-    away: tuple[bool, ...]  # of each field whether it lies elsewhere
-    monoid: str | None  # by which parts combine; None where updates are whole
+    is_received: tuple[bool, ...]  # for each field whether it is exchanged
+    monoid: str | None  # of partial results; None where updates are uncut
     steps: int
-    table: Literal["neutral", "constant", "free", "elsewhere"]  # what parts are combined with last
+    table: Literal["neutral", "constant", "free", "elsewhere"]  # kind of the table that is combined last
 
-    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
-        # Code has a part of a tile's memory of its own.
+    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
+        # Code fits below the interleaved region only: scaled to the bytes of a full tile.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
         if self.monoid is None:
             return crowding
-        slots, longest = grids.blocks[self.rank], grids.lengths[: self.rank]
-        cycles, longest = combined(slots, longest, self.dtype, self.monoid, target, byte_price)
+        slots = grids.blocks[self.rank]
+        longest = grids.lengths[: self.rank]
+        cycles, longest = combining_cost(slots, longest, self.dtype, self.monoid, target, cycles_per_byte)
         if self.table == "neutral":
             return crowding + cycles
         constants = int(self.table == "constant")
@@ -440,22 +448,25 @@ class _After:
         return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
 
     def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
-        """Bytes of the instructions by which a tile receives what lies elsewhere, in as few fragments as can be."""
-        away = [read for (read, _), is_away in zip(self.fields, self.away, strict=True) if is_away]
-        fragments = sum((fewest_runs(read, grids.lengths) for read in away), np.zeros((), np.int64))
+        """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
+        received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
+        fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
         return INSTRUCTION_BYTES * target.exchange_fragment_cycles * fragments
 
     def needed_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes of all fields of a tile, or of a part of the result with what it is combined with."""
+        """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""
         blocks = self.block_bytes(grids)
-        goes_on = self.steps > 1 and len(self.fields) == _WITHOUT_TABLE  # another step reads the result as its table
-        working = blocks.sum(0) + (blocks[-1] if goes_on else 0)
+        # A later step reads the result of the first as its table.
+        reads_result = self.steps > 1 and len(self.fields) == _FIELDS_WITHOUT_TABLE
+        field_bytes = blocks.sum(0) + (blocks[-1] if reads_result else 0)
         if self.monoid is None:
-            return working
-        return np.where(grids.blocks[self.rank] > 1, np.maximum(working, 2 * blocks[-1]), working)
+            return field_bytes
+        return np.where(grids.blocks[self.rank] > 1, np.maximum(field_bytes, 2 * blocks[-1]), field_bytes)
 
 
 def _between(tensor: Tensor, dim: int, start: int, end: int) -> Tensor:
-    starts, ends = [0] * tensor.ndim, list(tensor.shape)
-    starts[dim], ends[dim] = start, end
-    return tensor.slice(starts, ends)
+    starts = [0] * tensor.ndim
+    limits = list(tensor.shape)
+    starts[dim] = start
+    limits[dim] = end
+    return tensor.slice(starts, limits)

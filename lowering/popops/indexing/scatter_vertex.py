@@ -1,4 +1,4 @@
-"""What a scatter is, and the codelet that combines updates with a block of a table.
+"""Parameters of a scatter, and the codelet that combines updates with a block of a table.
 
 Input: a `ScatterSpec`. Output: a codelet of a block of the table, or of one constant, index vectors and updates.
 Source: cycles from `indexing_cycles`; filling a table with a constant is a vector a cycle (assumed).
@@ -36,7 +36,7 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "scatter-max": lax.scatter_max,
 }
 
-# How what parts of the updates make of a neutral table is combined.
+# Monoids that combine neutral tables, each updated by a part of the updates.
 _MONOIDS = {
     "scatter-add": "add",
     "scatter-sub": "add",
@@ -51,8 +51,8 @@ _KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
 class ScatterSpec:
     """Parameters of a scatter: the row of `SCATTERS`, the parameters of that function, and the shapes.
 
-    `uncut` are dimensions of the table that are never cut.
-    `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
+    `uncut` are dimensions of the table that are never cut. `function` replaces that of `SCATTERS`: the user's jaxpr in
+    the primitive, from an element of the table and one of the updates to the new element.
     """
 
     kind: str
@@ -86,30 +86,30 @@ class ScatterSpec:
         return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
 
     def cuttable(self) -> list[int]:
-        """Dimensions of the table that may be cut: batched, covered whole, or indexed."""
+        """Dimensions of the table that may be cut: batched, covered in full by an update, or indexed."""
         sizes, of_update = self.windows()
         batched = list(self.numbers.operand_batching_dims)
-        whole = [
+        covered = [
             d
             for d, n in enumerate(self.table_shape)
             if of_update[d] is not None and d not in (*self.indexed, *self.uncut) and sizes[d] == n
         ]
-        return batched + whole + sorted(self.indexed, key=lambda d: -self.table_shape[d])
+        return batched + covered + sorted(self.indexed, key=lambda d: -self.table_shape[d])
 
     def lookup_dims(self) -> list[tuple[int, int]]:
-        """Dimensions of the indices that are no batches, in order, each with that of the updates it goes with."""
+        """Dimensions of the indices that are no batches, in order, each paired with its dimension of the updates."""
         numbers = self.numbers
         of_updates = (u for u in range(len(self.update_shape)) if u not in numbers.update_window_dims)
         return [(i, u) for i, u in enumerate(of_updates) if i not in numbers.scatter_indices_batching_dims]
 
     @property
     def is_narrow_sum(self) -> bool:
-        """Whether updates of one place are rounded one after the other to less than 32 bits."""
+        """True if updates of one element are rounded one after the other to less than 32 bits."""
         is_narrow = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
         return bool(is_narrow and _MONOIDS.get(self.kind) in ("add", "mul") and self.repeats() > 1)
 
     def monoid(self) -> str | None:
-        """The monoid by which results of parts of the updates combine; None where their order matters."""
+        """Monoid by which results of parts of the updates combine; None where their order matters."""
         monoid = None if self.is_narrow_sum or self.dtype == np.bool_ else _MONOIDS.get(self.kind)
         if monoid in ("min", "max") and jnp.issubdtype(self.dtype, jnp.complexfloating):
             return None
@@ -126,32 +126,27 @@ def scatter_codelet(
     is_part: bool = False,
     in_place: bool = False,
 ) -> Codelet:
-    """The codelet that combines updates with a block of a table.
+    """Codelet that combines updates with a block of a table.
 
-    Args:
-        dtype: of the table.
-        index_dtype: of the indices.
-        spec: which indices point where, and how to combine.
-        constant: what all elements of the table are, None for a table that is read.
-        is_part: whether blocks of updates get a table each, which is charged as it is filled with `constant`.
-        in_place: whether the table that is read is overwritten: the last field is the table then, and there is no other
-            result.
+    The table is read where `constant` is None, else every element of it is that constant. `is_part` adds the cost of
+    filling a table, for blocks of updates that get a neutral table each. With `in_place` the table is the last field,
+    which is overwritten.
     """
     sizes, _ = spec.windows()
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        indices, updates, *given = blocks if in_place else (*blocks[-2:], *blocks[:-2])
-        table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
-        mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
+        indices, updates, *tables = blocks if in_place else (*blocks[-2:], *blocks[:-2])
+        table = tables[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
         if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
-            return _scattered(table, indices, updates, mode, hints)
-        # What updates of several indices have beside the block goes to places around it, and is left there.
-        beside = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
-        around = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in beside])
-        around = _scattered(around, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
-        return lax.slice(around, beside, [n + m for n, m in zip(beside, table.shape, strict=True)])
+            hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
+            return _scatter(table, indices, updates, spec.mode, hints)
+        # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
+        margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
+        padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
+        padded = _scatter(padded, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
+        return lax.slice(padded, margin, [n + m for n, m in zip(margin, table.shape, strict=True)])
 
-    def _scattered(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
+    def _scatter(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
         if spec.function is None:
             return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
         return lax.scatter_p.bind(
@@ -166,18 +161,19 @@ def scatter_codelet(
         )
 
     def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-        """Indices into a block and what is around it; those that fall elsewhere are out of its range."""
+        """Indices into a block with its margin; those that fall elsewhere are out of its range."""
         indices = signed(indices)
-        last = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
-        inside = jnp.clip(indices, 0, last)
+        limits = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
+        clipped = jnp.clip(indices, 0, limits)
         if spec.mode is not Mode.CLIP:
-            inside = jnp.where(inside == indices, indices, -max(spec.table_shape))
-        beside = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
-        return inside + beside - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
+            clipped = jnp.where(clipped == indices, indices, -max(spec.table_shape))
+        margin = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
+        return clipped + margin - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        table, indices, updates = shapes[-1], shapes[-3], shapes[-2]
-        lookups, share = total_elements(indices[:-1]), np.ones(())
+        indices, updates, table = shapes[-3:]
+        lookups = total_elements(indices[:-1])
+        share = np.ones(())  # expected part of the look-ups that fall in the block
         row = -(-total_elements(updates) // np.maximum(lookups, 1))
         for d in spec.indexed:
             share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
@@ -195,5 +191,15 @@ def scatter_codelet(
         fields.insert(0, Field("table", "in", dtype))
     moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
-    facts = {"moves": moves, "compares": _MONOIDS.get(spec.kind) in SELECTING}
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), parts=lookups, **facts)
+    return Codelet(
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=36,
+        code_bytes=600,
+        takes=("origins", "shapes"),
+        moves=moves,
+        compares=_MONOIDS.get(spec.kind) in SELECTING,
+        parts=lookups,
+    )

@@ -1,8 +1,8 @@
-"""Select-and-scatter by functions of the user's own, on one block.
+"""Select-and-scatter by a user's own functions, on one block.
 
-JAX has no batching rule for the primitive, which vertices of one shape and replicas need. So it is done offset by
-offset here, for all windows at once: which offset each window selects, then what reaches the elements under each
-offset, the last offset first, as the windows over an element follow each other in XLA.
+JAX has no batching rule for the primitive, which vertices of one shape and replicas need. So it is computed offset by
+offset, for all windows at once: first the offset that each window selects, then the contributions to the elements under
+each offset, the last offset first, since that is the order of the windows over an element in XLA.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Function = Callable[[jax.Array, jax.Array], jax.Array]
 
 @remembered
 def functions_of(select: Jaxpr, scatter: Jaxpr) -> tuple[Function, Function]:
-    """Jaxprs of two scalars as functions of arrays of one shape."""
+    """Converts jaxprs of two scalars to functions of arrays of one shape."""
     return _elementwise(select), _elementwise(scatter)
 
 
@@ -44,46 +44,39 @@ def select_and_scatter_block(
     padding: Sequence[tuple[int, int]],
     functions: tuple[Function, Function],
 ) -> jax.Array:
-    """Combines each element of a source with the place of `x` that its window selects.
+    """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`.
 
-    Args:
-        x: what windows are of.
-        source: an element for each window.
-        start: scalar that all elements start as.
-        sizes: of a window.
-        strides: of windows.
-        padding: elements around `x` that no window selects.
-        functions: whether a selected element stays when it meets another; what an element and one of the source make.
-
-    Returns:
-        An array like `x`.
+    `start` is the initial value of all results; `padding` are elements around `x` that no window selects. The first of
+    `functions` says whether a selected element stays selected against another, the second combines results.
     """
-    (stays, combined), offsets = functions, np.array(list(np.ndindex(*sizes)), np.int32)
+    stays_selected, combine = functions
+    offsets = jnp.asarray(np.array(list(np.ndindex(*sizes)), np.int32))
     widths = [(low, high, 0) for low, high in padding]
-    padded, real = lax.pad(x, jnp.zeros((), x.dtype), widths), lax.pad(jnp.ones(x.shape, bool), False, widths)
+    padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
+    is_element = lax.pad(jnp.ones(x.shape, bool), False, widths)
     reach = [(n - 1) * stride + 1 for n, stride in zip(source.shape, strides, strict=True)]
-    apart = [(0, 0, stride - 1) for stride in strides]
-    where = jnp.asarray(offsets)
+    stride_gaps = [(0, 0, stride - 1) for stride in strides]
 
-    def under(array: jax.Array, offset: jax.Array) -> jax.Array:
-        """The elements of all windows at an offset."""
+    def window_elements(array: jax.Array, offset: jax.Array) -> jax.Array:
+        """Elements of all windows at an offset."""
         return lax.slice(lax.dynamic_slice(array, offset, reach), [0] * x.ndim, reach, strides)
 
-    def select(number: Any, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best, place = found
-        value = under(padded, where[number])
-        is_new = under(real, where[number]) & ((place < 0) | ~stays(best, value))
-        return jnp.where(is_new, value, best), jnp.where(is_new, number, place)
+    def select(number: Any, selection: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        best, best_offset = selection
+        value = window_elements(padded, offsets[number])
+        is_better = (best_offset < 0) | ~stays_selected(best, value)
+        is_selected = window_elements(is_element, offsets[number]) & is_better
+        return jnp.where(is_selected, value, best), jnp.where(is_selected, number, best_offset)
 
-    nowhere = jnp.full(source.shape, -1, np.int32)
-    _, place = lax.fori_loop(0, len(offsets), select, (jnp.zeros(source.shape, x.dtype), nowhere))
+    unselected = jnp.full(source.shape, -1, np.int32)
+    _, best_offset = lax.fori_loop(0, len(offsets), select, (jnp.zeros(source.shape, x.dtype), unselected))
 
     def scatter(iteration: Any, out: jax.Array) -> jax.Array:
         number = len(offsets) - 1 - iteration
-        old = lax.dynamic_slice(out, where[number], reach)
-        hits = lax.pad(place == number, False, apart)
-        new = jnp.where(hits, combined(old, lax.pad(source, jnp.zeros((), source.dtype), apart)), old)
-        return lax.dynamic_update_slice(out, new, where[number])
+        current = lax.dynamic_slice(out, offsets[number], reach)
+        is_hit = lax.pad(best_offset == number, False, stride_gaps)
+        combined = combine(current, lax.pad(source, jnp.zeros((), source.dtype), stride_gaps))
+        return lax.dynamic_update_slice(out, jnp.where(is_hit, combined, current), offsets[number])
 
     out = lax.fori_loop(0, len(offsets), scatter, lax.broadcast(start, padded.shape))
     return lax.pad(out, start, [(-low, -high, 0) for low, high in padding])

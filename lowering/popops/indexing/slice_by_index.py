@@ -1,8 +1,7 @@
-"""Slices at dynamic places, looked up and written index by index.
+"""Slices at dynamic indices, looked up and written index by index.
 
-Where `dynamic` has a sliced dimension whole on every tile, so that a tensor that is cut along it moves, look-ups go to
-where the tensor is: each tile answers for the indices in its rows, and the answers are put together. A write changes
-the rows of the tiles that have them.
+`dynamic` needs a sliced dimension uncut on every tile, and moves a tensor that is cut along it. Here the tensor stays:
+each tile looks up the indices in its rows, and the results are combined. A write changes the rows on their own tiles.
 
 Limits: each index of the slice is a look-up that every tile goes through, so this is for slices of few indices.
 """
@@ -35,8 +34,8 @@ def look_up_slice(
     name: str,
     dims: Sequence[int],
 ) -> Tensor:
-    """Copies a box of static sizes from a dynamic place; arguments and result as `dynamic_slice`, `dims` rising."""
-    numbers = lax.GatherDimensionNumbers(_others(x, dims), tuple(dims), tuple(dims))
+    """Slices a tensor at dynamic indices; arguments and result as `dynamic_slice`, `dims` rising."""
+    numbers = lax.GatherDimensionNumbers(_other_dims(x, dims), tuple(dims), tuple(dims))
     slices = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
     spec = GatherSpec(numbers, slices, Mode.CLIP, None, True, True, x.shape, x.ndim)
     indices = _index_vectors(graph, x, starts, sizes, prog, name, dims)
@@ -52,15 +51,11 @@ def write_slice_in_place(
     name: str,
     dims: Sequence[int],
 ) -> Tensor:
-    """Overwrites a box of a buffer at a dynamic place, and returns the buffer.
-
-    Arguments as `dynamic_update_slice_in_place`, `dims` rising.
-    """
+    """Overwrites a slice of a buffer and returns it; arguments as `dynamic_update_slice_in_place`, `dims` rising."""
     indices = _index_vectors(graph, buffer, starts, update.shape, prog, name, dims)
-    numbers = lax.ScatterDimensionNumbers(_others(buffer, dims), tuple(dims), tuple(dims))
-    shapes = buffer.shape, update.shape, buffer.dtype
-    own = ScatterSpec("scatter", numbers, Mode.CLIP, True, True, *shapes)
-    spec, table, updates, _ = scatter_as_kept(own, buffer, update)
+    numbers = lax.ScatterDimensionNumbers(_other_dims(buffer, dims), tuple(dims), tuple(dims))
+    spec = ScatterSpec("scatter", numbers, Mode.CLIP, True, True, buffer.shape, update.shape, buffer.dtype)
+    spec, table, updates, _ = scatter_as_kept(spec, buffer, update)
     plan = plan_scatter(graph, table, indices, updates, spec, name, in_place=True)
     if plan.has_too_many_updates:
         plan = plan_in_steps(graph, table, indices, updates, spec, name, in_place=True)
@@ -77,7 +72,7 @@ def write_slice(
     name: str,
     dims: Sequence[int],
 ) -> Tensor:
-    """A copy of `x` with a box overwritten; arguments as the function in place."""
+    """Copies `x` with a slice overwritten; arguments as the function in place."""
     out = add_like(graph, x, name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, name)
     prog.add(Copy(x, out, f"{name}/copy", graph.origin))
     write_slice_in_place(graph, out, update, starts, prog, name, dims)
@@ -85,7 +80,7 @@ def write_slice(
     return out
 
 
-def _others(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+def _other_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(d for d in range(x.ndim) if d not in dims)
 
 
@@ -98,27 +93,27 @@ def _index_vectors(
     name: str,
     dims: Sequence[int],
 ) -> Tensor:
-    """The index vectors of a box that lies within `x`, [*sizes of dims, len(dims)]."""
-    box = tuple(sizes[d] for d in dims)
-    if set(box) == {1}:  # clamped where they are looked up
+    """Index vectors of a slice within `x`, [*sizes of dims, len(dims)]."""
+    sizes_of_dims = tuple(sizes[d] for d in dims)
+    if set(sizes_of_dims) == {1}:  # the look-up clamps them
         vector = concat([start.reshape((1,)) for start in starts], 0)
-        return vector.reshape((*box, len(dims)))
+        return vector.reshape((*sizes_of_dims, len(dims)))
     columns = []
     for n, (d, start) in enumerate(zip(dims, starts, strict=True)):
         neighbours = graph.add_constant(np.arange(sizes[d], dtype=np.int32), "neighbours")
         rows = elementwise(graph, _rows(x.shape[d], sizes[d], start.dtype), [start, neighbours], prog, f"{name}/rows")
-        columns.append(rows.broadcast_in_dim(box, (n,)).reshape((*box, 1)))
-    return concat(columns, len(box))
+        columns.append(rows.broadcast_in_dim(sizes_of_dims, (n,)).reshape((*sizes_of_dims, 1)))
+    return concat(columns, len(sizes_of_dims))
 
 
 @remembered
 def _rows(extent: int, size: int, dtype: np.dtype) -> Op:
-    """The indices of `size` neighbours that lie within `extent`, from the first and their distances to it."""
+    """Operation from the first index and distances to it: indices of `size` neighbours within `extent`."""
 
     def rows(start: jax.Array, distance: jax.Array) -> jax.Array:
         start = signed(start)
-        low, high = np.zeros((), start.dtype), np.asarray(extent - size, start.dtype)
-        return lax.clamp(low, start, high) + distance.astype(start.dtype)
+        limit = np.asarray(extent - size, start.dtype)
+        return lax.clamp(np.zeros((), start.dtype), start, limit) + distance.astype(start.dtype)
 
     index = np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
     return Op("clamp", rows, index, ("rows", extent, size))

@@ -1,12 +1,12 @@
 """Reductions over sliding windows, and the gradient of a maximum over windows (pooling and its backward pass).
 
-Results are cut in boxes along every dimension. A box reads the hull of its windows, halo included; what lies outside of
-the tensor is padding that the codelet adds. The gradient is cut where windows begin: a box of it reads all windows that
-cover one of its elements and what these cover, so that each tile decides alone which elements they select. Grids of
-boxes are chosen by their charge.
+Results are cut in blocks along every dimension. A block reads the hull of its windows, halo included; beyond the tensor
+the codelet pads. The gradient is cut into cells of one stride, in each of which one window begins: a block of it reads
+all windows that cover one of its elements and all elements that these cover, so that each tile alone decides the
+elements they select. The partition is the one of least cost.
 
-Source of the costs: poplibs `popnn` pooling is a reduction of window elements a result, charged as a strided reduction
-(reference machine.md §1.3); that it reaches that rate is assumed.
+Source of the costs: poplibs `popnn` pooling is a reduction of window elements a result, at the cost of a strided
+reduction (reference machine.md §1.3); that it reaches that rate is assumed.
 """
 
 from __future__ import annotations
@@ -58,24 +58,17 @@ Pads = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The geometry of sliding windows, one entry for each dimension.
+    """Geometry of sliding windows, one entry for each dimension."""
 
-    Args:
-        sizes: elements of a window.
-        strides: distance of neighbouring windows.
-        padding: `(low, high)` elements put around the tensor, or taken away where negative.
-        base_dilation: distance of neighbouring elements of the tensor, as windows see it.
-        window_dilation: distance of neighbouring elements of a window.
-    """
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: tuple[int, ...]  # elements of a window
+    strides: tuple[int, ...]  # distance of neighbouring windows
+    # `(low, high)` elements added around the tensor, or removed where negative
     padding: tuple[tuple[int, int], ...]
-    base_dilation: tuple[int, ...]
-    window_dilation: tuple[int, ...]
+    base_dilation: tuple[int, ...]  # distance of neighbouring elements of the tensor, as windows see it
+    window_dilation: tuple[int, ...]  # distance of neighbouring elements of a window
 
     def params(self) -> dict[str, Any]:
-        """The parameters of primitives over windows without dilations."""
+        """Parameters of a primitive over windows without dilations."""
         return {"window_dimensions": self.sizes, "window_strides": self.strides, "padding": self.padding}
 
     def result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -87,43 +80,43 @@ class Windows:
             sizes.append(max(0, (padded - reach) // self.strides[d] + 1))
         return tuple(sizes)
 
-    def covers_one(self, d: int) -> bool:
-        """Whether a window along dimension `d` is one element, each element one window."""
+    def is_elementwise(self, d: int) -> bool:
+        """True if each window along dimension `d` is one element, and each element one window."""
         is_plain = self.padding[d] == (0, 0) and self.base_dilation[d] == 1
         return is_plain and self.sizes[d] == self.strides[d] == 1
 
-    def of_dims(self, dims: Sequence[int]) -> Windows:
-        """The windows of a tensor whose dimensions are, or are parts of, these ones."""
+    def select_dims(self, dims: Sequence[int]) -> Windows:
+        """Windows of a view whose dimensions are, or are parts of, `dims` of this tensor."""
         return Windows(*(tuple(getattr(self, field.name)[d] for d in dims) for field in fields(self)))
 
     def span(self, d: int, extent: int) -> Span:
-        """The span of dimension `d` of a tensor over windows."""
+        """Span of dimension `d` of a tensor over windows."""
         reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
         return Span(d, extent, self.strides[d], reach, -self.padding[d][0], self.base_dilation[d])
 
     def cell_span(self, d: int, extent: int) -> Span:
-        """The span of dimension `d` of a tensor over cells of one stride, in each of which one window begins."""
+        """Span of dimension `d` of a tensor over cells of one stride, in each of which one window begins."""
         return Span(d, extent, self.strides[d], self.strides[d], -self.padding[d][0])
 
     def windows_over_cell(self, d: int, extent: int) -> Span:
-        """The span of the `extent` windows along dimension `d` over the cells that they cover."""
+        """Span of the `extent` windows along dimension `d` over the cells that they cover."""
         return Span(d, extent, 1, 1 + (self.sizes[d] - 1) // self.strides[d])
 
     def halo(self, d: int) -> tuple[int, int]:
-        """Elements before and after a row of cells that are in a window with one of the row."""
+        """Elements before and after a row of cells that share a window with the row."""
         stride = self.strides[d]
         return (self.sizes[d] - 1) // stride * stride, max(0, self.sizes[d] - stride)
 
 
 def _order(tensors: Sequence[Tensor], windows: Windows) -> MemoryOrder | None:
-    """In which order memory keeps the first tensor, if not as it is seen, and if windows can be along that."""
-    held = memory_order(tensors[0])
-    if held is None or held.is_own or not all(held.with_shape(tensor.shape).can_cut(tensor) for tensor in tensors):
+    """Memory order of the first tensor, where it is not row-major and windows can run along its dimensions."""
+    order = memory_order(tensors[0])
+    if order is None or order.is_own or not all(order.with_shape(x.shape).can_cut(x) for x in tensors):
         return None
-    return held if all(len(row) == 1 or windows.covers_one(d) for d, row in enumerate(held.sizes)) else None
+    return order if all(len(row) == 1 or windows.is_elementwise(d) for d, row in enumerate(order.sizes)) else None
 
 
-# What a window reduces by: the function of `lax`'s reduce_window family with keyword geometry, and its monoid.
+# Reduces windows of blocks, as a function of `lax`'s reduce_window family: from blocks, starts and `Windows`.
 WindowReducer = Callable[..., Any]
 
 
@@ -140,26 +133,26 @@ def reduce_window(
     """Reduces every window of a tensor to one element.
 
     Args:
-        graph: graph to add to.
-        operands: tensors of one shape with at least one element, windowed alike.
+        operands: tensors of one shape with at least one element, reduced over equal windows.
         windows: geometry; every result must exist.
         monoid: "max", "min", "add" or "mul", for the cost.
-        reducer: called with the blocks, the starts and the geometry as `Windows` of that block; hashable.
-        prog: program the compute set is added to.
-        name: debug name.
-        starts: scalars that the reduction of each operand starts with; the reducer knows them when empty.
+        reducer: hashable function of the blocks, the starts and the `Windows` of these blocks.
+        starts: scalar that the reduction of each operand starts with; empty if the reducer has its own.
 
     Returns:
         New tensors of `windows.result_shape(shape)`: one with the dtype of the last operand, or one for each of
         `starts`.
     """
-    x, dtypes = operands[0], tuple(t.dtype for t in starts) or (operands[-1].dtype,)
-    shape, rank = windows.result_shape(x.shape), x.ndim
-    held = _order(operands, windows)
-    if held is not None:
-        own = [held.of_variable(tensor) for tensor in operands]
-        made = reduce_window(graph, own, windows.of_dims(held.view_dims), monoid, reducer, prog, name, starts)
-        return [held.with_shape(shape).of_view(result) for result in made]
+    x = operands[0]
+    dtypes = tuple(t.dtype for t in starts) or (operands[-1].dtype,)
+    shape = windows.result_shape(x.shape)
+    rank = x.ndim
+    order = _order(operands, windows)
+    if order is not None:
+        tensors = [order.of_variable(tensor) for tensor in operands]
+        variable_windows = windows.select_dims(order.view_dims)
+        results = reduce_window(graph, tensors, variable_windows, monoid, reducer, prog, name, starts)
+        return [order.with_shape(shape).of_view(result) for result in results]
     codelet = _codelet(tuple(t.dtype for t in operands), tuple(t.dtype for t in starts), windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
     sources: list[Source] = [source_of(graph, t) for t in (*operands, *starts)]
@@ -176,7 +169,7 @@ def reduce_window(
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-        # No codelet sees the fill: they pad by themselves.
+        # The fill is never read: the codelet pads with its own neutral element.
         read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
         accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
@@ -229,47 +222,51 @@ def select_and_scatter(
     name: str,
     start: Tensor | None = None,
 ) -> Tensor:
-    """Combines each element of `source` with the place of `x` that its window selects.
+    """Combines each element of `source` with the element of `x` that its window selects; returns a tensor like `x`.
 
     Args:
-        graph: graph to add to.
         source: one element for each window.
-        x: tensor the windows are of.
+        x: tensor under the windows.
         windows: geometry without dilations.
-        scatter: called with blocks of `source` and `x`, with `start` and the geometry, hashable; computes their result.
-        prog: program the compute set is added to.
-        name: debug name.
-        start: scalar that every element of the result starts as; 0 when None, and `scatter` is called without it.
-
-    Returns:
-        A new tensor like `x`.
+        scatter: hashable function of blocks of `source` and `x`, `start` and the `Windows` of these blocks.
+        start: initial value of every element of the result; 0 when None, and `scatter` is called without it.
     """
     rank = x.ndim
-    held = _order([x, source], windows)
-    if held is not None:
-        of_x, of_source = held.with_shape(x.shape), held.with_shape(source.shape)
-        own, finer = (of_source.of_variable(source), of_x.of_variable(x)), windows.of_dims(held.view_dims)
-        return of_x.of_view(select_and_scatter(graph, *own, finer, scatter, prog, name, start))
+    order = _order([x, source], windows)
+    if order is not None:
+        x_order = order.with_shape(x.shape)
+        source_variable = order.with_shape(source.shape).of_variable(source)
+        variable_windows = windows.select_dims(order.view_dims)
+        result = select_and_scatter(
+            graph, source_variable, x_order.of_variable(x), variable_windows, scatter, prog, name, start
+        )
+        return x_order.of_view(result)
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
-    over = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
+    windows_read = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
     read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
-    codelet, starts = _scatter_codelet(x.dtype, windows, scatter, start is not None), [] if start is None else [start]
+    codelet = _scatter_codelet(x.dtype, windows, scatter, start is not None)
+    starts = [] if start is None else [start]
     operands = [source, x, *starts]
     sources: list[Source] = [*(source_of(graph, tensor) for tensor in operands), "here"]
-    work = Work(codelet, (over, read, *(() for _ in starts), tuple(cells)), tuple(sources))
+    work = Work(codelet, (windows_read, read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         place_operand(graph, x, cells, placement)
-        place_operand(graph, source, over, placement)
+        place_operand(graph, source, windows_read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
-        boxes = Blocked(*block_mapping(cells, placement))
-        out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), boxes)
-        axes, source_dims, x_dims = placed_axes(boxes), list[Dim](), list[Dim]()
+        blocks = Blocked(*block_mapping(cells, placement))
+        out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), blocks)
+        axes = placed_axes(blocks)
+        source_dims: list[Dim] = []
+        x_dims: list[Dim] = []
         for d in range(rank):
-            (low, high), (size, stride) = windows.halo(d), (windows.sizes[d], windows.strides[d])
+            low, high = windows.halo(d)
+            size = windows.sizes[d]
+            stride = windows.strides[d]
             # The windows that cover element i begin at i - size + 1 + padding … i + padding.
-            begins, reached = [Term(d)], [Term(d)]
+            begins = [Term(d)]
+            reached = [Term(d)]
             if size > 1:
                 begins.append(Term(len(axes)))
                 axes.append(whole_axis(f"window{d}", size))
@@ -278,7 +275,8 @@ def select_and_scatter(
                 axes.append(whole_axis(f"halo{d}", 1 + low + high))
             source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
             x_dims.append(Dim(tuple(reached), -low))
-        fill, tile = np.zeros((), x.dtype), tile_grid(boxes, len(axes) - rank)
+        fill = np.zeros((), x.dtype)
+        tile = tile_grid(blocks, len(axes) - rank)
         accesses = (
             Access(source, tuple(source_dims), fill),
             Access(x, tuple(x_dims), fill),
@@ -293,23 +291,24 @@ def select_and_scatter(
 
 
 @remembered
-def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], starts: bool) -> Codelet:
+def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], has_start: bool) -> Codelet:
     def compute(
         source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
     ) -> jax.Array:
-        first = start[0] if start else jnp.zeros((), dtype)
+        initial = start[0] if start else jnp.zeros((), dtype)
         if 0 in source.shape:  # no window covers the block
-            return lax.broadcast(first, shapes[0])
-        box = [_local(windows, d, *sizes) for d, sizes in enumerate(zip(source.shape, x.shape, *pads[:2], strict=True))]
-        begins, ends = ([max(0, bounds[n]) for bounds in box] for n in (0, 1))
-        ends = [min(n, end) for n, end in zip(x.shape, ends, strict=True)]
-        padding = [(begin - low, high - end) for (low, high), begin, end in zip(box, begins, ends, strict=True)]
-        inner = replace(windows, padding=tuple(padding))
-        found = scatter(source, lax.slice(x, begins, ends), *start, inner)
-        # From what the windows reach to what the block is: what is beside it goes, what no window reaches is the start.
+            return lax.broadcast(initial, shapes[0])
+        sizes = zip(source.shape, x.shape, *pads[:2], strict=True)
+        bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(sizes)]
+        begins = [max(0, begin) for begin, _ in bounds]
+        ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
+        padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
+        block_windows = replace(windows, padding=tuple(padding))
+        result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
+        # The windows may reach beyond the block: that is cropped. Elements that no window reaches are the start.
         lows = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
-        rows = zip(begins, lows, found.shape, shapes[0], strict=True)
-        return lax.pad(found, first, [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
+        rows = zip(begins, lows, result.shape, shapes[0], strict=True)
+        return lax.pad(result, initial, [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
@@ -319,16 +318,16 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         return reduce_parts("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
 
-    fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if starts else []))]
+    fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if has_start else []))]
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
     return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares=True, parts=parts)
 
 
-def _local(
+def _window_bounds(
     windows: Windows, d: int, count: int, size: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bounds of the windows of a block within its part of x, along one dimension."""
+    """Bounds of the windows of a block within its part of `x`, along one dimension."""
     low, _ = windows.halo(d)
     begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]
@@ -336,7 +335,7 @@ def _local(
 
 @remembered
 def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
-    """The reducer that calls a primitive of the reduce_window family, with parameters besides the geometry."""
+    """Reducer that calls a primitive of the reduce_window family, with parameters besides the geometry."""
 
     def reducer(*arguments: Any) -> Any:
         *blocks, windows = arguments
@@ -348,7 +347,7 @@ def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
 
 @remembered
 def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]:
-    """The scatter that calls a primitive like `select_and_scatter_add`, with parameters besides the geometry."""
+    """Scatter that calls a primitive like `select_and_scatter_add`, with parameters besides the geometry."""
 
     def scatter(source: jax.Array, x: jax.Array, windows: Windows) -> jax.Array:
         return primitive.bind(source, x, **windows.params(), **params)
@@ -358,7 +357,7 @@ def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]
 
 @remembered
 def scatter_by_functions(select: Jaxpr, combine: Jaxpr) -> Callable[..., jax.Array]:
-    """The scatter of `select_and_scatter`, by the functions of two scalars that it holds."""
+    """Scatter of `select_and_scatter` by the two jaxprs of scalars that the primitive has."""
     functions = functions_of(select, combine)
 
     def scatter(source: jax.Array, x: jax.Array, start: jax.Array, windows: Windows) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Constant scalars of elementwise operations: immediates of a vertex, and operations on nothing else.
+"""Constant scalars of elementwise operations: immediates of a vertex, and folding of operations on nothing else.
 
-An operation on constants alone is done while compiling. NumPy does it where IEEE 754 and two's complement say every bit
-of the result; JAX does the others, and takes 30 to 50 ms to compile each.
+An operation on constants alone is folded while compiling: by NumPy where IEEE 754 and two's complement fix every bit of
+the result, else by JAX, which takes 30 to 50 ms to compile each.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import numpy as np
 from ipujax.lowering.popops.vertices.kernel import Frozen, Op, Step, freeze, thawed
 from ipujax.runtime.tensor import Tensor, is_key_dtype
 
-_FLOAT, _BITS = ("float32",), ("bool", "int32", "uint32")
-_NUMBERS, _ALL = ("int32", "uint32", "float32"), ("bool", "int32", "uint32", "float32")
+_FLOAT = ("float32",)
+_BITS = ("bool", "int32", "uint32")
+_NUMBERS = ("int32", "uint32", "float32")
+_ALL = ("bool", *_NUMBERS)
+# Operations whose results NumPy gives bit by bit as XLA does, and the dtypes for which it does.
 _EXACT: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = MappingProxyType(
     {
         "add": (np.add, _NUMBERS),
         "sub": (np.subtract, _NUMBERS),
         "mul": (np.multiply, _NUMBERS),
-        "div": (np.divide, _FLOAT),  # JAX's integers are rounded towards zero
+        "div": (np.divide, _FLOAT),  # JAX rounds quotients of integers towards zero
         "neg": (np.negative, _NUMBERS),
         "eq": (np.equal, _ALL),
         "ne": (np.not_equal, _ALL),
@@ -35,13 +38,13 @@ _EXACT: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = MappingProxyT
         "or": (np.bitwise_or, _BITS),
         "xor": (np.bitwise_xor, _BITS),
         "not": (np.invert, _BITS),
-        "select_n": (lambda which, *cases: cases[int(which)], _ALL),
+        "select_n": (lambda index, *cases: cases[int(index)], _ALL),
     }
 )
 
 
 def immediate_of(tensor: Tensor) -> np.ndarray | None:
-    """The value of a tensor whose elements are all one constant scalar, else None."""
+    """Constant scalar that all elements of a tensor equal, or None; a key of random numbers is no immediate."""
     affine = tensor.affine
     if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
         return None
@@ -54,30 +57,30 @@ def immediate_of(tensor: Tensor) -> np.ndarray | None:
 def with_immediates(
     steps: Sequence[Step], results: Sequence[int], operands: Sequence[Tensor]
 ) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
-    """The same operations with constant scalars in the steps, each other operand once; results may be constants."""
+    """Folds steps on constants; returns the other steps, results by number or constant, and the other operands."""
     values: list[int | Frozen] = []
-    kept: list[Tensor] = []
-    for tensor in operands:
-        constant = immediate_of(tensor)
-        same = next((n for n, other in enumerate(kept) if other.node == tensor.node), len(kept))
-        kept += [tensor] if constant is None and same == len(kept) else []
-        values.append(same if constant is None else freeze(constant))
-    left: list[Step] = []
+    tensors: list[Tensor] = []  # operands that are no constants, each once
+    for operand in operands:
+        constant = immediate_of(operand)
+        number = next((n for n, tensor in enumerate(tensors) if tensor.node == operand.node), len(tensors))
+        tensors += [operand] if constant is None and number == len(tensors) else []
+        values.append(number if constant is None else freeze(constant))
+    unfolded: list[Step] = []
     for step in steps:
-        given = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
-        if any(isinstance(x, int) for x in given):
-            left.append(Step(step.op, given))
-            values.append(len(kept) + len(left) - 1)
+        arguments = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
+        if any(isinstance(x, int) for x in arguments):
+            unfolded.append(Step(step.op, arguments))
+            values.append(len(tensors) + len(unfolded) - 1)
             continue
-        values.append(freeze(folded(step.op, [thawed(x) for x in given if not isinstance(x, int)])))
-    return tuple(left), [values[x] for x in results], kept
+        values.append(freeze(fold(step.op, [thawed(x) for x in arguments if not isinstance(x, int)])))
+    return tuple(unfolded), [values[x] for x in results], tensors
 
 
-def folded(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
-    """The result of an operation on constant scalars."""
+def fold(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """Result of an operation on constant scalars."""
     exact, dtypes = _EXACT.get(op.name, (None, ()))
     if exact is not None and op.is_primitive and all(x.dtype.name in dtypes for x in operands):
-        with np.errstate(all="ignore"):  # infinities and NaNs are results like others
+        with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
             result = np.asarray(exact(*operands), op.out_dtype)
         if not any(_is_subnormal(x) for x in (*operands, result)):
             return result
@@ -86,5 +89,5 @@ def folded(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_subnormal(value: np.ndarray) -> bool:
-    """Whether a float is one that XLA flushes to zero."""
+    """True if XLA flushes a float to zero."""
     return value.dtype == np.float32 and bool(0 < abs(value) < np.finfo(np.float32).tiny)

@@ -1,9 +1,9 @@
-"""Elementwise operations over tensors of one shape, tile by tile where the data lies.
+"""Elementwise operations over tensors of one shape, tile by tile in a layout of the operands.
 
-Results lie like the operand for which the vertices and the exchange of the other operands are estimated cheapest;
-without an operand that lies in a simple form, or where spreading everything is cheaper, they lie linearly. Operands
-that lie nowhere yet are put where they are used. An operand that is repeated along dimensions is read once by a vertex.
-Constant scalars become immediates of the vertex, and an operation on nothing else is done at compile time.
+Results get the layout of the operand for which the vertices and the exchange of the other operands are estimated
+cheapest; a linear one where that is cheaper, or where no operand has a regular layout. Unmapped operands are mapped to
+the tiles that use them. An operand that is repeated along dimensions is read once by a vertex. Constant scalars become
+immediates of the vertex, and an operation on nothing else is folded at compile time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ipujax.lowering.popops.maps.elementwise_layout import (
     narrow_view,
     place_operands,
 )
-from ipujax.lowering.popops.maps.emission import added
+from ipujax.lowering.popops.maps.emission import emit_or_replay
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.reduce import reduce
@@ -53,19 +53,13 @@ from ipujax.runtime.tensor import Tensor, TileMapping, Variable, blocked_mapping
 def elementwise(
     graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str, out: Tensor | None = None
 ) -> Tensor:
-    """Applies an operation to tensors of one shape (scalars and dimensions of size 1 are broadcast).
+    """Applies an operation to tensors of one shape; returns `out`, or a new tensor of `op.out_dtype`.
 
     Args:
-        graph: graph to add to.
         op: the operation.
-        operands: tensors of equal rank with equal sizes or 1 in each dimension, or of shape ().
-        prog: program the compute set is added to.
-        name: debug name.
-        out: what the result is written to, of the broadcast shape; it may be one of the operands, but share no element
-            with another part of one.
-
-    Returns:
-        A new tensor of the broadcast shape and `op.out_dtype`; `out` if that is given.
+        operands: tensors of equal rank with equal sizes or 1 in each dimension, or of shape (); they are broadcast.
+        out: tensor to overwrite with the result, of the broadcast shape; it may be an operand, but overlap none
+            otherwise.
 
     Raises:
         GraphError: if shapes differ.
@@ -87,43 +81,39 @@ def apply_steps(
     outs: Sequence[Tensor | None],
     reductions: Sequence[Reduction] = (),
 ) -> list[Tensor]:
-    """Applies several operations in one vertex a tile, and reduces what they compute.
+    """Applies several operations in one vertex a tile, and reduces some of their values.
 
     Args:
-        graph: graph to add to.
         steps: the operations; operand n is value n, the result of step k is value len(operands) + k.
-        results: the values to return.
+        results: numbers of the values to return.
         operands: tensors of one shape.
-        shape: that shape.
-        prog: program the compute set is added to.
-        name: debug name.
-        outs: for each result what it is written to, as `elementwise` has it, or None.
-        reductions: what to reduce and return.
+        shape: shape of the operands.
+        outs: for each result the tensor to overwrite with it, as `out` of `elementwise`, or None.
+        reductions: reductions to return.
 
     Returns:
-        For each result a new tensor of `shape`, or what is given for it; then for each reduction a new tensor of the
-        shape without its axes.
+        For each result its `out` or a new tensor of `shape`; then for each reduction a new tensor of the shape without
+        its axes.
     """
-
     operation = _Operation(tuple(steps), tuple(results), shape, tuple(reductions))
 
-    def plan(own: ProgramSequence) -> list[Tensor]:
-        return operation.planned(graph, operands, outs, own, name)
+    def add(sequence: ProgramSequence) -> list[Tensor]:
+        return operation.add(graph, operands, outs, sequence, name)
 
-    made = added(graph, operation, [*operands, *outs], prog, name, plan)
-    return [*(x if out is None else out for x, out in zip(made, outs, strict=False)), *made[len(outs) :]]
+    tensors = emit_or_replay(graph, operation, [*operands, *outs], prog, name, add)
+    return [*(x if out is None else out for x, out in zip(tensors, outs, strict=False)), *tensors[len(outs) :]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What `apply_steps` is asked for, but for its operands."""
+    """Parameters of `apply_steps` apart from its operands."""
 
     steps: tuple[Step, ...]
     results: tuple[int, ...]
     shape: tuple[int, ...]
     reductions: tuple[Reduction, ...]
 
-    def planned(
+    def add(
         self,
         graph: Graph,
         operands: Sequence[Tensor],
@@ -131,23 +121,25 @@ class _Operation:
         prog: ProgramSequence,
         name: str,
     ) -> list[Tensor]:
-        """Adds it, in the order of dimensions in memory."""
-        held = _order(operands, outs, self.shape)
-        turned = [None if out is None else held.of_variable(out) for out in outs]
-        dims = [(r, [n for n, d in enumerate(held.view_dims) if d in r.axes]) for r in self.reductions]
-        inside = [replace(reduction, axes=tuple(axes)) for reduction, axes in dims]
-        space = _IndexSpace(graph, held.variable_shape, prog, name)
-        made = space.add(self.steps, self.results, [held.of_variable(x) for x in operands], turned, inside)
-        found = [held.of_view(x) if out is None else out for x, out in zip(made, outs, strict=False)]
-        reduced = zip(self.reductions, made[len(outs) :], strict=True)
-        return [*found, *(held.without(reduction.axes).of_view(x) for reduction, x in reduced)]
+        """Adds the operation to a program, in the order of dimensions in memory."""
+        order = _order(operands, outs, self.shape)
+        variable_operands = [order.of_variable(x) for x in operands]
+        variable_outs = [None if out is None else order.of_variable(out) for out in outs]
+        variable_reductions = [
+            replace(r, axes=tuple(n for n, d in enumerate(order.view_dims) if d in r.axes)) for r in self.reductions
+        ]
+        space = _IndexSpace(graph, order.variable_shape, prog, name)
+        tensors = space.add(self.steps, self.results, variable_operands, variable_outs, variable_reductions)
+        results = [order.of_view(x) if out is None else out for x, out in zip(tensors, outs, strict=False)]
+        reduced = zip(self.reductions, tensors[len(outs) :], strict=True)
+        return [*results, *(order.without(reduction.axes).of_view(x) for reduction, x in reduced)]
 
 
 @dataclass(frozen=True, slots=True)
 class _IndexSpace:
-    """An index space in the order of dimensions in memory, and the program that operations over it are added to.
+    """Index space in the order of dimensions in memory, and the program that operations over it are added to.
 
-    Its methods take and return what `apply_steps` does.
+    Arguments and results of its methods are those of `apply_steps`.
     """
 
     graph: Graph
@@ -163,20 +155,22 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations: of constants at compile time, the others in vertices."""
-        wanted = [*results, *(reduction.value for reduction in reductions)]
-        left, values, kept = with_immediates(steps, wanted, operands)
-        places: list[Tensor | None] = [*outs, *(None for _ in reductions)]
-        folded: list[Reduction | None] = [*(None for _ in outs), *reductions]
-        rows = list(enumerate(zip(values, places, folded, strict=True)))
+        """Adds operations: folds those of constants, and adds the others in vertices."""
+        numbers = [*results, *(reduction.value for reduction in reductions)]
+        unfolded, values, tensors = with_immediates(steps, numbers, operands)
+        # Results and reductions in one list: a result has an `out` or None, a reduction itself.
+        out_of: list[Tensor | None] = [*outs, *(None for _ in reductions)]
+        reduction_of: list[Reduction | None] = [*(None for _ in outs), *reductions]
+        rows = list(enumerate(zip(values, out_of, reduction_of, strict=True)))
         stored = {n: (value, out) for n, (value, out, r) in rows if isinstance(value, int) and r is None}
         reduced = {n: replace(r, value=value) for n, (value, _, r) in rows if isinstance(value, int) and r is not None}
-        found = {n: self._constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
+        returned = {n: self._constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
         if stored or reduced:
-            numbers, into = tuple(v for v, _ in stored.values()), [out for _, out in stored.values()]
-            made = self._in_vertices(left, numbers, kept, into, list(reduced.values()))
-            found.update(zip((*stored, *reduced), made, strict=True))
-        return [found[n] for n in range(len(values))]
+            stored_values = tuple(value for value, _ in stored.values())
+            stored_outs = [out for _, out in stored.values()]
+            added = self._in_vertices(unfolded, stored_values, tensors, stored_outs, list(reduced.values()))
+            returned.update(zip((*stored, *reduced), added, strict=True))
+        return [returned[n] for n in range(len(values))]
 
     def _constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
         constant = self.graph.add_constant(thawed(value), self.name).broadcast_in_dim(self.shape, ())
@@ -184,8 +178,8 @@ class _IndexSpace:
             return self._reduced(constant, reduction)
         return constant if out is None else _copied(self.graph, constant, out, self.prog, self.name)
 
-    def _reduced(self, x: Tensor, how: Reduction) -> Tensor:
-        return reduce(self.graph, x, how.axes, how.monoid, self.prog, self._name_of(how))
+    def _reduced(self, x: Tensor, reduction: Reduction) -> Tensor:
+        return reduce(self.graph, x, reduction.axes, reduction.monoid, self.prog, self._name_of(reduction))
 
     def _name_of(self, reduction: Reduction) -> str:
         return f"{self.name}/{reduction.monoid}"
@@ -198,42 +192,44 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations in the layout that is cheapest."""
-        graph, shape = self.graph, self.shape
+        """Adds operations in the cheapest layout."""
+        graph = self.graph
+        shape = self.shape
         narrow = [narrow_view(x) for x in operands]
         flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
         self._place_neighbours(flat, operands, outs, reductions)
         layout = choose_layout(graph, flat, operands, narrow, outs, shape, reductions)
+        # A vertex knows the size of its block from a result or from an operand that is not repeated.
         is_sized = bool(results) or any(view.is_whole for view in narrow)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
-            return self._reduced_apart(steps, results, operands, outs, reductions)
+            return self._stored_then_reduced(steps, results, operands, outs, reductions)
         place_operands(graph, operands, narrow, layout, shape)
         for out in outs:
             if out is not None:
                 map_alike(graph, out.reshape(layout.shape), layout.mapping)
-        found = [
+        tensors = [
             graph.add_variable(layout.shape, dtype, self.name, layout.mapping).reshape(shape) if out is None else out
             for out, dtype in zip(outs, flat.result_dtypes, strict=True)
         ]
-        grid = grid_of(layout, operands, narrow, found, shape)
-        inside = tuple(replace(r, axes=grid.axes_of(r.axes, shape)) for r in reductions)
+        grid = grid_of(layout, operands, narrow, tensors, shape)
+        grid_reductions = tuple(replace(r, axes=grid.axes_of(r.axes, shape)) for r in reductions)
         placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
         partials = [
             partial_results(graph, placement, r.axes, flat.dtype_of(r.value), r.monoid, self._name_of(r))
-            for r in inside
+            for r in grid_reductions
         ]
         inputs = grid.kernel_inputs()
-        codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=inside))
-        reduced = {axis for reduction in inside for axis in reduction.axes}
+        codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=grid_reductions))
+        reduced = {axis for reduction in grid_reductions for axis in reduction.axes}
         axes, tile, accesses = grid.with_windows()
         axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(axes)]
         accesses += [*(along(view.tensor, view.axes) for view in grid.results), *(access for _, access in partials)]
         add_vertices(graph, codelet, axes, accesses, tile, self.prog, self.name)
         combined = [
             reduce_partials_in_place(graph, out, self.prog, self.name) if num_slots(placement, r.axes) > 1 else out
-            for (out, _), r in zip(partials, inside, strict=True)
+            for (out, _), r in zip(partials, grid_reductions, strict=True)
         ]
-        return [*found, *combined]
+        return [*tensors, *combined]
 
     def _place_neighbours(
         self,
@@ -242,14 +238,15 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> None:
-        """Puts what is read at several offsets in boxes, where that is cheaper than to have it lie linearly."""
+        """Maps variables that are read at several offsets to blocks, where that is cheaper than a linear mapping."""
         graph = self.graph
-        in_boxes = neighbour_mappings(graph, operands, self.shape, lambda n: flat_cycles(kernel, n, graph.target))
-        if not in_boxes:
+        blocked = neighbour_mappings(graph, operands, self.shape, lambda n: flat_cycles(kernel, n, graph.target))
+        if not blocked:
             return
-        linear = {one: linear_mapping(graph, one.size, one.dtype) for one in in_boxes[0]}
+        linear = {variable: linear_mapping(graph, variable.size, variable.dtype) for variable in blocked[0]}
 
-        def charge(mappings: Mapping[Variable, TileMapping]) -> int:
+        # Halos make closed formulas inexact, so that each proposal is added to a scratch graph and costed there.
+        def cost(mappings: Mapping[Variable, TileMapping]) -> int:
             def add(scratch: Graph, prog: ProgramSequence) -> None:
                 _map_all(scratch, mappings)
                 space = _IndexSpace(scratch, self.shape, prog, self.name)
@@ -257,10 +254,10 @@ class _IndexSpace:
 
             return charged_price(graph, add)
 
-        proposals: list[Mapping[Variable, TileMapping]] = [linear, *in_boxes]
-        _map_all(graph, min(proposals, key=charge))
+        proposals: list[Mapping[Variable, TileMapping]] = [linear, *blocked]
+        _map_all(graph, min(proposals, key=cost))
 
-    def _reduced_apart(
+    def _stored_then_reduced(
         self,
         steps: tuple[Step, ...],
         results: tuple[int, ...],
@@ -268,26 +265,27 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """The same with what is reduced stored first, where it lies in no boxes whose sides are dimensions."""
+        """Adds operations that store their values, then reductions of these: for a layout that cannot reduce them."""
         values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
-        stored, places = (*results, *values), [*outs, *(None for _ in values)]
-        made = self._in_vertices(steps, stored, operands, places, ()) if stored else []
-        of_value = {**dict(enumerate(operands)), **dict(zip(values, made[len(outs) :], strict=True))}
-        return [*made[: len(outs)], *(self._reduced(of_value[r.value], r) for r in reductions)]
+        stored = (*results, *values)
+        stored_outs = [*outs, *(None for _ in values)]
+        tensors = self._in_vertices(steps, stored, operands, stored_outs, ()) if stored else []
+        of_value = {**dict(enumerate(operands)), **dict(zip(values, tensors[len(outs) :], strict=True))}
+        return [*tensors[: len(outs)], *(self._reduced(of_value[r.value], r) for r in reductions)]
 
 
 def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
-    """The order of dimensions in which most bytes lie in memory; of two with as many, not that of `shape`."""
-    own = MemoryOrder.own(shape)
+    """Order of dimensions in which most bytes are stored; of two with equal bytes not that of `shape`."""
+    row_major = MemoryOrder.own(shape)
     tensors = [x for x in (*operands, *(out for out in outs if out is not None)) if x.size > 1]
-    orders = [own if found is not None and found.is_own else found for found in map(memory_order, tensors)]
-    held: Counter[MemoryOrder] = Counter({own: 0})
+    orders = [row_major if order is not None and order.is_own else order for order in map(memory_order, tensors)]
+    stored_bytes: Counter[MemoryOrder] = Counter({row_major: 0})
     for tensor, order in zip(tensors, orders, strict=True):
         if order is not None:
-            held[order] += tensor.size * element_bytes(tensor.dtype)
-    most = max(held, key=lambda order: (held[order], order != own))
-    can_cut = (order == most or most.can_cut(x) for x, order in zip(tensors, orders, strict=True))
-    return most if most == own or all(can_cut) else own
+            stored_bytes[order] += tensor.size * element_bytes(tensor.dtype)
+    commonest = max(stored_bytes, key=lambda order: (stored_bytes[order], order != row_major))
+    can_cut = (order == commonest or commonest.can_cut(x) for x, order in zip(tensors, orders, strict=True))
+    return commonest if commonest == row_major or all(can_cut) else row_major
 
 
 def _map_all(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:
@@ -306,7 +304,7 @@ def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[
     rank = max(t.ndim for t in operands)
     shapes = [t.shape for t in operands if t.ndim]
     shape = tuple(max((n for n in sizes if n != 1), default=1) for sizes in zip(*shapes, strict=False))
-    alike = all(n in (1, m) for given in shapes for n, m in zip(given, shape, strict=False))
-    if not alike or any(len(given) != rank for given in shapes):
+    can_broadcast = all(n in (1, m) for sizes in shapes for n, m in zip(sizes, shape, strict=False))
+    if not can_broadcast or any(len(sizes) != rank for sizes in shapes):
         raise GraphError(f"{name}: operands differ in shape", where=graph.origin, got=[t.shape for t in operands])
     return shape

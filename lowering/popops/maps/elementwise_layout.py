@@ -1,7 +1,7 @@
-"""Where the vertices of an elementwise operation lie, and what they read and write there.
+"""Layouts of elementwise operations: the tiles of their vertices, and the tensors that these read and write.
 
-Input: the operands of an operation over one index space, and what it computes. Output: a layout, which is a shape of as
-many elements and a mapping of it, and the grid of vertices on it.
+Input: the operands of an operation over one index space, and its kernel. Output: a layout, which is a shape of as
+many elements and a tile mapping of it, and the grid of vertices on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, ma
 from ipujax.lowering.layout.box_charge import spans
 from ipujax.lowering.layout.place import along, place_operand, row_boxes, spread, whole_axis
 from ipujax.lowering.popops.reductions.partial_results import num_slots
-from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
+from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import access_traffic, receive_cycles
@@ -29,7 +29,7 @@ from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_by
 
 
 class View(NamedTuple):
-    """A tensor, and the dimensions of an index space that its own run along."""
+    """Tensor, and the dimensions of an index space that its own run along; whole if it has all of them."""
 
     tensor: Tensor
     axes: tuple[int, ...]
@@ -37,7 +37,7 @@ class View(NamedTuple):
 
 
 def narrow_view(tensor: Tensor) -> View:
-    """The elements that a tensor repeats, once, and the dimensions of the tensor that they run along."""
+    """View of a tensor without its repeated dimensions, each element once."""
     affine = tensor.affine
     repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _repeats(group)]
     if not repeated or not tensor.size:
@@ -52,22 +52,20 @@ def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
     return bool(group) and all(stride == 0 for _, stride in group)
 
 
-# --- layouts ----------------------------------------------------------------------------------------------------------
-
-
-_MOST_LAYOUTS = 8  # assumed: those in which most operands lie; a sum of hundreds would charge each for all others
+# Assumed: layouts of most operands. A sum of hundreds would estimate each layout on all operands.
+_MAX_LAYOUTS = 8
 
 
 class Layout(NamedTuple):
-    """A shape of as many elements as the index space has, and a mapping of it."""
+    """Shape of as many elements as the index space has, and a tile mapping of it."""
 
     shape: tuple[int, ...]
     mapping: TileMapping
 
     def can_reduce(self, shape: tuple[int, ...], axes: Sequence[int]) -> bool:
-        """Whether vertices can reduce an index space of a shape over some axes: all of them, or sides of boxes."""
-        in_boxes = isinstance(self.mapping, Blocked) and self.shape == shape
-        return prod(shape) > 0 and (in_boxes or len(axes) == len(shape))
+        """True if vertices can reduce an index space of a shape over some axes: all of them, or sides of blocks."""
+        is_blocked = isinstance(self.mapping, Blocked) and self.shape == shape
+        return prod(shape) > 0 and (is_blocked or len(axes) == len(shape))
 
 
 def choose_layout(
@@ -79,27 +77,27 @@ def choose_layout(
     shape: tuple[int, ...],
     reductions: Sequence[Reduction] = (),
 ) -> Layout:
-    """The layout to compute in: of a mapped tensor that results go to, or of an operand, or an even one.
+    """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one.
 
-    One in which vertices can reduce, if there are such.
+    One in which vertices can reduce, if there is any.
     """
-    given = [out for out in outs if out is not None and graph.is_mapped(out)]
-    whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
-    homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]
-    most = {home for home, _ in Counter(homes).most_common(_MOST_LAYOUTS)}
-    homes = [home for home in homes if home in most]
-    homes += [] if given and homes else _even(graph, kernel, shape, reductions, bool(homes))
-    in_rows = len(whole) < len(operands) or bool(reductions)
-    layouts = list(dict.fromkeys(_in_rows(home) if in_rows and home.shape == shape else home for home in homes))
+    mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
+    unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
+    proposals = [layout for x in mapped_outs or unrepeated if (layout := _layout_of(graph, x)) is not None]
+    commonest = {layout for layout, _ in Counter(proposals).most_common(_MAX_LAYOUTS)}
+    proposals = [layout for layout in proposals if layout in commonest]
+    proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, bool(proposals))
+    needs_rows = len(unrepeated) < len(operands) or bool(reductions)
+    layouts = list(dict.fromkeys(_in_rows(x) if needs_rows and x.shape == shape else x for x in proposals))
     layouts = [x for x in layouts if all(x.can_reduce(shape, r.axes) for r in reductions)] or layouts
     if len(layouts) == 1:
         return layouts[0]
 
     def rank(layout: Layout) -> tuple[float, int, int]:
-        found = _evenness(layout.mapping, graph.target.num_tiles)
+        evenness = _evenness(layout.mapping, graph.target.num_tiles)
         cycles = _compute_cycles(kernel, layout.mapping, graph.target)
         cycles += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
-        return cycles + _exchange_price(graph, operands, narrow, layout, shape), found.worst, -found.tiles
+        return cycles + _exchange_cost(graph, operands, narrow, layout, shape), evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
 
@@ -107,23 +105,26 @@ def choose_layout(
 def _even(
     graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], must_fit: bool
 ) -> list[Layout]:
-    """Everything spread over the tiles: linearly, or in boxes; where all is reduced, also without cuts of that."""
+    """Even layouts: linear, or in blocks; where all values are reduced, also without cuts along the reduced axes."""
     dtype = kernel.dtype_of([*kernel.results, *(reduction.value for reduction in reductions)][0])
     if not reductions:
         return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
-    orders, width, tiles = [tuple(range(len(shape)))], element_bytes(dtype), graph.target.tiles_per_ipu
-    if not kernel.results:  # no reader meets them in the layout of one that is chosen for its reduction alone
+    orders = [tuple(range(len(shape)))]
+    width = element_bytes(dtype)
+    tiles = graph.target.tiles_per_ipu
+    # Only if no value is stored: readers would inherit a layout that suits nothing but this reduction.
+    if not kernel.results:
         reduced = {axis for reduction in reductions for axis in reduction.axes}
         orders.append(tuple(d for d in range(len(shape)) if d not in reduced))
-    found = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
-    room = graph.target.available_memory_proportion * graph.target.bytes_per_tile
-    fitting = [x for x in found if _evenness(x.mapping, graph.target.num_tiles).worst * width <= room]
-    return fitting if must_fit or fitting else found[:1]
+    layouts = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
+    available_bytes = graph.target.available_memory_proportion * graph.target.bytes_per_tile
+    fitting = [x for x in layouts if _evenness(x.mapping, graph.target.num_tiles).worst * width <= available_bytes]
+    return fitting if must_fit or fitting else layouts[:1]
 
 
 def _layout_of(graph: Graph, tensor: Tensor) -> Layout | None:
-    found = layout_like(graph, tensor)
-    return None if found is None else Layout(*found)
+    layout = layout_like(graph, tensor)
+    return None if layout is None else Layout(*layout)
 
 
 def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
@@ -138,34 +139,38 @@ def flat_cycles(kernel: Kernel, elements: np.ndarray, target: Target) -> np.ndar
 
 
 def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: Layout, shape: tuple[int, ...]) -> int:
-    """Cycles in which partial results of a reduction are combined; 0 where it does not run in this layout."""
+    """Cycles to combine partial results of a reduction; 0 where vertices do not reduce in this layout."""
     if not isinstance(layout.mapping, Blocked) or layout.shape != shape:
         return 0
-    kept = [d for d in range(len(shape)) if d not in reduction.axes]
-    longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in kept)
+    result_dims = [d for d in range(len(shape)) if d not in reduction.axes]
+    longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in result_dims)
     slots = num_slots(layout.mapping, reduction.axes)
-    return combined_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_price_cycles)
+    return combining_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_price_cycles)
 
 
-def _exchange_price(
+def _exchange_cost(
     graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> float:
-    """Cycles to receive the operands that lie somewhere, and what the code for that is worth."""
-    target, grid = graph.target, grid_of(layout, operands, narrow, (), shape)
-    receiving, fragments = np.zeros(target.num_tiles, np.int64), np.zeros(target.num_tiles, np.int64)
+    """Cycles to receive the mapped operands, and the cost of the code for that."""
+    target = graph.target
+    grid = grid_of(layout, operands, narrow, (), shape)
+    receiving = np.zeros(target.num_tiles, np.int64)  # cycles by tile
+    fragments = np.zeros(target.num_tiles, np.int64)
     axes, tile, read = grid.with_windows()
     for access in read:
         if graph.is_mapped(access.tensor):
-            moved = access_traffic(axes, tile, access, graph)
-            cycles = receive_cycles(moved.received_bytes, moved.shared_bytes, moved.fragments, target)
-            receiving, fragments = receiving + cycles, fragments + moved.fragments
+            traffic = access_traffic(axes, tile, access, graph)
+            receiving = receiving + receive_cycles(
+                traffic.received_bytes, traffic.shared_bytes, traffic.fragments, target
+            )
+            fragments = fragments + traffic.fragments
     code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
     startup = target.exchange_startup_cycles if receiving.any() else 0
     return startup + float(receiving.max()) + graph.byte_price_cycles * code_bytes
 
 
 class _Evenness(NamedTuple):
-    """How even a mapping is: elements of the fullest tile, tiles in use, most pieces on one tile."""
+    """Evenness of a mapping: elements of the fullest tile, tiles in use, largest number of pieces on a tile."""
 
     worst: int
     tiles: int
@@ -180,7 +185,7 @@ def _evenness(mapping: TileMapping, num_tiles: int) -> _Evenness:
 
 
 def _in_rows(layout: Layout) -> Layout:
-    """The same layout in boxes, where it is whole rows: then what is repeated along rows is read once."""
+    """Layout in blocks of full rows, where it has such: then an operand repeated along rows is read once."""
     if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
         return layout
     return Layout(layout.shape, row_boxes(layout.mapping, layout.shape) or layout.mapping)
@@ -189,40 +194,29 @@ def _in_rows(layout: Layout) -> Layout:
 def place_operands(
     graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> None:
-    """Puts operands that lie nowhere yet where they are used."""
+    """Maps unmapped operands to the tiles that use them."""
     mapping = layout.mapping
-    for tensor, own in zip(operands, narrow, strict=True):
+    for tensor, view in zip(operands, narrow, strict=True):
         if graph.is_mapped(tensor):
             continue
-        if own.is_whole:
+        if view.is_whole:
             map_alike(graph, tensor.reshape(layout.shape), mapping)
         elif isinstance(mapping, Blocked) and layout.shape == shape:
-            place_operand(graph, own.tensor, spans(own.tensor.shape, own.axes), mapping)
+            place_operand(graph, view.tensor, spans(view.tensor.shape, view.axes), mapping)
         map_linearly(graph, tensor)
 
 
-# --- vertices ---------------------------------------------------------------------------------------------------------
-
-
 class Grid(NamedTuple):
-    """Axes and tiles of vertices, and what they read and write over these axes.
+    """Axes and tiles of vertices, and the tensors that they read and write over these axes."""
 
-    Args:
-        axes: of the index space.
-        tile: of each vertex.
-        inputs: what each operand shows.
-        results: what is written.
-        windows: what vertices read once for several operands.
-    """
-
-    axes: tuple[Axis, ...]
-    tile: np.ndarray
-    inputs: tuple[View, ...]
-    results: tuple[View, ...]
-    windows: tuple[SharedWindow, ...] = ()
+    axes: tuple[Axis, ...]  # axes of the index space
+    tile: np.ndarray  # tile of each vertex
+    inputs: tuple[View, ...]  # view of each operand
+    results: tuple[View, ...]  # view of each result
+    windows: tuple[SharedWindow, ...] = ()  # blocks that vertices read once for several operands
 
     def kernel_inputs(self) -> tuple[Input, ...]:
-        """The inputs of the kernel."""
+        """Inputs of the kernel."""
         inputs = [Input(read.tensor.dtype, read.axes) for read in self.inputs]
         for window in self.windows:
             for number, begins in window.begins.items():
@@ -230,8 +224,9 @@ class Grid(NamedTuple):
         return tuple(inputs)
 
     def with_windows(self) -> tuple[list[Axis], np.ndarray, list[Access]]:
-        """All axes, those of windows behind the others, the tile of each vertex and the accesses of the fields read."""
-        axes, read = list(self.axes), {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}
+        """Axes with those of windows last, the tile of each vertex, and the accesses of the fields read."""
+        axes = list(self.axes)
+        read = {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}
         if not self.windows:
             return axes, self.tile, list(read.values())
         for window in self.windows:
@@ -246,7 +241,7 @@ class Grid(NamedTuple):
         return axes, tile, [read[number] for number in sorted(read)]
 
     def axes_of(self, axes: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes that stand for some, or for all, dimensions of an index space of a shape."""
+        """Axes for some dimensions, or for all, of an index space of a shape."""
         return tuple(range(len(self.axes))) if len(axes) == len(shape) else tuple(axes)
 
 
@@ -257,16 +252,17 @@ def grid_of(
     results: Sequence[Tensor],
     shape: tuple[int, ...],
 ) -> Grid:
-    """One vertex a box of a layout."""
+    """Grid of one vertex a block of a layout."""
     mapping = layout.mapping
     if isinstance(mapping, Flat):
         bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
         read, written = (tuple(View(x.flatten(), (0,)) for x in tensors) for tensors in (operands, results))
         return Grid((Axis("element", bounds),), mapping.tiles, read, written)
-    axes, dims = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts)), tuple(range(len(layout.shape)))
+    axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
+    dims = tuple(range(len(layout.shape)))
     read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
     if layout.shape != shape:
         return Grid(axes, mapping.tile, read, written)
     longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]
-    whole = [x if own.is_whole else None for x, own in zip(operands, narrow, strict=True)]
-    return Grid(axes, mapping.tile, tuple(narrow), written, tuple(shared_windows(whole, longest)))
+    unrepeated = [x if view.is_whole else None for x, view in zip(operands, narrow, strict=True)]
+    return Grid(axes, mapping.tile, tuple(narrow), written, tuple(shared_windows(unrepeated, longest)))

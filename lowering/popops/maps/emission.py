@@ -1,7 +1,8 @@
-"""What an operation has added to a graph, added again for operands that are and lie alike, as those of equal layers.
+"""Replay of earlier, equal operations, such as those of equal layers: planned once, emitted again on other operands.
 
-Input: an operation, its operands, and how it is added. Output: its results. The first time it is planned and added;
-from then on its vertices are those of the first time on other variables. A graph remembers what was added to it.
+Input: an operation, its operands, and a function that plans and adds it. Output: its results. The first of equal
+operations is planned; a later one, on operands of equal shapes and mappings, gets the same vertices on its own
+variables. Emissions are stored in the graph.
 """
 
 from __future__ import annotations
@@ -18,102 +19,91 @@ Add = Callable[[ProgramSequence], list[Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emission:
-    """What was added.
+    """Vertices and variables that an operation added."""
 
-    Args:
-        name: debug name of the operation, with which all others begin.
-        given: the variables of its operands, each once.
-        made: the variables that were added, constants excepted.
-        steps: name and vertices of each compute set, in order.
-        results: the results.
-    """
-
-    name: str
-    given: tuple[Variable, ...]
-    made: tuple[Variable, ...]
-    steps: tuple[tuple[str, tuple[VertexGroup, ...]], ...]
+    name: str  # debug name of the operation, a prefix of all others
+    operands: tuple[Variable, ...]  # variables of its operands, each once
+    variables: tuple[Variable, ...]  # variables that it added, except constants
+    steps: tuple[tuple[str, tuple[VertexGroup, ...]], ...]  # name and vertices of each compute set, in order
     results: tuple[Tensor, ...]
 
-    def again(self, graph: Graph, given: Sequence[Variable], prog: ProgramSequence, name: str) -> list[Tensor]:
-        """Adds the same for other variables; those that lie nowhere yet lie as the first ones do."""
-        table = dict(zip(self.given, given, strict=True))
-        for old, new in table.items():
-            if new not in graph.mappings:
-                graph.set_tile_mapping(new, graph.mappings[old])
-        for old in self.made:
-            title = self._named(old.name, name)
-            made = graph.add_variable(old.shape, old.dtype, title, graph.mappings[old], old.monoid)
-            (table[old],) = made.variables()
+    def replay(self, graph: Graph, operands: Sequence[Variable], prog: ProgramSequence, name: str) -> list[Tensor]:
+        """Adds equal vertices on other operands; maps their unmapped variables as those of the first operands."""
+        table = dict(zip(self.operands, operands, strict=True))
+        for recorded, operand in table.items():
+            if operand not in graph.mappings:
+                graph.set_tile_mapping(operand, graph.mappings[recorded])
+        for recorded in self.variables:
+            title = self._renamed(recorded.name, name)
+            copy = graph.add_variable(recorded.shape, recorded.dtype, title, graph.mappings[recorded], recorded.monoid)
+            (table[recorded],) = copy.variables()
         for title, groups in self.steps:
-            compute_set = graph.add_compute_set(self._named(title, name))
-            graph.groups[compute_set] = [_moved(group, table, graph) for group in groups]
+            compute_set = graph.add_compute_set(self._renamed(title, name))
+            graph.groups[compute_set] = [_substituted(group, table, graph) for group in groups]
             prog.add(Execute(compute_set))
         return [substituted(x, table) for x in self.results]
 
-    def _named(self, old: str, name: str) -> str:
-        return name + old.removeprefix(self.name)
+    def _renamed(self, title: str, name: str) -> str:
+        return name + title.removeprefix(self.name)
 
 
-def added(
+def emit_or_replay(
     graph: Graph, operation: Hashable, operands: Sequence[Tensor | None], prog: ProgramSequence, name: str, add: Add
 ) -> list[Tensor]:
-    """The results of an operation, which is planned once for operands that are and lie alike.
+    """Results of an operation that `add` plans and adds; planned once for operands of equal views and mappings.
 
-    Args:
-        graph: graph to add to.
-        operation: all that it depends on besides its operands and the graph.
-        operands: what it reads and writes, None for what it makes.
-        prog: program to add to.
-        name: debug name of what is added.
-        add: plans and adds it to a program.
+    `operation` is all that planning depends on besides the operands and the graph; an operand is None for a new result.
     """
     numbers: dict[Variable, int] = {}
     forms = [None if x is None else _form(graph, x, numbers) for x in operands]
     if () in forms or not graph.maps_automatically:
         return add(prog)
-    # Small variables and partial results start at that tile.
-    question, given = (operation, tuple(forms), graph.next_tile), tuple(numbers)
-    known = graph.emissions.get(question)
-    if known is not None:
-        again: list[Tensor] = known.again(graph, given, prog, name)
-        return again
-    first_variable, next_tile, own = len(graph.variables), graph.next_tile, ProgramSequence()
-    results = add(own)
-    for step in own.children():
+    # The next tile is part of the key: small variables and partial results start there.
+    key = (operation, tuple(forms), graph.next_tile)
+    variables = tuple(numbers)
+    emission: Emission | None = graph.emissions.get(key)
+    if emission is not None:
+        return emission.replay(graph, variables, prog, name)
+    first_variable = len(graph.variables)
+    next_tile = graph.next_tile
+    sequence = ProgramSequence()
+    results = add(sequence)
+    for step in sequence.children():
         prog.add(step)
-    emission = _recorded(graph, name, given, graph.variables[first_variable:], own, results)
+    emission = _recorded(graph, name, variables, graph.variables[first_variable:], sequence, results)
     if emission is not None and graph.next_tile == next_tile:
-        graph.emissions[question] = emission
+        graph.emissions[key] = emission
     return results
 
 
 def _form(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[object, ...]:
-    """All that planning depends on in a tensor; nothing where a list of elements is part of that."""
-    view, variables = geometry(tensor), tensor.variables()
+    """Features of a tensor that planning depends on; empty where a list of elements is among them."""
+    view = geometry(tensor)
+    variables = tensor.variables()
     if view is None:
         return ()
-    same = tuple(numbers.setdefault(v, len(numbers)) for v in variables)
+    variable_numbers = tuple(numbers.setdefault(v, len(numbers)) for v in variables)
     constants = tuple(v for v in variables if v.is_constant)
-    return view, tensor.dtype, same, constants, tuple(map(graph.mappings.get, variables))
+    return view, tensor.dtype, variable_numbers, constants, tuple(map(graph.mappings.get, variables))
 
 
 def _recorded(
     graph: Graph,
     name: str,
-    given: tuple[Variable, ...],
-    new: Sequence[Variable],
+    operands: tuple[Variable, ...],
+    variables: Sequence[Variable],
     prog: ProgramSequence,
     results: Sequence[Tensor],
 ) -> Emission | None:
-    """What was added, if that is vertices on variables that lie somewhere."""
+    """Emission of a program of vertices on mapped variables, else None."""
     steps = prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
-    if len(sets) < len(steps) or not all(v in graph.mappings for v in (*given, *new)):
+    if len(sets) < len(steps) or not all(v in graph.mappings for v in (*operands, *variables)):
         return None
-    vertices = tuple((one.name, tuple(graph.groups[one])) for one in sets)
-    return Emission(name, given, tuple(v for v in new if not v.is_constant), vertices, tuple(results))
+    vertices = tuple((compute_set.name, tuple(graph.groups[compute_set])) for compute_set in sets)
+    return Emission(name, operands, tuple(v for v in variables if not v.is_constant), vertices, tuple(results))
 
 
-def _moved(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
+def _substituted(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
     accesses = tuple(replace(access, tensor=substituted(access.tensor, table)) for access in group.accesses)
     return replace(group, accesses=accesses, origin=graph.origin, parts=graph.parts)

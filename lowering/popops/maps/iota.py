@@ -1,4 +1,4 @@
-"""Rising numbers, made where they lie.
+"""Rising numbers, computed by the tiles that they are mapped to.
 
 Source of the cost: poplibs `popopsCycleEstimators.cpp`, iota (reference machine.md §1.3).
 """
@@ -26,19 +26,9 @@ _VECTOR_CYCLES = 3
 
 
 def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) -> Tensor:
-    """The numbers 0 … size − 1.
-
-    Args:
-        graph: graph to add to.
-        dtype: dtype of the result.
-        size: how many, at least 1.
-        prog: program the compute set is added to.
-        name: debug name.
-
-    Returns:
-        A new tensor of shape (size,), spread over tiles.
-    """
-    codelet, field = _codelet(dtype), spans((size,), (0,))
+    """Adds the numbers 0 … size − 1, at least one, in a tensor of shape (size,) that is spread over tiles."""
+    codelet = _codelet(dtype)
+    field = spans((size,), (0,))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
@@ -56,11 +46,13 @@ def _codelet(dtype: Any) -> Codelet:
         return numbers.astype(dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        each, workers = _VECTOR_CYCLES * -(-parts(shapes, target) // target.worker_contexts), target.worker_contexts
-        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + each)
+        workers = target.worker_contexts
+        loop = _VECTOR_CYCLES * -(-parts(shapes, target) // workers)
+        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + loop)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         return -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
 
-    fields, title = (Field("out", "out", dtype),), f"popops::Iota<{dtype_name(dtype)}>"
+    fields = (Field("out", "out", dtype),)
+    title = f"popops::Iota<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts)

@@ -1,6 +1,6 @@
 """Padding: around a tensor, between its elements, or negative to crop it.
 
-One copy: each block of the result reads the elements that fall in it, and its vertex fills in the rest.
+One copy: each block of the result reads the elements that fall in it, and its vertex fills in the padding.
 
 The cost is that of an elementwise copy of the result (reference machine.md §1.3).
 """
@@ -48,23 +48,18 @@ def pad(
     prog: ProgramSequence,
     name: str,
 ) -> Tensor:
-    """Pads a tensor, as `lax.pad`.
+    """Pads a tensor, as `lax.pad`; returns a new tensor of shape `out_shape`.
 
     Args:
-        graph: graph to add to.
         x: tensor with at least one element.
-        value: scalar that fills.
+        value: scalar that the padding equals.
         config: `(low, high, interior)` for each dimension.
         out_shape: shape of the result, with at least one element.
-        prog: program the compute set is added to.
-        name: debug name.
-
-    Returns:
-        A new tensor of shape `out_shape`.
     """
-    rank, constant = x.ndim, immediate_of(value)
-    known = None if constant is None else freeze(constant)
-    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), known)
+    rank = x.ndim
+    constant = immediate_of(value)
+    immediate = None if constant is None else freeze(constant)
+    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), immediate)
     read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
     fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
     sources: list[Source] = [source_of(graph, x), "here"] + ["elsewhere"] * (constant is None)
@@ -87,10 +82,10 @@ def pad(
 
 @remembered
 def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
-    known = None if constant is None else thawed(constant)
+    immediate = None if constant is None else thawed(constant)
 
-    def compute(x: jax.Array, *given: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
-        value = given[0] if known is None else known
+    def compute(x: jax.Array, *values: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
+        value = values[0] if immediate is None else immediate
         return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:

@@ -1,8 +1,7 @@
-"""Functions of rows that are a JAX primitive on each block: any reduction, approximate top-k, changes of width.
+"""Row functions that are a JAX primitive on each block: any reduction, approximate top-k, changes of width.
 
-Input and output as `rows.by_rows`, which cuts everything but the row. Reductions by a function of the user's own are
-not known to be associative, so that a row is reduced where it lies whole, in the order of XLA; one row alone is worked
-on by one tile.
+Input and output as `rows.by_rows`, which cuts everything but the row. A reduction by a user's own function need not be
+associative, so that a row is reduced on one tile, in the order of XLA.
 
 Source of the costs: none public; a load, a store and two cycles an operation of the function (assumed).
 """
@@ -26,7 +25,8 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
-_MOVE_CYCLES, _OPERATION_CYCLES = 2, 2  # assumed
+_MOVE_CYCLES = 2  # assumed: a load and a store
+_OPERATION_CYCLES = 2  # assumed
 
 RowFunction = Callable[..., Sequence[jax.Array]]
 
@@ -41,28 +41,22 @@ def reduce_by_function(
     prog: ProgramSequence,
     name: str,
 ) -> list[Tensor]:
-    """Reduces tensors of one shape together, by any function.
+    """Reduces tensors of one shape together by any function, each to a new tensor of the shape without `axes`.
 
     Args:
-        graph: graph to add to.
         operands: tensors of one shape with at least one element.
-        starts: a scalar for each, that its reduction starts with.
+        starts: scalar that the reduction of each operand starts with.
         axes: dimensions to reduce.
-        fun: hashable; from blocks and starts to the blocks reduced over their last dimension.
-        operations: number of operations of one step.
-        prog: program the compute set is added to.
-        name: debug name.
-
-    Returns:
-        A new tensor for each operand, of the shape without `axes`.
+        fun: hashable function of blocks and starts, to the blocks reduced over their last dimension.
+        operations: number of operations of `fun` for one element.
     """
     shape = operands[0].shape
-    kept = [d for d in range(len(shape)) if d not in axes]
-    sizes = tuple(shape[d] for d in kept)
-    rows = [x.transpose((*kept, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
+    result_dims = [d for d in range(len(shape)) if d not in axes]
+    sizes = tuple(shape[d] for d in result_dims)
+    rows = [x.transpose((*result_dims, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, True)
-    outs = by_rows(graph, codelet, rows, [(1, dtype) for dtype in dtypes], len(kept), prog, name, starts)
+    outs = by_rows(graph, codelet, rows, [(1, dtype) for dtype in dtypes], len(result_dims), prog, name, starts)
     return [out.reshape(sizes) for out in outs]
 
 
@@ -77,18 +71,13 @@ def each_row(
     name: str,
     operations: int = 1,
 ) -> list[Tensor]:
-    """Applies a function to each row of a tensor.
+    """Applies a function to each row along `axis` of a tensor with at least one element.
 
     Args:
-        graph: graph to add to.
         title: name of the codelet.
-        x: tensor with at least one element.
-        axis: the dimension that rows lie along.
-        fun: hashable; from a block to blocks of the results.
-        results: extent of the rows of each result, and its dtype.
-        prog: program the compute set is added to.
-        name: debug name.
-        operations: operations an element of `x`.
+        fun: hashable function of a block, to blocks of the results.
+        results: length of the rows of each result, and its dtype.
+        operations: number of operations of `fun` for one element of `x`.
     """
     codelet = _codelet(title, fun, (x.dtype,), tuple(dtype for _, dtype in results), 1, operations, False)
     return by_rows(graph, codelet, [x], results, axis, prog, name)
@@ -114,9 +103,9 @@ def _codelet(
         length = shapes[0][-1] if reduces else np.ones((), np.int64)
         workers = target.worker_contexts
         share = -(-(elements // np.maximum(length, 1)) // workers) * length
-        means = emulation(dtypes[0], "add" if operations else "move", target)
-        each = _MOVE_CYCLES + _OPERATION_CYCLES * operations * means.factor + means.cast_cycles
-        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * each)
+        emulated = emulation(dtypes[0], "add" if operations else "move", target)
+        element_cycles = _MOVE_CYCLES + _OPERATION_CYCLES * operations * emulated.factor + emulated.cast_cycles
+        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * element_cycles)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         del target

@@ -1,7 +1,7 @@
 """Operations along one dimension, row by row: cumulative results, sorting, the largest of a row, any reduction.
 
-A row is never cut here, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone
-is worked on by one tile. (The rules cut rows that no tile can hold: `rules/long_rows.py`.)
+A row is never cut, so that every result is that of `lax`; the other dimensions are cut over tiles. A single row runs on
+one tile. (The rules cut rows that no tile can store: `rules/long_rows.py`.)
 
 Rows are sorted by a bitonic network, as in the top-k of PopLibs; its heap sort, by one worker, takes over ten times as
 long.
@@ -39,6 +39,7 @@ from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
+# Function of `lax`, and cycles of one element.
 CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
     "cumsum": (lax.cumsum, 3),
     "cumprod": (lax.cumprod, 3),
@@ -49,27 +50,23 @@ CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
 _SORT_SUPERVISOR_CYCLES = 19
 _SORT_WORKER_CYCLES = 23
-# A pair of float keys alone, with values, and where a second key decides between equal ones.
-_COMPARE_SWAP_KEYS_CYCLES, _COMPARE_SWAP_CYCLES, _COMPARE_SWAP_SECOND_KEY_CYCLES = 13, 11, 26
+# A pair of float keys without values, with values, and with a second key that decides between equal ones.
+_COMPARE_SWAP_KEYS_CYCLES = 13
+_COMPARE_SWAP_CYCLES = 11
+_COMPARE_SWAP_SECOND_KEY_CYCLES = 26
 _SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
 def cumulative(
     graph: Graph, x: Tensor, axis: int, kind: str, reverse: bool, prog: ProgramSequence, name: str
 ) -> Tensor:
-    """Running results along one dimension.
+    """Adds cumulative results along one dimension, in a tensor like `x`.
 
     Args:
-        graph: graph to add to.
         x: tensor with at least one element.
-        axis: the dimension.
+        axis: dimension of the rows.
         kind: row of `CUMULATIVE`.
-        reverse: from the end to the start.
-        prog: program the compute set is added to.
-        name: debug name.
-
-    Returns:
-        A new tensor like `x`.
+        reverse: whether results accumulate from the end to the start.
     """
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
     (out,) = by_rows(graph, codelet, [x], [(x.shape[axis], x.dtype)], axis, prog, name)
@@ -86,20 +83,14 @@ def sort(
     name: str,
     has_sorted_halves: bool = False,
 ) -> list[Tensor]:
-    """Sorts rows of tensors of one shape together, as `lax.sort`.
+    """Sorts rows of tensors of one shape together, as `lax.sort`; returns a new tensor for each operand.
 
     Args:
-        graph: graph to add to.
         operands: tensors of one shape with at least one element; the first `num_keys` are compared.
         axis: the dimension sorted.
         num_keys: number of keys.
-        is_stable: equal keys keep their order.
-        prog: program the compute set is added to.
-        name: debug name.
-        has_sorted_halves: whether each half of a row is sorted already, so that they need to be merged only.
-
-    Returns:
-        A new tensor for each operand.
+        is_stable: whether equal keys keep their order.
+        has_sorted_halves: whether each half of a row is sorted already, so that a merge is enough.
     """
     codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable, has_sorted_halves)
     results = [(x.shape[axis], x.dtype) for x in operands]
@@ -107,7 +98,7 @@ def sort(
 
 
 def top_k(graph: Graph, x: Tensor, k: int, axis: int, prog: ProgramSequence, name: str) -> list[Tensor]:
-    """The `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
+    """Finds the `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
     codelet = _top_k_codelet(x.dtype, k, axis)
     return by_rows(graph, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis, prog, name)
 
@@ -122,27 +113,13 @@ def by_rows(
     name: str,
     scalars: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Runs a codelet on rows.
-
-    Args:
-        graph: graph to add to.
-        codelet: reads a block of each operand, then the scalars, and writes a block of each result.
-        operands: tensors of one shape with at least one element.
-        results: extent of the rows of each result, and its dtype.
-        axis: the dimension that rows lie along.
-        prog: program the compute set is added to.
-        name: debug name.
-        scalars: tensors of shape () that every vertex reads.
-
-    Returns:
-        A new tensor for each result, of the operands' shape but for the extent of rows.
-    """
-    shape, rank = operands[0].shape, operands[0].ndim
+    """Runs a codelet on full rows of `operands` and on `scalars`; `results` are row length and dtype of each result."""
+    shape = operands[0].shape
+    rank = len(shape)
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
     out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
-    here: Source = "here"
-    sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
-    sources[len(operands) : len(operands)] = [source_of(graph, x) for x in scalars]
+    written: Source = "here"
+    sources = [*(source_of(graph, x) for x in (*operands, *scalars)), *(written for _ in results)]
     work = Work(codelet, (*[row] * len(operands), *[()] * len(scalars), *out_rows), tuple(sources))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
@@ -167,7 +144,8 @@ def _add_rows(
     name: str,
     scalars: Sequence[Tensor],
 ) -> list[Tensor]:
-    shape, rank = operands[0].shape, operands[0].ndim
+    shape = operands[0].shape
+    rank = len(shape)
     extents = sorted({extent for extent, _ in results if extent != shape[axis]})
     axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in extents]
     accesses = [*(along(x, range(rank)) for x in operands), *map(scalar, scalars)]
@@ -189,13 +167,13 @@ def _rows_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.nda
 
 
 def _rows(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Rows along an axis of a block, the parts of what goes through each row in order."""
+    """Rows of a block, the parts of a codelet that goes through each row in order."""
     del target
     return _rows_and_length(shapes, axis)[0]
 
 
 def _pairs(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Pairs of elements along an axis of a block, the parts of each stage of a sort."""
+    """Pairs of elements along the rows of a block, the parts of each stage of a sort."""
     del target
     rows, length = _rows_and_length(shapes, axis)
     return rows * -(-length // 2)
@@ -203,20 +181,21 @@ def _pairs(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
 
 @remembered
 def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
-    fun, each = CUMULATIVE[kind]
+    fun, element_cycles = CUMULATIVE[kind]
 
     def compute(x: jax.Array) -> jax.Array:
         return fun(x, axis=axis, reverse=reverse)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _rows_and_length(shapes, axis)
-        means = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
+        emulated = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
         workers = target.worker_contexts
-        loop = -(-rows // workers) * length * (means.factor * each + means.cast_cycles)
+        loop = -(-rows // workers) * length * (emulated.factor * element_cycles + emulated.cast_cycles)
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
-    title, compares = f"popops::{kind.title()}<{dtype_name(dtype)}>", kind in ("cummax", "cummin")
+    title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
+    compares = kind in ("cummax", "cummin")
     parts = partial(_rows, axis)
     return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts)
 
@@ -228,7 +207,7 @@ def _sort_codelet(
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
 
-    # To keep the order of equal keys, a second key holds it; one tensor alone has no order to keep.
+    # A stable sort takes the position as a second key; equal keys without values cannot be told apart.
     keys = max(num_keys, 2) if is_stable and len(dtypes) > 1 else num_keys
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -237,7 +216,7 @@ def _sort_codelet(
         stages = levels if has_sorted_halves else levels * (levels + 1) // 2
         pairs = -(-rows * -(-length // 2) // target.worker_contexts)
         compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
-        pair = max(means.factor * _compare_swap_cycles(keys, len(dtypes)) + means.cast_cycles for means in compared)
+        pair = max(x.factor * _compare_swap_cycles(keys, len(dtypes)) + x.cast_cycles for x in compared)
         stage = _SORT_SUPERVISOR_CYCLES + target.worker_contexts * (_SORT_WORKER_CYCLES + pairs * pair)
         return target.supervisor_overhead_cycles + stages * stage
 
@@ -249,11 +228,11 @@ def _sort_codelet(
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:
-    """Cycles in which a worker compares one pair of elements and swaps them, in so many tensors."""
+    """Cycles of a worker to compare one pair of elements and to swap them in a number of tensors."""
     if tensors == 1:
         return _COMPARE_SWAP_KEYS_CYCLES
-    first = _COMPARE_SWAP_CYCLES if keys == 1 else _COMPARE_SWAP_SECOND_KEY_CYCLES
-    return first + _SWAP_CYCLES * (tensors - 2)
+    compare = _COMPARE_SWAP_CYCLES if keys == 1 else _COMPARE_SWAP_SECOND_KEY_CYCLES
+    return compare + _SWAP_CYCLES * (tensors - 2)
 
 
 @remembered
@@ -266,8 +245,8 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         stages = int(np.ceil(np.log2(max(2, k))))
         # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
         pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
-        means = emulation(dtype, "add", target)
-        return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * means.factor + means.cast_cycles) * pairs
+        emulated = emulation(dtype, "add", target)
+        return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * emulated.factor + emulated.cast_cycles) * pairs
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
     return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True)

@@ -1,1 +1,1 @@
-"""Reductions: partial results on the tiles that have the elements, and their combination."""
+"""Reductions: partial results on the tiles of the elements, and their combination."""

@@ -1,8 +1,8 @@
 """Index of the largest or smallest element along one dimension.
 
-Where the dimension that is searched is cut, each tile finds its own best value and where it is, and a second compute
-set picks among these pairs. The first of equal values wins and NaN beats all, in each stage and so in all, as in
-`lax.argmax`. Boxes are chosen by the charge of both.
+Where the dimension that is searched is cut, each tile finds the best value of its block and the index of that, and a
+second compute set picks among these pairs. The first of equal values wins and NaN beats all, in each stage and so in
+all, as in `lax.argmax`. The partition is the one of least cost of both.
 
 The cost is twice that of the reduction to the value (assumed: value and index advance together).
 """
@@ -41,9 +41,9 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, element_bytes, even_cuts
 
-_PASSES = 2  # assumed, see above
+_PASSES = 2  # assumed: one for the value and one for the index
 
-# The search, the reduction to the value, and the monoid whose cost that is.
+# Search, reduction to the value, and monoid of that reduction, for its cost.
 _Row = tuple[Callable[..., jax.Array], Callable[..., jax.Array], str]
 _REDUCERS: dict[str, _Row] = {
     "argmax": (lax.argmax, lax.reduce_max, "max"),
@@ -54,34 +54,28 @@ _REDUCERS: dict[str, _Row] = {
 def arg_reduce(
     graph: Graph, x: Tensor, axis: int, monoid: str, index_dtype: Any, prog: ProgramSequence, name: str
 ) -> Tensor:
-    """Finds where the extreme element along one dimension is.
+    """Finds the index of the extreme element along one dimension; returns a tensor of the shape without it.
 
     Args:
-        graph: graph to add to.
         x: tensor with at least one element.
-        axis: the dimension searched.
+        axis: dimension to search.
         monoid: "argmax" or "argmin".
         index_dtype: dtype of the result.
-        prog: program the compute sets are added to.
-        name: debug name.
-
-    Returns:
-        A new tensor of the shape without `axis`.
     """
-    kept = [d for d in range(x.ndim) if d != axis]
+    result_dims = [d for d in range(x.ndim) if d != axis]
     read = spans(x.shape, range(x.ndim))
     codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
-    work = Work(codelet, (read, tuple(read[d] for d in kept)), (source_of(graph, x), "here"))
+    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(graph, x), "here"))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         place_operand(graph, x, read, placement)
-        return _searched(graph, x, axis, placement, monoid, index_dtype, prog, name)
+        return _search(graph, x, axis, placement, monoid, index_dtype, prog, name)
 
-    after = _Picking(axis, x.dtype, index_dtype, monoid)
-    return add(graph, prog, choose(graph, x.shape, range(x.ndim), work, [x], add, after=after))
+    pick_cost = _PickCost(axis, x.dtype, index_dtype, monoid)
+    return add(graph, prog, choose(graph, x.shape, range(x.ndim), work, [x], add, after=pick_cost))
 
 
-def _searched(
+def _search(
     graph: Graph,
     x: Tensor,
     axis: int,
@@ -91,22 +85,25 @@ def _searched(
     prog: ProgramSequence,
     name: str,
 ) -> Tensor:
-    kept = [d for d in range(x.ndim) if d != axis]
+    result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
-    shape, slots = tuple(x.shape[d] for d in kept), axes[axis].blocks
+    shape = tuple(x.shape[d] for d in result_dims)
+    slots = axes[axis].blocks
     if slots == 1:
-        out = mapped_variable(graph, shape, index_dtype, name, kept, placement)
+        out = mapped_variable(graph, shape, index_dtype, name, result_dims, placement)
         codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
-        add_vertices(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, prog, name)
+        accesses = (along(x, range(x.ndim)), along(out, result_dims))
+        add_vertices(graph, codelet, axes, accesses, placement.tile, prog, name)
         return out
     values, indices = (
-        _partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)
+        _partials(graph, shape, slots, dtype, monoid, result_dims, axis, placement, name)
+        for dtype in (x.dtype, index_dtype)
     )
-    dims = (block(axis), *map(element, kept))
-    accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
+    dims = (block(axis), *map(element, result_dims))
+    pair_accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
     codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
-    add_vertices(graph, codelet, axes, accesses, placement.tile, prog, name, [axes[axis].name])
+    add_vertices(graph, codelet, axes, pair_accesses, placement.tile, prog, name, [axes[axis].name])
     return _pick(graph, values, indices, monoid, prog, name)
 
 
@@ -116,23 +113,24 @@ def _partials(
     slots: int,
     dtype: Any,
     monoid: str,
-    kept: list[int],
+    result_dims: list[int],
     axis: int,
     placement: Blocked,
     name: str,
 ) -> Tensor:
-    """A variable with one result for each block of the reduced dimension, on the tile that computes it."""
-    cuts = (even_cuts(slots, slots), *(placement.cuts[d] for d in kept))
-    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *kept]))
+    """Variable of one result for each block of the reduced dimension, mapped to the tile that computes it."""
+    cuts = (even_cuts(slots, slots), *(placement.cuts[d] for d in result_dims))
+    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *result_dims]))
     return graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
 
 
 def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: ProgramSequence, name: str) -> Tensor:
-    """Chooses among the slots of pairs: each box of results on the tile that has its first pairs."""
+    """Picks among the slots of pairs: each block of results on the tile of its first pairs."""
     mapping = mapping_like(graph, values)
-    assert isinstance(mapping, Blocked), "partials lie in boxes"
+    assert isinstance(mapping, Blocked), "partials are mapped in blocks"
     slots, *shape = values.shape
-    cuts, tile = mapping.cuts[1:], mapping.tile[:1]
+    cuts = mapping.cuts[1:]
+    tile = mapping.tile[:1]
     out = graph.add_variable(shape, indices.dtype, name, blocked_mapping(cuts, tile[0]))
     axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
     pairs = (along(t, range(t.ndim)) for t in (values, indices))
@@ -142,20 +140,20 @@ def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: Prog
 
 
 @dataclass(frozen=True, slots=True)
-class _Picking:
-    """Charge of choosing among partial results, on each candidate grid of the search."""
+class _PickCost:
+    """Cycles of picking among partial results, for each candidate grid of the search."""
 
     axis: int
     dtype: Any
     index_dtype: Any
     monoid: str
 
-    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
+    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
         slots = grids.blocks[self.axis]
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
-        # The first pair of each result lies there already; no two tiles receive the same.
+        # The first pair of each result is on the tile already; no two tiles receive the same pairs.
         copied = copy_cycles(size * sum(widths), np.full_like(size, len(widths)), target)
         shared = np.zeros_like(size)
         payload = sum(receive_cycles((slots - 1) * size * width, shared, slots - 1, target) for width in widths)
@@ -182,7 +180,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    cycles, parts = (partial(each, monoid, dtype, axis) for each in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, 24, 500, compares=True, parts=parts)
@@ -196,7 +194,7 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
         index = search(x, axis, index_dtype)
         return reducer(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    cycles, parts = (partial(each, monoid, dtype, axis) for each in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares=True, parts=parts)
@@ -212,7 +210,7 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
         slot = search(values, 0, np.dtype(np.int32))
         return jnp.take_along_axis(indices, slot[None], 0)[0]
 
-    cycles, parts = (partial(each, monoid, dtype, 0) for each in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, monoid, dtype, 0) for formula in (_search_cycles, _search_parts))
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, 28, 500, compares=True, parts=parts)

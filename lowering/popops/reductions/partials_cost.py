@@ -1,7 +1,7 @@
-"""What combining partial results is charged: stages, how each is divided over tiles, and its cycles.
+"""Cost of combining partial results: stages, the division of each over tiles, and its cycles.
 
-Input: numbers of partial results and lengths of boxes of results, of all candidates of a choice at once. Output:
-cycles, and how results are divided, as arrays of one column a candidate. `partials` adds what is charged here.
+Input: numbers of partial results and lengths of blocks of results, of all candidates of a choice at once. Output:
+cycles, and the division of results, as arrays of one column a candidate. `partials` adds these stages to a graph.
 Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machine.md §1.2).
 """
 
@@ -20,157 +20,136 @@ from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, frozen
 
-# Most partials of one output that are combined in one stage: 1 stage below 16 partials, 2 below 125, then 3.
+# Stages by partials of one output: 1 stage below 16 partials, 2 below 125, then 3.
 _STAGES = ((16, 1), (125, 2))
 _MAX_STAGES = 3
 _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its exchange code
 
 
 @remembered
-def kept_slots(slots: int) -> tuple[int, ...]:
+def slots_after_stages(slots: int) -> tuple[int, ...]:
     """Partials of one output after each stage, 1 after the last; no stage for one partial."""
     if slots <= 1:
         return ()
     stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
-    kept, left = [], slots
-    for stage in range(stages - 1, 0, -1):
-        left = max(2, round(left ** (stage / (stage + 1))))
-        kept.append(left)
-    return (*kept, 1)
+    counts: list[int] = []
+    for stage in range(stages - 1, 0, -1):  # equal depths: the first of three stages leaves slots ** (2 / 3)
+        slots = max(2, round(slots ** (stage / (stage + 1))))
+        counts.append(slots)
+    return (*counts, 1)
 
 
-def spread_blocks(size: int, slots: Any, keep: Any, dtype: Any, tiles: Any) -> Any:
-    """Over how many tiles, for each slot that is kept, a stage of `reduce_partials` spreads its outputs.
+def spread_blocks(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
+    """Tiles, for each slot after a stage of `reduce_partials`, that its `size` outputs are spread over."""
+    return np.maximum(1, np.minimum(tiles // stage_slots, -(-size // _min_outputs(slots, stage_slots, dtype))))
 
-    Args:
-        size: outputs.
-        slots: partials of each, an int or int64 array as the next and the last.
-        keep: how many of them are left after it.
-        dtype: of the partials.
-        tiles: how many tiles there are.
+
+def longest_share(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
+    """Outputs of the busiest tile of a stage of `reduce_partials`, of `size` in total.
+
+    `slots` and `stage_slots` are the partials of each output before and after the stage, int or int64 arrays.
     """
-    return np.maximum(1, np.minimum(tiles // keep, -(-size // _least_outputs(slots, keep, dtype))))
-
-
-def longest_share(size: int, slots: Any, keep: Any, dtype: Any, tiles: Any) -> Any:
-    """Outputs of the busiest tile of a stage; arguments as `spread_blocks`."""
     grains = -(-size // grain(dtype))
-    return np.minimum(size, -(-grains // spread_blocks(size, slots, keep, dtype, tiles)) * grain(dtype))
+    return np.minimum(size, -(-grains // spread_blocks(size, slots, stage_slots, dtype, tiles)) * grain(dtype))
 
 
-def _least_outputs(slots: Any, keep: Any, dtype: Any) -> Any:
-    """Fewest outputs that get a tile of their own."""
-    return np.maximum(grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
+def _min_outputs(slots: Any, stage_slots: Any, dtype: Any) -> Any:
+    """Smallest number of outputs that a tile is used for."""
+    return np.maximum(grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // stage_slots))))
 
 
 def grain(dtype: Any) -> int:
-    """Results of a dtype that are written at once."""
+    """Results of a dtype that are written by one 64-bit store."""
     return max(1, 8 // element_bytes(dtype))
 
 
 @remembered
 def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Partials of one output before and after each stage, int64[stages, slots]; 1 where there is none left."""
-    kept = [kept_slots(count) for count in slots]
-    after = np.ones((max(map(len, kept), default=0), len(slots)), np.int64)
-    for number, own in enumerate(kept):
-        after[: len(own), number] = own
-    return frozen(np.vstack((slots, after))[:-1], np.int64), frozen(after, np.int64)
-
-
-# --- partial results combined in place --------------------------------------------------------------------------------
+    """Partials of one output before and after each stage, int64[stages, slots]; 1 for stages that do not run."""
+    counts = [slots_after_stages(count) for count in slots]
+    table = np.ones((max(map(len, counts), default=0), len(slots)), np.int64)
+    for column, stage_slots in enumerate(counts):
+        table[: len(stage_slots), column] = stage_slots
+    return frozen(np.vstack((slots, table))[:-1], np.int64), frozen(table, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """How boxes of results are divided among the tiles that hold partials of them, one entry a candidate.
+class Division:
+    """Division of blocks of results among the tiles of their partials, one entry a candidate."""
 
-    Args:
-        dim: which dimension is cut, of those behind the slots, int64[candidates].
-        count: in how many parts, int64[candidates].
-        longest: lengths of the longest part, int64[dimensions, candidates]; of a result without dimensions one of 1.
-        cycles: what the stage is charged, int64[candidates].
-    """
-
-    dim: np.ndarray
-    count: np.ndarray
+    dim: np.ndarray  # dimension that is cut, of those after the slots, int64[candidates]
+    count: np.ndarray  # number of parts, int64[candidates]
+    # Lengths of the longest part, int64[dimensions, candidates]; of a result without dimensions one of 1
     longest: np.ndarray
-    cycles: np.ndarray
+    cycles: np.ndarray  # estimated cycles of the stage, int64[candidates]
 
 
-def combined(
-    slots: np.ndarray, longest: np.ndarray, dtype: Any, monoid: str, target: Target, byte_price: float
+def combining_cost(
+    slots: np.ndarray, longest: np.ndarray, dtype: Any, monoid: str, target: Target, cycles_per_byte: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `reduce_partials_in_place` is charged for partials that each lie on a tile of their own.
+    """Estimated cycles of `reduce_partials_in_place`, and lengths of the largest block of its results, as `longest`.
 
-    Args:
-        slots: partials of each result, int64[candidates].
-        longest: lengths of the largest box of results, int64[dimensions, candidates].
-        dtype: of the partials.
-        monoid: how they combine.
-        target: the machine.
-        byte_price: cycles that a byte of exchange code is worth when parts are chosen.
-
-    Returns:
-        Cycles, int64[candidates], and the lengths of the largest box in which results then lie, as `longest`.
+    `slots` are partials of each result, int64[candidates], each on a tile of its own; `longest` the lengths of the
+    largest block of results, int64[dimensions, candidates]; `cycles_per_byte` is the cost of a byte of exchange code.
     """
-    counts, which = np.unique(slots, return_inverse=True)
+    counts, inverse = np.unique(slots, return_inverse=True)
     total = np.zeros(len(slots), np.int64)
-    for before, after in zip(*stages(tuple(counts.tolist())), strict=True):
-        parts = divided(before[which], after[which], longest, dtype, monoid, target, byte_price)
-        runs = before[which] > 1
-        total, longest = total + runs * parts.cycles, np.where(runs, parts.longest, longest)
+    for slots_before, slots_after in zip(*stages(tuple(counts.tolist())), strict=True):
+        division = divide(slots_before[inverse], slots_after[inverse], longest, dtype, monoid, target, cycles_per_byte)
+        is_run = slots_before[inverse] > 1
+        total = total + is_run * division.cycles
+        longest = np.where(is_run, division.longest, longest)
     return total, longest
 
 
 @remembered
-def combined_cycles(
-    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, byte_price: float
+def combining_cycles(
+    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, cycles_per_byte: float
 ) -> int:
-    """Cycles of `combined` for one candidate."""
+    """Cycles of `combining_cost` for one candidate."""
     lengths = np.array(longest, np.int64)[:, None]
-    return int(combined(np.array([slots]), lengths, dtype, monoid, target, byte_price)[0][0])
+    return int(combining_cost(np.array([slots]), lengths, dtype, monoid, target, cycles_per_byte)[0][0])
 
 
-def divided(
+def divide(
     slots: np.ndarray,
-    keep: np.ndarray,
+    stage_slots: np.ndarray,
     longest: np.ndarray,
     dtype: Any,
     monoid: str,
     target: Target,
-    byte_price: float,
-) -> Parts:
-    """The cheapest dimension and number of parts for one stage: at most one for each partial that is combined.
-
-    Args:
-        slots: partials of each result before the stage, int64[candidates].
-        keep: partials after it, int64[candidates].
-        longest: as `combined` takes it, and the others.
-    """
+    cycles_per_byte: float,
+) -> Division:
+    """Cheapest division of one stage, in at most one part for each partial; arguments as `combining_cost`."""
     longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)
-    depth, width, size = ceil_div(slots, keep), element_bytes(dtype), np.prod(longest, axis=0)
-    most = np.minimum(np.minimum(slots // keep, longest), ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
-    # Powers of two up to the most, and the most, for each dimension: int64[dimensions, powers, candidates].
-    powers = 1 << np.arange(int(most.max(initial=1)).bit_length() + 1)
-    count = np.minimum(powers[:, None], np.maximum(1, most)[:, None])
-    extent, before = longest[:, None], np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
-    length, shortest, inner = ceil_div(extent, count), extent // count, size // extent
-    runs = np.where(count > 1, before, 1)
+    depth = ceil_div(slots, stage_slots)
+    width = element_bytes(dtype)
+    size = np.prod(longest, axis=0)
+    max_parts = np.minimum(slots // stage_slots, longest)
+    max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
+    # Powers of two up to the bound, and the bound, for each dimension: int64[dimensions, powers, candidates].
+    powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
+    count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
+    extent = longest[:, None]
+    outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
+    length = ceil_div(extent, count)
+    shortest = extent // count
+    inner = size // extent
+    regions = np.where(count > 1, outer, 1)  # contiguous regions of a part
     elements = length * inner
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
-    # A tile puts the part it has itself between those that arrive; no two tiles receive the same.
-    copied = copy_cycles(elements * width, runs, target)
-    # A tile that combines no part itself sends all it has.
+    # A tile copies its own part between those that arrive; no two tiles receive the same.
+    copied = copy_cycles(elements * width, regions, target)
+    # A tile that combines no part sends all its partials.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)
-    pieces = (depth - 1) * runs
-    work = np.maximum(payload, pieces * target.exchange_fragment_cycles)
-    cycles = target.internal_sync_cycles + target.exchange_startup_cycles + work + copied + compute
+    pieces = (depth - 1) * regions
+    exchange = np.maximum(payload, pieces * target.exchange_fragment_cycles)
+    cycles = target.internal_sync_cycles + target.exchange_startup_cycles + exchange + copied + compute
     code_bytes = pieces * target.exchange_fragment_cycles * INSTRUCTION_BYTES
     flat = (-1, len(slots))
-    best = np.argmin((cycles + byte_price * code_bytes).reshape(flat), axis=0)
+    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)
     count, cycles, length = (x.reshape(flat)[best, np.arange(len(slots))] for x in (count, cycles, length))
     dim = best // len(powers)
     cut = np.arange(len(longest))[:, None] == dim
-    return Parts(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))
+    return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))

@@ -1,7 +1,7 @@
-"""Reductions by a monoid over some dimensions: each tile reduces what it holds, then partial results are combined.
+"""Reductions by a monoid over some dimensions: each tile reduces its elements, then partial results are combined.
 
-The first stage runs in boxes chosen by the charge of all stages: those in which the data lies, or even ones. Data that
-lies nowhere yet is placed in these boxes. Partials are combined in one to three stages, see `partials`.
+The first stage runs in the partition of least cost of all stages: that of the operand, or an even one. An unmapped
+operand is mapped to it. Partials are combined in one to three stages, see `partials`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combined
+from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -27,32 +27,27 @@ from ipujax.runtime.tensor import Blocked, Flat, Tensor
 
 
 def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:
-    """Reduces a tensor over some of its dimensions.
+    """Reduces a tensor over some of its dimensions; returns a new tensor of the shape without them, same dtype.
 
     Args:
-        graph: graph to add to.
         x: tensor of any shape.
         axes: dimensions to reduce.
         monoid: key of `REDUCERS`.
-        prog: program the compute sets are added to.
-        name: debug name.
-
-    Returns:
-        A new tensor of the shape without `axes`, same dtype.
     """
     axes = tuple(sorted(axes))
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if not x.size:
         map_linearly(graph, x)
         return graph.add_constant(neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
-    held = memory_order(x)
-    if held is not None and not held.is_own:
-        own_axes = [number for number, d in enumerate(held.view_dims) if d in axes]
-        return held.without(axes).of_view(reduce(graph, held.of_variable(x), own_axes, monoid, prog, name))
+    order = memory_order(x)
+    if order is not None and not order.is_own:
+        variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
+        return order.without(axes).of_view(reduce(graph, order.of_variable(x), variable_axes, monoid, prog, name))
     x, axes = _view(graph, x, axes)
-    kept = [d for d in range(x.ndim) if d not in axes]
-    codelet, read = reduce_codelet(monoid, x.dtype, axes), spans(x.shape, range(x.ndim))
-    work = Work(codelet, (read, tuple(read[d] for d in kept)), (source_of(graph, x), "here"))
+    result_dims = [d for d in range(x.ndim) if d not in axes]
+    codelet = reduce_codelet(monoid, x.dtype, axes)
+    read = spans(x.shape, range(x.ndim))
+    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(graph, x), "here"))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         place_operand(graph, x, read, placement)
@@ -62,15 +57,15 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
         add_vertices(graph, codelet, grid, accesses, placement.tile, prog, name)
         return reduce_partials_in_place(graph, out, prog, name) if num_slots(placement, axes) > 1 else out
 
-    after = _Combination(axes, x.dtype, monoid)
-    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=after)
+    combination = _CombinationCost(axes, x.dtype, monoid)
+    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=combination)
     return add(graph, prog, placement).reshape(out_shape)
 
 
 def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The view to reduce, and its reduced dimensions."""
-    # Boxes of `x` are boxes of its mapping. Without such a mapping the view is flat, or joins neighbouring dimensions
-    # that are reduced alike, for which there are more even grids.
+    """View of the operand to reduce, and its reduced dimensions."""
+    # A blocked mapping keeps its dimensions. Any other is seen flat, or with neighbouring dimensions joined where both
+    # are reduced or neither is: fewer and longer dimensions have more even grids.
     if source_of(graph, x) == "free":
         return x, axes
     map_linearly(graph, x)
@@ -91,14 +86,14 @@ def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple
 
 
 @dataclass(frozen=True, slots=True)
-class _Combination:
-    """Charge of combining partial results, on each candidate grid of the first stage."""
+class _CombinationCost:
+    """Cycles of combining partial results, for each candidate grid of the first stage."""
 
     axes: tuple[int, ...]
     dtype: Any
     monoid: str
 
-    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
-        kept = [d for d in range(len(grids.shape)) if d not in self.axes]
+    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
+        result_dims = [d for d in range(len(grids.shape)) if d not in self.axes]
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
-        return combined(slots, grids.lengths[kept], self.dtype, self.monoid, target, byte_price)[0]
+        return combining_cost(slots, grids.lengths[result_dims], self.dtype, self.monoid, target, cycles_per_byte)[0]

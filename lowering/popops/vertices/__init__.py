@@ -1,1 +1,1 @@
-"""Codelets of elementwise and reducing vertices, what they cost, and how they are added to a graph."""
+"""Codelets of elementwise and reducing vertices, their cycle costs, and their addition to a graph."""

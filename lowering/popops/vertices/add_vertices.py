@@ -1,4 +1,4 @@
-"""Adds a compute set of one vertex group to a graph and to a program, as most operations do."""
+"""Compute sets of one vertex group, the form of most operations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ def add_vertices(
     """Adds a compute set of one vertex group, and executes it.
 
     Args:
-        graph: graph to add to.
-        codelet: what the vertices run.
-        axes: the axes of the group.
-        accesses: what its fields are connected to, in order.
-        tile: the tile of each vertex, int32[blocks of each axis].
-        prog: program the compute set is added to.
-        name: debug name of the compute set.
+        codelet: code of the vertices.
+        axes: axes of the group.
+        accesses: tensors that its fields are connected to, in order.
+        tile: tile of each vertex, int32[blocks of each axis].
         origins: names of the axes whose first index is a scalar field.
     """
     compute_set = graph.add_compute_set(name)

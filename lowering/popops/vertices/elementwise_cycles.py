@@ -2,12 +2,14 @@
 
 One worker spends `start + iterations · cycles`; six share the vertex. A row gives the cycles of one iteration, loads,
 stores and the loop itself included, and how many elements it handles, for 32-bit floats, 16-bit floats, integers and
-bytes. Source: poplibs `popops/popopsCycleEstimators.{hpp,cpp}` (reference machine.md §1.3): its rows without a natural
-vector width are whole iterations; to those with one it adds 4 cycles (unary), 2 (binary assembly: float add, sub, mul)
-or 5. Rows marked `assumed` have no public figure and are set like their nearest relative. Dtypes that the machine lacks
-are emulated, see `emulation`.
+bytes.
 
-Known limit: data dependent costs (transcendentals) are the averages of that source; unsigned integers cost as signed.
+Source: poplibs `popops/popopsCycleEstimators.{hpp,cpp}` (reference machine.md §1.3). Its rows without a natural vector
+width are full iterations; to those with one it adds 4 cycles (unary), 2 (binary assembly: float add, sub, mul) or 5.
+Rows marked `assumed` have no public figure and equal those of a similar operation. `emulation` adds the cost of dtypes
+that the target lacks.
+
+Limits: data-dependent costs (transcendentals) are the averages of that source; unsigned integers cost as signed.
 """
 
 from __future__ import annotations
@@ -26,24 +28,16 @@ Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """One iteration of an operation's loop, for 32-bit floats, 16-bit floats, integers and bytes.
+    """One iteration of an operation's loop, for 32-bit floats, 16-bit floats, integers and bytes."""
 
-    Args:
-        on_float: of two words for a 64-bit type (assumed).
-        on_half: of 16-bit integers too.
-        on_int: of floats where only floats have the operation.
-        on_byte: as integers where None.
-        start: cycles of a worker before its loop; by the number of operands where None.
-    """
+    on_float: Iteration  # a 64-bit type takes two words of it (assumed)
+    on_half: Iteration  # of 16-bit integers too
+    on_int: Iteration  # of floats where only floats have the operation
+    on_byte: Iteration | None = None  # that of integers where None
+    start: int | None = None  # cycles of a worker before its loop; depends on the number of operands where None
 
-    on_float: Iteration
-    on_half: Iteration
-    on_int: Iteration
-    on_byte: Iteration | None = None
-    start: int | None = None
-
-    def of(self, width: Width) -> Iteration:
-        """Row for a width."""
+    def iteration(self, width: Width) -> Iteration:
+        """Cycles and elements of one iteration on operands of a width."""
         if width == "double":
             return 2 * self.on_float[0], self.on_float[1]
         by_width = {"float": self.on_float, "half": self.on_half, "byte": self.on_byte or self.on_int}
@@ -51,7 +45,7 @@ class OpCost:
 
 
 def _floats(on_float: Iteration, on_half: Iteration, start: int | None = None) -> OpCost:
-    """Costs of what only floats have."""
+    """Costs of an operation that only floats have."""
     return OpCost(on_float, on_half, on_float, start=start)
 
 
@@ -77,7 +71,7 @@ OP_COSTS: dict[str, OpCost] = {
     "sub": _ARITHMETIC,
     "mul": _ARITHMETIC,
     "add_any": _ARITHMETIC,
-    "mulhi": OpCost((14, 1), (14, 1), (14, 1)),  # assumed: two multiplications, for the machine keeps the low half
+    "mulhi": OpCost((14, 1), (14, 1), (14, 1)),  # assumed: two multiplications, the instruction gives the low half
     "max": _EXTREME,
     "min": _EXTREME,
     "clamp": OpCost((2, 2), (2, 4), (7, 1), start=11),
@@ -139,7 +133,7 @@ OP_COSTS: dict[str, OpCost] = {
     "ceil": _ROUND,
     "round": _ROUND,
     "is_finite": _floats((9, 2), (9, 4)),
-    "real": _MOVE,  # complex numbers: their parts moved
+    "real": _MOVE,  # complex numbers: a move of their parts
     "imag": _MOVE,
     "conj": _MOVE,
     "complex": _MOVE,
@@ -154,7 +148,8 @@ OP_COSTS: dict[str, OpCost] = {
 
 _START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
-_SAVED_BY_SCALAR = 1  # in add, sub, mul and bitwise operations: a scalar operand is loaded once, not in every iteration
+# In add, sub, mul and bitwise operations a scalar operand is loaded once, not in every iteration.
+_SCALAR_SAVING_CYCLES = 1
 
 
 def elementwise_cycles(
@@ -163,27 +158,28 @@ def elementwise_cycles(
     """Tile cycles of one elementwise vertex.
 
     Args:
-        op: JAX primitive name.
-        dtype: dtype the operation computes in.
-        operands: number of tensors read.
-        immediates: number of scalar operands held in the vertex.
+        op: row of `OP_COSTS`.
+        dtype: dtype of the arithmetic.
+        operands: number of tensor operands.
+        immediates: number of scalar operands stored in the vertex.
         elements: elements of the vertex, int64 array.
-        target: the machine.
     """
-    means, cost = emulation(dtype, kind_of(op), target), OP_COSTS[op]
-    cycles, vector = cost.of(means.width)
+    emulated = emulation(dtype, kind_of(op), target)
+    cost = OP_COSTS[op]
+    cycles, vector = cost.iteration(emulated.width)
     by_scalar = immediates > 0 and operands > 0
     if by_scalar and cost in (_ARITHMETIC, _BITWISE):
-        cycles -= _SAVED_BY_SCALAR
-    binary = "binary float" if means.width == "float" else "binary"
+        cycles -= _SCALAR_SAVING_CYCLES
+    binary = "binary float" if emulated.width == "float" else "binary"
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
     start = _START_CYCLES[loop] if cost.start is None else cost.start
-    once = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
+    launch = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
     iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
-    return once + target.worker_contexts * (start + iterations * (means.factor * cycles + means.cast_cycles * vector))
+    iteration_cycles = emulated.factor * cycles + emulated.cast_cycles * vector
+    return launch + target.worker_contexts * (start + iterations * iteration_cycles)
 
 
 def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:
-    """Vectors that workers share; arguments as `elementwise_cycles`."""
-    _, vector = OP_COSTS[op].of(emulation(dtype, kind_of(op), target).width)
+    """Vectors of elements that workers share; arguments as `elementwise_cycles`."""
+    _, vector = OP_COSTS[op].iteration(emulation(dtype, kind_of(op), target).width)
     return ceil_div(elements, vector)

@@ -1,7 +1,7 @@
-"""Cost of emulated arithmetic: dtypes that a target does not have are computed by instructions of others.
+"""Cost of emulated arithmetic: dtypes that a target lacks, computed by instructions of others.
 
-`Target.native_dtypes` says what a machine has. Moving elements is no arithmetic: any dtype is moved as words. All else
-of another dtype is emulated:
+`Target.native_dtypes` lists the dtypes of a target. A move is no arithmetic: words of any dtype are moved natively.
+Arithmetic on another dtype is emulated:
 
     bfloat16, 8-bit floats      cast to the next wider native float, which computes, and rounded back
     integers of 4 bits          unpacked to bytes and packed again
@@ -9,8 +9,8 @@ of another dtype is emulated:
     float64                     in software, of 32-bit integers
     complex                     their parts; a product is four products and two sums
 
-Limits: all figures are assumed; nobody published cycles of emulated arithmetic on an IPU. That of float64 is the one
-the dot product vertex has (64 instructions for a multiply-add, where a float takes 4, see `poplin.spec`).
+Limits: all figures are assumed; nobody published cycles of emulated arithmetic on an IPU. That of float64 is the figure
+of the dot product vertex (64 instructions for a multiply-add, where a float takes 4, see `poplin.spec`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ipujax.runtime.tensor import dtype_name, is_key_dtype
 Width = Literal["float", "half", "int", "byte", "double"]
 Kind = Literal["move", "add", "multiply", "function"]
 
-# Operations that compare, add or work bit by bit, which the parts of a wide number do one by one; a product or a
-# function of one takes more.
+# A wide number is moved, compared and added word by word; its products and functions take more.
 _MOVES = frozenset(("copy", "bitcast_convert_type", "select_n", "real", "imag", "complex", "not", "and", "or", "xor"))
 _SUMS = frozenset((
     *("add", "sub", "add_any", "max", "min", "clamp", "neg", "abs", "sign", "conj", "is_finite"),
@@ -43,17 +42,11 @@ _DOUBLE_FACTOR = 16  # assumed: 64 instructions for a multiply-add, where a floa
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The instructions that emulate one operation of a dtype.
+    """Instructions that emulate one operation of a dtype."""
 
-    Args:
-        width: column of the cost table of the operations that are done instead, or of the dtype itself.
-        factor: how many of them.
-        cast_cycles: cycles to unpack and to pack one element.
-    """
-
-    width: Width
-    factor: int = 1
-    cast_cycles: int = 0
+    width: Width  # column of the cost table of the emulating instructions, or of a native dtype itself
+    factor: int = 1  # instructions for one operation
+    cast_cycles: int = 0  # cycles to unpack and to pack one element
 
 
 _HALF_FLOAT = Emulation("float", cast_cycles=5)  # assumed: a shift to unpack; an addition, a shift, ties to pack
@@ -72,25 +65,19 @@ _WIDE: dict[str, tuple[Width, dict[Kind, int]]] = {
 
 
 def kind_of(op: str) -> Kind:
-    """The kind of work of an elementwise operation."""
+    """Kind of work of an elementwise operation."""
     if op in _MOVES:
         return "move"
     return "add" if op in _SUMS else "multiply" if op in _PRODUCTS else "function"
 
 
 def is_native(dtype: Any, target: Target) -> bool:
-    """Whether a target computes in a dtype; keys of random numbers are for its own generator."""
+    """True if a target computes in a dtype; keys of random numbers are for its own generator."""
     return is_key_dtype(dtype) or dtype_name(dtype) in target.native_dtypes
 
 
 def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
-    """The emulation of an operation on a target; the operation itself where the dtype is native.
-
-    Args:
-        dtype: what the operation computes in.
-        kind: what the operation is.
-        target: the machine.
-    """
+    """Emulation of an operation of a kind on a target; the operation itself where the dtype is native."""
     if kind == "move" or is_native(dtype, target):
         return Emulation(width_of(dtype))
     dtype = np.dtype(dtype)
@@ -103,7 +90,7 @@ def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
 
 
 def width_of(dtype: Any) -> Width:
-    """The column of the cost table a native dtype uses, or one that is only moved; 64 bits are two words."""
+    """Column of the cost table of a native dtype, or of one that is only moved; 64 bits are two words."""
     if is_key_dtype(dtype) or np.dtype(dtype).itemsize >= 8:
         return "double"
     narrow: dict[int, Width] = {1: "byte", 2: "half"}

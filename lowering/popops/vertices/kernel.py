@@ -1,17 +1,17 @@
-"""Kernels: elementwise operations over one index space as data, and reductions of them, computed by one vertex.
+"""Kernels: elementwise operations over one index space as data, and reductions of their values, computed by one vertex.
 
     kernel    ::= inputs, steps, results, reductions
-    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated), and where it
-                  begins in a block that several inputs are parts of
+    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated), and its
+                  first index in a block that several inputs are parts of
     step      ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
     reduction ::= number of a value, monoid, the axes it is reduced over
 
-Values are numbered, inputs first. What is no result is never stored. Every step rounds to its own dtype.
+Values are numbered, inputs first. A value that is no result is never stored. Every step rounds to its own dtype.
 
 Input: operations and operands. Output: a codelet with one field for each input, result and reduction.
 Source: PopLibs' `popops::map`, which makes one codelet of an expression (`popops/ExpressionGenerator.cpp`).
-Limits: PopLibs' expressions have no reductions. What one costs here is what a vertex that only reduces costs, without
-its launch: an accumulation is in one bundle with a load there.
+Limits: PopLibs' expressions have no reductions. The cost of one is that of a vertex that only reduces, without its
+launch: an accumulation is in one bundle with a load there.
 """
 
 from __future__ import annotations
@@ -35,43 +35,36 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name, element_bytes
 
 _CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
-_CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for what is left over
+_CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for the remainder
 _CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only reduces
-_STATE_BYTES = 16  # as `Codelet.state_bytes`, with up to
-_USUAL_FIELDS = 3
+_STATE_BYTES = 16  # default of `Codelet.state_bytes`, which pays for three fields
+_FREE_FIELDS = 3
 _POINTER_BYTES = 4  # assumed: of each further field
 _COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
-_MOST_NAMES = 4  # operations that the name of a codelet shows
+_MAX_TITLE_NAMES = 4  # operations that the name of a codelet lists
 
 Frozen = tuple[str, bytes]
 
 
 def freeze(value: np.ndarray) -> Frozen:
-    """A scalar as a key by its bits: 0.0 equals -0.0, and True 1, but they are not the same constant."""
+    """Hashable bits of a scalar: 0.0 equals -0.0, and True 1, but they are not the same constant."""
     return value.dtype.name, value.tobytes()
 
 
 def thawed(value: Frozen) -> np.ndarray:
-    """The scalar of a key."""
+    """Scalar of the bits that `freeze` returned."""
     return np.frombuffer(value[1], jax.numpy.dtype(value[0])).reshape(())
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An elementwise operation: its row in the cost table and its function of equally shaped arrays.
+    """Elementwise operation: a row of the cost table and a function of equally shaped arrays."""
 
-    Args:
-        name: row of `OP_COSTS`, a JAX primitive name.
-        fun: function of arrays of one shape.
-        out_dtype: dtype of the result.
-        key: tells operations of one name and dtype apart; the function itself when None.
-        is_primitive: whether the function is the primitive of that name without parameters, not only charged as it.
-    """
-
-    name: str
+    name: str  # row of `OP_COSTS`, a JAX primitive name
     fun: Callable[..., jax.Array] = field(compare=False)
     out_dtype: Any
-    key: Hashable = None
+    key: Hashable = None  # distinguishes operations of one name and dtype; the function itself when None
+    # Whether the function is the primitive `name` without parameters, and does not only cost the same
     is_primitive: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,26 +74,20 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor that a kernel reads.
-
-    Args:
-        dtype: its dtype.
-        axes: the axes of the index space that its dimensions are.
-        field: number of the first input that has the same field; None of one with a field of its own alone.
-        begins: in each dimension the first index of its part of that field's block.
-        reach: by how much that block is longer than the index space's, in each dimension.
-    """
+    """Operand of a kernel."""
 
     dtype: Any
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # axes of the index space that its dimensions run along
+    # Number of the first input of the same field; None of an input that shares its field with no other
     field: int | None = None
-    begins: tuple[int, ...] = ()
+    begins: tuple[int, ...] = ()  # in each dimension the first index of this input in that field's block
+    # In each dimension the elements by which that block is longer than the index space's
     reach: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a kernel on values by number and on constants."""
+    """Operation of a kernel on values by number and on constants."""
 
     op: Op
     operands: tuple[int | Frozen, ...]
@@ -108,7 +95,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A value by number, reduced over some axes of the index space by a monoid of `REDUCERS`."""
+    """Value by number, reduced over some axes of the index space by a monoid of `REDUCERS`."""
 
     value: int
     monoid: str
@@ -117,58 +104,47 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Elementwise operations over an index space of `rank` dimensions, and reductions of what they compute.
-
-    Args:
-        rank: dimensions of the index space.
-        inputs: what is read.
-        steps: the operations, in order.
-        results: the numbers of the values that are stored.
-        reductions: what is reduced and stored.
-    """
+    """Elementwise operations over an index space of `rank` dimensions, and reductions of their values."""
 
     rank: int
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
-    results: tuple[int, ...]
+    results: tuple[int, ...]  # numbers of the values that are stored
     reductions: tuple[Reduction, ...] = ()
 
     @property
     def fields(self) -> dict[int, int]:
-        """By the number of each input that has one, the number of its field."""
-        own = [n for n, given in enumerate(self.inputs) if given.field in (None, n)]
-        return {number: field for field, number in enumerate(own)}
+        """Number of the field of each input that owns one, by number of the input."""
+        owners = [n for n, x in enumerate(self.inputs) if x.field in (None, n)]
+        return {number: field for field, number in enumerate(owners)}
 
     @property
     def result_dtypes(self) -> tuple[Any, ...]:
-        """The dtype of each result."""
+        """Dtype of each result."""
         return tuple(self.dtype_of(number) for number in self.results)
 
     @property
     def reduced_dtypes(self) -> tuple[Any, ...]:
-        """The dtype of each reduction."""
+        """Dtype of each reduction."""
         return tuple(self.dtype_of(reduction.value) for reduction in self.reductions)
 
     def dtype_of(self, value: int | Frozen) -> Any:
-        """The dtype of a value or a constant."""
+        """Dtype of a value or a constant."""
         if not isinstance(value, int):
             return jax.numpy.dtype(value[0])
-        known = len(self.inputs)
-        return self.inputs[value].dtype if value < known else self.steps[value - known].op.out_dtype
+        inputs = len(self.inputs)
+        return self.inputs[value].dtype if value < inputs else self.steps[value - inputs].op.out_dtype
 
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
-        """The results and reductions on a block, step by step.
-
-        Args:
-            arrays: the block of each field.
-            shape: of the block of the index space.
-        """
-        fields, values = self.fields, list[jax.Array]()
-        for number, given in enumerate(self.inputs):
-            x = arrays[fields[number if given.field is None else given.field]]
-            if given.field is not None:
-                x = lax.slice(x, given.begins, [first + n for first, n in zip(given.begins, shape, strict=True)])
-            values.append(_filled_out(x, shape, given.axes) if len(given.axes) < self.rank else x)
+        """Results and reductions on a block of `shape` of the index space, of the block of each field."""
+        fields = self.fields
+        values: list[jax.Array] = []
+        for number, operand in enumerate(self.inputs):
+            x = arrays[fields[number if operand.field is None else operand.field]]
+            if operand.field is not None:
+                ends = [first + n for first, n in zip(operand.begins, shape, strict=True)]
+                x = lax.slice(x, operand.begins, ends)
+            values.append(lax.broadcast_in_dim(x, shape, operand.axes) if len(operand.axes) < self.rank else x)
         for step in self.steps:
             operands = (values[x] if isinstance(x, int) else lax.full(shape, thawed(x)) for x in step.operands)
             values.append(step.op.fun(*operands))
@@ -176,40 +152,42 @@ class Kernel:
         return [*(values[number] for number in self.results), *reduced]
 
 
-def _filled_out(x: jax.Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> jax.Array:
-    return lax.broadcast_in_dim(x, shape, axes)
-
-
-def _without(lengths: Sequence[Any], reach: Sequence[int]) -> Sequence[Any]:
-    return [n - more for n, more in zip(lengths, reach, strict=True)] if reach else lengths
+def _without_reach(lengths: Sequence[Any], reach: Sequence[int]) -> Sequence[Any]:
+    return [n - extra for n, extra in zip(lengths, reach, strict=True)] if reach else lengths
 
 
 @remembered
 def kernel_codelet(kernel: Kernel) -> Codelet:
-    """The codelet of a kernel: `Kernel.fields`, then one for each result, then one for each reduction.
+    """Codelet of a kernel, with `Kernel.fields`, then a field for each result, then one for each reduction.
 
-    The elements of a block are those of an input that is as large, or of a result: there must be one of them.
+    An input of the kernel's rank or a result must exist: from its block follow the elements of the index space's.
     """
-    holders = kernel.fields
-    # The fields that are as large as a block of the index space, or larger by a reach.
-    whole = [
-        (field, kernel.inputs[n].reach) for n, field in holders.items() if len(kernel.inputs[n].axes) == kernel.rank
+    input_fields = kernel.fields
+    # Fields whose blocks are as large as those of the index space, or larger by a reach.
+    full = [
+        (field, kernel.inputs[n].reach)
+        for n, field in input_fields.items()
+        if len(kernel.inputs[n].axes) == kernel.rank
     ]
 
     def compute(*arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()) -> Any:
-        shape = tuple(_without(arrays[whole[0][0]].shape, whole[0][1]) if whole else shapes[0])
+        shape = tuple(_without_reach(arrays[full[0][0]].shape, full[0][1]) if full else shapes[0])
         results = kernel.evaluate(arrays, shape)
         return results[0] if len(results) == 1 else tuple(results)
 
     counts = tuple(_count(kernel, step) for step in kernel.steps)
-    dtypes, stored = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
-    read = tuple(given.dtype for given in kernel.inputs if given.axes)
-    scalars, is_mapped = len(dtypes) - len(read), bool(kernel.steps or stored)
-    (sized, reach), first_reduced = (whole or [(len(holders), ())])[0], len(holders) + len(stored)
+    dtypes = tuple(x.dtype for x in kernel.inputs)
+    stored = kernel.result_dtypes
+    read = tuple(x.dtype for x in kernel.inputs if x.axes)
+    scalars = len(dtypes) - len(read)
+    is_map = bool(kernel.steps or stored)
+    sized, reach = (full or [(len(input_fields), ())])[0]
+    first_reduced = len(input_fields) + len(stored)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        elements, total = total_elements(_without(shapes[sized], reach)), np.asarray(0)
-        if is_mapped:
+        elements = total_elements(_without_reach(shapes[sized], reach))
+        total = np.asarray(0)
+        if is_map:
             loaded = (*read, *_unaligned(kernel, target))
             total = total + kernel_cycles(counts, loaded, stored, elements, target, scalars)
         for reduction, dtype, shape in zip(
@@ -218,24 +196,25 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
             outputs = total_elements(shape)
             reduced = elements // np.maximum(1, outputs)
             total = total + reduce_cycles(reduction.monoid, dtype, outputs, reduced, target)
-        launches = is_mapped + len(kernel.reductions)
+        launches = is_map + len(kernel.reductions)
         return total - (launches - 1) * LAUNCH_CYCLES
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        elements, most = total_elements(_without(shapes[sized], reach)), np.asarray(0)
-        if is_mapped:
+        elements = total_elements(_without_reach(shapes[sized], reach))
+        largest = np.asarray(0)
+        if is_map:
             loaded = (*read, *_unaligned(kernel, target))
-            most = kernel_parts(counts, loaded, stored, elements, target)
+            largest = kernel_parts(counts, loaded, stored, elements, target)
         for reduction, dtype, shape in zip(
             kernel.reductions, kernel.reduced_dtypes, shapes[first_reduced:], strict=True
         ):
             outputs = total_elements(shape)
-            dealt = reduce_parts(reduction.monoid, dtype, outputs, elements // np.maximum(1, outputs), target)
-            most = np.maximum(most, dealt)
-        return most
+            shared = reduce_parts(reduction.monoid, dtype, outputs, elements // np.maximum(1, outputs), target)
+            largest = np.maximum(largest, shared)
+        return largest
 
     written = (*stored, *kernel.reduced_dtypes)
-    fields = [Field(f"in{field}", "in", dtypes[number]) for number, field in holders.items()]
+    fields = [Field(f"in{field}", "in", dtypes[number]) for number, field in input_fields.items()]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
     fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
     computing = [step for step in kernel.steps if kind_of(step.op.name) != "move"]
@@ -245,9 +224,9 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         tuple(fields),
         compute,
         cycles,
-        state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _USUAL_FIELDS),
+        state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _FREE_FIELDS),
         code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
-        takes=() if whole else ("shapes",),
+        takes=() if full else ("shapes",),
         moves=not kernel.reductions and not computing,
         compares=_compares(kernel),
         flops=len(computing) + len(kernel.reductions),
@@ -256,26 +235,25 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
 
 
 def _compares(kernel: Kernel) -> bool:
-    """Whether any step compares two values with each other, or any reduction takes the largest or the smallest."""
+    """True if a step compares two values with each other, or a reduction takes the largest or the smallest."""
     steps = (step for step in kernel.steps if step.op.name in _COMPARING)
     selects = any(reduction.monoid in SELECTING for reduction in kernel.reductions)
     return selects or any(all(isinstance(x, int) for x in step.operands) for step in steps)
 
 
 def _unaligned(kernel: Kernel, target: Target) -> list[Any]:
-    """The dtypes of the inputs that begin inside a vector: they take a second load for each (assumed)."""
-    vector_bytes = target.vector_width_bytes
-    parts = [given for given in kernel.inputs if given.begins]
-    return [given.dtype for given in parts if given.begins[-1] * element_bytes(given.dtype) % vector_bytes]
+    """Dtypes of the inputs that begin inside a vector: each takes a second load (assumed)."""
+    parts = [x for x in kernel.inputs if x.begins]
+    return [x.dtype for x in parts if x.begins[-1] * element_bytes(x.dtype) % target.vector_width_bytes]
 
 
 def _count(kernel: Kernel, step: Step) -> OpCount:
-    """What the cycles of a step depend on."""
-    op, tensors = step.op, [x for x in step.operands if isinstance(x, int)]
-    # Comparisons work in what they compare, casts of integers in integers.
-    last = kernel.dtype_of(tensors[-1] if tensors else step.operands[-1])
-    from_integer = op.name == "convert_element_type" and not jax.numpy.issubdtype(last, np.inexact)
-    dtype = last if op.out_dtype == np.bool_ or from_integer else op.out_dtype
+    op = step.op
+    tensors = [x for x in step.operands if isinstance(x, int)]
+    # A comparison computes in the dtype of its operands, a cast of an integer in that of the integer.
+    operand_dtype = kernel.dtype_of(tensors[-1] if tensors else step.operands[-1])
+    from_integer = op.name == "convert_element_type" and not jax.numpy.issubdtype(operand_dtype, np.inexact)
+    dtype = operand_dtype if op.out_dtype == np.bool_ or from_integer else op.out_dtype
     return OpCount(op.name, dtype, len(tensors), len(step.operands) - len(tensors))
 
 
@@ -285,5 +263,6 @@ def _title(kernel: Kernel, counts: Sequence[OpCount]) -> str:
     dtype = dtype_name(counts[-1].dtype if counts else kernel.inputs[-1].dtype)
     if len(names) == 1 and not kernel.reductions:
         return f"popops::{names[0]}<{dtype}>"
-    shown = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else names
-    return f"popops::Map<{dtype}>({', '.join(shown)})"
+    omitted = len(names) - _MAX_TITLE_NAMES
+    listed = [*names[:_MAX_TITLE_NAMES], f"{omitted} more"] if omitted > 1 else names
+    return f"popops::Map<{dtype}>({', '.join(listed)})"

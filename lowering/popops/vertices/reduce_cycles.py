@@ -1,7 +1,7 @@
 """Cycle cost of reductions on one tile.
 
-Two forms, the cheaper of which is charged: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input)
-and running along contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
+The cheaper of two forms: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input) and running along
+contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
 `popops/reduction/CycleEstimationFunctions.cpp` (reference machine.md §1.2, §1.3).
 """
 
@@ -22,7 +22,7 @@ _OUTER_LOOP_CYCLES = 8  # 7 to 10 in the source
 _CONTINUOUS_OUTPUT_CYCLES = 12
 _CONTINUOUS_CYCLES = 17
 # Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
-# Poplibs puts answers together ("only") by adding them up.
+# Poplibs combines look-ups of blocks of rows ("only") by adding them up.
 _EXTRA_CYCLES = {"add": 0, "only": 0, "signed_add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
 _KINDS: dict[str, Kind] = {"mul": "multiply", "and": "move", "or": "move", "xor": "move"}
 
@@ -32,20 +32,17 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
 
     Args:
         monoid: "add", "max", …
-        dtype: dtype reduced.
+        dtype: dtype of operand and results.
         outputs: results of the vertex, int64 array.
         reduced: elements reduced into each result, int64 array.
-        target: the machine.
     """
     strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
     return np.minimum(strided, np.minimum(by_output, by_part))
 
 
 def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
-    """Parts that are dealt to workers in the form of fewest cycles: rows of outputs, outputs, or vectors of each.
-
-    Arguments are as of `reduce_cycles`.
-    """
+    """Parts that workers share in the cheapest form; arguments as `reduce_cycles`."""
+    # The parts are rows of outputs, or outputs, or the vectors reduced into each.
     strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
     continuous = np.where(by_part < by_output, ceil_div(reduced, vector), outputs)
@@ -56,16 +53,17 @@ def _forms(
     monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tile cycles of the strided form, and of the continuous one where workers share outputs, or each of them."""
-    workers, vector = target.worker_contexts, max(1, target.vector_width_bytes // element_bytes(dtype))
-    means = emulation(dtype, _KINDS.get(monoid, "add"), target)
-    extra = _EXTRA_CYCLES[monoid] + (1 if means.width in ("int", "byte", "double") else 0)
-    each = means.factor * (1 + extra) + means.cast_cycles * vector  # cycles of one vector
+    workers = target.worker_contexts
+    vector = max(1, target.vector_width_bytes // element_bytes(dtype))
+    emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
+    extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
+    vector_cycles = emulated.factor * (1 + extra) + emulated.cast_cycles * vector
     accumulators = 2 * vector
     loads = accumulators // vector
     rows = ceil_div(ceil_div(outputs, accumulators), workers)
-    strided = LAUNCH_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * each * reduced + _OUTER_LOOP_CYCLES))
-    along = -(-reduced // vector) * each
-    by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + along)
-    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-along // workers)) + workers
+    strided = LAUNCH_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * vector_cycles * reduced + _OUTER_LOOP_CYCLES))
+    output_cycles = -(-reduced // vector) * vector_cycles
+    by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + output_cycles)
+    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-output_cycles // workers)) + workers
     start = LAUNCH_CYCLES + workers * _CONTINUOUS_CYCLES
     return strided, start + workers * by_output, start + workers * by_part

@@ -1,9 +1,9 @@
-"""The monoids of reductions, and the codelet that reduces dimensions of its block by one.
+"""Monoids of reductions, and the codelet that reduces dimensions of its block by one.
 
-"only" combines answers of which all but one have all bits zero, see `nothing`: adds them up as whole numbers.
-So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
+"only" combines values of which all but one have all bits zero, see `zero_bits`: an integer addition of their bits,
+which unlike an addition of floats keeps signs of zeros, payloads of NaNs and numbers of a dtype without a zero.
 
-"signed_add" adds from −0.0, which changes no number that it is added to, as 0.0 changes −0.0.
+"signed_add" starts from −0.0, the neutral element of a sum of floats: 0.0 would turn a sum of −0.0 into 0.0.
 
 Source of the cost: `reduce_cycles`.
 """
@@ -28,19 +28,20 @@ from ipujax.runtime.tensor import dtype_name
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The one element along some dimensions with bits other than zero, if any."""
+    """Element along some dimensions that has bits other than zero, if any."""
     if all(x.shape[axis] == 1 for axis in axes):
         return lax.squeeze(x, axes)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(reduce_only(x.real, axes), reduce_only(x.imag, axes))
     if jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.bitcast_convert_type(lax.reduce_sum(lax.bitcast_convert_type(x, _bits(x.dtype)), axes), x.dtype)
+        bits = lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
+        return lax.bitcast_convert_type(lax.reduce_sum(bits, axes), x.dtype)
     return lax.reduce_or(x, axes) if x.dtype == np.bool_ else lax.reduce_sum(x, axes)
 
 
 def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The sum along some dimensions, of nothing −0.0; of floats or complex numbers."""
-    # JAX takes a reduction by `lax.add` itself for a sum from 0.0.
+    """Sum along some dimensions of floats or complex numbers, from −0.0."""
+    # Not `lax.add` itself: JAX replaces a reduction by it with a sum from 0.0.
     return lax.reduce(x, _negative_zero(x.dtype), lambda a, b: lax.add(a, b), tuple(axes))
 
 
@@ -49,15 +50,15 @@ def _negative_zero(dtype: Any) -> np.ndarray:
     return np.asarray(zero).astype(dtype)
 
 
-def nothing(dtype: Any) -> jax.Array:
-    """The scalar with all bits zero."""
+def zero_bits(dtype: Any) -> jax.Array:
+    """Scalar with all bits zero."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return lax.bitcast_convert_type(np.zeros((), _bits(dtype)), dtype)
+        return lax.bitcast_convert_type(np.zeros((), _bits_dtype(dtype)), dtype)
     return jnp.zeros((), dtype)
 
 
-def _bits(dtype: Any) -> Any:
-    """The whole numbers as wide as a floating-point dtype."""
+def _bits_dtype(dtype: Any) -> Any:
+    """Unsigned integer dtype as wide as a floating-point dtype."""
     return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
 
 
@@ -73,9 +74,9 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "signed_add": reduce_signed_add,
 }
 
-SELECTING = ("max", "min")  # monoids whose result is one of the elements, which others may compare with it
+SELECTING = ("max", "min")  # monoids whose result is one of the elements: it is a comparison
 
-MONOIDS = {  # of the primitives of reductions
+MONOIDS = {  # by primitive
     "reduce_sum": "add",
     "reduce_prod": "mul",
     **{f"reduce_{name}": name for name in ("max", "min", "and", "or", "xor")},
@@ -108,7 +109,7 @@ def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
 
 @remembered
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
-    """The codelet that reduces dimensions `axes` of its block by `monoid`."""
+    """Codelet that reduces dimensions `axes` of its block by `monoid`."""
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
@@ -120,5 +121,6 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
-    compute, compares = partial(REDUCERS[monoid], axes=axes), monoid in SELECTING
+    compute = partial(REDUCERS[monoid], axes=axes)
+    compares = monoid in SELECTING
     return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=600, compares=compares, parts=parts)

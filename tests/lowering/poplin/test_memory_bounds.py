@@ -1,4 +1,4 @@
-"""Plans that need more memory than planners may use are logged, kept and printed, with line, bound and need."""
+"""Plans that exceed the available memory: logged, in the profile and its summary, with line, bound and need."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def profile_of(name: str, share: float, tiles: int = 4) -> Profile:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_unmet_bound_is_reported_with_its_line(name, caplog):
+def test_reports_an_unmet_bound_with_its_line(name, caplog):
     with caplog.at_level(logging.WARNING, "ipujax.poplin"):
         profile = profile_of(name, 0.001)
     (unmet,) = profile.unmet_bounds
     line = inspect.getsourcelines(CALLS[name][0])[1] + 1
     assert unmet.bound_bytes == int(0.001 * 638_976) < unmet.needed_bytes
     assert f"test_memory_bounds.py:{line}" in str(unmet.origin)
-    said = f"needs {unmet.needed_bytes:,} bytes of a tile, of 638 that planners may use"
+    message = f"needs {unmet.needed_bytes:,} bytes of a tile, of 638 that planners may use"
     (record,) = caplog.records
-    assert said in record.message and f"test_memory_bounds.py:{line}" in record.message
+    assert message in record.message and f"test_memory_bounds.py:{line}" in record.message
     text = profile.summary()
-    assert said in text and "Planned with more memory than the available proportion" in text
+    assert message in text and "Planned with more memory than the available proportion" in text
 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("share", [0.6, 0])
-def test_a_bound_that_is_met_and_the_least_memory_are_not_reported(name, share, caplog):
+def test_does_not_report_a_met_bound_or_least_memory(name, share, caplog):
     profile = profile_of(name, share)
     assert not profile.unmet_bounds and not caplog.records
     assert "available proportion" not in profile.summary()
 
 
-def test_a_line_is_warned_of_once_and_only_for_the_program_that_is_taken(caplog):
+def test_warns_once_a_line_and_only_for_the_final_program(caplog):
     def layers(x, w):
         for _ in range(3):
             x = x @ w
@@ -82,13 +82,13 @@ def test_a_line_is_warned_of_once_and_only_for_the_program_that_is_taken(caplog)
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-def test_what_is_reported_is_what_the_operands_and_results_take(caplog):
+def test_reports_the_bytes_of_operands_and_results(caplog):
     """On one tile steps save nothing: both operands and the result."""
     (unmet,) = profile_of("matmul", 0.001, tiles=1).unmet_bounds
     assert unmet.needed_bytes == 3 * 64 * 64 * 4
 
 
-def test_an_option_of_one_product_in_a_poplar_program(caplog):
+def test_reports_an_option_of_one_product_of_a_poplar_program(caplog):
     graph = poplar.Graph(poplar.IPUModel(tiles_per_ipu=2).create_device())
     a, b = (poplin.create_mat_mul_input_lhs(graph, poplar.FLOAT, [32, 32], [32, 32], name) for name in "ab")
     program = Sequence()
@@ -99,7 +99,7 @@ def test_an_option_of_one_product_in_a_poplar_program(caplog):
 
 
 @pytest.mark.parametrize(("layers", "batch"), slow_but([(2, 4096)], [(4, 2048), (2, 4096)]))
-def test_what_fits_fits_in_more_memory(layers, batch):
+def test_program_that_fits_fits_in_more_memory(layers, batch):
     """Planners use more code where there is more memory: the region for code grows with it."""
 
     def step(weights, x):
@@ -121,5 +121,5 @@ def test_what_fits_fits_in_more_memory(layers, batch):
             return False
         return True
 
-    tried = [fits(kib) for kib in (512, 1024, 1536)]
-    assert tried == sorted(tried) and tried[-1], tried
+    results = [fits(kib) for kib in (512, 1024, 1536)]
+    assert results == sorted(results) and results[-1], results

@@ -1,4 +1,4 @@
-"""Repeated shapes are planned once: a deeper model of the same layers needs no further plan."""
+"""Plans of repeated shapes: a deeper model of equal layers needs no further plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipujax.runtime.cache import clear_caches, remembered_questions
 from tests.lowering.helpers import lowered, small_target
 
 TARGET = small_target(64)
-PLANNERS = ("plan_convolution", "contenders", "_ranked")
+PLANNERS = ("plan_convolution", "trial_plans", "_ranked")
 
 
 def dense(weights: Any, x: jax.Array) -> jax.Array:
@@ -39,18 +39,18 @@ MODELS = {
 
 
 def plans_of(name: str, layers: int) -> tuple[Counter[str], int]:
-    """Questions that planners of products were asked after a model and its gradient, and operations it planned."""
+    """Counts the distinct calls of planners of products for a model and its gradient, and its emissions."""
     fun, weight, x = MODELS[name]
     arguments = [np.ones(weight, np.float32)] * layers, np.ones(x, np.float32)
     graph = lowered(jax.value_and_grad(fun), arguments, TARGET).graph
-    asked = [getattr(question[0], "__name__", question[0]) for question in remembered_questions()]
-    return Counter(name for name in asked if name in PLANNERS), len(graph.emissions)
+    calls = [getattr(question[0], "__name__", question[0]) for question in remembered_questions()]
+    return Counter(name for name in calls if name in PLANNERS), len(graph.emissions)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_deeper_model_needs_no_further_plans(name: str) -> None:
+def test_plans_no_more_for_a_deeper_model(name: str) -> None:
     clear_caches()
-    few, few_maps = plans_of(name, 4)
-    assert few["plan_convolution"] >= 3  # forward, and two gradients
-    many, many_maps = plans_of(name, 16)
-    assert many == few and 0 < many_maps < 2 * few_maps  # small values start on other tiles
+    calls, emissions = plans_of(name, 4)
+    assert calls["plan_convolution"] >= 3  # forward, and two gradients
+    deep_calls, deep_emissions = plans_of(name, 16)
+    assert deep_calls == calls and 0 < deep_emissions < 2 * emissions  # small values start on other tiles

@@ -72,11 +72,11 @@ def small(tiles: int) -> Target:
     return preset("mk2").replace(tiles_per_ipu=tiles)
 
 
-def complete(x: Items[int], w: Items[int], given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters, dimension numbers as positions."""
+def complete(x: Items[int], w: Items[int], overrides: dict[str, Any]) -> dict[str, Any]:
+    """All parameters of a convolution, dimension numbers as positions."""
     rank = len(x) - 2
     plain = {"window_strides": (1,) * rank, "padding": ((0, 0),) * rank}
-    params = plain | {"lhs_dilation": (1,) * rank, "rhs_dilation": (1,) * rank} | given
+    params = plain | {"lhs_dilation": (1,) * rank, "rhs_dilation": (1,) * rank} | overrides
     numbers = lax.conv_dimension_numbers(tuple(x), tuple(w), params["dimension_numbers"])
     return params | {"dimension_numbers": numbers}
 
@@ -88,8 +88,9 @@ def random(shape: Items[int], seed: int, dtype: str = "float32") -> np.ndarray:
 
 
 def build(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> tuple[Graph, Sequence, dict, HostStream]:
-    """A program that reads both operands, convolves them, and writes the result."""
-    graph, prog = Graph(target), Sequence()
+    """Program that reads both operands, convolves them, and writes the result."""
+    graph = Graph(target)
+    prog = Sequence()
     tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("x", x), ("w", w))]
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
     for stream, tensor in zip(streams, tensors, strict=True):
@@ -112,14 +113,16 @@ def run_everywhere(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) 
     return [engine(False), engine(True), interpret(graph, prog, inputs)[result]]
 
 
-def close(got: Any, want: jax.Array, tolerance: float = 1e-5) -> None:
-    assert got.dtype == want.dtype and got.shape == want.shape
-    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
-    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0)))
+def close(got: Any, expected: jax.Array, tolerance: float = 1e-5) -> None:
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    got, expected = (np.asarray(x).astype(np.float64) for x in (got, expected))
+    np.testing.assert_allclose(
+        got, expected, rtol=tolerance, atol=tolerance * max(1.0, np.abs(expected).max(initial=0))
+    )
 
 
 def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
-    """XLA's convolution of an input padded beforehand: XLA CPU reads out of bounds for negative padding."""
+    """Convolution by XLA of an input padded beforehand: XLA CPU reads out of bounds for negative padding."""
     config = [(0, 0, 0)] * x.ndim
     rows = zip(params["dimension_numbers"].lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True)
     for position, (low, high), dilation in rows:
@@ -137,39 +140,42 @@ def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
     ),
 )
 def test_all_executors_agree(case, tiles):
-    x_shape, w_shape, given = CASES[case]
-    params = complete(x_shape, w_shape, given)
-    x, w = random(x_shape, 0), random(w_shape, 1)
-    want = reference(x, w, **params)
+    x_shape, w_shape, overrides = CASES[case]
+    params = complete(x_shape, w_shape, overrides)
+    x = random(x_shape, 0)
+    w = random(w_shape, 1)
+    expected = reference(x, w, **params)
     for got in run_everywhere(x, w, small(tiles), **params):
-        close(got, want)
+        close(got, expected)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2), ("int32", 0.0)])
 def test_dtypes(dtype, tolerance):
     params = complete((1, 5, 5, 20), (3, 3, 20, 4), {"dimension_numbers": NHWC})
-    x, w = random((1, 5, 5, 20), 0, dtype), random((3, 3, 20, 4), 1, dtype)
-    want = lax.conv_general_dilated(x, w, **params)
+    x = random((1, 5, 5, 20), 0, dtype)
+    w = random((3, 3, 20, 4), 1, dtype)
+    expected = lax.conv_general_dilated(x, w, **params)
     for got in run_everywhere(x, w, small(4), **params):
-        close(got, want, tolerance)
+        close(got, expected, tolerance)
 
 
 @pytest.mark.parametrize(
     "shapes", [((1, 4, 4, 9), (3, 3, 9, 64)), ((8, 9, 9, 8), (3, 3, 8, 8)), ((4, 9, 9, 4), (3, 3, 2, 8))], ids=str
 )
 def test_in_steps(shapes, monkeypatch):
-    """So little memory that the work is done in several steps, if what is sliced and joined took none."""
+    """Memory for several steps only; slices and joined results count as nothing."""
     monkeypatch.setattr(product_plan, "_stack_bytes", lambda *_: 0)
     clear_caches()
     x_shape, w_shape = shapes
     params = complete(*shapes, {"dimension_numbers": NHWC, "feature_group_count": x_shape[3] // w_shape[2]})
-    x, w = random(x_shape, 0), random(w_shape, 1)
-    want = reference(x, w, **params)
+    x = random(x_shape, 0)
+    w = random(w_shape, 1)
+    expected = reference(x, w, **params)
     share = 2500 / preset("mk2").bytes_per_tile
     graph, _, _, _ = build(x, w, small(4), available_memory_proportion=share, **params)
     assert len(graph.groups) > 1
     for got in run_everywhere(x, w, small(4), available_memory_proportion=share, **params):
-        close(got, want)
+        close(got, expected)
     clear_caches()
 
 
@@ -184,7 +190,7 @@ PARAMS = (*PARAMS, "feature_group_count", "batch_group_count")
 @pytest.mark.parametrize(
     ("stride", "kernel", "groups"), slow_but([(1, 3, 1), (2, 2, 3)], [(1, 3, 1), (2, 3, 1), (2, 1, 1), (2, 2, 3)])
 )
-def test_training_step_of_a_cnn_unsplit_and_bit_exact(stride, kernel, groups):
+def test_cnn_training_step_unsplit_is_bit_exact(stride, kernel, groups):
     """Forward and both backward convolutions, as `jax.grad` writes them."""
 
     def loss(x: Any, w: Any) -> Any:
@@ -208,13 +214,14 @@ def test_training_step_of_a_cnn_unsplit_and_bit_exact(stride, kernel, groups):
         got = quick_jit(of_arrays)(x, w)
         close(got, reference(x, w, **params))
         if all(low >= 0 and high >= 0 for low, high in params["padding"]):
-            want = quick_jit(partial(lax.conv_general_dilated, **params))(x, w)
-            assert (np.asarray(got) == np.asarray(want)).all()
+            expected = quick_jit(partial(lax.conv_general_dilated, **params))(x, w)
+            assert (np.asarray(got) == np.asarray(expected)).all()
 
 
 def test_empty():
     params = complete((2, 5, 0), (3, 0, 4), {"dimension_numbers": ("NWC", "WIO", "NWC")})
-    graph, prog = Graph(small(4)), Sequence()
+    graph = Graph(small(4))
+    prog = Sequence()
     x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 0), (3, 0, 4)))
     out = convolution(graph, x, w, prog, "conv", **params)
     result = HostStream("out", out.shape, out.dtype)
@@ -232,7 +239,7 @@ def test_empty():
         ({"feature_group_count": 2}, "input channels"),
     ],
 )
-def test_groups_refused(counts, match):
+def test_refuses_groups(counts, match):
     params = complete((2, 5, 6), (3, 6, 6), {"dimension_numbers": ("NWC", "WIO", "NWC")})
     graph = Graph(small(4))
     x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 6), (3, 6, 6)))
@@ -241,29 +248,30 @@ def test_groups_refused(counts, match):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_used_only_keeps_every_product(seed):
-    """The window over what strides leave of the input meets the same elements as the window over all of it."""
+def test_without_skipped_keeps_every_product(seed):
+    """The window over the used elements meets the elements that the window over all of them meets."""
     rng = np.random.default_rng(seed)
-    size, kernel = int(rng.integers(1, 12)), int(rng.integers(1, 4))
+    size = int(rng.integers(1, 12))
+    kernel = int(rng.integers(1, 4))
     padding = int(rng.integers(-6, 6)), int(rng.integers(-2, 6))
     window = Window(size, kernel, padding, *(int(n) for n in rng.choice([1, 2, 3, 4], 3)))
-    start, step, left = window.used_only()
+    start, step, used_window = window.without_skipped()
 
-    def met(w: Window, elements: np.ndarray) -> list[list[int]]:
+    def elements_met(w: Window, elements: np.ndarray) -> list[list[int]]:
         rows = []
         for y in range(window.outputs):
-            raw = [y * w.stride + k * w.rhs_dilation - w.padding[0] for k in range(kernel)]
-            index = [i // w.lhs_dilation if i % w.lhs_dilation == 0 else -1 for i in raw]
+            dilated = [y * w.stride + k * w.rhs_dilation - w.padding[0] for k in range(kernel)]
+            index = [i // w.lhs_dilation if i % w.lhs_dilation == 0 else -1 for i in dilated]
             rows.append([int(elements[i]) if 0 <= i < len(elements) else -1 for i in index])
         return rows
 
-    taken = np.arange(size)[start::step]
-    assert left.size == len(taken)
-    assert met(window, np.arange(size)) == met(left, taken)
+    used = np.arange(size)[start::step]
+    assert used_window.size == len(used)
+    assert elements_met(window, np.arange(size)) == elements_met(used_window, used)
 
 
-def test_dilated_blocks_that_are_shorter_than_the_window() -> None:
-    """XLA ends the process on such convolutions, if they are not padded beforehand."""
+def test_dilated_blocks_shorter_than_the_window() -> None:
+    """XLA aborts the process on such convolutions, unless they are padded beforehand."""
 
     def loss(x: Any, w: Any) -> Any:
         return (lax.conv_general_dilated(x, w, (2, 3), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2).mean()

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.poplin import matmul, plan_matmul
-from ipujax.lowering.poplin.matmul import _in_steps
+from ipujax.lowering.poplin.matmul import _add_steps
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
@@ -43,8 +43,9 @@ def values(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 
 def build(a: np.ndarray, b: np.ndarray, target: Target, **options: Any) -> tuple[Graph, Sequence, dict, HostStream]:
-    """A program that reads both operands, multiplies them, and writes the result."""
-    graph, prog = Graph(target), Sequence()
+    """Program that reads both operands, multiplies them, and writes the result."""
+    graph = Graph(target)
+    prog = Sequence()
     tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
     for stream, tensor in zip(streams, tensors, strict=True):
@@ -72,38 +73,44 @@ def reference(a: np.ndarray, b: np.ndarray, out_dtype: Any) -> jax.Array:
     return lax.dot_general(jnp.asarray(a), jnp.asarray(b), dims, preferred_element_type=out_dtype)
 
 
-def close(got: Any, want: jax.Array) -> None:
-    assert got.dtype == want.dtype and got.shape == want.shape
-    tolerance = TOLERANCE.get(str(want.dtype), 0.0)
-    wide = "complex128" if jnp.iscomplexobj(want) else "float64"
-    got, want = np.asarray(got).astype(wide), np.asarray(want).astype(wide)
-    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0)))
+def close(got: Any, expected: jax.Array) -> None:
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    tolerance = TOLERANCE.get(str(expected.dtype), 0.0)
+    wide = "complex128" if jnp.iscomplexobj(expected) else "float64"
+    got, expected = (np.asarray(x).astype(wide) for x in (got, expected))
+    np.testing.assert_allclose(
+        got, expected, rtol=tolerance, atol=tolerance * max(1.0, np.abs(expected).max(initial=0))
+    )
 
 
 @pytest.mark.parametrize(("shape", "tiles"), [*((shape, 7) for shape in SHAPES), *((SHAPES[1], n) for n in (1, 4, 16))])
 def test_all_executors_agree(shape, tiles):
     groups, m, k, n = shape
-    a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
+    a = values((groups, m, k), "float32", 0)
+    b = values((groups, k, n), "float32", 1)
     for got in run_everywhere(a, b, small(tiles)):
         close(got, reference(a, b, np.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype):
-    a, b = values((2, 6, 40), dtype, 2), values((2, 40, 5), dtype, 3)
+    a = values((2, 6, 40), dtype, 2)
+    b = values((2, 40, 5), dtype, 3)
     for got in run_everywhere(a, b, small(16)):
         close(got, reference(a, b, a.dtype))
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("int8", "int32"), ("float16", "float32")])
 def test_wider_results(dtype, out_dtype):
-    a, b = values((1, 6, 40), dtype, 2), values((1, 40, 5), dtype, 3)
+    a = values((1, 6, 40), dtype, 2)
+    b = values((1, 40, 5), dtype, 3)
     for got in run_everywhere(a, b, small(4), out_dtype=out_dtype):
         close(got, reference(a, b, out_dtype))
 
 
 def test_half_partials_keep_their_dtype():
-    a, b = values((1, 4, 400), "float16", 2), values((1, 400, 4), "float16", 3)
+    a = values((1, 4, 400), "float16", 2)
+    b = values((1, 400, 4), "float16", 3)
     graph, _, _, _ = build(a, b, small(16), partials_dtype="float16")
     partials = [v for v in graph.variables if v.monoid]
     assert partials and all(v.dtype == np.float16 for v in partials)
@@ -121,7 +128,8 @@ def test_half_partials_keep_their_dtype():
     ],
 )
 def test_partials_that_no_codelet_has(dtype, partials, expected):
-    a, b = values((1, 4, 40), dtype, 2), values((1, 40, 4), dtype, 3)
+    a = values((1, 4, 40), dtype, 2)
+    b = values((1, 40, 4), dtype, 3)
     with pytest.raises(GraphError, match=rf"dot: no codelet(.|\n)*expected: {expected}\n(.|\n)*got: {partials}"):
         build(a, b, small(4), partials_dtype=jnp.dtype(partials))
     build(a, b, small(4), partials_dtype=expected.split()[-1])
@@ -129,9 +137,10 @@ def test_partials_that_no_codelet_has(dtype, partials, expected):
 
 @pytest.mark.parametrize("shape", [(1, 64, 40, 32), (1, 32, 40, 128), (2, 64, 20, 32)], ids=str)
 def test_in_steps(shape):
-    """A tile so small that the work is done in several steps."""
+    """Tiles so small that the plan has several steps."""
     groups, m, k, n = shape
-    a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
+    a = values((groups, m, k), "float32", 0)
+    b = values((groups, k, n), "float32", 1)
     target = small(4)
     share = 0.5 * plan_matmul(groups, m, k, n, "float32", target).temp_bytes / target.bytes_per_tile
     assert plan_matmul(groups, m, k, n, "float32", target, available_memory_proportion=share).steps > 1
@@ -141,17 +150,20 @@ def test_in_steps(shape):
 
 @pytest.mark.parametrize("is_loop", [True, False], ids=["loop", "in a row"])
 @pytest.mark.parametrize("shape", [(1, 256, 64, 32), (1, 32, 64, 256)], ids=["rows", "columns"])
-def test_steps_are_a_loop_or_follow_one_another(shape, is_loop):
-    """The same numbers, of rows and of columns in steps."""
+def test_steps_with_and_without_a_loop(shape, is_loop):
+    """Rows and columns in steps."""
     groups, m, k, n = shape
-    a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
+    a = values((groups, m, k), "float32", 0)
+    b = values((groups, k, n), "float32", 1)
     target = small(4)
     share = 0.6 * plan_matmul(groups, m, k, n, "float32", target).temp_bytes / target.bytes_per_tile
     plan = replace(plan_matmul(groups, m, k, n, "float32", target, available_memory_proportion=share), is_loop=is_loop)
     assert plan.steps > 1
-    graph, prog, product = Graph(target), Sequence(), Sequence()
+    graph = Graph(target)
+    prog = Sequence()
+    product = Sequence()
     operands = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
-    out = _in_steps(graph, *operands, plan, None, product, "dot")
+    out = _add_steps(graph, *operands, plan, None, product, "dot")
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in (*operands, out)]
     for stream, tensor in zip(streams, operands, strict=False):
         prog.add(StreamIn(stream, tensor))
@@ -163,9 +175,10 @@ def test_steps_are_a_loop_or_follow_one_another(shape, is_loop):
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 500, 30), (3, 40, 500, 30)], ids=str)
-def test_unsplit_it_is_one_dot_and_bit_exact(shape):
+def test_unsplit_product_is_one_bit_exact_dot(shape):
     groups, m, k, n = shape
-    a, b = values((groups, m, k), "float32", 4), values((groups, k, n), "float32", 5)
+    a = values((groups, m, k), "float32", 4)
+    b = values((groups, k, n), "float32", 5)
     graph, prog, inputs, result = build(a, b, small(64))
     assert any(v.monoid for v in graph.variables), "k is split, or the test shows nothing"
     run = engine_function(graph, prog)
@@ -183,28 +196,31 @@ def test_unsplit_it_is_one_dot_and_bit_exact(shape):
 
 def test_views_as_operands():
     target = small(16)
-    a, b = values((20, 9, 2), "float32", 6), values((12, 40), "float32", 7)
-    graph, prog = Graph(target), Sequence()
+    a = values((20, 9, 2), "float32", 6)
+    b = values((12, 40), "float32", 7)
+    graph = Graph(target)
+    prog = Sequence()
     tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
     for stream, tensor in zip(streams, tensors, strict=True):
         prog.add(StreamIn(stream, tensor))
-    left = tensors[0].transpose((2, 1, 0))
-    right = tensors[1].slice((0, 3), (12, 23)).transpose((1, 0)).broadcast_in_dim((2, 20, 12), (1, 2))
-    out = matmul(graph, left, right, prog, "dot")
+    lhs = tensors[0].transpose((2, 1, 0))
+    rhs = tensors[1].slice((0, 3), (12, 23)).transpose((1, 0)).broadcast_in_dim((2, 20, 12), (1, 2))
+    out = matmul(graph, lhs, rhs, prog, "dot")
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     verify(graph, prog)
-    want = np.einsum("kmg,nk->gmn", a.astype(np.float64), b[:, 3:23].astype(np.float64))
+    expected = np.einsum("kmg,nk->gmn", a.astype(np.float64), b[:, 3:23].astype(np.float64))
     inputs = dict(zip(streams, (a, b), strict=True))
     for got in (engine_function(graph, prog)(inputs)[result], interpret(graph, prog, inputs)[result]):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)], ids=str)
 def test_empty(shape):
     groups, m, k, n = shape
-    graph, prog = Graph(small(4)), Sequence()
+    graph = Graph(small(4))
+    prog = Sequence()
     a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((groups, m, k), (groups, k, n)))
     out = matmul(graph, a, b, prog, "dot")
     result = HostStream("out", out.shape, out.dtype)
@@ -213,14 +229,14 @@ def test_empty(shape):
     assert got.shape == (groups, m, n) and not np.any(got)
 
 
-def test_operands_lie_where_they_are_used():
+def test_maps_operands_evenly():
     graph, _, _, _ = build(values((1, 64, 256), "float32", 0), values((1, 256, 64), "float32", 1), small(16))
     for variable in graph.variables[:2]:
         counts = graph.mappings[variable].elements_per_tile(16)
         assert counts.min() > 0 and counts.max() <= 2 * counts.min()
 
 
-def test_shapes_that_do_not_match():
+def test_refuses_shapes_that_do_not_match():
     graph = Graph(small(4))
     a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((1, 2, 3), (1, 4, 5)))
     with pytest.raises(GraphError, match="dot: shapes do not match"):

@@ -1,4 +1,4 @@
-"""The planner and the cycle formulas: against measurements, brute force, and the cost that compilation charges."""
+"""Planner and cycle formulas against measurements, brute force, and the cost model of compilation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.layout.grids import grids, split_candidates
 from ipujax.lowering.layout.trial import charged_cycles, charged_price
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
-from ipujax.lowering.poplin.candidates import Candidates, _runs
+from ipujax.lowering.poplin.candidates import Candidates, _regions
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
-from ipujax.lowering.poplin.product_plan import _divides, contenders
+from ipujax.lowering.poplin.product_plan import _divides, trial_plans
 from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.compile import compile
@@ -26,14 +26,17 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-BOW, MK2, MK1 = preset("bow"), preset("mk2"), preset("mk1")
-FLOAT, HALF = np.dtype("float32"), np.dtype("float16")
+BOW = preset("bow")
+MK2 = preset("mk2")
+MK1 = preset("mk1")
+FLOAT = np.dtype("float32")
+HALF = np.dtype("float16")
 products = import_module("ipujax.lowering.poplin.matmul")
 
 
-def conv_spec(batch=8, groups=1, out=64, inside=32, field=(14, 14), kernel=(3, 3), dtype=FLOAT, dilation=1):
+def conv_spec(batch=8, groups=1, out=64, in_channels=32, field=(14, 14), kernel=(3, 3), dtype=FLOAT, dilation=1):
     rank = len(field)
-    extents = Dims(batch, groups, out, inside, field, kernel)
+    extents = Dims(batch, groups, out, in_channels, field, kernel)
     in_field = tuple(-(-(f + k - 1) // dilation) for f, k in zip(field, kernel, strict=True))
     return ConvSpec(extents, in_field, (1,) * rank, (dilation,) * rank, (1,) * rank, *(dtype,) * 4)
 
@@ -50,32 +53,33 @@ def test_amp_formula_against_128_measurements_on_bow():
     ("target", "precision", "macs"), [(MK2, "half", 64), (MK2, "float", 16), (MK1, "half", 32), (MK1, "float", 8)]
 )
 def test_amp_approaches_its_peak(target, precision, macs):
-    rows, groups = 600_000, 4096  # the first group of input channels also zeroes the sums
+    rows = 600_000
+    groups = 4096  # the first group of input channels also zeroes the sums
     block = amp_block(target, precision)
     cycles = amp_1x1_cycles(target, precision, rows, groups * block.in_channels, 4 * block.out_channels)
     assert 4 * groups * rows * block.in_channels * block.out_channels / cycles == pytest.approx(macs, rel=1e-3)
 
 
-def test_amp_counts_the_workers_setup_of_every_group():
-    one, two = (amp_1x1_cycles(BOW, "half", 60, 16, 16, groups) for groups in (1, 2))
+def test_amp_adds_worker_setup_of_every_group():
+    one_group, two_groups = (amp_1x1_cycles(BOW, "half", 60, 16, 16, groups) for groups in (1, 2))
     single = 13 + 11 + 18 + 7 + 64 + (6 * (37 - 7 + 4 * 7) + 14)
-    assert one == 50 + 6 * 7 + single
-    assert two == one + single + 6 * 3
+    assert one_group == 50 + 6 * 7 + single
+    assert two_groups == one_group + single + 6 * 3
 
 
-def test_amp_of_floats_zeroes_its_sums_and_keeps_no_state():
-    """Counted by hand from the table of poplibs' estimator, 60 rows by 16 × 16 on a Mk2: two passes of 8 channels."""
+def test_amp_of_floats_zeroes_its_sums_without_state():
+    """By hand from the table of poplibs' estimator, 60 rows by 16 × 16 on a Mk2: two passes of 8 channels."""
     worker = 46 + 8 * 7  # 10 rows a worker
     zeroing, adding = (6 * cycles + 14 for cycles in (worker + 2 + 8 * 10, worker))
     assert amp_1x1_cycles(MK2, "float", 60, 16, 16) == 50 + 13 + (15 + 25 + 64 + adding) + (11 + 25 + 64 + zeroing)
 
 
-def test_amp_of_eight_units_adds_in_half_by_a_codelet_of_its_own():
+def test_amp_of_eight_units_has_a_codelet_of_half_sums():
     """A Mk1 has 8 units: 256 bytes of weights a pass."""
     worker = 41 + 4 * 7 + 2 + 2 * 10
-    alone = 50 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
-    assert amp_1x1_cycles(MK1, "half", 60, 16, 8, half_sums=True) == alone
-    assert amp_1x1_cycles(MK1, "half", 60, 16, 8) < alone
+    half_sums_cycles = 50 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8, half_sums=True) == half_sums_cycles
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8) < half_sums_cycles
     assert amp_1x1_cycles(MK2, "half", 60, 16, 8, half_sums=True) == amp_1x1_cycles(MK2, "half", 60, 16, 8)
 
 
@@ -90,27 +94,27 @@ def test_amp_of_eight_units_adds_in_half_by_a_codelet_of_its_own():
         ("half", True, 8, 11 + 2),
     ],
 )
-def test_dot_products_without_the_amp(precision, half_sums, length, dot):
-    """Counted by hand from poplibs' estimator: 12 outputs of 4 channels, two of which half sums make at once."""
+def test_dot_products_without_amp(precision, half_sums, length, dot):
+    """By hand from poplibs' estimator: 12 outputs of 4 channels, two at once with half sums."""
     worker = 16 + (16 + 19 + 2 * (7 + dot))
-    kept = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
+    setup = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
     zeroing = 6 * ((2 if half_sums else 4) + 14 - 9)  # 12 or 24 stores of 64 bits
-    want = kept + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
-    assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == want
+    expected = setup + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
+    assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == expected
 
 
-def test_half_sums_of_larger_kernels_and_of_depthwise_ones():
-    """By hand: a cycle more a worker to start, and zeroing of 4 instead of 2 elements a store."""
-    one = (MK2, "half", 6, 10, (1,), 16, 16)
-    assert amp_nx1_cycles(*one, half_sums=True) - amp_nx1_cycles(*one) == 6
+def test_half_sums_of_larger_and_depthwise_kernels():
+    """By hand: one more cycle of a worker to start, and zeroing of 4 instead of 2 elements a store."""
+    row = (MK2, "half", 6, 10, (1,), 16, 16)
+    assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == 6
     depthwise = (MK2, "half", 12, 9, 8)  # 96 elements: 24 stores or 48
     assert vmac_cycles(*depthwise) - vmac_cycles(*depthwise, half_sums=True) == 6 * (8 - 4)
 
 
 @pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])
-def test_candidates_are_all_that_change_the_largest_block(extent, grain):
-    whole = -(-extent // grain)
-    largest = {int(np.diff(even_cuts(extent, n, grain)).max()) for n in range(1, whole + 1)}
+def test_split_candidates_have_all_largest_blocks(extent, grain):
+    max_splits = -(-extent // grain)
+    largest = {int(np.diff(even_cuts(extent, n, grain)).max()) for n in range(1, max_splits + 1)}
     candidates = split_candidates(extent, grain, 10_000)
     assert candidates[0] == 1 and len(candidates) == len(largest)
     assert {int(np.diff(even_cuts(extent, int(n), grain)).max()) for n in candidates} == largest
@@ -118,35 +122,36 @@ def test_candidates_are_all_that_change_the_largest_block(extent, grain):
     assert len(thinned) <= 5 and set(thinned) <= set(candidates)
 
 
-def test_grids_are_all_products_within_the_bound():
+def test_grids_have_all_products_within_the_bound():
     values = [np.array([1, 2, 5]), np.array([1, 3]), np.array([1, 4, 7])]
-    want = {(a, b, c) for a in values[0] for b in values[1] for c in values[2] if a * b * c <= 20}
-    assert set(map(tuple, grids(values, 20).T)) == want
+    expected = {(a, b, c) for a in values[0] for b in values[1] for c in values[2] if a * b * c <= 20}
+    assert set(map(tuple, grids(values, 20).T)) == expected
 
 
 SPECS = {
     "3x3": conv_spec(),
     "half": conv_spec(dtype=HALF),
-    "few channels": conv_spec(inside=3),
-    "weight gradient": conv_spec(batch=16, inside=8, field=(3, 3), kernel=(14, 14)),
-    "depthwise": conv_spec(groups=32, out=1, inside=1),
+    "few channels": conv_spec(in_channels=3),
+    "weight gradient": conv_spec(batch=16, in_channels=8, field=(3, 3), kernel=(14, 14)),
+    "depthwise": conv_spec(groups=32, out=1, in_channels=1),
     "data gradient of a stride": conv_spec(dilation=2),
-    "outer product": conv_spec(batch=1, field=(64,), kernel=(1,), inside=1),
+    "outer product": conv_spec(batch=1, field=(64,), kernel=(1,), in_channels=1),
     "integers": conv_spec(dtype=np.dtype("int32")),
     "0d": conv_spec(field=(), kernel=()),
 }
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_plan_is_the_best_candidate_of_all(name):
-    """Pruning by lower bounds changes nothing: bounds hold, and the plan is what costing everything finds."""
-    spec, bound = SPECS[name], 0.6 * MK2.bytes_per_tile
+def test_plan_is_the_best_candidate(name):
+    """Pruning by lower bounds changes nothing: bounds hold, and the plan is the best of all candidates."""
+    spec = SPECS[name]
+    bound = 0.6 * MK2.bytes_per_tile
     best: list[int] = []
     for kind in KINDS:
         if kind.applies(spec, arithmetic(spec, MK2)):
             candidates = Candidates.of(kind, spec, MK2)
             cycles = candidates.cost_parts(np.arange(candidates.splits.shape[1])).sum(0)
-            assert np.all(candidates.bound_cycles <= cycles)
+            assert np.all(candidates.lower_bound_cycles <= cycles)
             best.append(cycles[candidates.temp_bytes <= bound].min())
     assert plan_convolution(spec, MK2).total_cycles == min(best)
 
@@ -169,7 +174,7 @@ MATMULS = [(1, 256, 256, 256), (1, 1000, 77, 333), (8, 128, 64, 128), (1, 1, 102
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("shape", MATMULS, ids=str)
-def test_more_tiles_are_never_slower(shape, dtype):
+def test_matmuls_are_never_slower_on_more_tiles(shape, dtype):
     plans = [plan_matmul(*shape, dtype, MK2.replace(tiles_per_ipu=n)) for n in (64, 256, 1024, 1216, 1472)]
     cycles = [plan.total_cycles for plan in plans if plan.memory_bound_met]
     assert len(cycles) >= 3 and cycles == sorted(cycles, reverse=True)
@@ -177,32 +182,33 @@ def test_more_tiles_are_never_slower(shape, dtype):
 
 
 @pytest.mark.parametrize("name", ["3x3", "weight gradient", "depthwise"])
-def test_more_tiles_are_never_slower_for_convolutions(name):
+def test_convolutions_are_never_slower_on_more_tiles(name):
     cycles = [
         plan_convolution(SPECS[name], MK2.replace(tiles_per_ipu=n)).total_cycles for n in (64, 256, 1024, 1216, 1472)
     ]
     assert cycles == sorted(cycles, reverse=True)
 
 
-@pytest.mark.parametrize("which", [1, 2, 3], ids="mkn")
-def test_twice_the_work_costs_more(which):
-    shape, cycles = [1, 256, 256, 256], []
+@pytest.mark.parametrize("dim", [1, 2, 3], ids="mkn")
+def test_twice_the_work_costs_more(dim):
+    shape = [1, 256, 256, 256]
+    cycles = []
     for _ in range(4):
         cycles.append(plan_matmul(*shape, HALF, MK2).total_cycles)
-        shape[which] *= 2
-    assert all(less < more for less, more in pairwise(cycles))
+        shape[dim] *= 2
+    assert all(cost < doubled for cost, doubled in pairwise(cycles))
 
 
 def test_memory_bound():
     plans = [plan_matmul(1, 1024, 1024, 1024, FLOAT, MK2, available_memory_proportion=p) for p in (0.6, 0.15, 0.001, 0)]
-    free, tight, impossible, least = plans
+    free, tight, impossible, smallest = plans
     for plan, proportion in ((free, 0.6), (tight, 0.15)):
         assert plan.memory_bound_met and plan.temp_bytes <= proportion * MK2.bytes_per_tile
     assert not free.memory_binds and free.steps == 1
     assert tight.memory_binds or tight.steps > 1
     assert tight.total_cycles > free.total_cycles
     assert not impossible.memory_bound_met
-    assert least.steps == 1 and least.temp_bytes <= min(free.temp_bytes, tight.temp_bytes * tight.steps)
+    assert smallest.steps == 1 and smallest.temp_bytes <= min(free.temp_bytes, tight.temp_bytes * tight.steps)
 
 
 @pytest.mark.parametrize("shape", [(1, 2048, 2048, 2048), (1, 4096, 4096, 4096), (1, 64, 8192, 8192)], ids=str)
@@ -216,7 +222,7 @@ def test_large_products_fit_in_several_steps(shape):
 
 
 @pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
-def test_what_is_no_proportion_is_refused(share):
+def test_refuses_a_number_that_is_not_a_proportion(share):
     with pytest.raises(ArgumentError, match="available_memory_proportion"):
         plan_matmul(1, 8, 8, 8, FLOAT, MK2, available_memory_proportion=share)
 
@@ -230,40 +236,42 @@ def test_neighbouring_tiles_share_activations():
 
 @pytest.mark.parametrize("shape", [(1, 256, 1024, 1024), (1, 100, 300, 77), (4, 128, 64, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
-def test_what_is_planned_is_what_is_charged(shape, dtype):
-    """Operands mapped linearly, so that hardly anything lies where it is used, as the plan assumes."""
+def test_plan_estimates_the_compiled_cost(shape, dtype):
+    """Operands mapped linearly, so that hardly any element is on a tile that uses it, as the plan assumes."""
     groups, m, k, n = shape
-    graph, prog = Graph(BOW), Sequence()
+    graph = Graph(BOW)
+    prog = Sequence()
     tensors = [graph.add_variable(s, dtype) for s in ((groups, m, k), (groups, k, n))]
     for tensor in tensors:
         map_linearly(graph, tensor)
         prog.add(StreamIn(HostStream("in", tensor.shape, dtype, resident=True), tensor))
     out = matmul(graph, *tensors, prog, "dot")
     prog.add(StreamOut(out, HostStream("out", out.shape, dtype, resident=True)))
-    charged = compile(graph, prog).timeline_of(None).cycles
-    assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(charged, rel=0.15)
+    compiled_cycles = compile(graph, prog).timeline_of(None).cycles
+    assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(compiled_cycles, rel=0.15)
 
 
-# Of a row by a matrix up to what takes several steps; thin and uneven ones too.
+# From a row by a matrix to products of several steps; thin and uneven ones too.
 PRODUCTS = [(1, 100, 300, 77), (1, 1, 1024, 1024), (1, 333, 777, 111), (1, 8, 20000, 8), (1, 1024, 1024, 4)]
 PRODUCTS += [(24, 65, 32, 65), (1, 128, 784, 300), (1, 1024, 1024, 8192), (1, 4096, 4096, 512)]
 
 
 @pytest.fixture(scope="module", params=[pytest.param("mk1", marks=pytest.mark.slow), "bow"])
-def charged_plans(request):
-    """For each product and precision its contenders with what each is charged, operands lying linearly."""
-    target, rows = preset(request.param), {}
+def costed_plans(request):
+    """For each product and precision its trial plans with the cost of each, operands mapped linearly."""
+    target = preset(request.param)
+    rows = {}
     for shape in PRODUCTS:
         for dtype in (FLOAT, HALF):
             groups, m, k, n = shape
             by_rows = {"lhs_memory": ((1, groups), (3, m), (2, k)), "rhs_memory": ((0, groups), (2, k), (1, n))}
-            plans = contenders(plan_matmul(*shape, dtype, target, **by_rows), target, None, 0.5)
-            rows[shape, dtype] = [(plan, _charge(target, shape, dtype, plan)) for plan in plans]
+            plans = trial_plans(plan_matmul(*shape, dtype, target, **by_rows), target, None, 0.5)
+            rows[shape, dtype] = [(plan, _cost(target, shape, dtype, plan)) for plan in plans]
     return target, rows
 
 
-def _charge(target, shape, dtype, plan=None, measure=charged_cycles):
-    """Cycles of a product by a plan, or by the plan that is chosen."""
+def _cost(target, shape, dtype, plan=None, measure=charged_cycles):
+    """Cost of a product by a plan, or by the plan that is chosen."""
     groups, m, k, n = shape
     graph = Graph(target)
     a, b = (graph.add_variable(s, dtype) for s in ((groups, m, k), (groups, k, n)))
@@ -271,72 +279,74 @@ def _charge(target, shape, dtype, plan=None, measure=charged_cycles):
     map_linearly(graph, b)
     if plan is None:
         return measure(graph, lambda scratch, prog: matmul(scratch, a, b, prog, "dot"))
-    return measure(graph, lambda scratch, prog: products._in_steps(scratch, a, b, plan, None, prog, "dot"))
+    return measure(graph, lambda scratch, prog: products._add_steps(scratch, a, b, plan, None, prog, "dot"))
 
 
-def test_most_plans_are_charged_what_they_expect(charged_plans):
-    """What an estimate cannot know is how scattered operands are: that makes plans dearer, hardly ever cheaper."""
-    _, rows = charged_plans
-    ratios = np.array([charged / plan.total_cycles for row in rows.values() for plan, charged in row])
+def test_plans_estimate_their_cost(costed_plans):
+    """Estimates leave out how scattered operands are: that raises costs, and hardly ever lowers them."""
+    _, rows = costed_plans
+    ratios = np.array([cost / plan.total_cycles for row in rows.values() for plan, cost in row])
     assert len(ratios) > 25
     assert 1 <= np.median(ratios) <= 1.1
     assert np.mean(ratios <= 1.15) >= 0.9 and ratios.max() < 1.4
     assert ratios.min() > 0.95
 
 
-def test_the_chosen_plan_is_charged_least(charged_plans):
-    target, rows = charged_plans
+def test_chosen_plan_has_the_least_cost(costed_plans):
+    target, rows = costed_plans
     for (shape, dtype), row in rows.items():
-        prices = [_charge(target, shape, dtype, plan, charged_price) for plan, _ in row]
-        assert _charge(target, shape, dtype, measure=charged_price) == min(prices), (shape, dtype)
+        costs = [_cost(target, shape, dtype, plan, charged_price) for plan, _ in row]
+        assert _cost(target, shape, dtype, measure=charged_price) == min(costs), (shape, dtype)
 
 
-ROWS, INNER = 512, 49
-IN_GROUPS = ((1, 1), (3, ROWS // 16), (2, INNER), (3, 16))  # rows in groups of 16, as channels are kept
+ROWS = 512
+INNER = 49
+IN_GROUPS = ((1, 1), (3, ROWS // 16), (2, INNER), (3, 16))  # rows in groups of 16, the memory order of channels
 
 
 @pytest.mark.parametrize("block", [8, 16, 34, 48])
-def test_pieces_are_counted_where_blocks_cut_groups(block):
+def test_counts_regions_of_blocks_that_cut_groups(block):
     order = np.arange(ROWS * INNER).reshape(ROWS // 16, INNER, 16).transpose(0, 2, 1).reshape(ROWS, INNER)
     blocks = [order[start : start + block] for start in range(0, ROWS - block + 1, block)]
-    most = max(int(np.count_nonzero(np.diff(np.sort(read.ravel())) > 1)) + 1 for read in blocks)
-    counted = int(_runs(IN_GROUPS, (np.int64(1), np.int64(1), np.int64(INNER), np.int64(block))))
-    assert counted / 1.6 <= most <= counted if block % 16 else counted / 3 <= most <= counted
+    largest = max(int(np.count_nonzero(np.diff(np.sort(read.ravel())) > 1)) + 1 for read in blocks)
+    counted = int(_regions(IN_GROUPS, (np.int64(1), np.int64(1), np.int64(INNER), np.int64(block))))
+    assert counted / 1.6 <= largest <= counted if block % 16 else counted / 3 <= largest <= counted
 
 
-def test_rows_that_are_kept_in_groups_are_cut_between_groups_where_a_byte_is_dear():
+def test_cuts_between_groups_of_rows_at_a_high_cost_per_byte():
     best = plan_matmul(1, ROWS, INNER, 512, HALF, MK2, lhs_memory=IN_GROUPS)
-    plans = contenders(best, MK2, None, 8.0)
-    fewest = min(plan.pieces for plan in plans)
+    plans = trial_plans(best, MK2, None, 8.0)
+    fewest = min(plan.fragments for plan in plans)
     for plan in plans:
-        if plan.pieces == fewest:
+        if plan.fragments == fewest:
             assert all(cut % 16 == 0 for cut in plan.grid().cuts[FIELD])
-    assert any(plan.splits.field[0] > 1 for plan in plans if plan.pieces == fewest)
+    assert any(plan.splits.field[0] > 1 for plan in plans if plan.fragments == fewest)
 
 
-def test_steps_of_a_loop_receive_few_pieces_where_a_byte_is_dear():
-    """A gradient of weights by images of 28 × 28, channels in groups: columns one by one are pieces of 32 bytes."""
-    images, side = 20, 28
-    order = ((2, images), (3, side)), ((4, side),)  # images, rows; columns, around them the groups
+def test_loop_receives_few_fragments_at_a_high_cost_per_byte():
+    """A gradient of weights by images of 28 × 28, channels in groups: single columns are fragments of 32 bytes."""
+    images = 20
+    side = 28
+    order = ((2, images), (3, side)), ((4, side),)  # images, rows; columns; channel groups in between
     x, g = ((*order[0], (n, size // 16), *order[1], (n, 16)) for n, size in ((0, 256), (1, 512)))
     extents = Dims(256, 1, 512, images, (1, 1), (side, side))
     spec = ConvSpec(extents, (side, side), *[(1, 1)] * 3, HALF, HALF, HALF, HALF, lhs_memory=x, rhs_memory=g)
     best = plan_convolution(spec, MK2, 0.15)
-    looped = [plan for plan in contenders(best, MK2, 0.15, 8.0) if plan.steps > 1 and plan.is_loop]
+    looped = [plan for plan in trial_plans(best, MK2, 0.15, 8.0) if plan.steps > 1 and plan.is_loop]
     assert best.steps > 1 and all((plan.steps, plan.step_axis) == (best.steps, best.step_axis) for plan in looped)
     assert all(plan.temp_bytes <= 0.15 * MK2.bytes_per_tile for plan in looped)
-    assert 3 * min(plan.pieces for plan in looped) < best.pieces
+    assert 3 * min(plan.fragments for plan in looped) < best.fragments
 
 
-def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
-    """Else the search would stop too early."""
-    _, rows = charged_plans
-    assert all(charged >= plan.likely_least_cycles for row in rows.values() for plan, charged in row)
+def test_costs_are_not_below_lower_bounds(costed_plans):
+    """A wrong bound would end the search too early."""
+    _, rows = costed_plans
+    assert all(cost >= plan.lower_bound_cycles for row in rows.values() for plan, cost in row)
 
 
 @pytest.mark.parametrize(
     ("extent", "steps", "axis", "expected"),
     [(64, 4, OUT_CHANNELS, True), (64, 8, OUT_CHANNELS, False), (40, 8, OUT_CHANNELS, True), (64, 8, BATCH, True)],
 )
-def test_steps_keep_groups_of_channels_whole(extent, steps, axis, expected):
+def test_steps_do_not_cut_groups_of_channels(extent, steps, axis, expected):
     assert _divides(extent, steps, axis) == expected

@@ -1,4 +1,4 @@
-"""Operations on constants alone: JAX's results, without JAX where arithmetic fixes every bit."""
+"""Folding of operations on constants: JAX's results, without JAX where arithmetic fixes every bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.maps.constants import folded
+from ipujax.lowering.popops.maps.constants import fold
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.lowering.rules.numerics.elementwise import op_of
 from tests.lowering.helpers import check
@@ -36,41 +36,41 @@ UNARY = {"float32": (lax.neg,), "int32": (lax.neg, lax.bitwise_not), "uint32": (
 
 
 def bits(values: np.ndarray) -> np.ndarray:
-    """Floats by their bits, all NaNs alike."""
+    """Bits of floats; all NaNs are equal."""
     return np.where(np.isnan(values), -1, values.view(np.int32)) if values.dtype == np.float32 else values
 
 
 def op(fun: Callable[..., Any], *operands: np.ndarray) -> Op:
-    """The operation that a function of these operands is traced to."""
+    """Operation that a function of these operands is traced to."""
     (eqn,) = jax.make_jaxpr(fun)(*operands).eqns
     return op_of(eqn)
 
 
 @pytest.mark.parametrize("dtype", SAMPLES)
-def test_results_are_those_of_jax_to_the_bit(dtype: str) -> None:
+def test_folds_to_the_bits_of_jax(dtype: str) -> None:
     values = np.array(SAMPLES[dtype], dtype)
     pairs = [np.array(column, dtype) for column in zip(*product(values, values), strict=True)]
     for fun, operands in [(f, pairs) for f in BINARY[dtype]] + [(f, [values]) for f in UNARY[dtype]]:
-        each = list(zip(*operands, strict=True))
-        one = op(fun, *each[0])
-        got = np.stack([folded(one, [np.asarray(x) for x in scalars]) for scalars in each])
+        rows = list(zip(*operands, strict=True))
+        operation = op(fun, *rows[0])
+        got = np.stack([fold(operation, [np.asarray(x) for x in scalars]) for scalars in rows])
         np.testing.assert_array_equal(bits(got), bits(np.asarray(fun(*operands))), err_msg=f"{fun} {dtype}")
 
 
-def test_a_choice_takes_the_case_of_its_number() -> None:
+def test_folds_a_selection() -> None:
     cases = [np.int32(3), np.int32(4)]
-    for which in (np.bool_(False), np.bool_(True), np.int32(1)):
-        assert folded(op(lax.select_n, which, *cases), [np.asarray(x) for x in (which, *cases)]) == cases[int(which)]
+    for index in (np.bool_(False), np.bool_(True), np.int32(1)):
+        assert fold(op(lax.select_n, index, *cases), [np.asarray(x) for x in (index, *cases)]) == cases[int(index)]
 
 
-def test_an_operation_that_is_only_charged_as_another_is_itself() -> None:
-    twice = Op("add", lambda x, y: 2 * x + y, np.dtype(np.float32))
-    assert folded(twice, [np.float32(3).reshape(()), np.float32(1).reshape(())]) == 7
+def test_folds_a_function_that_only_costs_as_its_primitive() -> None:
+    double_and_add = Op("add", lambda x, y: 2 * x + y, np.dtype(np.float32))
+    assert fold(double_and_add, [np.float32(3).reshape(()), np.float32(1).reshape(())]) == 7
 
 
-def test_common_arithmetic_on_constants_compiles_nothing_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folds_common_arithmetic_without_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("an operation on constants was given to JAX")
+        raise AssertionError("JAX computed an operation on constants")
 
     monkeypatch.setattr(jax, "ensure_compile_time_eval", refuse)
     check(lambda x: x * (jnp.float32(3) / jnp.float32(7)) + lax.neg(jnp.float32(2)), np.ones((4,), np.float32))

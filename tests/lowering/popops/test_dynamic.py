@@ -1,4 +1,4 @@
-"""Slices at dynamic places against plain JAX, and what they move between tiles."""
+"""Slices at dynamic indices against plain JAX, and the data that they move between tiles."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def test_dynamic_update_slice(shape: tuple[int, ...], start: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("start", [-9, -6, -1])
-def test_negative_starts_are_clamped_and_do_not_count_from_the_end(start: int) -> None:
-    """The primitive's own rule: counting from the end is done once, where `lax` is called."""
-    i, update = np.int32(start), -np.ones((1, 2, 3), np.float32)
+def test_clamps_negative_starts(start: int) -> None:
+    """A rule of the primitive: `lax` itself resolves starts that count from the end."""
+    i = np.int32(start)
+    update = -np.ones((1, 2, 3), np.float32)
     check(lambda x, i: lax.dynamic_slice_p.bind(x, i, i, i, slice_sizes=(1, 2, 3)), X, i, tiles=(7,))
     check(lambda x, u, i: lax.dynamic_update_slice_p.bind(x, u, i, i, i), X, update, i, tiles=(7,))
     check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i, i)), X, update, i, tiles=(7,))
@@ -76,7 +77,7 @@ def test_scan_reads_and_writes_stacks() -> None:
     check(fun, X, tiles=(7,))
 
 
-def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
+def test_maps_without_cuts_of_the_sliced_dimension() -> None:
     graph = Graph(small_target(16))
     x = graph.add_variable((8, 6, 64), np.dtype(np.float32), "x")
     map_for_slicing(graph, x, (0,))
@@ -88,7 +89,7 @@ def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
     assert bytes_per_tile.max() <= 2 * x.size * 4 / 16
 
 
-def test_short_rows_are_cut_where_nothing_else_can_be() -> None:
+def test_cuts_short_rows_for_lack_of_other_dimensions() -> None:
     graph = Graph(small_target(16))
     x = graph.add_variable((2, 512, 2, 32), np.dtype(np.float32), "x")
     map_for_slicing(graph, x, (1,))
@@ -97,7 +98,7 @@ def test_short_rows_are_cut_where_nothing_else_can_be() -> None:
     assert [len(cut) - 1 for cut in mapping.cuts] == [2, 1, 2, 4]
 
 
-def test_a_slice_of_a_well_mapped_tensor_moves_only_indices() -> None:
+def test_slice_of_a_suitably_mapped_tensor_moves_only_indices() -> None:
     program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), (np.zeros((8, 6, 64), np.float32), np.int32(0)),
                       small_target(16))  # fmt: skip
     (group,) = [g for groups in program.graph.groups.values() for g in groups if "Slice" in g.codelet.name]
@@ -108,10 +109,12 @@ def test_a_slice_of_a_well_mapped_tensor_moves_only_indices() -> None:
         np.testing.assert_array_equal(mapping.tile.ravel(), group.tile.ravel())
 
 
-def test_in_place_writes_the_buffer_itself() -> None:
-    graph, prog = Graph(small_target(4)), Sequence()
+def test_update_in_place_writes_the_buffer() -> None:
+    graph = Graph(small_target(4))
+    prog = Sequence()
     dtype = np.dtype(np.float32)
-    buffer, update = graph.add_variable((6, 40), dtype), graph.add_variable((1, 40), dtype)
+    buffer = graph.add_variable((6, 40), dtype)
+    update = graph.add_variable((1, 40), dtype)
     start = graph.add_variable((), np.dtype(np.int32), "i", on_one_tile(1, 0))
     dynamic_update_slice_in_place(graph, buffer, update, [start], prog, "push", dims=(0,))
     ((group,),) = graph.groups.values()
@@ -119,24 +122,26 @@ def test_in_place_writes_the_buffer_itself() -> None:
     assert len(graph.variables) == 3
 
 
-def test_the_engine_computes_one_slice() -> None:
+def test_engine_computes_one_slice() -> None:
     args = X, np.int32(1)
     program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), args, small_target(16))
     text = str(jax.make_jaxpr(engine(program))(*args))
     assert text.count("dynamic_slice") == 1 and "gather" not in text
 
 
-def test_a_box_is_kept_as_the_tensor_is() -> None:
-    graph, prog = Graph(small_target(4)), Sequence()
+def test_slice_has_the_memory_order_of_the_tensor() -> None:
+    graph = Graph(small_target(4))
+    prog = Sequence()
     columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
     start = graph.add_constant(np.int32(3), "start")
-    box = dynamic_slice(graph, columns, [start], (2, 6, 4), prog, "box", dims=(0,))
-    assert box.shape == (2, 6, 4) and box.transpose((1, 0, 2)).is_whole_variable
+    part = dynamic_slice(graph, columns, [start], (2, 6, 4), prog, "part", dims=(0,))
+    assert part.shape == (2, 6, 4) and part.transpose((1, 0, 2)).is_whole_variable
 
 
-def test_an_update_is_written_in_the_order_of_memory() -> None:
-    """Else the whole buffer would be exchanged to and fro."""
-    graph, prog = Graph(small_target(4)), Sequence()
+def test_writes_an_update_in_the_memory_order_of_the_buffer() -> None:
+    """Otherwise the full buffer would be exchanged twice."""
+    graph = Graph(small_target(4))
+    prog = Sequence()
     columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
     update = graph.add_variable((2, 6, 4), np.dtype("float32"), "update")
     start = graph.add_constant(np.int32(3), "start")

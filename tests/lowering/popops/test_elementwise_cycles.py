@@ -1,8 +1,9 @@
 """Costs of elementwise codelets against the figures of PopLibs, row by row.
 
-Source: poplibs `lib/popops/popopsCycleEstimators.{hpp,cpp}` and `PerformanceEstimation.cpp`. A slope is one turn of the
-loop, the constant what a worker spends once. A row of a table there without a natural vector width is a whole turn; one
-with it is a vector of 64 bits and gets the loop's overhead: 4 unary, 5 binary, 2 in add, subtract, multiply of floats.
+Source: poplibs `lib/popops/popopsCycleEstimators.{hpp,cpp}` and `PerformanceEstimation.cpp`. A slope is one iteration
+of the loop, the constant the cycles of a worker outside of it. A row of a table there without a natural vector width is
+a full iteration; one with it is a vector of 64 bits and gets the overhead of the loop: 4 unary, 5 binary, 2 in add,
+subtract, multiply of floats.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ import ipujax as ipu
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
 from tests.lowering.helpers import small_target
 
-UNARY, BINARY, FLOAT_BINARY, EXP, ONE_REGION, CAST = 17, 26, 29, 33, 5 + 6, 19 + 18
-F32, F16, I32, BOOL = np.float32, np.float16, np.int32, np.bool_
+UNARY = 17
+BINARY = 26
+FLOAT_BINARY = 29
+EXP = 33
+ONE_REGION = 5 + 6
+CAST = 19 + 18
+F32 = np.float32
+F16 = np.float16
+I32 = np.int32
+BOOL = np.bool_
 
-# Row, dtype, cycles of a turn (figure + overhead), its elements, constant of a worker, operands, symbol of the source.
+# Row, dtype, cycles of an iteration (figure + overhead), its elements, constant of a worker, operands, source symbol.
 FIGURES = [
     *((op, F32, 1 + 2, 2, FLOAT_BINARY, 2, "binaryOpPerfInfo ADD …") for op in ("add", "sub", "mul", "add_any")),
     *((op, F16, 1 + 2, 4, BINARY, 2, "binaryOpPerfInfo ADD …") for op in ("add", "sub", "mul", "add_any")),
@@ -117,28 +126,28 @@ WITHOUT_FIGURE = {
 
 
 @pytest.mark.parametrize("row", FIGURES, ids=lambda row: f"{row[0]}-{np.dtype(row[1])}")
-def test_slope_and_constant_are_those_of_the_source(row: tuple[str, type, int, int, int, int, str]) -> None:
+def test_has_slope_and_constant_of_the_source(row: tuple[str, type, int, int, int, int, str]) -> None:
     op, dtype, cycles, vector, constant, operands, source = row
     target = small_target(1)
     workers = target.worker_contexts
     sizes = np.array([0, 1, 5]) * workers * vector
-    charged = elementwise_cycles(op, dtype, operands, 0, sizes, target)
-    slope = (charged - charged[0]) / workers
+    total = elementwise_cycles(op, dtype, operands, 0, sizes, target)
+    slope = (total - total[0]) / workers
     np.testing.assert_array_equal(slope, [0, cycles, 5 * cycles], err_msg=source)
-    once = charged[0] - target.supervisor_overhead_cycles - (9 if operands == 1 else 0)  # 9: UnaryOp1D, supervisor
-    assert once == workers * constant, source
+    launch = total[0] - target.supervisor_overhead_cycles - (9 if operands == 1 else 0)  # 9: UnaryOp1D, supervisor
+    assert launch == workers * constant, source
 
 
-def test_every_row_has_a_figure_or_is_assumed() -> None:
+def test_rows_have_a_figure_or_are_assumed() -> None:
     assert {row[0] for row in FIGURES} | WITHOUT_FIGURE == set(OP_COSTS)
     assert WITHOUT_FIGURE.isdisjoint(row[0] for row in FIGURES)
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul"])
-def test_a_scalar_operand_saves_its_load(op: str) -> None:
-    """BroadcastScalar1D: 1 cycle of overhead a turn, not 2, and 20 cycles of a worker once."""
-    charged = elementwise_cycles(op, F32, 1, 1, np.array([0, 2 * 6 * 5]), small_target(1))
-    np.testing.assert_array_equal(charged, 11 + 6 * np.array([20, 20 + 5 * (1 + 1)]))
+def test_scalar_operand_saves_its_load(op: str) -> None:
+    """BroadcastScalar1D: 1 cycle of overhead an iteration, not 2, and 20 cycles of a worker outside of the loop."""
+    total = elementwise_cycles(op, F32, 1, 1, np.array([0, 2 * 6 * 5]), small_target(1))
+    np.testing.assert_array_equal(total, 11 + 6 * np.array([20, 20 + 5 * (1 + 1)]))
 
 
 POWERS: list[tuple[complex, Callable[..., Any]]] = [
@@ -150,15 +159,19 @@ POWERS: list[tuple[complex, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("exponent", "same"), POWERS)
-def test_a_constant_power_costs_what_it_is_computed_as(exponent: complex, same: Callable[..., Any]) -> None:
-    """But for a few cycles before the loop."""
-    device, x = ipu.IPUModel(tiles_per_ipu=1), jax.ShapeDtypeStruct((6000,), np.float32)
-    one, other = (ipu.jit(fun, device=device).lower(x).compile().profile for fun in (lambda x: x**exponent, same))
-    assert abs(one.phase_cycles["compute"] - other.phase_cycles["compute"]) < 20
+@pytest.mark.parametrize(("exponent", "equivalent"), POWERS)
+def test_constant_power_costs_its_equivalent(exponent: complex, equivalent: Callable[..., Any]) -> None:
+    """Apart from a few cycles before the loop."""
+    device = ipu.IPUModel(tiles_per_ipu=1)
+    x = jax.ShapeDtypeStruct((6000,), np.float32)
+    power, expected = (
+        ipu.jit(fun, device=device).lower(x).compile().profile.phase_cycles["compute"]
+        for fun in (lambda x: x**exponent, equivalent)
+    )
+    assert abs(power - expected) < 20
 
 
-def test_a_complex_power_is_a_power() -> None:
+def test_complex_power() -> None:
     x = np.array([1 + 2j, 3 - 1j], np.complex64)
     for exponent in (2 + 0j, 1j):
         np.testing.assert_allclose(ipu.jit(lambda x, e=exponent: x**e)(x), jax.jit(lambda x, e=exponent: x**e)(x))

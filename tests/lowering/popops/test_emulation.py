@@ -1,4 +1,4 @@
-"""Dtypes that the machine does not have: what the profile lists of them, and that they cost more than its own."""
+"""Dtypes that the machine lacks: their rows in the profile, and their higher cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     ("name", "dtype"),
     [(n, d) for n in OPERATIONS for d in (*EMULATED, *WIDE) if n == "add" or "int4" not in d],  # XLA sums no nibbles
 )
-def test_arithmetic_in_other_dtypes_is_listed(name: str, dtype: str) -> None:
+def test_lists_arithmetic_in_emulated_dtypes(name: str, dtype: str) -> None:
     with jax.enable_x64(dtype in WIDE):
         rows = profile(OPERATIONS[name], of(dtype)).emulated
     assert {row.dtype for row in rows if row.cycles} == {dtype}, rows
@@ -60,14 +60,14 @@ def test_arithmetic_in_other_dtypes_is_listed(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", NATIVE)
 @pytest.mark.parametrize("name", ["add", "sum", "running sum"])
-def test_the_machines_own_dtypes_are_not(name: str, dtype: str) -> None:
+def test_does_not_list_native_dtypes(name: str, dtype: str) -> None:
     fun = (lambda x: x | x) if dtype == "bool" else OPERATIONS[name]
     assert profile(fun, of(dtype)).emulated == ()
 
 
 @pytest.mark.parametrize("dtype", [*EMULATED, *WIDE])
 @pytest.mark.parametrize("name", MOVES)
-def test_moves_are_not(name: str, dtype: str) -> None:
+def test_does_not_list_moves(name: str, dtype: str) -> None:
     with jax.enable_x64(dtype in WIDE):
         assert profile(MOVES[name], of(dtype)).emulated == ()
 
@@ -87,22 +87,23 @@ def test_rows_name_line_operations_and_cycles() -> None:
     assert 0 < step[0].cycles < row.cycles
 
 
-def test_the_summary_tells() -> None:
+def test_summary_lists_emulated_dtypes() -> None:
     text = profile(lambda x: x + x, of("bfloat16")).summary()
     assert "Arithmetic in dtypes that the machine does not have:" in text
     assert "bfloat16 (popops::Add<bfloat16>), test_emulation.py:" in text
     assert "machine does not have" not in profile(lambda x: x + x, of("float16")).summary()
 
 
-def test_a_machine_that_has_a_dtype_emulates_nothing_and_is_faster() -> None:
-    """`native_dtypes` decides, for a study of what if."""
-    own = DEVICE.target.native_dtypes
-    device = ipu.IPUModel(tiles_per_ipu=16, native_dtypes=own | {"bfloat16"})
+def test_native_dtypes_are_not_emulated_and_faster() -> None:
+    """Changes `native_dtypes`, as in a study of another machine."""
+    native = DEVICE.target.native_dtypes
+    device = ipu.IPUModel(tiles_per_ipu=16, native_dtypes=native | {"bfloat16"})
     fun = OPERATIONS["add"]
-    with_it, without = profile(fun, of("bfloat16"), device=device), profile(fun, of("bfloat16"))
-    assert with_it.emulated == () and without.emulated
-    assert with_it.phase_cycles["compute"] < without.phase_cycles["compute"]
-    lacking = ipu.IPUModel(tiles_per_ipu=16, native_dtypes=own - {"float16"})
+    native_profile = profile(fun, of("bfloat16"), device=device)
+    emulated_profile = profile(fun, of("bfloat16"))
+    assert native_profile.emulated == () and emulated_profile.emulated
+    assert native_profile.phase_cycles["compute"] < emulated_profile.phase_cycles["compute"]
+    lacking = ipu.IPUModel(tiles_per_ipu=16, native_dtypes=native - {"float16"})
     assert profile(fun, of("float16"), device=lacking).emulated
     assert (
         profile(fun, of("float16")).phase_cycles["compute"]
@@ -110,23 +111,25 @@ def test_a_machine_that_has_a_dtype_emulates_nothing_and_is_faster() -> None:
     )
 
 
-DEARER = [
+COSTLIER = [
     ("bfloat16", "float16"), ("bfloat16", "float32"), ("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"),
     ("float64", "float32"), ("int64", "int32"), ("complex64", "float32"), ("complex128", "complex64"),
     ("complex128", "float64"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "than"), DEARER)
+@pytest.mark.parametrize(("dtype", "cheaper_dtype"), COSTLIER)
 @pytest.mark.parametrize("name", ["add", "multiply", "sum", "running sum", "scattered sum"])
-def test_emulated_arithmetic_costs_more(name: str, dtype: str, than: str) -> None:
+def test_emulated_arithmetic_costs_more(name: str, dtype: str, cheaper_dtype: str) -> None:
     with jax.enable_x64(True):
-        dear, cheap = (profile(OPERATIONS[name], of(d)).phase_cycles["compute"] for d in (dtype, than))
-    assert dear > cheap
+        cycles, cheaper_cycles = (
+            profile(OPERATIONS[name], of(d)).phase_cycles["compute"] for d in (dtype, cheaper_dtype)
+        )
+    assert cycles > cheaper_cycles
 
 
-def test_doubles_are_in_software() -> None:
-    """An addition of a double is an order of magnitude dearer than that of a float."""
+def test_emulates_doubles_in_software() -> None:
+    """An addition of a double costs an order of magnitude more than that of a float."""
     with jax.enable_x64(True):
         double, single = (
             profile(lambda x: x + x, of(d, 256, 256)).phase_cycles["compute"] for d in ("float64", "float32")

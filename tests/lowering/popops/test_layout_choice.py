@@ -1,4 +1,4 @@
-"""The choice of grids for one operation: what estimates are worth, and that large operations use the tiles there are.
+"""Choice of partitions of one operation: exactness of estimates, and use of the available tiles.
 
 Costs are those of the compiled program without host exchange. Tile memory is large, so that each operation fits on one.
 """
@@ -34,38 +34,41 @@ TILES = (*range(1, 18), 31, 32, 33, 64, 100, 256, 777, 1472)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 Struct = jax.ShapeDtypeStruct
-F32, F16, I32 = np.float32, np.float16, np.int32
+F32 = np.float32
+F16 = np.float16
+I32 = np.int32
 
 
 def cost(call: Call, tiles: int) -> int:
-    """Cycles of a call on the device."""
+    """Cycles of a call without host exchange."""
     program = lowered(*call, small_target(tiles, bytes_per_tile=1 << 25))
     assert not program.graph.fallbacks
     profile = Profile(compile(program.graph, program.program))
     return profile.cycles - profile.phase_cycles["host_exchange"]
 
 
-def of(fun: Callable[..., Any], *shape: int, dtype: Any = F32) -> Call:
-    """A function of one array."""
+def unary(fun: Callable[..., Any], *shape: int, dtype: Any = F32) -> Call:
+    """Call of a function of one array."""
     return fun, (Struct(shape, dtype),)
 
 
 def product(m: int, k: int, n: int, dtype: Any = np.float32) -> Call:
-    """A matrix product."""
+    """Matrix product."""
     return jnp.dot, (Struct((m, k), dtype), Struct((k, n), dtype))
 
 
 def convolution(
     batch: int, size: int, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, dtype: Any = np.float32
 ) -> Call:
-    """A convolution of a square image."""
+    """Convolution of a square image."""
     fun = partial(
         lax.conv_general_dilated,
         window_strides=(stride, stride),
         padding="SAME",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    image, weights = (batch, size, size, inputs), (kernel, kernel, inputs, outputs)
+    image = (batch, size, size, inputs)
+    weights = (kernel, kernel, inputs, outputs)
     return fun, (Struct(image, dtype), Struct(weights, dtype))
 
 
@@ -74,7 +77,7 @@ POOL: Window = ((1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 OVERLAP: Window = ((1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 DENSE: Window = ((1, 3, 3, 1), (1, 1, 1, 1), "SAME")
 SPARSE: Window = ((1, 2, 1, 1), (1, 3, 2, 1), "VALID")
-WHOLE: Window = ((1, 7, 7, 1), (1, 1, 1, 1), "VALID")
+GLOBAL_WINDOW: Window = ((1, 7, 7, 1), (1, 1, 1, 1), "VALID")
 
 
 def pooled(x: Any, window: Window, op: Any = lax.max, start: float = -np.inf) -> Any:
@@ -82,17 +85,17 @@ def pooled(x: Any, window: Window, op: Any = lax.max, start: float = -np.inf) ->
 
 
 def pool(window: Window, *shape: int, dtype: Any = F32) -> Call:
-    """The largest element of each window."""
-    return of(partial(pooled, window=window), *shape, dtype=dtype)
+    """Maximum over each window."""
+    return unary(partial(pooled, window=window), *shape, dtype=dtype)
 
 
 def average(window: Window, *shape: int) -> Call:
-    """The sum of each window."""
-    return of(partial(pooled, window=window, op=lax.add, start=0.0), *shape)
+    """Sum over each window."""
+    return unary(partial(pooled, window=window, op=lax.add, start=0.0), *shape)
 
 
 def pool_gradient(window: Window, *shape: int, dtype: Any = F32) -> Call:
-    """What each element of the largest in windows is worth."""
+    """Gradient of the maximum over windows."""
     fun = partial(pooled, window=window)
     x = Struct(shape, dtype)
     return lambda x, g: jax.vjp(fun, x)[1](g)[0], (x, jax.eval_shape(fun, x))
@@ -104,19 +107,19 @@ def rows_of(table: Any, ids: Any) -> Any:
 
 
 def lookup(rows: int, width: int, count: int, dtype: Any = F32) -> Call:
-    """Rows of a table."""
+    """Look-up of rows of a table."""
     return rows_of, (Struct((rows, width), dtype), Struct((count, 1), I32))
 
 
 def columns(rows: int, width: int, count: int) -> Call:
-    """Columns of a table."""
+    """Look-up of columns of a table."""
     numbers = lax.GatherDimensionNumbers((0,), (1,), (1,))
     args = Struct((rows, width), F32), Struct((count, 1), I32)
     return lambda t, i: lax.gather(t, i, numbers, (t.shape[0], 1)), args
 
 
 def labels(count: int, classes: int) -> Call:
-    """One element of each row."""
+    """Look-up of one element of each row."""
     numbers = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
     args = Struct((count, classes), F32), Struct((count, 1), I32)
     return lambda x, i: lax.gather(x, i, numbers, (1, 1)), args
@@ -127,22 +130,22 @@ def added_rows(table: Any, ids: Any, updates: Any) -> Any:
 
 
 def update(rows: int, width: int, count: int, dtype: Any = F32) -> Call:
-    """Rows added to rows of a table."""
+    """Addition of updates to rows of a table."""
     return added_rows, (Struct((rows, width), dtype), Struct((count, 1), I32), Struct((count, width), dtype))
 
 
 def arg(axis: int, *shape: int, dtype: Any = F32) -> Call:
-    """Where the largest element is."""
-    return of(lambda x: lax.argmax(x, axis, I32), *shape, dtype=dtype)
+    """Index of the largest element."""
+    return unary(lambda x: lax.argmax(x, axis, I32), *shape, dtype=dtype)
 
 
 OPERATIONS: dict[str, Call] = {
-    "sum-all": of(jnp.sum, 300, 100),
-    "sum-columns": of(lambda x: x.sum(0), 300, 100),
-    "sum-columns-half": of(lambda x: lax.reduce_sum(x, (0,)), 300, 100, dtype=F16),
-    "sum-rows-odd": of(lambda x: x.sum(1), 777, 333),
-    "sum-images": of(lambda x: x.sum((0, 1, 2)), 16, 14, 14, 32),
-    "any": of(jnp.any, 40, 31, dtype=np.bool_),
+    "sum-all": unary(jnp.sum, 300, 100),
+    "sum-columns": unary(lambda x: x.sum(0), 300, 100),
+    "sum-columns-half": unary(lambda x: lax.reduce_sum(x, (0,)), 300, 100, dtype=F16),
+    "sum-rows-odd": unary(lambda x: x.sum(1), 777, 333),
+    "sum-images": unary(lambda x: x.sum((0, 1, 2)), 16, 14, 14, 32),
+    "any": unary(jnp.any, 40, 31, dtype=np.bool_),
     "pool": pool(POOL, 8, 28, 28, 6),
     "pool-one-image": pool(POOL, 1, 112, 112, 3),
     "pool-overlapping": pool(OVERLAP, 8, 28, 28, 16),
@@ -164,9 +167,9 @@ OPERATIONS: dict[str, Call] = {
     "update-few-rows": update(50, 16, 4000),
     "update-one-column": update(10, 1, 20_000),
     "update-half": update(1000, 64, 128, dtype=F16),
-    "cumsum-cube": of(lambda x: lax.cumsum(x, 1), 64, 128, 3),
-    "sort-rows": of(lambda x: lax.sort(x, dimension=1), 300, 100),
-    "pad": of(lambda x: lax.pad(x, np.float32(0), ((1, 2, 0), (3, 0, 1))), 300, 100),
+    "cumsum-cube": unary(lambda x: lax.cumsum(x, 1), 64, 128, 3),
+    "sort-rows": unary(lambda x: lax.sort(x, dimension=1), 300, 100),
+    "pad": unary(lambda x: lax.pad(x, np.float32(0), ((1, 2, 0), (3, 0, 1))), 300, 100),
     "product": product(1024, 1024, 1024),
     "convolution": convolution(4, 14, 64, 128),
     "convolution-stem": convolution(1, 112, 3, 64, kernel=7, stride=2),
@@ -179,14 +182,14 @@ LARGE = [
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_more_tiles_speed_a_large_operation_up(name: str) -> None:
-    """On one tile, on sixteen, on all: spatial dimensions are cut, and nothing waits for the exchange."""
-    one, sixteen, all_tiles = (cost(OPERATIONS[name], tiles) for tiles in (1, 16, 1472))
-    assert one > 2.5 * sixteen
-    assert sixteen > 1.8 * all_tiles
+def test_large_operations_are_faster_on_more_tiles(name: str) -> None:
+    """Spatial dimensions are cut, and the exchange does not dominate."""
+    on_one, on_sixteen, on_all = (cost(OPERATIONS[name], tiles) for tiles in (1, 16, 1472))
+    assert on_one > 2.5 * on_sixteen
+    assert on_sixteen > 1.8 * on_all
 
 
-# How much less than its estimate an operation may be charged: blocks shared out unevenly, buses beyond a block.
+# Relative difference by which a cost may be below its estimate: uneven blocks, buses shared beyond a block.
 ESTIMATED = {
     **dict.fromkeys(["sum-all", "sum-columns-half", "sum-rows-odd", "sum-images", "any", "pool", "pool-sparse"], 0.0),
     **dict.fromkeys(["gradient", "argmax-rows", "argmax-half", "argmax-tall", "cumsum-cube", "sort-rows", "pad"], 0.0),
@@ -203,8 +206,8 @@ QUICK = {(name, 17) for name in ESTIMATED.keys() - LONG}
 @pytest.mark.parametrize(
     ("name", "tiles"), slow_but(QUICK, [(name, tiles) for name in ESTIMATED for tiles in (3, 17, 100)])
 )
-def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the best grids and of any: the choice among them knows what each costs."""
+def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Best grids and random ones: the cost is the estimate or slightly below."""
     compared = 0
 
     def compare(
@@ -225,8 +228,8 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
         count = len(estimates)
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))
-            charged = charged_cycles(graph, lambda g, p, placement=placement: add(g, p, placement))
-            assert (1 - ESTIMATED[name]) * estimates[n] <= charged <= estimates[n], grids.blocks[:, n]
+            cost_cycles = charged_cycles(graph, lambda g, p, placement=placement: add(g, p, placement))
+            assert (1 - ESTIMATED[name]) * estimates[n] <= cost_cycles <= estimates[n], grids.blocks[:, n]
             compared += 1
         return choose(graph, shape, order, work, operands, add, after, taken)
 
@@ -236,8 +239,8 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
     assert compared
 
 
-def test_what_lies_well_is_reduced_where_it_lies() -> None:
-    """A reduction of rows that lie on tiles of their own moves nothing but partial results."""
+def test_reduces_rows_on_their_own_tiles() -> None:
+    """A reduction along rows, each on a tile of its own, moves nothing but partial results."""
     graph = Graph(small_target(100))
     x = graph.add_variable((200, 64), F32, "x", grid((200, 64), (100, 1)))
     by_rows = charged_cycles(graph, lambda g, p: reduce(g, x, (1,), "add", p, "rows"))

@@ -1,4 +1,4 @@
-"""Scatters of many updates: cut over tiles, done in steps, or by the number of the last update of each row."""
+"""Scatters of many updates: cut over tiles, in steps, or by the last update of each row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.marks import slow_but
 
 Struct = jax.ShapeDtypeStruct
 RNG = np.random.default_rng(7)
-F32, I32 = np.float32, np.int32
+F32 = np.float32
+I32 = np.int32
 
 
 def set_rows(t: Any, i: Any, u: Any) -> Any:
@@ -77,22 +78,22 @@ LARGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_updates_that_fit_on_no_tile_fit_on_all(name: str) -> None:
-    """From shapes alone, on a whole IPU: no tile runs out of memory, and it takes no more than the cycles given."""
-    fun, args, most_cycles = LARGE[name]
+def test_many_updates_fit_an_ipu(name: str) -> None:
+    """From shapes alone: no tile runs out of memory, and the cycles are below a bound."""
+    fun, args, max_cycles = LARGE[name]
     profile = ipu.jit(fun, device=ipu.IPUModel(num_ipus=1, arch="mk2")).lower(*args).compile().profile
     assert not profile.fallbacks
-    assert profile.cycles < most_cycles
+    assert profile.cycles < max_cycles
 
 
 def blocks_of_updates(program: LoweredProgram) -> int:
-    """In how many blocks updates are cut."""
+    """Number of blocks into which updates are cut."""
     groups = [g for groups in program.graph.groups.values() for g in groups if "Scatter" in g.codelet.name]
     return max(axis.blocks if axis.name == "lookups" else 1 for g in groups for axis in g.axes)
 
 
 def updates_of(count: int, *row: int, low: int = -2, high: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Indices, some of them outside of 0…9, and whole numbers."""
+    """Indices, some of them outside of 0…9, and integer updates."""
     return RNG.integers(low, high, count).astype(I32), RNG.integers(-9, 9, (count, *row)).astype(I32)
 
 
@@ -113,8 +114,8 @@ EACH_KIND += [("max", ml_dtypes.bfloat16), ("add", np.float16)]
     ("kind", "dtype", "is_cut"),
     [pytest.param(*case, marks=() if case[:2] in EACH_KIND else pytest.mark.slow) for case in KINDS],
 )
-def test_cut_updates_combine_to_the_same(kind: str, dtype: Any, is_cut: bool) -> None:
-    """Whole numbers small enough are exact, however sums are associated; those of narrow floats are in order."""
+def test_cut_updates_give_exact_results(kind: str, dtype: Any, is_cut: bool) -> None:
+    """Small integers are exact in any order of sums; updates of narrow floats stay in order."""
     indices, updates = updates_of(3000)
     table = RNG.integers(-9, 9, 10).astype(dtype)
     if kind == "multiply":
@@ -143,15 +144,16 @@ def test_cut_updates_of_rows(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, pytest.param(np.complex64, marks=pytest.mark.slow)])
-def test_cut_updates_leave_signs_of_zeros(dtype: Any) -> None:
-    indices, updates = RNG.integers(0, 6, 3000).astype(I32), np.zeros(3000, dtype)
+def test_cut_updates_keep_signs_of_zeros(dtype: Any) -> None:
+    indices = RNG.integers(0, 6, 3000).astype(I32)
+    updates = np.zeros(3000, dtype)
     updates[indices == 5] = -updates[indices == 5]
     table = np.array([0, 1] * 5, dtype) * dtype(-0.0)
     cases: list[tuple[Any, Any]] = [
         (add_rows, (table, indices, updates)),
         (lambda i, u: jnp.zeros(10, dtype).at[i].add(u), (indices, updates)),
     ]
-    if dtype == F32:  # XLA takes a complex constant with a zero of either sign for 0
+    if dtype == F32:  # XLA reads a complex constant with a zero of either sign as 0
         cases.append((lambda i, u: jnp.full(10, table[1]).at[i].add(u), (indices, updates)))
     for fun, args in cases:
         program = lowered(fun, args, small_target(16))
@@ -162,7 +164,7 @@ def test_cut_updates_leave_signs_of_zeros(dtype: Any) -> None:
 
 
 def test_cut_updates_of_constant_tables() -> None:
-    """One neutral, one not."""
+    """A neutral constant and another one."""
     indices, updates = updates_of(3000)
     for start in (0, 7):
         fun = partial(lambda i, u, start: jnp.full(10, start).at[i].add(u), start=start)
@@ -171,7 +173,7 @@ def test_cut_updates_of_constant_tables() -> None:
 
 
 def test_cut_updates_of_windows_batches_and_index_vectors() -> None:
-    """The longer of two dimensions of look-ups is cut, within each batch, and windows reach over blocks of rows."""
+    """The longer dimension of look-ups is cut, within each batch, and windows overlap blocks of rows."""
     table = RNG.integers(-9, 9, (2, 6, 5)).astype(I32)
     indices = RNG.integers(-2, 7, (2, 3, 1500, 2)).astype(I32)
     updates = RNG.integers(-9, 9, (2, 3, 1500, 2)).astype(I32)
@@ -181,23 +183,20 @@ def test_cut_updates_of_windows_batches_and_index_vectors() -> None:
     check(fun, table, indices, updates, tiles=(16,))
 
 
-def test_cut_updates_of_a_table_that_lies_elsewhere() -> None:
-    """It is combined with what the updates make where that lies, one scatter after the other."""
+def test_cut_updates_of_a_table_on_other_tiles() -> None:
+    """The table stays on its tiles, in two scatters one after the other."""
     indices, updates = updates_of(3000)
     table = RNG.integers(-9, 9, 10).astype(I32)
     check(lambda t, i, u: jnp.flip(t * 2).at[i].add(u).at[i].max(u), table, indices, updates, tiles=(7,))
 
 
-# --- in steps, and by number ------------------------------------------------------------------------------------------
-
-
-def crowded(fun: Callable[..., Any], args: Any, tiles: int = 4) -> LoweredProgram:
-    """For tiles of which planners may use next to nothing."""
+def lowered_with_little_memory(fun: Callable[..., Any], args: Any, tiles: int = 4) -> LoweredProgram:
+    """Lowers for tiles of which planners may use next to no memory."""
     return lowered(fun, args, small_target(tiles, available_memory_proportion=0.002))
 
 
-def same_as_plain(fun: Callable[..., Any], args: Any, program: LoweredProgram) -> None:
-    """To the bit, in all ways."""
+def check_bits(fun: Callable[..., Any], args: Any, program: LoweredProgram) -> None:
+    """Compares engine, literal engine and interpreter with JAX to the bit."""
     expected = jax.tree.leaves(quick_jit(fun)(*args))
     assert_same(run_engine(program, args), expected, 0, 0, "engine")
     assert_same(run_engine(program, args, exact_splits=True), expected, 0, 0, "literal engine")
@@ -208,74 +207,78 @@ def scatters_of(program: LoweredProgram) -> list[str]:
     return [g.codelet.name for groups in program.graph.groups.values() for g in groups if "Scatter" in g.codelet.name]
 
 
-def test_steps_round_narrow_floats_in_the_order_of_lax() -> None:
+def test_steps_round_narrow_floats_in_order() -> None:
     indices, _ = updates_of(500)
-    table, updates = RNG.normal(size=10).astype(np.float16), RNG.normal(size=500).astype(np.float16)
+    table = RNG.normal(size=10).astype(np.float16)
+    updates = RNG.normal(size=500).astype(np.float16)
     for fun, args in (
         (add_rows, (table, indices, updates)),
         (lambda i, u: jnp.zeros(10, np.float16).at[i].add(u), (indices, updates)),
     ):
-        program = crowded(fun, args)
+        program = lowered_with_little_memory(fun, args)
         assert len(scatters_of(program)) > 2
-        same_as_plain(fun, args, program)
+        check_bits(fun, args, program)
 
 
-def test_steps_of_functions_and_of_windows_that_replace() -> None:
-    """The last of several updates of one place wins; look-ups of two dimensions keep their order."""
-    starts, windows = RNG.integers(-1, 18, (3, 60, 1)).astype(I32), RNG.normal(size=(3, 60, 4)).astype(F32)
+def test_steps_of_functions_and_of_replacing_windows() -> None:
+    """The last of several updates of an element wins; look-ups of two dimensions keep their order."""
+    starts = RNG.integers(-1, 18, (3, 60, 1)).astype(I32)
+    windows = RNG.normal(size=(3, 60, 4)).astype(F32)
     table = RNG.normal(size=20).astype(F32)
     numbers = lax.ScatterDimensionNumbers((2,), (), (0,))
 
     def replace(t: Any, i: Any, u: Any) -> Any:
         return lax.scatter(t, i, u, numbers)
 
-    program = crowded(replace, (table, starts, windows))
+    program = lowered_with_little_memory(replace, (table, starts, windows))
     assert len(scatters_of(program)) == 3
-    same_as_plain(replace, (table, starts, windows), program)
+    check_bits(replace, (table, starts, windows), program)
 
     def halved(t: Any, i: Any) -> Any:
         return t.at[i].apply(lambda x: x * 0.5 + 1)
 
     args = (table, RNG.integers(0, 20, 400).astype(I32))
-    program = crowded(halved, args)
+    program = lowered_with_little_memory(halved, args)
     assert len(scatters_of(program)) > 1
-    same_as_plain(halved, args, program)
+    check_bits(halved, args, program)
 
 
 @pytest.mark.parametrize("mode", slow_but(["drop"], ["clip", "drop"]))
-def test_the_last_update_of_a_row_is_looked_up(mode: str) -> None:
+def test_looks_up_the_last_update_of_a_row(mode: str) -> None:
     rows, columns = (RNG.integers(-2, n + 2, (40, 10)).astype(I32) for n in (6, 5))
-    table, updates = RNG.normal(size=(6, 3, 5)).astype(F32), RNG.normal(size=(40, 10, 3)).astype(F32)
-    updates[::7, :, 0], table[2, 1] = np.nan, -0.0
+    table = RNG.normal(size=(6, 3, 5)).astype(F32)
+    updates = RNG.normal(size=(40, 10, 3)).astype(F32)
+    updates[::7, :, 0] = np.nan
+    table[2, 1] = -0.0
 
     def fun(t: Any, i: Any, j: Any, u: Any) -> Any:
         return t.at[i, :, j].set(u, mode=mode)
 
     args = (table, rows, columns, updates)
-    program = crowded(fun, args, 7)
+    program = lowered_with_little_memory(fun, args, 7)
     assert any("ScatterMax" in name for name in scatters_of(program))
-    same_as_plain(fun, args, program)
+    check_bits(fun, args, program)
 
 
 def test_steps_need_less_memory() -> None:
-    """On tiles of little memory a sum that must be in order runs in steps; in one step it did not fit."""
+    """A sum that must be in order runs in steps on tiles of little memory; one step does not fit."""
     device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=64 * 1024)
     args = (Struct((100,), np.float16), Struct((20_000,), I32), Struct((20_000,), np.float16))
     profile = ipu.jit(add_rows, device=device).lower(*args).compile().profile
     assert profile.memory.max_tile_bytes < 64 * 1024
 
 
-def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little room there is; numbers stay."""
+def test_bounds_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of any memory give equal numbers in a bounded number of steps."""
     indices, updates = updates_of(600)
     args = RNG.integers(-9, 9, 10).astype(np.float16), indices, updates.astype(np.float16)
-    assert groups_that_scatter(crowded(add_rows, args)) > 2
-    monkeypatch.setattr(scatter, "_MOST_STEPS", 2)
-    program = crowded(add_rows, args)
-    assert groups_that_scatter(program) == 2
-    same_as_plain(add_rows, args, program)
+    assert num_scatter_groups(lowered_with_little_memory(add_rows, args)) > 2
+    monkeypatch.setattr(scatter, "_MAX_STEPS", 2)
+    program = lowered_with_little_memory(add_rows, args)
+    assert num_scatter_groups(program) == 2
+    check_bits(add_rows, args, program)
 
 
-def groups_that_scatter(program: LoweredProgram) -> int:
-    """Vertex groups that scatter."""
+def num_scatter_groups(program: LoweredProgram) -> int:
+    """Number of vertex groups that scatter."""
     return sum("Scatter" in g.codelet.name for groups in program.graph.groups.values() for g in groups)

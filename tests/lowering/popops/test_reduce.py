@@ -1,4 +1,4 @@
-"""Reductions: stages, layouts, what the engine makes of them; against numpy and tile by tile."""
+"""Reductions: stages, layouts, the operation of the engine; against numpy and tile by tile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax import lax
 
 from ipujax.lowering.layout.trial import charged_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials, reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
+from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.graph.graph import Graph
@@ -45,28 +45,29 @@ def reduced(
     tiles: int,
     view: Callable[[Tensor], Tensor] = lambda t: t,
 ) -> tuple[list[np.ndarray], Graph, Sequence]:
-    """Reduces an array mapped as told: results of engine, literal engine and interpreter."""
-    graph, prog = Graph(small_target(tiles)), Sequence()
+    """Reduces an array of a mapping: results of engine, literal engine and interpreter."""
+    graph = Graph(small_target(tiles))
+    prog = Sequence()
     variable = graph.add_variable(x.shape, x.dtype, "x", mapping)
-    source, sink = HostStream("x", x.shape, x.dtype), None
+    source = HostStream("x", x.shape, x.dtype)
     prog.add(StreamIn(source, variable))
     out = reduce(graph, view(variable), axes, monoid, prog, "reduce")
     sink = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, sink))
-    for each in graph.variables:
-        assert each in graph.mappings or each.is_constant
+    for v in graph.variables:
+        assert v in graph.mappings or v.is_constant
     results = [
         np.asarray(engine_function(graph, prog, exact_splits=exact)({source: x})[sink]) for exact in (False, True)
     ]
     return [*results, np.asarray(interpret(graph, prog, {source: x}, seed=tiles)[sink])], graph, prog
 
 
-def whole_numbers(*shape: int) -> np.ndarray:
-    """Whole numbers as float32: sums and products are exact in any order."""
+def integers(*shape: int) -> np.ndarray:
+    """Integers as float32: sums and products are exact in any order."""
     return np.random.default_rng(len(shape)).integers(-4, 5, shape).astype(np.float32)
 
 
-def test_answers_are_put_together() -> None:
+def test_only_keeps_signs_of_zeros() -> None:
     x = np.where(np.arange(12)[:, None] == np.arange(10), np.float32(-0.0), np.float32(0))
     results, _, _ = reduced(x, (0,), "only", grid((12, 10), (4, 2)), 8)
     for got in results:
@@ -96,7 +97,7 @@ MAPPINGS: dict[str, TileMapping] = {
 @pytest.mark.parametrize("axes", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("layout", MAPPINGS)
 def test_every_layout(layout: str, axes: tuple[int, ...]) -> None:
-    x = whole_numbers(14, 15)
+    x = integers(14, 15)
     results, _, _ = reduced(x, axes, "add", MAPPINGS[layout], 16)
     for got in results:
         np.testing.assert_array_equal(got, x.sum(axes))
@@ -115,17 +116,17 @@ VIEWS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[np.ndarray], np.nda
 @pytest.mark.parametrize("layout", ["boxes", "uneven", "flat"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_views(view: str, layout: str) -> None:
-    x = whole_numbers(14, 15)
-    seen, expected = VIEWS[view]
+    x = integers(14, 15)
+    tensor_view, array_view = VIEWS[view]
     for axes in ((0,), (1,), (0, 1)):
-        results, _, _ = reduced(x, axes, "add", MAPPINGS[layout], 16, seen)
+        results, _, _ = reduced(x, axes, "add", MAPPINGS[layout], 16, tensor_view)
         for got in results:
-            np.testing.assert_array_equal(got, expected(x).sum(axes), err_msg=f"{axes}")
+            np.testing.assert_array_equal(got, array_view(x).sum(axes), err_msg=f"{axes}")
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_any_box_layout(data: st.DataObject) -> None:
+def test_any_blocked_mapping(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     cuts = tuple(
         frozen([0, *sorted(data.draw(st.sets(st.integers(1, n - 1)))), n] if n > 1 else [0, 1], np.int64) for n in shape
@@ -133,31 +134,30 @@ def test_any_box_layout(data: st.DataObject) -> None:
     counts = [len(c) - 1 for c in cuts]
     tiles = data.draw(st.lists(st.integers(0, 3), min_size=int(np.prod(counts)), max_size=int(np.prod(counts))))
     axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1)))))
-    x = whole_numbers(*shape)
+    x = integers(*shape)
     results, _, _ = reduced(x, axes, "add", Blocked(cuts, frozen(np.reshape(tiles, counts), np.int32)), 4)
     for got in results:
         np.testing.assert_array_equal(got, x.sum(axes))
 
 
-STAGES = [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)]
-
-
+STAGES = [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)]  # slots and stages
 COMBINATIONS = (reduce_partials, reduce_partials_in_place)
-QUICK = [(15, 1, each) for each in COMBINATIONS]
+QUICK = [(15, 1, combination) for combination in COMBINATIONS]
 
 
 @pytest.mark.parametrize(
     ("slots", "stages", "combination"),
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in ((*each, combination) for each in STAGES for combination in COMBINATIONS)
+        for case in ((*stage, combination) for stage in STAGES for combination in COMBINATIONS)
     ],
 )
 def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages: int) -> None:
-    x = whole_numbers(slots, 7, 30)
-    graph, prog = Graph(small_target(64)), Sequence()
-    one_each = grid((slots, 7, 30), (slots, 1, 1))
-    mapping = Blocked(one_each.cuts, one_each.tile % 64)
+    x = integers(slots, 7, 30)
+    graph = Graph(small_target(64))
+    prog = Sequence()
+    slot_grid = grid((slots, 7, 30), (slots, 1, 1))
+    mapping = Blocked(slot_grid.cuts, slot_grid.tile % 64)
     partials = graph.add_variable(x.shape, x.dtype, "partials", mapping, "add")
     source = HostStream("x", x.shape, x.dtype)
     prog.add(StreamIn(source, partials))
@@ -174,28 +174,28 @@ def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages
 
 
 @pytest.mark.parametrize("slots", [2, 7, 16, 40, 125, 260])
-@pytest.mark.parametrize("boxes", [(1, 1), (5, 1), (1, 3), (3, 2)])
-def test_partials_combined_in_place_are_charged_what_the_plan_expects(slots: int, boxes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("blocks", [(1, 1), (5, 1), (1, 3), (3, 2)])
+def test_estimates_the_cost_of_partials_combined_in_place(slots: int, blocks: tuple[int, int]) -> None:
     for shape, dtype in (((11, 24), np.float32), ((6, 301), np.float16), ((5, 3), np.int32)):
-        mapping = grid((slots, *shape), (slots, *boxes))
+        mapping = grid((slots, *shape), (slots, *blocks))
         tiles = mapping.tile.size
         for target in (small_target(tiles), small_target(tiles + 300)):
             graph = Graph(target)
             partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
-            charged = charged_cycles(graph, lambda g, p, t=partials: reduce_partials_in_place(g, t, p, "sum"))
+            cost = charged_cycles(graph, lambda g, p, t=partials: reduce_partials_in_place(g, t, p, "sum"))
             longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
-            assert charged == combined_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_price_cycles)
+            assert cost == combining_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_price_cycles)
 
 
-def test_a_tall_column_is_combined_in_several_stages() -> None:
-    x = whole_numbers(60000)
+def test_combines_a_tall_column_in_several_stages() -> None:
+    x = integers(60000)
     program = lowered(lambda x: x.sum(), (x,), small_target(1472))
     assert sum(isinstance(node, Execute) for node in program.program.children()) >= 3
     check(lambda x: x.sum(), x, tiles=(16,))
 
 
-def test_the_engine_emits_one_reduction_for_all_stages() -> None:
-    x = whole_numbers(60000)
+def test_engine_emits_one_reduction_for_all_stages() -> None:
+    x = integers(60000)
     for tiles in (16, 1472):
         program = lowered(lambda x: x.sum(), (x,), small_target(tiles))
         run = engine_function(program.graph, program.program)
@@ -221,16 +221,19 @@ def test_reductions_over_single_elements_are_views() -> None:
     "shape",
     [(0,), pytest.param((0, 3), marks=pytest.mark.slow), (3, 0), pytest.param((2, 0, 3), marks=pytest.mark.slow)],
 )
-def test_reductions_of_nothing(monoid: str, shape: tuple[int, ...]) -> None:
+def test_reductions_of_no_elements(monoid: str, shape: tuple[int, ...]) -> None:
     dtype = np.int32 if monoid in ("and", "or", "xor") else np.float32
     x = np.zeros(shape, dtype)
     for axes in ((0,), tuple(range(len(shape)))):
         check(lambda x, axes=axes: REDUCERS[monoid](x, axes=axes), x, tiles=(4,))
 
 
-def test_nan_and_infinity_survive_partials() -> None:
+def test_partials_keep_nan_and_infinity() -> None:
     x = np.random.default_rng(5).normal(size=(64, 20)).astype(np.float32)
-    x[3, 4], x[60, 4], x[7, 5], x[9, 6] = np.nan, 1.0, np.inf, -np.inf
+    x[3, 4] = np.nan
+    x[60, 4] = 1.0
+    x[7, 5] = np.inf
+    x[9, 6] = -np.inf
     check(lambda x: (x.max(0), x.min(0), x.max()), x)
     check(lambda x: x.sum(0), x, rtol=1e-5, atol=1e-5)
 

@@ -51,10 +51,11 @@ def test_sort() -> None:
     ("tensors", "num_keys", "is_stable", "pair_cycles"),
     [(1, 1, True, 13), (2, 1, False, 11), (2, 1, True, 26), (2, 2, False, 26), (4, 1, False, 11 + 2 * 4)],
 )
-def test_a_sort_is_a_bitonic_network(tensors: int, num_keys: int, is_stable: bool, pair_cycles: int) -> None:
-    """Of 64 elements 21 stages, each of 32 pairs for six workers; a pair of rows is twice as many pairs."""
+def test_sort_costs_a_bitonic_network(tensors: int, num_keys: int, is_stable: bool, pair_cycles: int) -> None:
+    """64 elements take 21 stages, each of 32 pairs for six workers; two rows have twice as many pairs."""
     for rows in (1, 2):
-        graph, target = Graph(small_target(1)), small_target(1)
+        graph = Graph(small_target(1))
+        target = small_target(1)
         operands = [graph.add_variable((rows, 64), np.float32, f"x{n}") for n in range(tensors)]
         sort(graph, operands, 1, num_keys, is_stable, Sequence(), "sort")
         ((group,),) = graph.groups.values()
@@ -91,11 +92,11 @@ def test_pad(config: str) -> None:
     check(lambda x, v: lax.pad(x, v, PADS[config]), X, np.float32(-2), tiles=(7,))
 
 
-def test_nothing() -> None:
+def test_no_elements() -> None:
     check(lambda x: lax.pad(x[:0], np.float32(2), ((1, 1, 0), (0, 0, 0), (0, 0, 0))), X, tiles=(4,))
     check(lambda x: (lax.cumsum(x[:0]), lax.sort(x[:, :0]), lax.top_k(x, 0)), X, tiles=(4,))
     check(lambda x: lax.broadcasted_iota(np.int32, (0, 3), 1) + x.astype(np.int32)[:0, :3, 0], X, tiles=(4,))
 
 
-def test_a_crop_is_a_view() -> None:
+def test_crop_is_a_view() -> None:
     assert not lowered(lambda x: lax.pad(x, np.float32(0), PADS["crop"]), (X,), small_target(4)).graph.groups

@@ -22,14 +22,14 @@ SIZES = [(1, 5, 7), (6, 2, 7), (2, 3, 4), (1, 1, 1)]
 
 @pytest.fixture(params=["all at once", "first dimension", "in two parts"])
 def by_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes slices take one of the ways by index, whatever it costs."""
+    """Forces a form of slices by index, at any cost."""
 
     def ways(graph: Any, x: Any, sizes: Any, moving: Any) -> list[Any]:
-        every = tuple(moving)
-        first, rest = every[:1], every[1:]
-        if request.param == "all at once" or not rest:
-            return [[dynamic._Part(every, by_index=True)]]
-        return [[dynamic._Part(first, by_index=True), dynamic._Part(rest, by_index=request.param == "in two parts")]]
+        dims = tuple(moving)
+        if request.param == "all at once" or len(dims) < 2:
+            return [[dynamic._Part(dims, by_index=True)]]
+        later_by_index = request.param == "in two parts"
+        return [[dynamic._Part(dims[:1], by_index=True), dynamic._Part(dims[1:], by_index=later_by_index)]]
 
     monkeypatch.setattr(dynamic, "_ways", ways)
 
@@ -52,8 +52,9 @@ def test_write(shape: tuple[int, ...], start: tuple[int, ...]) -> None:
 @pytest.mark.usefixtures("by_index")
 @pytest.mark.parametrize("start", [-9, -1, 3])
 def test_negative_starts_are_clamped(start: int) -> None:
-    """The primitive's own rule."""
-    i, update = np.int32(start), -np.ones((1, 2, 3), np.float32)
+    """A rule of the primitive; `lax` resolves negative starts."""
+    i = np.int32(start)
+    update = -np.ones((1, 2, 3), np.float32)
     check(lambda x, i: lax.dynamic_slice_p.bind(x, i, i, i, slice_sizes=(1, 2, 3)), X, i, tiles=(7,))
     check(lambda x, u, i: lax.dynamic_update_slice_p.bind(x, u, i, i, i), X, update, i, tiles=(7,))
 
@@ -70,12 +71,11 @@ def test_other_dtypes_and_views() -> None:
 
 
 @pytest.mark.usefixtures("by_index")
-def test_one_dimension_known() -> None:
+def test_static_start_of_one_dimension() -> None:
     check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 2, i)), X, X[:2, :2, :2], np.int32(1), tiles=(7,))
 
 
-# --- in loops, where arrays are written in place ----------------------------------------------------------------------
-
+# Body of a loop that writes an array in place.
 Body = Callable[[Any, Any], Any]
 
 
@@ -85,14 +85,15 @@ def previous(i: jax.Array, b: jax.Array) -> jax.Array:
 
 def swap(i: jax.Array, b: jax.Array) -> jax.Array:
     j = (i * 5 + 3) % b.shape[0]
-    old, new = b[i], b[j]
-    return b.at[i].set(new).at[j].set(old)
+    b_i = b[i]
+    b_j = b[j]
+    return b.at[i].set(b_j).at[j].set(b_i)
 
 
-def old_and_new(i: jax.Array, b: jax.Array) -> jax.Array:
-    """The old array is read after the first write, so that cannot be in place."""
-    changed = b.at[i].set(b[i + 1])
-    return changed.at[i + 1].add(b[i])
+def read_after_write(i: jax.Array, b: jax.Array) -> jax.Array:
+    """The unchanged array is read after the first write, so that the write cannot be in place."""
+    written = b.at[i].set(b[i + 1])
+    return written.at[i + 1].add(b[i])
 
 
 def windows(i: jax.Array, b: jax.Array) -> jax.Array:
@@ -103,16 +104,16 @@ def count(i: jax.Array, b: jax.Array) -> jax.Array:
     return b.at[b[i].astype(int) % 7].add(1)
 
 
-def itself(i: jax.Array, b: jax.Array) -> jax.Array:
+def own_indices(i: jax.Array, b: jax.Array) -> jax.Array:
     """Indices and updates are views of the array that is written."""
     return b.at[b.astype(int) % b.shape[0]].max(b)
 
 
-def after_all(i: jax.Array, b: jax.Array) -> jax.Array:
+def write_to_copy(i: jax.Array, b: jax.Array) -> jax.Array:
     return (b + 1).at[i].set(b[i - 1])
 
 
-BODIES = [previous, swap, old_and_new, windows, count, itself, after_all]
+BODIES = [previous, swap, read_after_write, windows, count, own_indices, write_to_copy]
 
 
 def lowered_donated(fun: Callable[..., Any], args: tuple[Any, ...], tiles: int) -> LoweredProgram:
@@ -120,7 +121,7 @@ def lowered_donated(fun: Callable[..., Any], args: tuple[Any, ...], tiles: int) 
 
 
 def check_donated(fun: Callable[..., Any], *args: Any) -> None:
-    """As `check`, with the first argument donated."""
+    """Checks engine, literal engine and interpreter with the first argument donated."""
     expected = jax.tree.leaves(quick_jit(fun)(*args))
     for tiles in (1, 7):
         program = lowered_donated(fun, args, tiles)
@@ -139,7 +140,7 @@ def test_in_a_loop(body: Body, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_in_a_scan_in_the_cheapest_way(body: Body) -> None:
+def test_in_a_scan_with_the_cheapest_plan(body: Body) -> None:
     def fun(b: jax.Array) -> tuple[jax.Array, jax.Array]:
         return lax.scan(lambda b, i: (body(i, b), b[i]), b, jnp.arange(5))
 
@@ -148,14 +149,16 @@ def test_in_a_scan_in_the_cheapest_way(body: Body) -> None:
 
 def test_tabular_q_learning() -> None:
     def body(i: jax.Array, q: jax.Array) -> jax.Array:
-        s, a, following = i % 9, (i * 2) % 4, (i * 7 + 1) % 9
+        s = i % 9
+        a = (i * 2) % 4
+        following = (i * 7 + 1) % 9
         return q.at[s, a].add(0.5 * (1.0 + jnp.max(q[following]) - q[s, a]))
 
     q = np.arange(36, dtype=np.float32).reshape(9, 4)
     check_donated(lambda q: lax.fori_loop(0, 6, body, q), q)
 
 
-def test_a_scatter_in_several_steps_is_written_in_place() -> None:
+def test_writes_a_scatter_in_several_steps_in_place() -> None:
     def fun(table: jax.Array, rows: jax.Array, updates: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 2, lambda i, t: t.at[(rows + i) % 50].set(updates), table)
 

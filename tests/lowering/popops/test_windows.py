@@ -81,8 +81,8 @@ EDGES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
 
 @pytest.mark.parametrize("edges", EDGES)
 @pytest.mark.slow
-def test_gradient_of_max_cut_in_space(edges: str) -> None:
-    """Blocks read the windows that cover them, halos included, whatever the strides and the padding."""
+def test_gradient_of_max_with_cut_field(edges: str) -> None:
+    """Blocks read the windows that cover them, halos included, for any strides and padding."""
     window, strides, padding = EDGES[edges]
     image = RNG.permutation(1 * 13 * 9 * 2).reshape(1, 13, 9, 2).astype(np.float32)
 
@@ -111,7 +111,7 @@ def test_average_pooling_and_its_gradient() -> None:
     check(jax.grad(lambda x: (pool("sum", "overlap")(x) ** 2).sum()), IMAGE, tiles=(16,), rtol=1e-5, atol=1e-5)
 
 
-def test_not_a_number_and_integers() -> None:
+def test_nan_and_integers() -> None:
     image = IMAGE.copy()
     image[0, 3, 2] = np.nan
     check(pool("max", "overlap"), image, tiles=(7,))
@@ -126,7 +126,7 @@ def test_no_windows() -> None:
     check(pool("max", "all"), IMAGE[:, :5], tiles=(4,))
 
 
-def test_windows_are_spread_and_move_only_halos() -> None:
+def test_spreads_windows_over_tiles() -> None:
     image = np.zeros((4, 32, 32, 8), np.float32)
     program = lowered(pool("max", "pool"), (image,), small_target(64))
     (group,) = [g for groups in program.graph.groups.values() for g in groups]
@@ -136,58 +136,62 @@ def test_windows_are_spread_and_move_only_halos() -> None:
 
 @pytest.mark.parametrize("geometry", GEOMETRY)
 def test_result_shape(geometry: str) -> None:
-    given = GEOMETRY[geometry]
-    ones: Sequence[int] = (1, 1, 1, 1)
-    padding = given["padding"]
+    params = GEOMETRY[geometry]
+    undilated: Sequence[int] = (1, 1, 1, 1)
+    padding = params["padding"]
     if isinstance(padding, str):
-        padding = lax.padtype_to_pads(IMAGE.shape, given["window_dimensions"], given["window_strides"], padding)
+        padding = lax.padtype_to_pads(IMAGE.shape, params["window_dimensions"], params["window_strides"], padding)
     windows = Windows(
-        given["window_dimensions"],
-        given["window_strides"],
+        params["window_dimensions"],
+        params["window_strides"],
         tuple(padding),
-        given.get("base_dilation", ones),
-        given.get("window_dilation", ones),
+        params.get("base_dilation", undilated),
+        params.get("window_dilation", undilated),
     )
     assert windows.result_shape(IMAGE.shape) == jax.eval_shape(pool("max", geometry), IMAGE).shape
 
 
 NUMBER = jnp.float32(3)
-CLOSING: dict[str, Callable[[Any, Any], Any]] = {
+CLOSURES: dict[str, Callable[[Any, Any], Any]] = {
     "a window's function": lambda x, f: lax.reduce_window(x, np.float32(0), lambda a, b: f(a) + b, (2,), (1,), "VALID"),
     "an update's function": lambda x, f: x.at[np.array([1, 2])].apply(f),
     "a reduction's function": lambda x, f: lax.reduce(x, np.float32(0), lambda a, b: f(a) + b, (0,)),
 }
 
 
-@pytest.mark.parametrize("name", CLOSING)
+@pytest.mark.parametrize("name", CLOSURES)
 @pytest.mark.parametrize("run", [jax.jit, ipu.jit])
 def test_jax_refuses_functions_that_close_over_arrays(run: Any, name: str) -> None:
-    """So that no rule meets constants of such a function: of traced arrays, and of any others."""
-    fun, x = CLOSING[name], IMAGE[0, 0, :, 0]
+    """No rule need handle constants of such a function, traced arrays or others."""
+    fun = CLOSURES[name]
+    x = IMAGE[0, 0, :, 0]
     with pytest.raises(NotImplementedError, match="can't close over Tracers"):
         run(lambda x, y: fun(x, lambda a: a * y))(x, x[0])
-    refused = (TypeError, AssertionError)  # it traces a reduction, but then cannot compile it
-    with pytest.raises(refused, match=r"not hashable|Array\(3"):
+    errors = (TypeError, AssertionError)  # JAX traces a reduction, but then cannot compile it
+    with pytest.raises(errors, match=r"not hashable|Array\(3"):
         run(lambda x: fun(x, lambda a: a * NUMBER))(x)
 
 
-# --- channels in groups -----------------------------------------------------------------------------------------------
-
-
-def grouped(x: Any) -> Any:
-    """Images of 32 channels, which a product leaves in groups of 16."""
+def with_grouped_channels(x: Any) -> Any:
+    """Images of 32 channels, stored in groups of 16, the memory order of a product."""
     return jnp.einsum("nhwc,cd->nhwd", x, jnp.eye(2, 32, dtype=x.dtype))
 
 
 @pytest.mark.parametrize("geometry", ["overlap", "channels"])
-def test_channels_in_groups(geometry: str) -> None:
-    check(lambda x: pool("max", geometry)(grouped(x)), IMAGE, tiles=(7,))
-    check(jax.grad(lambda x: (pool("max", geometry)(grouped(x)) ** 2).sum()), IMAGE, tiles=(7,), rtol=1e-5, atol=1e-5)
+def test_reduce_window_of_grouped_channels(geometry: str) -> None:
+    check(lambda x: pool("max", geometry)(with_grouped_channels(x)), IMAGE, tiles=(7,))
+    check(
+        jax.grad(lambda x: (pool("max", geometry)(with_grouped_channels(x)) ** 2).sum()),
+        IMAGE,
+        tiles=(7,),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_pooling_keeps_channels_in_groups() -> None:
     def pooled(x: Any) -> Any:
-        small, vjp = jax.vjp(pool("max", "overlap"), grouped(x))
+        small, vjp = jax.vjp(pool("max", "overlap"), with_grouped_channels(x))
         return small, *vjp(small)
 
     graph = lowered(pooled, (np.zeros((2, 8, 6, 2), np.float32),), small_target(16)).graph

@@ -1,4 +1,4 @@
-"""Random numbers: the very numbers of JAX, however they are cut."""
+"""Random numbers: those of JAX for any partition."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def test_other_generators(impl: str) -> None:
 
 def test_dropout_in_a_loop() -> None:
     def fun(k: jax.Array) -> jax.Array:
-        def turn(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-            carry, use = jax.random.split(carry)
-            return carry, jax.random.bits(use, (6,))
+        def step(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            carry, subkey = jax.random.split(carry)
+            return carry, jax.random.bits(subkey, (6,))
 
-        return jax.lax.scan(turn, k, None, length=3)[1]
+        return jax.lax.scan(step, k, None, length=3)[1]
 
     check(fun, KEY, tiles=(4,))
 
 
-def test_draws_are_spread() -> None:
+def test_spreads_bits_over_tiles() -> None:
     program = lowered(lambda k: jax.random.bits(k, (64, 64)), (KEY,), small_target(16))
     (group,) = [g for groups in program.graph.groups.values() for g in groups if "Bits" in g.codelet.name]
     assert np.unique(group.tile).size == 16
