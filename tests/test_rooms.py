@@ -99,8 +99,12 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs runtime.tensor"
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
+    "lowering.outlining": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
+    ),
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.popops"
+        " lowering.recomputation"
         " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (

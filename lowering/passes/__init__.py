@@ -20,10 +20,16 @@ from ipujax.lowering.offload import (
     offload,
     put_results as put_results,
 )
+from ipujax.lowering.outlining import (
+    function_call_p as function_call_p,
+    gain_of as gain_of,
+    last_uses as last_uses,
+    outline,
+    outline_placed as outline_placed,
+    outliner as outliner,
+)
 from ipujax.lowering.passes.channel_groups import grouped_inputs
-from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
-from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
 from ipujax.lowering.passes.fuse import (
     fuse,
     fuse_equations as fuse_equations,
@@ -39,7 +45,6 @@ from ipujax.lowering.passes.merge_collectives import (
     merge_collectives,
 )
 from ipujax.lowering.passes.narrow import narrow
-from ipujax.lowering.passes.outline import outline, outline_placed as outline_placed, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute

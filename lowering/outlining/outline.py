@@ -35,12 +35,13 @@ from ipujax.lowering.jaxpr import (
     with_inner,
 )
 from ipujax.lowering.offload import MOVES
-from ipujax.lowering.passes.dataflow import Dataflow, last_uses
-from ipujax.lowering.passes.function_call import function_call_p
-from ipujax.lowering.passes.fuse import fused_p
-from ipujax.lowering.passes.outlined_run import Run
-from ipujax.lowering.passes.repeats import find_repeats
+from ipujax.lowering.outlining.dataflow import Dataflow, last_uses
+from ipujax.lowering.outlining.function_call import function_call_p
+from ipujax.lowering.outlining.outlined_run import Run
+from ipujax.lowering.outlining.repeats import find_repeats
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+
+_FUSED = "fused"  # the primitive of pass `fuse`: one vertex, which calls nothing
 
 
 def outline(jaxpr: ClosedJaxpr, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
@@ -75,8 +76,8 @@ def outliner(byte_price: float = BYTE_PRICE_CYCLES) -> Rewrite:
 
 
 def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
-    if eqn.primitive is fused_p:
-        return eqn  # a vertex, which calls nothing
+    if eqn.primitive.name == _FUSED:
+        return eqn
     return with_inner(eqn, rewrite)
 
 

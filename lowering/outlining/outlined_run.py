@@ -22,9 +22,9 @@ from ipujax.lowering.jax_compat import (
     part_of,
 )
 from ipujax.lowering.jaxpr import phase_of, stage_name
-from ipujax.lowering.passes.dataflow import is_view
-from ipujax.lowering.passes.function_call import fixed_operands, function_call_p
-from ipujax.lowering.passes.repeats import Repeat
+from ipujax.lowering.outlining.dataflow import is_view
+from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
+from ipujax.lowering.outlining.repeats import Repeat
 from ipujax.lowering.source_info import at_source_of, common_function, in_common
 
 _Slot = tuple[int, int]  # a variable of a run, by where it is mentioned first: equation, and place among its variables

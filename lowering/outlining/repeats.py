@@ -17,8 +17,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ipujax.lowering.passes.dataflow import Dataflow, Windows
-from ipujax.lowering.passes.function_call import gain, gain_of
+from ipujax.lowering.outlining.dataflow import Dataflow, Windows
+from ipujax.lowering.outlining.function_call import gain, gain_of
 
 _SHORTEST = 4  # equations of a run
 _MOST_LENGTHS = 48

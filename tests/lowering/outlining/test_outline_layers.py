@@ -23,14 +23,14 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.outlining.dataflow import Dataflow
+from ipujax.lowering.outlining.outline import outline
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.passes.dataflow import Dataflow
-from ipujax.lowering.passes.outline import outline
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
 from tests.lowering.helpers import price_bytes
-from tests.lowering.passes.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
+from tests.lowering.outlining.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
 from tests.marks import slow_but
 
 

@@ -16,10 +16,10 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
-from ipujax.lowering.passes.dataflow import Dataflow
+from ipujax.lowering.outlining.dataflow import Dataflow
 from ipujax.lowering.source_info import name_stack
 from tests.lowering.helpers import price_bytes, share_all
-from tests.lowering.passes.outline_helpers import LENGTH, RNG, WIDTH, calls, count, normal, outlined
+from tests.lowering.outlining.outline_helpers import LENGTH, RNG, WIDTH, calls, count, normal, outlined
 
 
 @pytest.fixture(autouse=True)
