@@ -138,7 +138,9 @@ ROOMS: dict[str, str] = {
         " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
         " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
-    "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
+    "lowering.rules.table": (
+        "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"
+    ),
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.refs lowering.rules.base"
         " lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options runtime.tensor"

@@ -21,7 +21,6 @@ from ipujax.lowering.popops import OP_COSTS, SCATTERS
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _ROWS = frozenset(("gather", *SCATTERS))  # of a table, with as many columns
 _PARTS = frozenset(("reshape", "dynamic_slice", "reduce_scatter", "all_gather"))  # of rows
-_ELEMENTWISE = frozenset(OP_COSTS) | {"add_any", "copy", "optimization_barrier"}
 
 
 class _Classes:
@@ -68,7 +67,7 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
         if eqn.primitive.name in _PRODUCTS:
             for atom in (*eqn.invars, *eqn.outvars):
                 classes.mark(atom)
-        elif eqn.primitive.name in _ELEMENTWISE:
+        elif eqn.primitive.name in OP_COSTS or eqn.primitive.name == "optimization_barrier":
             for out in eqn.outvars:
                 for atom in eqn.invars:
                     if _matrix(atom) == _matrix(out):

@@ -54,7 +54,6 @@ from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
 from ipujax.lowering.source_info import name_stack
 
-_FUSIBLE = frozenset(OP_COSTS) - {"copy"}
 _RESHAPING = frozenset(("bitcast_convert_type",))  # between widths the shape changes
 _UNIT_VIEWS = frozenset(("reshape", "squeeze", "broadcast_in_dim", "expand_dims"))
 _NAMED = 4  # operations in the name of a group
@@ -219,7 +218,7 @@ class _Body:
 def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
     """An elementwise equation with the broadcasts of its operands, which primitives do themselves, as equations."""
     shape = shape_of(eqn.outvars[0]) if len(eqn.outvars) == 1 else ()
-    if eqn.primitive.name not in _FUSIBLE or eqn.primitive.name in _RESHAPING:
+    if not _is_fusible(eqn) or eqn.primitive.name in _RESHAPING:
         return [eqn]
     before, operands = list[JaxprEqn](), list[Atom]()
     for atom in eqn.invars:
@@ -237,7 +236,7 @@ def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
 def _key(eqn: JaxprEqn) -> Hashable | None:
     """What equations of a group have in common; None for one that cannot be in a group."""
     is_reduction, operands = eqn.primitive.name in MONOIDS, list(variables_read(eqn))
-    if not (is_reduction or eqn.primitive.name in _FUSIBLE) or len(eqn.outvars) != 1 or eqn.effects or not operands:
+    if not (is_reduction or _is_fusible(eqn)) or len(eqn.outvars) != 1 or eqn.effects or not operands:
         return None
     shape = shape_of(operands[0] if is_reduction else eqn.outvars[0])
     fits = all(shape_of(var) == shape for var in operands)
@@ -247,6 +246,10 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
     name = stage_name(eqn)  # of which the stage does not matter: its place does
     apart = name.is_backward, name.is_recomputed, phase_of(eqn)
     return (index_space(shape), apart) if fits and plain and scalars and reduces else None
+
+
+def _is_fusible(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in OP_COSTS and eqn.primitive.name != "copy"
 
 
 def _is_plain(aval: Any) -> bool:

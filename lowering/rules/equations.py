@@ -17,12 +17,12 @@ from ipujax.lowering.jaxpr import ValueRoles, primitive_names
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.updates import places_before_updates
-from ipujax.lowering.rules.table import RULES
+from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
@@ -150,7 +150,7 @@ class Lowering:
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
             later=later,
         )
-        rule: Rule | None = RULES.get(eqn.primitive.name)
+        rule = rule_of(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(self._graph, result, prog, context.name) for result in results]

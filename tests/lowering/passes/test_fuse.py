@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax.extend.core import Primitive  # noqa: TID251 as a user adds one
+from jax.interpreters import mlir  # noqa: TID251
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
+from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
 from tests.lowering.helpers import check, lowered, quick_jit, run_tiles, share_all, small_target
@@ -105,6 +108,23 @@ def test_loops_branches_and_functions_are_fused_inside() -> None:
 
     assert ["tanh", "mul", "add"] in groups(after(fun, X)) and ["sin", "mul"] in groups(after(fun, X))
     check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_fuses_an_operation_added_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of `OP_COSTS` is enough: alone the operation is split over tiles, in a chain it is fused."""
+    softsign_p = Primitive("softsign")
+    softsign_p.def_abstract_eval(lambda x: x)
+    softsign_p.def_impl(lambda x: x / (1 + jnp.abs(x)))
+    mlir.register_lowering(softsign_p, mlir.lower_fun(softsign_p.impl, multiple_results=False))
+
+    def chain(x: Any) -> Any:
+        return jnp.tanh(softsign_p.bind(x)) * 2
+
+    monkeypatch.setitem(OP_COSTS, "softsign", OP_COSTS["tanh"])
+    assert groups(after(chain, X)) == [["softsign", "tanh", "mul"]]
+    check(chain, X, tiles=(1, 7), rtol=1e-6)
+    assert not lowered(softsign_p.bind, [X], small_target(7)).graph.fallbacks
+    check(softsign_p.bind, X, tiles=(1, 7), rtol=1e-6)
 
 
 def test_what_is_fused_is_not_outlined(monkeypatch: pytest.MonkeyPatch) -> None:
