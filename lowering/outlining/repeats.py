@@ -1,12 +1,13 @@
-"""Finds runs of equations that a jaxpr computes several times, nearly in linear time.
+"""Search for runs of equations that a jaxpr repeats, nearly in linear time.
 
-Input: a jaxpr, and where runs may lie. Output: windows of equations that are equal and do not overlap, those first that
-gain most.
+Input: a jaxpr, and the groups of equations that runs may join. Output: windows of equations that are equal and do
+not overlap, in order of gain.
 
-Lengths to try come from windows of 4, 8, 16, … equations: where the next equal window is at one distance for many in a
-row, either the jaxpr is periodic there (layers), with that distance as its period, or else a run of that many equations
-comes twice. Of each length the equal windows that gain most are found among all starts, so that a period is cut where
-least values pass. Limits: of very many lengths those with most equations to save are tried.
+Candidate lengths come from windows of 4, 8, 16, … equations: where many consecutive windows have their next equal
+at one distance, either the jaxpr is periodic there (layers), with that distance as its period, or else a run of
+that many equations occurs twice. Of each length the equal windows with the highest gain are searched among all
+starts, so that a period is cut where fewest values cross. Limits: of very many lengths those that save most
+equations are tried.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ipujax.lowering.outlining.dataflow import Dataflow, Windows
 from ipujax.lowering.outlining.function_call import gain, gain_of
 
 _SHORTEST = 4  # equations of a run
-_MOST_LENGTHS = 48
-_MOST_TRIED = 256  # equal windows of a length, each time that the best are looked for
-_SHORT_PERIOD = 32  # of shorter periods several may make one run
+_MOST_LENGTHS = 48  # candidate lengths of one jaxpr
+_MOST_TRIED = 256  # equal windows of a length in one search for the best
+_SHORT_PERIOD = 32  # equations; several shorter periods may be one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Repeat:
     """Equal windows that do not overlap.
 
     Args:
-        length: equations of each.
-        starts: the first equation of each, in order.
+        length: equations of each window.
+        starts: first equation of each, in order.
     """
 
     length: int
@@ -40,32 +41,29 @@ class Repeat:
 
 
 def find_repeats(flow: Dataflow, groups: np.ndarray, byte_price: float) -> list[Repeat]:
-    """Finds repeats that do not overlap each other.
-
-    Args:
-        flow: the equations.
-        groups: for each equation a number, int64; a run lies in equations of one number, and in none of those below 0.
-        byte_price: cycles that a byte is worth.
-    """
+    """Repeats that do not overlap each other; a run has equations of one number in `groups`, none below 0."""
     return list(_Search(flow, groups, byte_price).best_first())
 
 
 class _Search:
     def __init__(self, flow: Dataflow, groups: np.ndarray, byte_price: float) -> None:
-        self._flow, self._groups, self._byte_price = flow, groups.copy(), byte_price
-        self._refused: set[tuple[int, int]] = set()  # lengths and numbers of windows
+        self._flow = flow
+        self._groups = groups.copy()
+        self._byte_price = byte_price
+        self._refused: set[tuple[int, int]] = set()  # (length, window number) without a gain
         self._windows: dict[int, Windows] = {}
         self._find_room()
 
     def _find_room(self) -> None:
-        """For each start the number of equations that a run from there can have."""
-        count, changes = self._flow.count, np.flatnonzero(np.diff(self._groups)) + 1
+        """Sets the number of equations that a run from each start can have."""
+        count = self._flow.count
+        changes = np.flatnonzero(np.diff(self._groups)) + 1
         starts = np.arange(count)
-        ends = np.append(changes, count)[np.searchsorted(changes, starts, "right")]
-        self._room = np.where(self._groups < 0, 0, ends - starts)
+        group_ends = np.append(changes, count)[np.searchsorted(changes, starts, "right")]
+        self._room = np.where(self._groups < 0, 0, group_ends - starts)
 
     def best_first(self) -> Iterator[Repeat]:
-        """Repeats that are worth it, the best of those that remain each time."""
+        """Repeats with a gain, each the best of those that remain."""
         waiting: list[tuple[float, int, tuple[int, ...]]] = []
 
         def push(length: int) -> None:
@@ -77,7 +75,8 @@ class _Search:
             push(length)
         while waiting:
             _, length, starts = heappop(waiting)
-            if (self._room[list(starts)] >= length).all():  # others have not taken of it, and so it is still the best
+            # No other repeat has taken any of its equations, so it is still the best.
+            if (self._room[list(starts)] >= length).all():
                 yield Repeat(length, starts)
                 for start in starts:
                     self._groups[start : start + length] = -1
@@ -90,36 +89,39 @@ class _Search:
         return self._windows[length]
 
     def _lengths(self) -> list[int]:
-        """Lengths to try."""
+        """Candidate lengths."""
         gains: dict[int, int] = {}  # equations that repeats of a length save, at most
         size = _SHORTEST
         while size < self._flow.count:
-            found: dict[int, int] = {}
+            savings: dict[int, int] = {}
             for distance, equal in self._stretches(size):
                 for length in _lengths_of(distance, equal):
-                    found[length] = found.get(length, 0) + equal
-            gains |= {length: max(equal, gains.get(length, 0)) for length, equal in found.items()}
+                    savings[length] = savings.get(length, 0) + equal
+            gains |= {length: max(equal, gains.get(length, 0)) for length, equal in savings.items()}
             size *= 2
         return sorted(gains, key=lambda length: (-gains[length], length))[:_MOST_LENGTHS]
 
     def _stretches(self, size: int) -> Iterator[tuple[int, int]]:
-        """Where windows of a size have their next equal at one distance: the distance, and equations that are equal."""
+        """Stretches of windows with their next equal at one distance: (distance, equal equations)."""
         starts = np.flatnonzero(self._room >= size)
         starts = starts[starts + size <= self._flow.count]
         numbers = self._of(size).numbers[starts]
         order = np.argsort(numbers, kind="stable")
-        again = numbers[order[1:]] == numbers[order[:-1]]
-        first, following = starts[order[:-1]][again], starts[order[1:]][again]
+        has_next = numbers[order[1:]] == numbers[order[:-1]]
+        first = starts[order[:-1]][has_next]
+        next_equal = starts[order[1:]][has_next]
         in_order = np.argsort(first)
-        first, distances = first[in_order], (following - first)[in_order]
+        distances = (next_equal - first)[in_order]
+        first = first[in_order]
         if not len(first):
             return
+        # A stretch ends where starts are not consecutive or the distance changes.
         breaks = np.flatnonzero((np.diff(first) != 1) | (np.diff(distances) != 0)) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
             yield int(distances[begin]), end - begin + size - 1
 
     def _best(self, length: int) -> tuple[float, int, tuple[int, ...]] | None:
-        """The equal windows of a length that gain most: what they gain, negated, their length and where they begin."""
+        """Equal windows of a length with the highest gain: the gain, negated, the length and the starts."""
         windows = self._of(length)
         starts = np.flatnonzero(self._room[: len(windows.numbers)] >= length)
         if not len(starts):
@@ -127,37 +129,42 @@ class _Search:
         by_kind = starts[np.argsort(windows.numbers[starts], kind="stable")]
         sorted_numbers = windows.numbers[by_kind]
         begins = np.flatnonzero(np.append(True, sorted_numbers[1:] != sorted_numbers[:-1]))
-        ends = np.append(begins[1:], len(by_kind))
-        numbers, first, counts = sorted_numbers[begins], by_kind[begins], ends - begins
-        most = gain(windows.code[first], windows.copies[first], counts, self._byte_price)
-        best, tried = (0.0, length, tuple[int, ...]()), 0
-        for kind in np.lexsort((first, windows.elements[first], -most)).tolist():
-            if most[kind] <= -best[0] or tried == _MOST_TRIED:
+        kind_ends = np.append(begins[1:], len(by_kind))
+        numbers = sorted_numbers[begins]
+        first = by_kind[begins]
+        counts = kind_ends - begins
+        upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._byte_price)
+        best: tuple[float, int, tuple[int, ...]] = (0.0, length, ())
+        num_tried = 0
+        # By falling upper bound; the real gain needs the elements that calls copy.
+        for kind in np.lexsort((first, windows.elements[first], -upper_bounds)).tolist():
+            if upper_bounds[kind] <= -best[0] or num_tried == _MOST_TRIED:
                 break
             key = length, int(numbers[kind])
             if counts[kind] < 2 or key in self._refused:
                 continue
-            apart, tried = _apart(by_kind[ends[kind] - counts[kind] : ends[kind]].tolist(), length), tried + 1
-            copied = self._flow.copied(apart, length).tolist()
-            gained = gain_of(self._flow.work(apart[0], length), copied, len(apart), self._byte_price)
-            if gained <= 0:
+            disjoint = _disjoint(by_kind[kind_ends[kind] - counts[kind] : kind_ends[kind]].tolist(), length)
+            num_tried += 1
+            copied = self._flow.copied(disjoint, length).tolist()
+            cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._byte_price)
+            if cycles_saved <= 0:
                 self._refused.add(key)
-            elif gained > -best[0]:
-                best = -gained, length, tuple(apart)
+            elif cycles_saved > -best[0]:
+                best = -cycles_saved, length, tuple(disjoint)
         return best if best[2] else None
 
 
-def _apart(starts: Sequence[int], length: int) -> list[int]:
-    """Of ascending starts those whose windows do not overlap."""
-    apart = list[int]()
+def _disjoint(starts: Sequence[int], length: int) -> list[int]:
+    """Starts, from ascending ones, whose windows do not overlap."""
+    disjoint: list[int] = []
     for start in starts:
-        if not apart or start >= apart[-1] + length:
-            apart.append(start)
-    return apart
+        if not disjoint or start >= disjoint[-1] + length:
+            disjoint.append(start)
+    return disjoint
 
 
 def _lengths_of(distance: int, equal: int) -> Iterator[int]:
-    """Lengths of windows where so many equations equal those at a distance."""
+    """Candidate lengths of a stretch of equations that equal those at a distance."""
     if distance > equal:
         yield equal
         return
