@@ -1,4 +1,4 @@
-"""The rule table: one lowering rule for each JAX primitive; what is not here falls back to a single tile."""
+"""Rule table: one lowering rule for each JAX primitive; other primitives fall back to a single tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lowering rule is given besides its operands."""
+"""Context of a lowering rule: its arguments besides the operands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ipujax.runtime.tensor import Tensor
 
 
 class LowerJaxpr(Protocol):
-    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results.
+    """Lowers a jaxpr on its operands, adding to a program; returns the tensors of its results.
 
-    Results may be written to the tensors `into` at once, one for each of the first results.
+    The first results may be written to the tensors `into`.
     """
 
     def __call__(
@@ -28,7 +28,7 @@ class LowerJaxpr(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One equation's surroundings.
+    """Context of one equation.
 
     Args:
         graph: graph to add to; its `origin` is already set to the user's line.
@@ -36,11 +36,11 @@ class Context:
         name: debug name of the equation.
         equation: the equation itself.
         out_avals: shape and dtype of each result.
-        lower_jaxpr: lowers the jaxprs that control flow holds.
-        functions: lowered functions by callee, kept for the rule of calls.
-        into_tensors: for each result where it may be written at once, or None; a rule that does so returns it.
-        options: what the user chose.
-        later: the values that are read after the equation; None where that is not known.
+        lower_jaxpr: lowers the nested jaxprs of control flow.
+        functions: lowered functions by callee, for the rule of calls.
+        into_tensors: for each result the tensor it may be written to, or None; a rule that writes it there returns it.
+        options: the user's options.
+        later: values that are read after the equation; None where unknown.
     """
 
     graph: Graph
@@ -56,22 +56,22 @@ class Context:
 
     @property
     def primitive(self) -> Primitive:
-        """The equation's primitive."""
+        """Primitive of the equation."""
         return self.equation.primitive
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """All of the equation's parameters."""
+        """All parameters of the equation."""
         return self.equation.params
 
     def into(self, prog: ProgramSequence) -> Context:
-        """The same surroundings, adding to another program."""
+        """Context that adds to another program."""
         return replace(self, prog=prog)
 
 
 @remembered
 def bound(primitive: Primitive, /, **params: Any) -> Callable[..., Any]:
-    """A primitive with parameters, one function for equal ones."""
+    """A primitive with parameters; equal ones give one function, which caches can compare."""
     return partial(primitive.bind, **params)
 
 
