@@ -2,14 +2,11 @@
 
 Input: a codelet, the map from the index space to each of its fields, and the sources of operands. Output: cycles:
 the codelet's formula on the longest blocks, the exchange of the busiest tile, the sync. An operand that the
-operation maps itself is on the tiles that read it, so that only halos and blocks with several readers move.
-
-The cost of a grid does not depend on the number of tiles of the target. Without halos and without operands from
-elsewhere it equals that of the cost model.
+operation maps itself is on the tiles that read it: only halos and blocks with several readers move. The cost does
+not depend on the target's number of tiles; without halos and operands from elsewhere it equals the cost model's.
 Limits: an operand from elsewhere counts as received completely, in as few fragments as possible; halos are those
-of a typical block. Where several tiles read a block that is shared out unevenly, or some buses extend from one
-block to the next, the cost was up to 4 % lower on the grids that were compared. Grids start at tile 0; in a
-program small ones may start in the middle of a bus (`mapping.first_tile`).
+of a typical block. Where shares of a block are uneven, or a bus spans two blocks, the cost was up to 4 % lower on
+the grids that were compared. Grids start at tile 0, though small ones may start in a bus (`mapping.first_tile`).
 """
 
 from __future__ import annotations
@@ -35,33 +32,22 @@ Source = Literal["here", "free", "elsewhere"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Arriving:
-    """Cycles of receiving one operand.
+    """Cycles of receiving one operand."""
 
-    Args:
-        alone: of a tile that shares its bus with the tile that has the block.
-        with_bus: of the last tile.
-        repeats: cut dimensions of the index space along which tiles read a block that the first of them has,
-            bool[dimensions, candidates]; none where all tiles receive something.
-    """
-
-    alone: np.ndarray
-    with_bus: np.ndarray
+    alone: np.ndarray  # of a tile that shares its bus with the tile that has the block
+    with_bus: np.ndarray  # of the last tile
+    # Cut dimensions of the index space along which tiles read a block that the first of them has, bool[dimensions,
+    # candidates]; none where all tiles receive something
     repeats: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Vertices of an operation, without a placement.
-
-    Args:
-        codelet: their codelet.
-        fields: spans of each field.
-        sources: source of each field.
-    """
+    """Vertices of an operation, without a placement."""
 
     codelet: Codelet
-    fields: tuple[tuple[Span, ...], ...]
-    sources: tuple[Source, ...]
+    fields: tuple[tuple[Span, ...], ...]  # of each field of the codelet
+    sources: tuple[Source, ...]  # of each field of the codelet
 
     @property
     def is_exact(self) -> bool:

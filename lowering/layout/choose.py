@@ -121,7 +121,6 @@ def _ranked(
 
 
 def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
-    """Bytes of the longest block of all fields together."""
     total = np.zeros(grids.blocks.shape[1:], np.int64)
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
         total = total + total_elements([span.lengths(grids.lengths) for span in spans]) * element_bytes(field.dtype)
@@ -155,7 +154,6 @@ def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
-    """`crowding_cycles` of the largest block of any field."""
     largest_bytes = np.zeros(grids.blocks.shape[1:])
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
         elements = total_elements([span.lengths(grids.lengths) for span in spans])

@@ -1,10 +1,8 @@
 """Views of a whole variable in mixed radix: digits of the view's indices along the variable's dimensions.
 
-A reshape joins dimensions or cuts them. The index of each dimension of the view is a number in mixed radix, and
-each digit runs along one dimension of the variable. So blocks of a view become blocks of the variable.
-
-Input: a view and cuts along its dimensions. Output: cuts along the variable's dimensions, and for each block
-between them the block of the view that contains it.
+The index of each dimension of a reshaped view is a number in mixed radix, each digit of which runs along one
+dimension of the variable. So blocks of the view become blocks of the variable.
+Input: a view and cuts along its dimensions. Output: cuts of the variable, and the view's block of each of its blocks.
 Limits: views of one whole variable, each element once. Where a cut of the view falls inside of several digits,
 blocks of the variable are finer than those of the view.
 """
@@ -22,21 +20,13 @@ from ipujax.runtime.tensor import Tensor, frozen
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """One digit of a view's index.
+    """One digit of a view's index."""
 
-    Args:
-        dim: dimension of the variable that the digit runs along.
-        size: number of its values.
-        step: distance of two values along that dimension.
-        weight: distance of two values in the view's index.
-        is_reversed: whether the view counts backwards along that dimension.
-    """
-
-    dim: int
-    size: int
-    step: int
-    weight: int
-    is_reversed: bool
+    dim: int  # dimension of the variable that the digit runs along
+    size: int  # number of its values
+    step: int  # distance of two values along that dimension
+    weight: int  # distance of two values in the view's index
+    is_reversed: bool  # whether the view counts backwards along that dimension
 
     def values_at(self, positions: np.ndarray) -> np.ndarray:
         """Values of the digit at positions along the dimension."""

@@ -23,17 +23,11 @@ _FEWEST_CANDIDATES = 6
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grids:
-    """Candidate grids of an index space; arrays have one column a candidate.
+    """Candidate grids of an index space; arrays have one column a candidate."""
 
-    Args:
-        shape: extents of the index space.
-        blocks: blocks along each dimension, int64[dimensions, candidates].
-        lengths: length of the longest block along each dimension, int64[dimensions, candidates].
-    """
-
-    shape: tuple[int, ...]
-    blocks: np.ndarray
-    lengths: np.ndarray
+    shape: tuple[int, ...]  # extents of the index space
+    blocks: np.ndarray  # blocks along each dimension, int64[dimensions, candidates]
+    lengths: np.ndarray  # length of the longest block along each dimension, int64[dimensions, candidates]
 
     def of(self, numbers: np.ndarray) -> Grids:
         """The candidates with these numbers."""

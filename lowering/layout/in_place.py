@@ -46,15 +46,7 @@ def must_be_set_aside(value: Tensor, place: Tensor, overwritten: Set[Variable]) 
 
 
 def overwrite(graph: Graph, value: Tensor, place: Tensor, prog: ProgramSequence, name: str) -> None:
-    """Copies a value to its destination.
-
-    Args:
-        graph: origin of the copy.
-        value: mapped tensor to copy.
-        place: mapped tensor of its shape.
-        prog: program to add to.
-        name: debug name.
-    """
+    """Copies a mapped value to the mapped tensor `place` of its shape, where they differ; `name` is a debug name."""
     moving = changes(value, place)
     if moving is not None:
         prog.add(Copy(*moving, name, graph.origin))

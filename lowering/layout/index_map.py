@@ -16,23 +16,14 @@ from ipujax.lowering.layout.grids import Grids
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Map from the index space to one dimension of a field: point i reads from (stride · i + offset) / divisor on.
+    """Map from the index space to one dimension of a field: point i reads from (stride · i + offset) / divisor on."""
 
-    Args:
-        axis: dimension of the index space, None for a dimension that every block reads completely.
-        extent: elements of the field's dimension.
-        stride: distance between the first elements of two neighbouring points, in units of 1 / divisor.
-        reach: elements a point reads, in units of the stride.
-        offset: position of the first point.
-        divisor: units to an element of the field.
-    """
-
-    axis: int | None
-    extent: int
-    stride: int = 1
-    reach: int = 1
-    offset: int = 0
-    divisor: int = 1
+    axis: int | None  # dimension of the index space, None for a dimension that every block reads completely
+    extent: int  # elements of the field's dimension
+    stride: int = 1  # distance between the first elements of two neighbouring points, in units of 1 / divisor
+    reach: int = 1  # elements a point reads, in units of the stride
+    offset: int = 0  # position of the first point
+    divisor: int = 1  # units to an element of the field
 
     @property
     def has_halo(self) -> bool:

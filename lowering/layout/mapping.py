@@ -52,16 +52,7 @@ def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) ->
 
 
 def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> int:
-    """First tile of a new variable: behind the last small one, so that small variables do not pile up on tile 0.
-
-    Args:
-        graph: holds the tile behind the last small variable.
-        num_tiles: number of tiles needed.
-        most_tiles: number of tiles there are, default those of one IPU.
-
-    Returns:
-        0 for a variable that is not small.
-    """
+    """First tile of a new variable: behind the last small one, so that these do not pile up; 0 for a large one."""
     tile_limit = most_tiles or graph.target.tiles_per_ipu
     if num_tiles > tile_limit // _SMALL_SHARE:
         return 0
@@ -142,10 +133,9 @@ def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None
 
 
 def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
-    """Dimension of the variable that each dimension of a view runs along, forwards in steps of one.
+    """Dimension of the variable that each dimension of a view runs along in steps of one, None for one of size 1.
 
-    None stands for a dimension of size 1. Returns None for a view that is no permutation and slice of one variable's
-    dimensions: reshaped, broadcast, reversed, strided, or a slice of joined dimensions that continues in the next row.
+    None for a view that is no permutation of dimensions and slices.
     """
     shape = view.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]

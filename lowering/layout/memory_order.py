@@ -28,15 +28,10 @@ GROUP_CHANNELS = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryOrder:
-    """Dimensions of a view, cut finer, in the order of a variable.
+    """Dimensions of a view, cut finer, in the order of a variable."""
 
-    Args:
-        sizes: for each dimension of the view the sizes of its parts, outermost first.
-        order: number of the finer dimension that is the variable's first, second, ….
-    """
-
-    sizes: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]  # for each dimension of the view the sizes of its parts, outermost first
+    order: tuple[int, ...]  # number of the finer dimension that is the variable's first, second, …
 
     @staticmethod
     def own(shape: Sequence[int]) -> MemoryOrder:
@@ -59,7 +54,6 @@ class MemoryOrder:
 
     @staticmethod
     def for_argument(shape: Sequence[int], in_groups: bool) -> MemoryOrder:
-        """Order of an argument whose columns are in groups, or are not."""
         return MemoryOrder.with_channels(shape, len(shape) - 1) if in_groups else MemoryOrder.own(shape)
 
     def add_variable(self, graph: Graph, dtype: Any, name: str) -> Tensor:
@@ -68,12 +62,10 @@ class MemoryOrder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the view."""
         return tuple(prod(row) for row in self.sizes)
 
     @property
     def variable_shape(self) -> tuple[int, ...]:
-        """Shape of the variable."""
         finer = self._finer
         return tuple(finer[d] for d in self.order)
 
@@ -165,14 +157,7 @@ def _by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
 
 
 def variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
-    """Adds a variable with the shape, memory order and mapping of a tensor; unmapped where no simple mapping fits.
-
-    Args:
-        graph: graph to add to.
-        tensor: tensor to follow.
-        name: debug name.
-        dtype: that of the tensor when None.
-    """
+    """Adds a variable with the shape, memory order and mapping of a tensor; unmapped where no simple mapping fits."""
     return _like(graph, tensor, name, dtype, None)
 
 

@@ -19,35 +19,22 @@ from ipujax.runtime.tensor import Affine, Concat, Node, Tensor, Variable
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Range of offsets at which the points of an index space read one variable.
-
-    Args:
-        variable: the variable.
-        dims: its dimension that each dimension of the index space follows, None for one of size 1.
-        low: smallest offset of a point along each dimension of the index space.
-        high: largest offset.
-    """
+    """Range of offsets at which the points of an index space read one variable."""
 
     variable: Variable
-    dims: tuple[int | None, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
+    dims: tuple[int | None, ...]  # its dimension that each dimension of the index space follows, None for one of size 1
+    low: tuple[int, ...]  # smallest offset of a point along each dimension of the index space
+    high: tuple[int, ...]  # largest offset
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rectangle of an operand that is a rectangle of a variable.
-
-    Args:
-        variable: the variable.
-        dims: its dimensions along those of the operand, None for one of size 1.
-        offsets: position in the variable minus position in the operand, along each dimension of the operand; modulo
-            the extent along a dimension of a concatenation, because a roll continues at the other end.
-        size: elements.
-    """
+    """Rectangle of an operand that is a rectangle of a variable."""
 
     variable: Variable
-    dims: tuple[int | None, ...]
+    dims: tuple[int | None, ...]  # its dimensions along those of the operand, None for one of size 1
+    # Position in the variable minus position in the operand, along each dimension of the operand; modulo the extent
+    # along a dimension of a concatenation, because a roll continues at the other end
     offsets: tuple[int, ...]
     size: int
 

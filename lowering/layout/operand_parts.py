@@ -1,8 +1,6 @@
-"""Elements of an operand that a block needs, has on its own tile, and shares with the other tiles of a bus.
+"""Elements and contiguous runs of an operand that a block needs, has on its own tile, and shares with tiles of its bus.
 
-Input: spans of a field that the operation maps to the tiles that read it, and candidate grids. Output: elements and
-contiguous runs, for all grids at once.
-
+Input: spans of a field that the operation maps to its readers, and candidate grids, all at once.
 Source: the rules of `ipujax.runtime.exchange.boxes` for runs, of `exchange.shared_bus` for buses, of
 `place.place_operand` for mappings.
 Limits: one typical block a grid; the tiles of a grid are numbered in row-major order, as by `Grids.placement`.
@@ -26,23 +24,14 @@ MOST_SHARED_BYTES = 16 * 1024
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shares:
-    """Division of blocks of a field among the tiles that read them, as `place.place_operand` does it.
+    """Division of blocks of a field among the tiles that read them, as `place.place_operand` does it."""
 
-    Args:
-        users: tiles that read a block.
-        parts: shares of a block, 1 where one tile has it all.
-        dim: dimension that is cut into shares, −1 for none.
-        shortest: elements of the smallest share.
-        longest: elements of the largest share.
-        in_row: consecutive tiles, from a multiple of this number on, that read one block.
-    """
-
-    users: np.ndarray
-    parts: np.ndarray
-    dim: np.ndarray
-    shortest: np.ndarray
-    longest: np.ndarray
-    in_row: np.ndarray
+    users: np.ndarray  # tiles that read a block
+    parts: np.ndarray  # shares of a block, 1 where one tile has it all
+    dim: np.ndarray  # dimension that is cut into shares, −1 for none
+    shortest: np.ndarray  # elements of the smallest share
+    longest: np.ndarray  # elements of the largest share
+    in_row: np.ndarray  # consecutive tiles, from a multiple of this number on, that read one block
 
     def by_bus(self, target: Target) -> np.ndarray:
         """True if all tiles of an exchange bus read one block."""
@@ -99,19 +88,12 @@ def fewest_runs(spans: Sequence[Span], block: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """Elements of a field that a block reads, and those of them on its own tile.
+    """Elements of a field that a block reads, and those of them on its own tile."""
 
-    Args:
-        needed: elements read.
-        own: elements of these on the tile.
-        runs: pieces that are contiguous in the field's memory and in the block.
-        own_runs: pieces of these on the tile.
-    """
-
-    needed: np.ndarray
-    own: np.ndarray
-    runs: np.ndarray
-    own_runs: np.ndarray
+    needed: np.ndarray  # elements read
+    own: np.ndarray  # elements of these on the tile
+    runs: np.ndarray  # pieces that are contiguous in the field's memory and in the block
+    own_runs: np.ndarray  # pieces of these on the tile
 
 
 def part_of(spans: Sequence[Span], grids: Grids, block: np.ndarray, halos: bool, shares: Shares) -> Part:

@@ -22,17 +22,11 @@ _Widen = Callable[[Tensor, int, int, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SharedWindow:
-    """View that contains several operands.
+    """View that contains several operands."""
 
-    Args:
-        tensor: the view.
-        reach: its length minus that of the index space, along each dimension.
-        begins: by the number of each operand, its first index in each dimension.
-    """
-
-    tensor: Tensor
-    reach: tuple[int, ...]
-    begins: dict[int, tuple[int, ...]]
+    tensor: Tensor  # the view
+    reach: tuple[int, ...]  # its length minus that of the index space, along each dimension
+    begins: dict[int, tuple[int, ...]]  # by the number of each operand, its first index in each dimension
 
 
 def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) -> list[SharedWindow]:

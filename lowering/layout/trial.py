@@ -22,12 +22,7 @@ Candidate = TypeVar("Candidate")
 
 
 def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
-    """Cycles of the steps that `add` adds to a graph and a program.
-
-    Args:
-        graph: target and mappings of the operands; not changed.
-        add: adds the operation; it may map unmapped operands.
-    """
+    """Cycles of the steps that `add` adds to a copy of a graph; it may map unmapped operands."""
     return program_cycles(*_scratch(graph, add))
 
 
@@ -50,7 +45,6 @@ def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object],
 
 
 def _most_bytes(graph: Graph, variable: Variable) -> int:
-    """Bytes of a variable on the tile that has most of it."""
     elements = graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
     return int(elements.max(initial=0)) * element_bytes(variable.dtype)
 
@@ -96,23 +90,16 @@ def least_charged(
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Properties of an operand that its part in a cost depends on.
-
-    Args:
-        shape: shape of the operand.
-        dtype: dtype of the operand.
-        view: shape of its variable, offset and dimensions of the view; None if it is not of one variable.
-        mapping: mapping of that variable; None while unmapped.
-    """
+    """Properties of an operand that its part in a cost depends on."""
 
     shape: tuple[int, ...]
     dtype: Any
+    # Shape of its variable, offset and dimensions of the view; None if it is not of one variable
     view: tuple[tuple[int, ...], int, tuple[Group, ...]] | None
-    mapping: TileMapping | None
+    mapping: TileMapping | None  # mapping of that variable; None while unmapped
 
     @staticmethod
     def of(graph: Graph, tensor: Tensor) -> Operand:
-        """Describes an operand of a graph."""
         affine = tensor.affine
         if affine is None:
             return Operand(tensor.shape, tensor.dtype, None, None)

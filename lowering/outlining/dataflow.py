@@ -1,11 +1,9 @@
 """Equations of a jaxpr as arrays, in which equal windows have one number, independent of the values they read.
 
-Two windows of equations are equal if, equation by equation, their numbers are equal and so is the dataflow between
-them: a variable is identified by the distance to the equation, and the position there, that mentioned it last. A
-variable last mentioned before the window may be any value; one value in a window is one value in its equals.
-
-The number of a window is a polynomial, modulo 2^64, of the numbers of its equations and of the mentions whose
-last one is in the window: a few additions of arrays for all windows of a length.
+Two windows are equal if, equation by equation, their numbers are equal and so is the dataflow: a variable is
+identified by the distance to, and the position in, the equation that mentioned it last. A variable last mentioned
+before the window may be any value, but one value in a window is one value in its equals. The number of a window is
+a polynomial, modulo 2^64: a few additions of arrays for all windows of a length.
 """
 
 from __future__ import annotations
@@ -23,22 +21,15 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All windows of one length, in order of their starts.
+    """All windows of one length, in order of their starts."""
 
-    Args:
-        length: equations of a window.
-        numbers: one number for equal windows, uint64[starts].
-        code: bytes of a window's code, see `Work`, float64[starts].
-        copies: lower bound of the values that differ between equal windows: operands with no other reader, and
-            results read behind the window, int64[starts].
-        elements: elements of all operands of a window and of its results read behind it, int64[starts].
-    """
-
-    length: int
-    numbers: np.ndarray
-    code: np.ndarray
+    length: int  # equations of a window
+    numbers: np.ndarray  # one number for equal windows, uint64[starts]
+    code: np.ndarray  # bytes of a window's code, see `Work`, float64[starts]
+    # Lower bound of the values that differ between equal windows: operands with no other reader, and results read
+    # behind the window, int64[starts]
     copies: np.ndarray
-    elements: np.ndarray
+    elements: np.ndarray  # elements of all operands of a window and of its results read behind it, int64[starts]
 
 
 class Dataflow:
@@ -88,7 +79,6 @@ class Dataflow:
         self._end[self._definitions] = [last_reads.get(var, -1) for var in definitions]
 
     def windows(self, length: int) -> Windows:
-        """All windows of `length` equations, 1 or more."""
         starts = max(0, self.count - length + 1)
         total = np.concatenate([[np.uint64(0)], np.cumsum(self._symbols * self._powers[:-1])])
         numbers = total[length:] - total[:starts]
@@ -108,7 +98,6 @@ class Dataflow:
         return Windows(length, numbers * self._inverse_powers[:starts], code, copies, elements)
 
     def work(self, start: int, length: int) -> Work:
-        """Work of a window."""
         code, elements = (self._works[start + length] - self._works[start]).tolist()
         return Work(int(code), elements)
 

@@ -4,14 +4,10 @@
     h2 = tanh(y1 @ w2); y2 = y1 + tanh(h2 @ w2)      y2 = function_call[layer](w2, y1)
 
 Typical runs are layers written by Python loops or calls, their gradients, and recomputation of a checkpoint. Each
-jaxpr is searched by itself, bodies of loops too, see `repeats`; a run becomes a function where that saves cycles,
-see `function_call`. Equations with effects or collectives are in no run. No run spans two stages, nor a forward
-and a backward part; in a jaxpr with stages, equations without a stage are placed first, and then outlined by
-`outline_placed`: the update of an optimiser.
-
-A view that is read behind a run is repeated there. The equations of a function belong to all its callers: their
-name stacks have the common beginning and end of the callers', their source lines are those of the first run. The
-call has the line of the first equation of its run.
+jaxpr is searched by itself, see `repeats`; a run becomes a function where that saves cycles, see `function_call`.
+No run has effects or collectives, or spans two stages or a forward and a backward part. Equations without a stage,
+as an optimiser's, are placed first and then outlined by `outline_placed`. The equations of a function have the
+common beginning and end of its callers' name stacks, and the source lines of the first run.
 """
 
 from __future__ import annotations
@@ -100,7 +96,6 @@ def outline_placed(
 
 
 def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_price: float) -> Sequence[JaxprEqn]:
-    """Equations of a jaxpr, with calls in place of runs."""
     return _with_calls(jaxpr, _groups(jaxpr), numbers, byte_price)[0]
 
 

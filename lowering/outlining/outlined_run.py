@@ -31,13 +31,7 @@ _Slot = tuple[int, int]  # a variable of a run by its first mention: equation, p
 
 
 class Run:
-    """Equal runs of a jaxpr.
-
-    Args:
-        jaxpr: jaxpr with the runs.
-        repeat: their positions.
-        last_uses: last equation that reads each variable of the jaxpr; for its results one behind the last equation.
-    """
+    """Equal runs of a jaxpr; `last_uses` as `dataflow.last_uses` returns it."""
 
     def __init__(self, jaxpr: Jaxpr, repeat: Repeat, last_uses: Mapping[Var, int]) -> None:
         self._jaxpr = jaxpr
@@ -68,7 +62,6 @@ class Run:
         return [call_at_line, *(run[n] for n in sorted(views))]
 
     def _values_of(self, run: Sequence[JaxprEqn]) -> dict[_Slot, Var]:
-        """Variable of a run in each slot."""
         values: dict[_Slot, Var] = {}
         for eqn, slots in zip(run, self._slots, strict=True):
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
@@ -147,7 +140,6 @@ class Run:
 
     @cached_property
     def _operands(self) -> list[tuple[Atom, ...]]:
-        """Operands of each call."""
         return [tuple(values[slot] for slot in self._function_and_operands[1]) for values in self._values]
 
 

@@ -1,13 +1,10 @@
 """Search for runs of equations that a jaxpr repeats, nearly in linear time.
 
-Input: a jaxpr, and the groups of equations that runs may join. Output: windows of equations that are equal and do
-not overlap, in order of gain.
-
+Input: a jaxpr, and the groups of equations that runs may join. Output: disjoint equal windows, in order of gain.
 Candidate lengths come from windows of 4, 8, 16, … equations: where many consecutive windows have their next equal
-at one distance, either the jaxpr is periodic there (layers), with that distance as its period, or else a run of
-that many equations occurs twice. Of each length the equal windows with the highest gain are searched among all
-starts, so that a period is cut where fewest values cross. Limits: of very many lengths those that save most
-equations are tried.
+at one distance, the jaxpr is periodic (layers) with that period, or a run of that many equations occurs twice. All
+starts are tried for a length, so that a period is cut where fewest values cross.
+Limits: of very many lengths those that save most equations are tried.
 """
 
 from __future__ import annotations
@@ -29,15 +26,10 @@ _SHORT_PERIOD = 32  # equations; several shorter periods may be one run
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Equal windows that do not overlap.
+    """Equal windows that do not overlap."""
 
-    Args:
-        length: equations of each window.
-        starts: first equation of each, in order.
-    """
-
-    length: int
-    starts: tuple[int, ...]
+    length: int  # equations of each window
+    starts: tuple[int, ...]  # first equation of each, in order
 
 
 def find_repeats(flow: Dataflow, groups: np.ndarray, byte_price: float) -> list[Repeat]:
@@ -89,7 +81,6 @@ class _Search:
         return self._windows[length]
 
     def _lengths(self) -> list[int]:
-        """Candidate lengths."""
         gains: dict[int, int] = {}  # equations that repeats of a length save, at most
         size = _SHORTEST
         while size < self._flow.count:

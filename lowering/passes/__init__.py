@@ -66,6 +66,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dce", dce),
     ("recompute", recompute),
     ("swap_products", swap_products),
+    # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
     ("fuse", fuse),
     ("offload", offload),

@@ -1,13 +1,10 @@
 """Choice of the arguments whose columns are stored in groups, as products store their results.
 
 Operands and results of products, and values combined with them element by element (a weight with its gradient and
-the optimiser state), move between tiles in fewer pieces if all have one memory order.
-
-Input: a jaxpr. Output: for each input whether its columns are in groups. Two values are in one class if an equation
+the optimiser state), move in fewer pieces if all have one memory order. Two values are in one class if an equation
 maps elements of one to the same elements of the other, passes one to a nested jaxpr as the other, gathers or
 scatters rows between them, transposes matrices, or slices or joins rows, on one replica or several (the shards of
-an optimiser): each is then stored with its own columns in groups.
-Source of groups: as `layout.memory_order`.
+an optimiser): each is then stored with its own columns in groups. Source of groups: as `layout.memory_order`.
 Limits: a class ends at other views, loops of unknown length and branches; costs are not compared.
 """
 

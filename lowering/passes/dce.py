@@ -20,6 +20,7 @@ def _live_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Jaxpr without dead equations, in nested jaxprs too, of which JAX drops none of a `while`."""
 
     def live(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        # First here, so that bodies of dead loops are not visited.
         pruned = eliminate_dead_code(body.jaxpr)
         eqns = [with_inner(eqn, rewrite) for eqn in pruned.eqns]
         return ClosedJaxpr(pruned.replace(eqns=eqns), body.consts)

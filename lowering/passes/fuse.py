@@ -1,15 +1,11 @@
 """Pass `fuse`: elementwise equations over one index space become one equation `fused`, computed by one vertex.
 
-Reductions of a group's results are part of it: a vertex reduces its own block. A cheap value that only groups read
-is computed again by each of them, see `repeat_cheap`: it is neither stored nor loaded.
-
-An equation joins the group of an equation whose result it reads if both have the same index space (shapes without
-dimensions of size 1) and run on one IPU, on the same side of a gradient. Reshapes that only add or drop dimensions
-of size 1 do not separate a group; broadcasts stay outside, because they are views without cost. Values that only
-the group reads are never stored. The jaxpr of a `fused` equation has the original equations, each rounding to its
-own dtype.
-
-Loops, branches and functions are fused inside. A jaxpr with pipeline stages is cut first, then its parts are fused.
+An equation joins the group of a producer with the same index space (the shape without dimensions of size 1) on the
+same IPU and side of a gradient; reductions of a group's results are part of it. Reshapes that only add or drop
+dimensions of size 1 do not separate; broadcasts stay outside, as views without cost. Values that only the group
+reads are not stored, and cheap ones are computed again by each group, see `repeat_cheap`. The jaxpr of a `fused`
+equation has the original equations, each rounding to its own dtype. Nested jaxprs are fused too, one with pipeline
+stages only after it is cut.
 Source: `popops::map` of PopLibs makes one codelet of an expression; XLA fuses by the same rule on a CPU and more on
 a GPU. Limits: siblings that only share an operand are not fused (they may share a compute set).
 """
@@ -96,13 +92,7 @@ class Fused(NamedTuple):
 
 
 def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | None = None) -> Fused:
-    """Fuses the equations of one jaxpr.
-
-    Args:
-        jaxpr: jaxpr to fuse.
-        rewrite: fuses the jaxprs of loops, branches and functions.
-        places: IPU of each equation; only equations of one place are grouped.
-    """
+    """Fuses one jaxpr, nested ones by `rewrite`; only equations of one of `places` are grouped, if places are given."""
     eqns: list[JaxprEqn] = []
     sources: list[int] = []
     for number, eqn in enumerate(jaxpr.eqns):
@@ -200,6 +190,7 @@ class _Body:
         def read(atom: Atom) -> Atom:
             if isinstance(atom, Literal):
                 return atom
+            # Views and cheap values are repeated in the body; any other value is an operand.
             if atom not in inner:
                 number = self._definition.get(atom)
                 if number is not None and (is_unit_view(self._eqns[number]) or self._repeats(atom, group[-1])):
@@ -254,6 +245,7 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
     fits = all(shape_of(var) == shape for var in operands)
     is_plain = all(_is_plain(atom.aval) for atom in (*operands, *eqn.outvars))
     has_scalar_literals = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
+    # A reduction over single elements is a view, and one without elements is a constant.
     reduces = not is_reduction or (prod(shape) > 0 and any(shape[d] != 1 for d in eqn.params["axes"]))
     name = stage_name(eqn)  # without its stage: places tell IPUs apart
     separation = name.is_backward, name.is_recomputed, phase_of(eqn)
@@ -265,7 +257,6 @@ def _is_fusible(eqn: JaxprEqn) -> bool:
 
 
 def _is_plain(aval: Any) -> bool:
-    """True for an array of numbers, not of keys."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended) and aval.dtype != jax.dtypes.float0
 
 

@@ -3,9 +3,8 @@
 A group runs as one equation: no other group may depend on one of its equations and be needed by another. An
 equation joins the groups of its producers where that holds. The predecessors of a group are the bits of one
 integer, so a test is one operation for each group that is read; memory is a bit for each pair of equations.
-
-Input: for each equation the numbers of those it reads, and a key: only equations of one key are grouped. Output:
-the groups, in an order in which they can run, each at the position of its last equation or as soon after as possible.
+Input: for each equation the numbers of its producers, and the key of its group. Output: groups in an order in which
+they can run, each at the position of its last equation or as soon after as possible.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class _Groups:
         self._predecessors: dict[int, int] = {}  # group → a bit for each group that must run before it
 
     def add(self, number: int) -> None:
-        """Adds the next equation as a group of its own."""
         self._group.append(number)
         self._members[number] = [number]
         self._sources[number] = {self._group[read] for read in self._reads[number]}
@@ -54,6 +52,7 @@ class _Groups:
         second = self._group[second_equation]
         if first == second:
             return True
+        # A group between them would have to run both before and after the merged group.
         if self._is_far_before(first, second) or self._is_far_before(second, first):
             return False
         for member in self._members[second]:
@@ -86,7 +85,6 @@ class _Groups:
                 waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
-        """The groups in an order in which they can run."""
         waits = {group: len(sources) for group, sources in self._sources.items()}
         ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)

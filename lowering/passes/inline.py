@@ -1,11 +1,10 @@
 """Pass `inline`: replaces calls by the equations of their callee, recursively, in loops and branches too.
 
-Calls are `jit`, `remat2`, `custom_jvp_call`, `custom_vjp_call` and similar: caching and differentiation rules have
-done their work when a jaxpr is compiled. Control flow stays, except a branch with a constant index, or one chosen
-by the platform (`lax.platform_dependent`): that of the engine, the CPU.
-
-An inlined equation's name stack is prefixed with the caller's. Its source line is that in the callee, unless the
-callee is library code: JAX traces that once and shares it, so that its lines may be another caller's.
+Caching and differentiation rules of calls (`jit`, `remat2`, `custom_vjp_call`, …) have done their work when a jaxpr
+is compiled. Control flow stays, except a branch with a constant index, or one chosen by the platform
+(`lax.platform_dependent`): that of the engine, the CPU. An inlined equation's name stack is prefixed with the
+caller's. Its source line is that in the callee, unless the callee is library code: JAX traces that once and shares
+it, so that its lines may be another caller's.
 """
 
 from __future__ import annotations
@@ -69,6 +68,7 @@ class _Inliner:
             call_site = site if self._sites is None else self._sites.of(eqn, site, of_library)
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
+            # A literal index lets the branch on it be inlined next.
             if eqn.primitive.name == "platform_index":
                 env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
@@ -88,6 +88,7 @@ class _Inliner:
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
+            # A callee inlined twice has its constants twice: each call site has its own substitution.
             constant = Var(var.aval)
             env[var] = constant
             self._constvars.append(constant)

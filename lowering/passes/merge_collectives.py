@@ -1,12 +1,9 @@
 """Pass `merge_collectives`: sums over replicas that can run together become one equation `all_reduce`.
 
-Every round of a collective costs a sync of all replicas, however few bytes it moves, and `jax.lax.pmean` of a tree
-is one `psum` for each leaf. So equations that need the result of a sum wait until no other can run; then all
-waiting sums run at once, by operation and groups. Equations with effects keep their order.
-
-The merged equation has the source line that sums most bytes; its name lists the other lines.
-
-A sum of a literal, equal on all replicas, is the literal times the number of replicas, without communication.
+Every round of a collective costs a sync of all replicas, and `jax.lax.pmean` of a tree is one `psum` for each leaf.
+So equations that need a sum wait until no other can run; then all waiting sums run at once, by operation and
+groups. Equations with effects keep their order. The merged equation has the source line that sums most bytes; its
+name lists the other lines. A sum of a literal is the literal times the number of replicas, without communication.
 Limits: sums beyond `MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
 """
 
@@ -62,7 +59,6 @@ def merge_collectives(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
-    """A `replicated` equation with fewer collectives; any other equation unchanged."""
     if eqn.primitive.name != "replicated":
         return eqn
     replicas = eqn.params["replicas"]
@@ -135,7 +131,6 @@ def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[li
 
 
 def _groups(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
-    """Sums that may run together, in their order."""
     groups: dict[Any, list[JaxprEqn]] = {}
     for eqn in sums:
         key = eqn.primitive.name, eqn.params["axes"], eqn.params["axis_index_groups"]

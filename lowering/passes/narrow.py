@@ -1,12 +1,9 @@
 """Pass `narrow`: the backward part reads results of the forward part in their narrowest form.
 
 For the gradient of a normalisation JAX saves two arrays in single precision, each a few instructions away from a
-half-precision array and row statistics. A gradient computes such values again, from values that take fewer bytes
-or are saved anyway; so do stacks of loops and stashes of pipelines. Values that cross phases of execution are not
-computed again: their sources would be loaded in each later phase.
-
-Input and output: jaxprs; those in loops, branches, functions and pipelines too.
-Limits: those of `repeat_cheap`.
+half-precision array and row statistics. A gradient computes them again, from values that take fewer bytes or are
+saved anyway; so do stacks of loops and stashes of pipelines. Values that cross phases of execution are not computed
+again: their sources would be loaded in each later phase. Limits: those of `repeat_cheap`.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         if is_backward or eqn.effects
         for var in eqn.outvars
     }
+    # Values that cross phases of execution are stored.
     phases = [phase_of(eqn) for eqn in eqns]
     stored |= {
         var
@@ -73,6 +71,7 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
             # A view of a saved value is no copy, unless it is wider than that value.
             if is_view and invars == eqn.invars and not _is_broadcast(eqn):
                 return atom
+            # One copy for all readers of a stage.
             copies[key] = Var(atom.aval)
             rewritten.append(eqn.replace(invars=invars, outvars=[copies[key]], source_info=reader.source_info))
         return copies.get(key, atom)

@@ -1,10 +1,7 @@
 """Recomputation of cheap elementwise results by each reader, instead of storing them.
 
 A cast, a product with a row statistic or the mask of a ReLU takes few instructions, and is often as wide as its
-operands or wider.
-
-Input: equations, and a criterion of profit. Output: whether a value is computed again.
-Source: XLA's fusion, which duplicates producers too.
+operands or wider. Source: XLA's fusion, which duplicates producers too.
 Limits: at most a few equations are repeated for one value; the cost per byte is not considered.
 """
 
@@ -46,12 +43,8 @@ def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> se
 class Repeated:
     """Set of the values that are computed again.
 
-    Args:
-        eqns: all equations.
-        definition: number of the equation that defines a value.
-        stored: values that are not computed again.
-        source: value that another is a view of, apart from dimensions of size 1.
-        is_worth_it: criterion of profit for a value and its stored sources.
+    `definition` has the number of the equation that defines a value, `stored` the values that are not computed again,
+    and `source` looks through dimensions of size 1; `is_worth_it` compares a value with its stored sources.
     """
 
     def __init__(

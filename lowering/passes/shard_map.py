@@ -1,11 +1,9 @@
 """Pass `shard_map`: a user's `jax.shard_map` becomes the computation of each replica, one for each device of its mesh.
 
-The whole program runs on all replicas: equations outside of `shard_map` are computed equally by each of them. At
-the beginning of a `shard_map` a replica slices its part of a common array; at the end parts are gathered.
-Collectives over axes of the mesh become collectives over groups of replicas, the last axis of the mesh varying
-fastest. Arguments that are read only by `shard_map`, split over the whole mesh along one dimension, come from the
-host split, and results leave likewise.
-
+All replicas run the whole program, and compute equations outside of `shard_map` equally. Operands of a `shard_map`
+are sliced, results are gathered. Collectives over axes of the mesh become collectives over groups of replicas, the
+last axis varying fastest. Arguments that only `shard_map` reads, split over the whole mesh along one dimension,
+come from the host split, and results leave likewise.
 Source: `jax.shard_map`, jax 0.10. Limits: one mesh size for the whole program; no axis left to the compiler.
 """
 
@@ -243,6 +241,7 @@ class _Mesh:
 
     def index(self, names: Sequence[str]) -> jax.Array:
         """Rank of a replica along some axes, int32."""
+        # Row-major: the first named axis varies slowest.
         rank = jnp.zeros((), jnp.int32)
         for name in names:
             inner_sizes = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
@@ -266,7 +265,6 @@ class _Mesh:
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
-        """Collectives over replicas that replace those over axes of the mesh, by primitive name."""
         return {
             "psum": self._reduce(lax.psum),
             "psum_invariant": self._reduce(lax.psum),
@@ -304,6 +302,7 @@ class _Mesh:
         return lax.all_to_all(x, AXIS, split_axis, concat_axis, axis_index_groups=groups, tiled=True)
 
     def _permute(self, x: jax.Array, *, axis_name: Any, perm: Sequence[tuple[int, int]]) -> jax.Array:
+        # Pairs are ranks along the axis, the same in every group of replicas.
         pairs = [(group[s], group[d]) for group in self.groups(_names(axis_name)) for s, d in perm]
         return lax.ppermute(x, AXIS, pairs)
 

@@ -36,6 +36,7 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         reader = transposed.get(eqn.outvars[0]) if eqn.primitive.name == "dot_general" else None
         if reader is not None and tuple(reader.params["permutation"]) == _exchange(eqn):
             eqns.append(_with_swapped_operands(eqn, reader))
+            # The swapped product defines the transpose's result, so the transpose is dropped.
             replaced.add(reader.outvars[0])
         elif eqn.primitive.name != "transpose" or eqn.outvars[0] not in replaced:
             eqns.append(with_inner(eqn, rewrite))

@@ -180,7 +180,6 @@ class Lowering:
         return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
-        """Tensor of a variable or a literal."""
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval

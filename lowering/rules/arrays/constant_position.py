@@ -1,10 +1,8 @@
 """Gathers and scatters whose look-ups all have one constant position: slices, which need no look-up.
 
-Among them are those with empty index vectors (`x.at[:].add(u)`), and those of slices (`x.at[1:-1].set(u)`), whose
-index vectors are constants. Such a gather is a view; a scatter combines a slice of the table with the updates, and
-its result is a view of that and of the rest of the table.
-
-Input: a table, index tensors and the parameters of the primitives, as in the rules of `indexing`.
+Among them are empty index vectors (`x.at[:].add(u)`) and slices (`x.at[1:-1].set(u)`), whose index vectors are
+constants. Such a gather is a view; a scatter combines a slice of the table with the updates, and its result is a
+view of that and of the rest of the table.
 Limits: several updates of one position are combined with each other first, which reassociates sums and products.
 Those of floats of less than 32 bits, which would round differently, and those by a user's function are combined
 with the table one after the other, each part of the window by a vertex.

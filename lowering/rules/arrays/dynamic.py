@@ -1,13 +1,10 @@
 """Rules for slices at starts that are known only when the program runs.
 
-Along a dimension whose start is a constant, a slice is a view. Along the other, dynamic dimensions there are
-several plans, of which the cheapest for the array's mapping is used. All dimensions at once or one after the other,
-with the sliced dimension uncut on every tile, so that a slice along all dimensions at once has the array on one
-tile. Or index by index, as a gather or scatter, with any mapping of the array; also where a row is too long for
-one tile.
-
-The bytes on the fullest tile of an array that is mapped here count at the cost per byte. In a loop that cost is
-divided by the trip count: memory is used once, cycles are spent in each iteration.
+Along a dimension whose start is a constant, a slice is a view. Along the dynamic dimensions the cheapest plan for
+the array's mapping is used: all at once or one by one, with the sliced dimension uncut on every tile, or index by
+index as a gather or scatter, with any mapping; the latter also where a row is too long for one tile.
+Bytes on the fullest tile of an array that is mapped here count at the cost per byte; in a loop divided by the trip
+count, because memory is used once, and cycles are spent in each iteration.
 """
 
 from __future__ import annotations
@@ -233,7 +230,6 @@ def _most_bytes(graph: Graph, shape: Sequence[int], dims: Dims, dtype: Any) -> i
 
 
 def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:
-    """Index vectors of `size` neighbours that are within `extent`."""
     start = signed(start)
     start = lax.clamp(np.zeros((), start.dtype), start, np.asarray(extent - size, start.dtype))
     return (start + lax.iota(start.dtype, size))[:, None]

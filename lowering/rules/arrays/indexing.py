@@ -55,6 +55,7 @@ def gather_rule(
     indexed = dimension_numbers.start_index_map
     if not table.size or not aval.size or mode is Mode.ONE_HOT:
         return fallback(ctx, table, indices)  # no elements; JAX itself has no gather of that mode
+    # Along other dimensions every slice starts at 0: the rest of the table is never read.
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
     table = table.slice([0] * table.ndim, limits)

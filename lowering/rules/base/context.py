@@ -28,44 +28,29 @@ class LowerJaxpr(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Context of one equation.
+    """Context of one equation."""
 
-    Args:
-        graph: graph to add to; its `origin` is already set to the user's line.
-        prog: program to add to.
-        name: debug name of the equation.
-        equation: the equation itself.
-        out_avals: shape and dtype of each result.
-        lower_jaxpr: lowers the nested jaxprs of control flow.
-        functions: lowered functions by callee, for the rule of calls.
-        into_tensors: for each result the tensor it may be written to, or None; a rule that writes it there returns it.
-        options: the user's options.
-        later: values that are read after the equation; None where unknown.
-    """
-
-    graph: Graph
+    graph: Graph  # graph to add to; its `origin` is already set to the user's line
     prog: ProgramSequence
-    name: str
+    name: str  # debug name of the equation
     equation: JaxprEqn
-    out_avals: tuple[Any, ...]
-    lower_jaxpr: LowerJaxpr
-    functions: dict[Any, Any]
+    out_avals: tuple[Any, ...]  # shape and dtype of each result
+    lower_jaxpr: LowerJaxpr  # lowers the nested jaxprs of control flow
+    functions: dict[Any, Any]  # lowered functions by callee, for the rule of calls
+    # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]
     options: Options
-    later: LaterValues | None = None
+    later: LaterValues | None = None  # values that are read after the equation; None where unknown
 
     @property
     def primitive(self) -> Primitive:
-        """Primitive of the equation."""
         return self.equation.primitive
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """All parameters of the equation."""
         return self.equation.params
 
     def into(self, prog: ProgramSequence) -> Context:
-        """Context that adds to another program."""
         return replace(self, prog=prog)
 
 

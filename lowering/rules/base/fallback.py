@@ -1,14 +1,12 @@
 """Fallback for primitives without a tile-parallel rule: vertices that call the JAX primitive itself.
 
 Input: an equation's context and operands. Output: its results. Independent problems, along batch dimensions and
-the columns of right-hand sides, are spread over tiles like the index space of any operation: `_PROBLEM_RANK` and
-`_COLUMNS` name these dimensions. A single problem is one vertex on one tile, which reads complete operands, so that
-XLA computes exactly the numbers of plain JAX; its operands and results are mapped linearly, and the profile lists
-it under `fallbacks`, as it does problems that need more than half a tile each and borrow memory. Successive
-fallbacks take different tiles.
-
-Limits: the cost is an estimate from element counts, `assumed` throughout. A vertex that exceeds its tile is
-detected by the memory plan.
+the columns of right-hand sides, are spread over tiles like any index space. A single problem is one vertex on one
+tile with complete operands, so that XLA computes exactly the numbers of plain JAX; operands and results are mapped
+linearly, and the profile lists it under `fallbacks`, as it does problems that need more than half a tile each and
+borrow memory. Successive fallbacks take different tiles.
+Limits: costs are estimates from element counts, `assumed` throughout; the memory plan detects a vertex that
+exceeds its tile.
 """
 
 from __future__ import annotations
@@ -86,14 +84,7 @@ _WORK: dict[str, Callable[[int], float]] = {
 
 
 def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
-    """Runs an equation's primitive on one tile, or independent problems each on a tile.
-
-    Args:
-        ctx: context of the equation, with primitive and parameters.
-        operands: tensors of any shape and dtype.
-
-    Returns:
-        One new tensor for each result.
+    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result.
 
     Raises:
         GraphError: for a result that is not an array, as of `jax.new_ref`.

@@ -13,12 +13,7 @@ from ipujax.runtime.tensor import Tensor, Variable
 
 
 class LastReads:
-    """Last equation that reads each variable, through any view.
-
-    Args:
-        last_read: number of the last equation that reads each value of a jaxpr, if any.
-        values: values defined before the first equation, with their tensors.
-    """
+    """Last equation that reads each variable, through any view, from the last reads of values and their tensors."""
 
     def __init__(self, last_read: Mapping[Var, int], values: Iterable[tuple[Var, Tensor]]) -> None:
         self._last_read = last_read
@@ -27,7 +22,6 @@ class LastReads:
         self.add(values)
 
     def add(self, values: Iterable[tuple[Var, Tensor]]) -> None:
-        """Notes new values."""
         for var, tensor in values:
             last = self._last_read.get(var, -1)
             for variable in tensor.variables():

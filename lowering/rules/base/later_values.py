@@ -20,13 +20,7 @@ from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype
 
 
 class LaterValues:
-    """Values of a jaxpr that are read after one of its equations.
-
-    Args:
-        env: tensors of all values; updated when values move.
-        reads: last read of each variable.
-        number: number of the equation.
-    """
+    """Values that are read after equation `number`; `env` has the tensors of all values, `reads` their last reads."""
 
     def __init__(self, env: MutableMapping[Var, Tensor], reads: LastReads, number: int) -> None:
         self._env = env
@@ -46,6 +40,7 @@ class LaterValues:
                     copy_in_vertices(graph, Tensor.of(old), new, prog, name)
                 (copies[old],) = new.variables()
         for old in copies:
+            # From here on these values are views of the copies.
             values = {var: substituted(self._env[var], copies) for var in self._reads.moved_from(old)}
             self._env.update(values)
             self._reads.add(values.items())

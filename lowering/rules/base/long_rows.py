@@ -1,15 +1,11 @@
 """Long rows, worked on in parts by several tiles: running results, sorting, largest elements.
 
-A short row stays on one tile, where its result is that of `lax`. A row that does not fit, or a long one where tiles
-are idle, is cut into equal parts, in a further dimension that is spread over tiles.
-
-Running results: those of parts, then those of the parts' ends, combined with the parts. Sorting: parts are sorted,
-then pairs of them merged in the order of a bitonic network, each pair on one tile. Largest elements: those of
-parts, and the largest of these.
-
+A short row stays on one tile, with the result of `lax`. A row that does not fit, or a long one where tiles are idle,
+is cut into equal parts. Running results: those of parts, then of the parts' ends, combined with the parts. Sorting:
+sorted parts, then pairs of them merged in the order of a bitonic network. Largest elements: those of parts, and the
+largest of these.
 Limits: running sums and products are reassociated. A network of n parts has log2(n) (log2(n) + 1) / 2 steps, each
-of which goes through all elements, a pair of parts on one worker. A reduction by a user's function may not be
-associative, so its rows are not cut.
+through all elements. A reduction by a user's function may not be associative, so its rows are not cut.
 """
 
 from __future__ import annotations
@@ -104,6 +100,7 @@ def sorted_parts(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> 
 
 def merges(parts: int) -> list[tuple[int, bool]]:
     """Steps of the network: number of neighbours in each, and whether the second half is mirrored."""
+    # Level k merges sorted rows of 2^(k-1) parts; its first step mirrors, the others compare at half the distance.
     levels = range(1, parts.bit_length())
     return [(1 << step, step == level) for level in levels for step in range(level, 0, -1)]
 

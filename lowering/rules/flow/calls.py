@@ -20,18 +20,12 @@ from ipujax.runtime.tensor import OF_CALLER, Tensor, Variable
 
 @dataclass(frozen=True, slots=True)
 class LoweredFunction:
-    """Function with the tensors of its operands and results.
-
-    Args:
-        function: function of the program.
-        operands: tensor of each operand.
-        results: tensor of each result.
-        owned_results: variables that only the function writes and of which each element is one of a result.
-    """
+    """Function with the tensors of its operands and results."""
 
     function: Function
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    # Variables that only the function writes and of which each element is one of a result
     owned_results: tuple[Variable, ...]
 
 

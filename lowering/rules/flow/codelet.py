@@ -62,7 +62,6 @@ def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, 
 
 
 def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
-    """New tensor with each row on the tile of its vertex."""
     size = int(np.prod(shape))
     # Consecutive rows on one tile are one region.
     first = np.flatnonzero(np.diff(tile, prepend=-1))

@@ -2,11 +2,9 @@
 
     results = codelet_call_p.bind(*operands, codelet=…, stacked=…, num_vertices=…, tiles=…, outs=…)
 
-Operand n belongs to the n-th field that is read; `stacked[n]` tells whether it has a row for each vertex, or is
-common to all. Every result has a row for each vertex. Outside of `ipu.jit` the codelet's function is mapped over
-the rows, so plain JAX computes the same numbers. A vmap multiplies the vertices, on the same tiles.
-
-Limits: no differentiation rule; whoever binds it defines a gradient around it.
+Operand n belongs to the n-th field that is read; `stacked[n]` tells whether it has a row for each vertex, as every
+result has, or is common to all. In plain JAX the codelet's function is mapped over the rows. A vmap multiplies the
+vertices, on the same tiles. Limits: no differentiation rule; whoever binds it defines a gradient around it.
 """
 
 from __future__ import annotations

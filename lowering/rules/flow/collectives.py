@@ -73,6 +73,7 @@ def _by_dtype(
 
 def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: str) -> Tensor:
     """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group."""
+    # Rounds of a reduction need groups of one size; the gather is over all replicas.
     all_replicas = stacked.whole(None, graph.replication_factor)
     gathered = collectives.all_gather(graph, x, all_replicas, prog, f"{name}/gather")
     in_own_group = graph.add_replica_constant(stacked.of_group(form.groups), "own group")

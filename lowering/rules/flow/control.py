@@ -152,6 +152,7 @@ def cond_rule(
             assert all(x.node == candidates[0].node for x in candidates), "branches store to one buffer"
             outs.append(candidates[0])
             continue
+        # All branches write one variable, mapped as one of their results.
         out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
         for prog, value in zip(programs, candidates, strict=True):
             map_linearly(ctx.graph, value)

@@ -41,15 +41,7 @@ def store_rows(ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor
 
 
 class RowStreams:
-    """Rows that one loop reads.
-
-    Args:
-        ctx: context of the loop.
-        body: program of an iteration.
-        counter: number of the iteration's row.
-        start: number of the first row.
-        step: difference of the numbers of two consecutive rows.
-    """
+    """Rows of stacks that one loop reads: row `counter` in each iteration, from `start` on in steps of `step`."""
 
     def __init__(self, ctx: Context, body: ProgramSequence, counter: Tensor, start: int, step: int) -> None:
         self._ctx = ctx

@@ -42,7 +42,6 @@ _POWERS: dict[complex, str] = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "sq
 
 
 def _cost_row(eqn: JaxprEqn) -> str:
-    """Row of `OP_COSTS` of an equation."""
     name = eqn.primitive.name
     exponent = eqn.invars[-1] if eqn.invars else None
     if name != "pow" or not isinstance(exponent, Literal) or np.size(exponent.val) != 1:

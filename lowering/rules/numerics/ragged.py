@@ -30,15 +30,7 @@ def ragged_dot_general_rule(ctx: Context, *operands: Tensor, **params: Any) -> S
 
 
 def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any, **params: Any) -> jax.Array:
-    """Product of operands, one dimension of which is cut into groups of computed sizes.
-
-    Args:
-        lhs: ragged operand.
-        rhs: other operand, with a dimension of groups where the ragged dimension is free.
-        sizes: sizes of the groups in the last dimension, integers; before it the dimensions ahead of the ragged one.
-        numbers: `lax.RaggedDotDimensionNumbers`.
-        params: precision and dtype of the product.
-    """
+    """Product of operands, one dimension of which is cut into groups of sizes `sizes[..., group]`."""
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     product: Callable[..., jax.Array] = partial(lax.dot_general, **params)

@@ -46,6 +46,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
     outs = []
+    # A vertex group each: the state is not split, the bits are.
     for number, aval in enumerate(ctx.out_avals):
         fun = _one_result(ctx.primitive, number, **params)
         result = [(tuple(aval.shape), aval.dtype)]
