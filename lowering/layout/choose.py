@@ -17,7 +17,7 @@ from ipujax.lowering.layout.digits import view_digits
 from ipujax.lowering.layout.grids import Grids, even_grids
 from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
-from ipujax.lowering.layout.place import follow, nowhere
+from ipujax.lowering.layout.place import empty_placement, follow
 from ipujax.lowering.layout.trial import charged_price, least_charged
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -48,7 +48,7 @@ def choose(
     operands: Sequence[Tensor],
     add: Add,
     after: After | None = None,
-    taken: Sequence[int] = (),
+    unmoved_fields: Sequence[int] = (),
 ) -> Blocked:
     """Cuts an index space into blocks and places each on a tile, at the lowest cost.
 
@@ -60,7 +60,7 @@ def choose(
         operands: tensor of each field that is read, in the order of fields.
         add: adds the operation by a placement to a graph and a program, for trials.
         after: cycles of the steps that `add` adds behind the operation itself; hashable.
-        taken: fields whose bytes are not counted where they are mapped. Others count as if they were placed, which
+        unmoved_fields: fields whose bytes are not counted where they are mapped. Others count as if placed, which
             spreads operations on large parts of them; without that, steps of small networks took up to 4 % more
             cycles.
 
@@ -70,7 +70,7 @@ def choose(
     shape = tuple(shape)
     order = tuple(order)
     if 0 in shape:
-        return nowhere(shape)
+        return empty_placement(shape)
     read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read_fields, operands, strict=True)}
     by_estimate = work.is_exact or "elsewhere" in work.sources
@@ -83,7 +83,7 @@ def choose(
         unmoved = [n for n, operand_placement in followed.items() if operand_placement is placement]
         candidates.append(placement)
         local_work = work.with_free(unmoved)
-        unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in taken])
+        unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
         bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_price_cycles * unmoved_bytes)
         is_exact.append(by_estimate or local_work.is_exact)
     chosen = least_charged(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)

@@ -45,7 +45,7 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
         tiles: number of tiles.
     """
     if 0 in shape:
-        return nowhere(shape)
+        return empty_placement(shape)
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
     in_short_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
     in_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
@@ -60,7 +60,7 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))
 
 
-def nowhere(shape: Sequence[int]) -> Blocked:
+def empty_placement(shape: Sequence[int]) -> Blocked:
     """Placement of an empty index space."""
     cuts = [even_cuts(n, 1) for n in shape]
     return blocked_mapping(cuts, np.zeros([len(cut) - 1 for cut in cuts], np.int32))
@@ -141,7 +141,7 @@ def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray
     if not placement.tile.size:
         cuts = [even_cuts(span.extent, 1) for span in spans]
         return tuple(cuts), np.zeros([*(len(cut) - 1 for cut in cuts), 1], np.int32)
-    cuts: list[np.ndarray] = []
+    cuts = []
     block_numbers = [np.arange(n) for n in placement.tile.shape]
     for span in spans:
         if span.axis is None:

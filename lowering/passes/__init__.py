@@ -107,7 +107,7 @@ def run_passes(
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
-    passed: Callable[[str, ClosedJaxpr], None] | None = None,
+    on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
@@ -118,7 +118,7 @@ def run_passes(
         recomputation: values that gradients compute again.
         trades: filled with the trade-off curve of each gradient.
         offloading: arguments in streaming memory.
-        passed: callback with the name and the jaxpr of each pass as soon as it has run.
+        on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
 
     Returns:
         The jaxpr after each pass, by name; the last one is lowered.
@@ -127,8 +127,8 @@ def run_passes(
     for name, run in _with_parameters(byte_price, recomputation, trades, offloading):
         with step(_LOG, name, timings):
             jaxpr = jaxprs[name] = run(jaxpr)
-        if passed is not None:
-            passed(name, jaxpr)
+        if on_pass is not None:
+            on_pass(name, jaxpr)
         if _LOG.is_on(DEBUG):
             num_nested = len(list(equations(jaxpr.jaxpr)))
             _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), num_nested)

@@ -31,7 +31,7 @@ def by_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             return [[dynamic._Part(every, by_index=True)]]
         return [[dynamic._Part(first, by_index=True), dynamic._Part(rest, by_index=request.param == "in two parts")]]
 
-    monkeypatch.setattr(dynamic, "_ways", ways)
+    monkeypatch.setattr(dynamic, "_plans", ways)
 
 
 @pytest.mark.usefixtures("by_index")
