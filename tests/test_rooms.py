@@ -101,8 +101,12 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs runtime.tensor"
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
+    "lowering.outlining": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
+    ),
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.popops"
+        " lowering.recomputation"
         " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
@@ -136,7 +140,9 @@ ROOMS: dict[str, str] = {
         " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
         " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
-    "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
+    "lowering.rules.table": (
+        "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"
+    ),
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.refs lowering.rules.base"
         " lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options runtime.tensor"

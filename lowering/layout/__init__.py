@@ -1,4 +1,4 @@
-"""Where values lie, and in what order tiles keep them: what is proposed, charged, chosen and placed."""
+"""Tile mappings and memory orders: candidates, their costs, the choice, and the mapping of variables."""
 
 from ipujax.lowering.layout.counts import Count as Count, ceil_div as ceil_div, total_elements as total_elements
 from ipujax.lowering.layout.digits import view_digits as view_digits

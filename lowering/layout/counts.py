@@ -1,4 +1,4 @@
-"""Counts over a grid of candidates: a number, or an int64 array of one for each candidate."""
+"""Integer arithmetic on one number or on an int64 array with an entry for each candidate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Count = Any  # an int, or an int64 array over any grid: the arithmetic is the sa
 
 
 def ceil_div(number: Count, divisor: Count) -> Count:
-    """Quotients rounded up."""
+    """Quotient rounded up."""
     return -(-number // divisor)
 
 
 def total_elements(lengths: Sequence[Count]) -> Count:
-    """Elements of a block from the lengths of its dimensions."""
+    """Number of elements of a block with these lengths."""
     total: Count = np.int64(1)
     for length in lengths:
         total = total * length

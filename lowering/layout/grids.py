@@ -1,7 +1,7 @@
-"""Grids of blocks worth trying: how often each dimension of an index space may be cut.
+"""Grids of blocks worth trying: numbers of cuts of each dimension of an index space.
 
-Which numbers of blocks are worth trying does not depend on the number of tiles, which only bounds their product. So
-what can be done on few tiles stays a candidate on more.
+The numbers of blocks do not depend on the number of tiles, which only bounds their product. So a grid for few
+tiles stays a candidate for more.
 """
 
 from __future__ import annotations
@@ -15,31 +15,26 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Blocked, blocked_mapping, even_cuts, frozen
 
-# Most candidate numbers of blocks of one dimension, by the number of dimensions that can be cut: keeps grids small.
+# Upper bound of candidate numbers of blocks of a dimension, by the number of dimensions that can be cut: their product
+# is the number of grids, 512 to 100,000.
 _CANDIDATES = {1: 512, 2: 96, 3: 32, 4: 16, 5: 10}
 _FEWEST_CANDIDATES = 6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grids:
-    """Candidate grids of an index space; arrays have one column a candidate.
+    """Candidate grids of an index space; arrays have one column a candidate."""
 
-    Args:
-        shape: extents of the index space.
-        blocks: blocks along each dimension, int64[dimensions, candidates].
-        lengths: length of the longest block along each dimension, int64[dimensions, candidates].
-    """
-
-    shape: tuple[int, ...]
-    blocks: np.ndarray
-    lengths: np.ndarray
+    shape: tuple[int, ...]  # extents of the index space
+    blocks: np.ndarray  # blocks along each dimension, int64[dimensions, candidates]
+    lengths: np.ndarray  # length of the longest block along each dimension, int64[dimensions, candidates]
 
     def of(self, numbers: np.ndarray) -> Grids:
-        """Some of the candidates."""
+        """The candidates with these numbers."""
         return Grids(self.shape, self.blocks[:, numbers], self.lengths[:, numbers])
 
     def placement(self, number: int) -> Blocked:
-        """The boxes of one candidate, on tiles from 0 on in row-major order."""
+        """Blocks of one candidate, on tiles from 0 on in row-major order."""
         counts = [int(n) for n in self.blocks[:, number]]
         cuts = tuple(even_cuts(extent, n) for extent, n in zip(self.shape, counts, strict=True))
         counts = [len(cut) - 1 for cut in cuts]
@@ -48,69 +43,65 @@ class Grids:
 
 @remembered
 def even_grids(shape: tuple[int, ...], order: tuple[int, ...], most_blocks: int) -> Grids:
-    """All grids of even blocks worth trying.
-
-    Args:
-        shape: extents of the index space, each at least 1.
-        order: the dimensions that may be cut.
-        most_blocks: most blocks of a grid, at least 1.
-    """
+    """Grids of even blocks worth trying, with cuts along dimensions `order` and at most `most_blocks` blocks."""
     cuttable = [d for d in order if shape[d] > 1]
     limit = _CANDIDATES.get(max(1, len(cuttable)), _FEWEST_CANDIDATES)
     options = [np.ones(1, np.int64)] * len(shape)
-    left = limit ** len(cuttable)  # grids; what short dimensions leave of it, long ones get
+    budget = limit ** len(cuttable)  # grids; long dimensions get the share that short ones cannot use
     for number, d in enumerate(sorted(cuttable, key=lambda d: shape[d])):
-        options[d] = split_candidates(shape[d], 1, int(left ** (1 / (len(cuttable) - number)) + 1e-9))
-        left //= len(options[d])
+        options[d] = split_candidates(shape[d], 1, int(budget ** (1 / (len(cuttable) - number)) + 1e-9))
+        budget //= len(options[d])
     blocks = grids(options, most_blocks)
     return Grids(shape, blocks, -(-np.array(shape, np.int64)[:, None] // blocks))
 
 
 @remembered
 def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
-    """Numbers of blocks worth trying for one dimension: those that change the largest block, evenly thinned.
+    """Numbers of blocks worth trying for one dimension: those that change the longest block, evenly thinned.
 
     Args:
         extent: elements of the dimension, at least 1.
-        grain: boundaries are multiples of it.
-        limit: most candidates; the same for any number of tiles.
+        grain: cuts are multiples of it.
+        limit: upper bound of the candidates, for any number of tiles.
 
     Returns:
         Rising numbers of blocks from 1, int64[≤ limit].
     """
-    whole = -(-extent // grain)
+    grains = -(-extent // grain)
     # The longest block is short, or there are few blocks: one of the two is at most the root of the extent.
-    root = isqrt(whole)
-    blocks = np.union1d(-(-whole // np.arange(1, root + 1)), np.arange(1, -(-whole // root) + 1))
+    root = isqrt(grains)
+    blocks = np.union1d(-(-grains // np.arange(1, root + 1)), np.arange(1, -(-grains // root) + 1))
     if len(blocks) <= limit:
         return blocks
-    wanted = np.geomspace(1, whole, limit)
-    nearest = np.clip(np.searchsorted(blocks, wanted), 0, len(blocks) - 1)
+    geometric = np.geomspace(1, grains, limit)
+    nearest = np.clip(np.searchsorted(blocks, geometric), 0, len(blocks) - 1)
     return np.unique(blocks[nearest])
 
 
-def grids(values: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """All combinations of one value a dimension whose product is at most `most`, int64[dimensions, combinations]."""
-    total, chosen = np.ones(1, np.int64), np.zeros((0, 1), np.int64)
+def grids(values: Sequence[np.ndarray], max_product: int) -> np.ndarray:
+    """Combinations of a value for each dimension with a bounded product, int64[dimensions, combinations]."""
+    total = np.ones(1, np.int64)
+    chosen = np.zeros((0, 1), np.int64)
     for options in values:
         products = total[:, None] * options[None, :]
-        rows, columns = np.nonzero(products <= most)
+        rows, columns = np.nonzero(products <= max_product)
         total = products[rows, columns]
         chosen = np.concatenate([chosen[:, rows], options[columns][None]])
     return chosen
 
 
 def cut_again(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts every block of a dimension again, as evenly as can be.
+    """Cuts every block of a dimension again, as evenly as possible.
 
     Args:
-        cuts: boundaries, int64[blocks + 1].
-        parts: most parts of a block.
+        cuts: cuts of the dimension, int64[blocks + 1].
+        parts: upper bound of the parts of a block.
 
     Returns:
-        The finer boundaries, the block of each part, and its number within that.
+        The finer cuts, the block of each part, and its number within that block.
     """
-    starts, lengths = cuts[:-1, None], np.diff(cuts)[:, None]
+    starts = cuts[:-1, None]
+    lengths = np.diff(cuts)[:, None]
     bounds = np.unique(np.append((starts + np.arange(parts) * lengths // parts).ravel(), cuts[-1]))
     block = np.searchsorted(cuts, bounds[:-1], side="right") - 1
     return frozen(bounds, np.int64), block, np.arange(len(block)) - np.searchsorted(block, block)

@@ -1,7 +1,7 @@
-"""Writes a value over the tensor that it is an update of: only what differs moves.
+"""Writes an updated value over the tensor it updates: only elements that differ are copied.
 
-An array of which a part is replaced is a view: the old elements around the new ones. Written back to where the old ones
-lie, these stay as they are.
+The update of a part of an array is a view: old elements around new ones. Written over the old tensor, the old
+elements stay in place.
 
 Input: a value, a tensor of its shape, and the variables that are about to be overwritten. Output: the copy.
 """
@@ -16,18 +16,15 @@ from ipujax.runtime.tensor import Concat, Tensor, Variable, concat
 
 
 def changes(value: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What of a value is not in its place already, and where it goes: two tensors of one shape; None for nothing.
-
-    Args:
-        value: any view.
-        place: a tensor of its shape.
-    """
-    parts = list(_changes(value, place))
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    if sum(part.size for part, _ in parts) == value.size:
+    """Elements of a value that differ from those in `place`, and their destination, in one shape; None for none."""
+    moves = list(_changes(value, place))
+    if len(moves) <= 1:
+        return moves[0] if moves else None
+    # Everything moves: the value itself has fewer pieces than its parts.
+    if sum(part.size for part, _ in moves) == value.size:
         return value, place
-    sources, places = (concat([x.flatten() for x in side], 0) for side in zip(*parts, strict=True))
+    # One copy of all parts: one superstep.
+    sources, places = (concat([x.flatten() for x in side], 0) for side in zip(*moves, strict=True))
     return sources, places
 
 
@@ -43,21 +40,13 @@ def _changes(value: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def must_be_set_aside(value: Tensor, place: Tensor, overwritten: Set[Variable]) -> bool:
-    """Whether a value must be set aside before variables are overwritten: what of it moves is a view of one of them."""
+    """True if a value must be copied aside first: an element that moves is in a variable to be overwritten."""
     moving = changes(value, place)
     return moving is not None and not overwritten.isdisjoint(moving[0].variables())
 
 
 def overwrite(graph: Graph, value: Tensor, place: Tensor, prog: ProgramSequence, name: str) -> None:
-    """Copies a value to its place.
-
-    Args:
-        graph: gives the origin.
-        value: what is copied; lies on tiles.
-        place: a tensor of its shape; lies on tiles.
-        prog: program to add to.
-        name: debug name.
-    """
+    """Copies a mapped value to the mapped tensor `place` of its shape, where they differ; `name` is a debug name."""
     moving = changes(value, place)
     if moving is not None:
         prog.add(Copy(*moving, name, graph.origin))

@@ -1,7 +1,7 @@
-"""How a dimension of a field follows the index space of an operation.
+"""Affine maps from the index space of an operation to the dimensions of a field.
 
-Input: boundaries or lengths of blocks of the index space. Output: those of what they read of the field, and back.
-Limits: what a block reads is taken whole from its first to its last element.
+Input: cuts or lengths of blocks of the index space. Output: those of the elements they read of the field, and back.
+Limits: a block reads everything from its first to its last element, also with a stride.
 """
 
 from __future__ import annotations
@@ -16,59 +16,53 @@ from ipujax.lowering.layout.grids import Grids
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How one dimension of a field follows the index space: point i reads from (stride · i + offset) / divisor on.
+    """Map from the index space to one dimension of a field: point i reads from (stride · i + offset) / divisor on."""
 
-    Args:
-        axis: dimension of the index space, None for a dimension that each block has whole.
-        extent: elements of the field's dimension.
-        stride: distance of what two neighbouring points read.
-        reach: elements a point reads, in units of the stride.
-        offset: where the first point begins.
-        divisor: units to an element of the field.
-    """
-
-    axis: int | None
-    extent: int
-    stride: int = 1
-    reach: int = 1
-    offset: int = 0
-    divisor: int = 1
+    axis: int | None  # dimension of the index space, None for a dimension that every block reads completely
+    extent: int  # elements of the field's dimension
+    stride: int = 1  # distance between the first elements of two neighbouring points, in units of 1 / divisor
+    reach: int = 1  # elements a point reads, in units of the stride
+    offset: int = 0  # position of the first point
+    divisor: int = 1  # units to an element of the field
 
     @property
     def has_halo(self) -> bool:
-        """Whether neighbouring blocks read the same elements."""
+        """True if neighbouring blocks read the same elements."""
         return self.axis is not None and self.reach > self.stride
 
     def leaves_some(self, grids: Grids) -> np.ndarray:
-        """Whether a block does not read all of its part of the field, when that is cut as the index space is."""
+        """True if a block reads less than its part of the field, cut as the index space is: bool[candidates]."""
         if self.axis is None:
             return np.zeros(grids.blocks.shape[1:], bool)
         last = self.stride * (grids.shape[self.axis] - 1) + self.reach - 1 + self.offset
-        ends = self.offset > 0 or last // self.divisor < self.extent - 1
-        return ends | ((self.reach < self.stride) & (grids.blocks[self.axis] > 1))
+        # Elements before the first or after the last point; between points where the stride skips some.
+        misses_ends = self.offset > 0 or last // self.divisor < self.extent - 1
+        return misses_ends | ((self.reach < self.stride) & (grids.blocks[self.axis] > 1))
 
     def lengths(self, block: np.ndarray) -> np.ndarray:
-        """Most elements that blocks of some lengths of the index space read."""
+        """Upper bound of the elements that blocks of some lengths of the index space read."""
         if self.axis is None:
             return np.asarray(self.extent)
         return np.minimum(self.extent, (self.stride * (block[self.axis] - 1) + self.reach - 1) // self.divisor + 1)
 
     def cuts(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Boundaries of the field's dimension where blocks of the index space begin to read, and the block of each."""
+        """Cuts of the field's dimension where blocks of the index space begin to read, and the block of each part."""
         return _clipped(-(-(self.stride * cuts + self.offset) // self.divisor), self.extent)
 
     def index_cuts(self, cuts: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
-        """Boundaries of the index space where its points begin to read in another block, and the block of each."""
+        """Cuts of the index space where its points begin to read in another block, and the block of each part."""
         return _clipped(-(-(cuts * self.divisor - self.offset) // self.stride), extent)
 
 
 def _clipped(bounds: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
     inner = np.clip(bounds, 0, extent)
-    inner[0], inner[-1] = 0, extent
-    kept = np.flatnonzero(np.diff(inner) > 0)
-    return np.append(inner[kept], extent) if kept.size else np.zeros(1, np.int64), kept
+    inner[0] = 0
+    inner[-1] = extent
+    # Blocks that read nothing of the dimension disappear.
+    blocks = np.flatnonzero(np.diff(inner) > 0)
+    return np.append(inner[blocks], extent) if blocks.size else np.zeros(1, np.int64), blocks
 
 
 def spans(shape: Sequence[int], dims: Sequence[int | None]) -> tuple[Span, ...]:
-    """The spans of a tensor whose dimensions run along dimensions of the index space, None for one that is whole."""
+    """Spans of a tensor whose dimensions run along dimensions of the index space; None for one that is not cut."""
     return tuple(Span(dim, n) for n, dim in zip(shape, dims, strict=True))

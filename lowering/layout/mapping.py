@@ -1,4 +1,4 @@
-"""Tile mapping helpers: linear, by a planner's grid, and like another tensor.
+"""Tile mappings: linear, by a planner's grid, and like that of another tensor.
 
 Source: poplibs `poputil/TileMapping.cpp`, `popops/ElementWiseUtil.cpp` (reference machine.md §3).
 """
@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ipujax.lowering.layout.digits import boxes_of_variable, view_digits
+from ipujax.lowering.layout.digits import variable_blocks, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -28,19 +28,19 @@ from ipujax.runtime.tensor import (
     linear,
 )
 
-_SMALL_SHARE = 8  # assumed: what is on an eighth of the tiles or less is small
+_SMALL_SHARE = 8  # assumed: a variable on an eighth of the tiles or less is small
 
 
 def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
     """Maps the unmapped variables of a tensor by the linear rule, small ones from `first_tile` on.
 
     Args:
-        graph: holds the variables.
-        tensor: nothing happens to what of it is mapped.
-        most_tiles: over the first so many tiles, default those of one IPU.
+        graph: graph of the variables.
+        tensor: its mapped variables do not change.
+        most_tiles: number of tiles to use, default those of one IPU.
 
     Raises:
-        GraphError: for a variable of a graph that leaves placing variables to its user; constants are placed anyway.
+        GraphError: for a variable of a graph whose user maps variables; constants are mapped anyway.
     """
     for variable in tensor.variables():
         if variable not in graph.mappings:
@@ -52,26 +52,17 @@ def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) ->
 
 
 def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> int:
-    """The tile to start at: behind the last that was on few tiles, so that small things do not pile up on the first.
-
-    Args:
-        graph: remembers where the last one ended.
-        num_tiles: how many are needed.
-        most_tiles: how many there are, default those of one IPU.
-
-    Returns:
-        0 for what is not small.
-    """
-    most = most_tiles or graph.target.tiles_per_ipu
-    if num_tiles > most // _SMALL_SHARE:
+    """First tile of a new variable: behind the last small one, so that these do not pile up; 0 for a large one."""
+    tile_limit = most_tiles or graph.target.tiles_per_ipu
+    if num_tiles > tile_limit // _SMALL_SHARE:
         return 0
-    first = graph.next_tile if graph.next_tile + num_tiles <= most else 0
+    first = graph.next_tile if graph.next_tile + num_tiles <= tile_limit else 0
     graph.next_tile = first + num_tiles
     return first
 
 
 def check_may_place(graph: Graph, variable: Variable) -> None:
-    """Refuses to place a variable of a graph that leaves that to its user; constants are placed anyway.
+    """Refuses to map a variable of a graph whose user maps variables; constants are mapped anyway.
 
     Raises:
         GraphError: naming the variable and the line that added it.
@@ -86,24 +77,24 @@ def check_may_place(graph: Graph, variable: Variable) -> None:
 
 
 def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:
-    """The linear mapping of `size` elements over the tiles of one IPU."""
+    """Linear mapping of `size` elements over the tiles of one IPU."""
     return linear(size, element_bytes(dtype), graph.target.tiles_per_ipu)
 
 
 def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
-    """Maps the unmapped variable under a view so that each box of the view lies on one tile.
+    """Maps the unmapped variable of a view so that each block of the view is on one tile.
 
-    A view that is not the whole variable, or whose boxes would be several of it each, falls back to the linear rule.
-    Nothing happens when the variable is mapped already.
+    A view of part of a variable, or whose blocks would be several blocks of the variable each, is mapped linearly.
+    A mapped variable does not change.
 
     Args:
-        graph: holds the variable.
-        tensor: a view of one unmapped variable.
-        cuts: boundaries of each dimension of the view.
-        tile: tile of each box, one dimension for each of the view's.
+        graph: graph of the variable.
+        tensor: view of one unmapped variable.
+        cuts: cuts of each dimension of the view.
+        tile: tile of each block, with as many dimensions as the view.
 
     Raises:
-        GraphError: for a variable of a graph that leaves placing variables to its user.
+        GraphError: for a variable of a graph whose user maps variables.
     """
     if graph.is_mapped(tensor):
         return
@@ -114,20 +105,21 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
         map_linearly(graph, tensor)
         return
     (variable,) = tensor.variables()
-    bounds, blocks = boxes_of_variable(variable.shape, digits, cuts)
+    bounds, blocks = variable_blocks(variable.shape, digits, cuts)
     counts = [len(bound) - 1 for bound in bounds]
+    # A block of the view is several blocks of the variable: scattered in its memory.
     if prod(counts) > tile.size:
         map_linearly(graph, tensor)
         return
-    boxes = np.broadcast_to(tile[blocks] if blocks else tile, counts)
-    graph.set_tile_mapping(variable, blocked_mapping(bounds, frozen(boxes, np.int32)))
+    block_tiles = np.broadcast_to(tile[blocks] if blocks else tile, counts)
+    graph.set_tile_mapping(variable, blocked_mapping(bounds, frozen(block_tiles, np.int32)))
 
 
 def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None:
-    """Maps what is not mapped of a tensor by a mapping of its shape, where that can be done, else linearly.
+    """Maps the unmapped variables of a tensor by a mapping of its shape where possible, else linearly.
 
     Raises:
-        GraphError: for a variable of a graph that leaves placing variables to its user.
+        GraphError: for a variable of a graph whose user maps variables.
     """
     if graph.is_mapped(tensor):
         return
@@ -141,32 +133,36 @@ def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None
 
 
 def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
-    """For each dimension of a view the variable's dimension it runs along, forwards in steps of one.
+    """Dimension of the variable that each dimension of a view runs along in steps of one, None for one of size 1.
 
-    None stands for a dimension of size 1. Returns None when the view is not such a permutation (with slices) of one
-    variable's dimensions: reshaped, broadcast, reversed, strided or of several variables. A slice of joined dimensions
-    that goes on in the next row is none either.
+    None for a view that is no permutation of dimensions and slices.
     """
     shape = view.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    first = (0,) * len(shape) if view.is_empty else np.unravel_index(view.offset, shape)
-    found: list[int | None] = []
+    start = (0,) * len(shape) if view.is_empty else np.unravel_index(view.offset, shape)
+    dims: list[int | None] = []
     for group in view.dims:
         if not group:
-            found.append(None)
+            dims.append(None)
             continue
-        (size, stride), *more = group
-        matches = [d for d, s in enumerate(strides) if s == stride and shape[d] >= size and shape[d] > 1]
-        if more or len(matches) != 1 or matches[0] in found or first[matches[0]] + size > shape[matches[0]]:
+        (size, stride), *inner_pieces = group
+        # Dimensions of size 1 have the stride of a neighbour, so they do not count.
+        candidates = [d for d, s in enumerate(strides) if s == stride and shape[d] >= size and shape[d] > 1]
+        if (
+            inner_pieces
+            or len(candidates) != 1
+            or candidates[0] in dims
+            or start[candidates[0]] + size > shape[candidates[0]]
+        ):
             return None
-        found.append(matches[0])
-    return tuple(found)
+        dims.append(candidates[0])
+    return tuple(dims)
 
 
 def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
-    """A mapping for a new variable of `tensor.shape` that puts each element where `tensor` has it.
+    """Mapping of a new variable of `tensor.shape` with each element on the tile that has it in `tensor`.
 
-    Returns None when there is none of a simple form: several variables, broadcasts, strided or reversed views.
+    None where no simple mapping does that: several variables, broadcasts, strided or reversed views.
     """
     affine = tensor.affine
     if affine is None or affine.variable not in graph.mappings:
@@ -182,9 +178,9 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
 
 
 def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapping] | None:
-    """A shape of as many elements, and a mapping of it that puts each element where `tensor` has it.
+    """Shape with as many elements as a tensor, and mapping of it with each element on the tile of the tensor's.
 
-    A reshaped variable keeps its own shape: its boxes would be shreds in another one.
+    A reshaped variable keeps the variable's shape: its blocks would be scattered in the shape of the view.
     """
     affine = tensor.affine
     if affine is not None and tensor.is_whole_variable and affine.variable in graph.mappings:
@@ -205,36 +201,39 @@ def _sliced(
         if dim is None:
             cuts.append(frozen([0, shape[view_dim]], np.int64))
             continue
-        start, stop = first[dim], first[dim] + shape[view_dim]
-        inside = mapping.cuts[dim][(mapping.cuts[dim] > start) & (mapping.cuts[dim] < stop)]
-        bounds = np.concatenate([[start], inside, [stop]])
+        start = first[dim]
+        stop = start + shape[view_dim]
+        inner_cuts = mapping.cuts[dim][(mapping.cuts[dim] > start) & (mapping.cuts[dim] < stop)]
+        bounds = np.concatenate([[start], inner_cuts, [stop]])
         picks[dim] = np.searchsorted(mapping.cuts[dim], bounds[:-1], side="right") - 1
         cuts.append(frozen(bounds - start, np.int64))
-    boxes = mapping.tile[np.ix_(*picks)]
-    kept = [dim for dim in order if dim is not None]
-    rest = [dim for dim in range(len(variable.shape)) if dim not in kept]
-    boxes = np.transpose(boxes, kept + rest).reshape([len(c) - 1 for c in cuts])
-    return blocked_mapping(tuple(cuts), boxes)
+    # The tiles of the sliced blocks, then in the order of the view's dimensions.
+    tile = mapping.tile[np.ix_(*picks)]
+    followed = [dim for dim in order if dim is not None]
+    dropped = [dim for dim in range(len(variable.shape)) if dim not in followed]
+    tile = np.transpose(tile, followed + dropped).reshape([len(c) - 1 for c in cuts])
+    return blocked_mapping(tuple(cuts), tile)
 
 
 @remembered
 def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
-    """The mapping of the same flat elements under another shape: leading cuts kept where sizes agree, else flat."""
+    """Mapping of the same flat elements in another shape: leading cuts where sizes agree, else flat."""
     old = mapping.shape
-    same = 0
-    while same < min(len(old), len(shape)) and old[same] == shape[same]:
-        same += 1
-    if all(len(c) <= 2 for c in mapping.cuts[same:]):
-        rest = [frozen([0, n] if n else [0], np.int64) for n in shape[same:]]
-        cuts = (*mapping.cuts[:same], *rest)
+    num_equal = 0
+    while num_equal < min(len(old), len(shape)) and old[num_equal] == shape[num_equal]:
+        num_equal += 1
+    if all(len(c) <= 2 for c in mapping.cuts[num_equal:]):
+        uncut_dims = [frozen([0, n] if n else [0], np.int64) for n in shape[num_equal:]]
+        cuts = (*mapping.cuts[:num_equal], *uncut_dims)
         return blocked_mapping(cuts, mapping.tile.reshape([len(c) - 1 for c in cuts]))
     starts, _, tiles = mapping.runs()
-    if len(starts) > 4 * np.unique(tiles).size:  # in shreds: following it would cost more than one exchange
+    # So scattered that following it would cost more than one exchange.
+    if len(starts) > 4 * np.unique(tiles).size:
         return None
     return flat_mapping(prod(shape), starts, tiles)
 
 
 def tile_balance(mapping: TileMapping, num_tiles: int) -> float:
-    """Mean over maximal elements a tile, of all tiles of the target."""
+    """Mean over maximum of the elements a tile, over all tiles of the target."""
     counts = mapping.elements_per_tile(num_tiles)
     return float(counts.mean() / counts.max()) if counts.size and counts.max() else 1.0

@@ -1,7 +1,7 @@
-"""At which offsets the operands of an operation show one variable, as those of stencils do.
+"""Offsets at which the operands of an operation read one variable, as those of stencils do.
 
-Input: operands over one index space: slices, and slices joined again, as `jnp.roll` and padding make them. Output: for
-each variable the dimensions along which it is followed, and the least and the largest offset.
+Input: operands over one index space: slices, and concatenations of slices, as `jnp.roll` and padding make them.
+Output: for each variable the dimensions along which it is followed, and the smallest and largest offset.
 """
 
 from __future__ import annotations
@@ -19,80 +19,68 @@ from ipujax.runtime.tensor import Affine, Concat, Node, Tensor, Variable
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What the points of an index space read of one variable.
-
-    Args:
-        variable: what they read.
-        dims: the dimension of the variable that each dimension of the index space follows, None for one of size 1.
-        low: for each dimension of the index space the least offset at which a point reads.
-        high: the largest.
-    """
+    """Range of offsets at which the points of an index space read one variable."""
 
     variable: Variable
-    dims: tuple[int | None, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
+    dims: tuple[int | None, ...]  # its dimension that each dimension of the index space follows, None for one of size 1
+    low: tuple[int, ...]  # smallest offset of a point along each dimension of the index space
+    high: tuple[int, ...]  # largest offset
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rectangle of an operand that is a rectangle of a variable.
-
-    Args:
-        variable: that variable.
-        dims: its dimensions along those of the operand, None for one of size 1.
-        offsets: for each dimension of the operand, where in the variable it is, relative to where in the operand; of
-            one that was joined, as on a ring: what is rolled beyond the end is next to the beginning.
-        size: elements.
-    """
+    """Rectangle of an operand that is a rectangle of a variable."""
 
     variable: Variable
-    dims: tuple[int | None, ...]
+    dims: tuple[int | None, ...]  # its dimensions along those of the operand, None for one of size 1
+    # Position in the variable minus position in the operand, along each dimension of the operand; modulo the extent
+    # along a dimension of a concatenation, because a roll continues at the other end
     offsets: tuple[int, ...]
     size: int
 
 
 def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
-    """The variables that are shown at several offsets, and only so.
-
-    Args:
-        operands: tensors of one shape.
-    """
-    parts, others = dict[Variable, list[Part]](), set[Variable]()
+    """Variables that operands of one shape read at several offsets, and in no other way."""
+    parts: dict[Variable, list[Part]] = {}
+    irregular: set[Variable] = set()
     views = list(operands)
-    if all(n == 1 for n in Counter(variable for view in views for variable in view.variables()).values()):
-        return []  # the usual case
+    # The usual case, without a look at the views.
+    if all(count == 1 for count in Counter(variable for view in views for variable in view.variables()).values()):
+        return []
     for operand in views:
-        own = parts_of(operand)
-        for part in own or ():
+        rectangles = parts_of(operand)
+        for part in rectangles or ():
             parts.setdefault(part.variable, []).append(part)
-        others.update(operand.variables() if own is None else ())
-    several = [_together(variable, own) for variable, own in parts.items() if variable not in others]
-    return [one for one in several if one is not None and one.low != one.high]
+        irregular.update(operand.variables() if rectangles is None else ())
+    stencils = [_together(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular]
+    return [stencil for stencil in stencils if stencil is not None and stencil.low != stencil.high]
 
 
 def parts_of(operand: Tensor) -> list[Part] | None:
-    """The rectangles that a view is joined of; None for views of other kinds."""
-    found = _parts(operand.node, (0,) * operand.ndim, (False,) * operand.ndim)
-    return None if found is None else list(found)
+    """Rectangles of which a view is a concatenation; None for any other view."""
+    parts = _rectangles(operand.node, (0,) * operand.ndim, (False,) * operand.ndim)
+    return None if parts is None else list(parts)
 
 
-def _parts(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
-    """Those of a view whose first element is at some place of the operand, joined with others along some dimensions."""
+def _rectangles(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
+    """Rectangles of a node at position `at` of the operand, in concatenations along the dimensions `joined`."""
     if isinstance(node, Concat):
-        along = tuple(was or d == node.axis for d, was in enumerate(joined))
-        places = (tuple(n + first * (d == node.axis) for d, n in enumerate(at)) for first in node.bounds)
-        found = [_parts(part, place, along) for part, place in zip(node.parts, places, strict=False)]
-        return None if None in found else [part for some in found if some is not None for part in some]
+        joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined))
+        starts = (tuple(n + bound * (d == node.axis) for d, n in enumerate(at)) for bound in node.bounds)
+        nested = [_rectangles(part, start, joined_inside) for part, start in zip(node.parts, starts, strict=False)]
+        return None if None in nested else [part for parts in nested if parts is not None for part in parts]
     dims = variable_dims(node) if isinstance(node, Affine) and not node.is_empty else None
     if not isinstance(node, Affine) or dims is None:
         return None
     shape = node.variable.shape
     if len(dims) == len(shape) and all(dim in (None, d) for d, dim in enumerate(dims)):
-        dims = tuple(range(len(shape)))  # a single row is one of the dimension that the others follow
-    start = [int(n) for n in np.unravel_index(node.offset, shape)]
+        # A single row has no stride to tell its dimension by: it is that of the other parts.
+        dims = tuple(range(len(shape)))
+    first = [int(n) for n in np.unravel_index(node.offset, shape)]
     rows = zip(dims, at, joined, strict=True)
-    offsets = [0 if dim is None else _offset(start[dim] - here, shape[dim], ring) for dim, here, ring in rows]
+    offsets = [
+        0 if dim is None else _offset(first[dim] - position, shape[dim], is_ring) for dim, position, is_ring in rows
+    ]
     return [Part(node.variable, dims, tuple(offsets), prod(node.shape))]
 
 
@@ -101,8 +89,10 @@ def _offset(offset: int, extent: int, is_ring: bool) -> int:
 
 
 def _together(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
-    """What all parts of a variable read; None where they follow it in different ways."""
-    dims, low, high = list[int | None](), list[int](), list[int]()
+    """Range of offsets over all parts of a variable; None if they follow different dimensions."""
+    dims: list[int | None] = []
+    low: list[int] = []
+    high: list[int] = []
     for d in range(len(parts[0].dims)):
         followed = {part.dims[d] for part in parts} - {None}
         if len(followed) > 1:
@@ -112,5 +102,5 @@ def _together(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
         dims.append(dim)
         low.append(min(offsets))
         high.append(max(offsets))
-    taken = [dim for dim in dims if dim is not None]
-    return Neighbours(variable, tuple(dims), tuple(low), tuple(high)) if len(set(taken)) == len(taken) else None
+    used = [dim for dim in dims if dim is not None]
+    return Neighbours(variable, tuple(dims), tuple(low), tuple(high)) if len(set(used)) == len(used) else None

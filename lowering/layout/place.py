@@ -1,8 +1,8 @@
-"""Boxes of an operation's index space on tiles, and the boxes of its operands and results that go with them.
+"""Placements: blocks of an operation's index space on tiles, and the mappings of operands and results that follow.
 
-Operations ask `choose` for a placement of their index space. Here is what follows from it: where operands are put,
-where results lie, what axes and accesses a vertex group gets; and the other way round, the placement in which an
-operand that lies somewhere already need not move.
+`choose` picks the placement of an operation. From it follow the mappings of unmapped operands and of results, and
+the axes and accesses of a vertex group. `follow` is the inverse: the placement with which a mapped operand does
+not move.
 
 Source of the least share of a tile: poplibs `poputil/TileMapping.cpp` (reference machine.md §3).
 """
@@ -33,32 +33,35 @@ from ipujax.runtime.tensor import (
 
 @remembered
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
-    """The most even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many.
+    """Most even grid over at most `tiles` tiles, with at least 128 bytes a block where there are as many.
 
-    What is in a row of fewer bytes than that is not cut, where something else can be, or where boxes are small anyway:
-    it would move in small pieces.
+    A row of fewer bytes is not cut, because it would move in small pieces; unless nothing else can be cut, or blocks
+    stay small anyway.
 
     Args:
         shape: extents of the index space.
-        order: the dimensions that may be cut; of two grids as good, the one that cuts the first of them more.
-        block_bytes: bytes touched for each point of the index space.
+        order: dimensions that may be cut; of two equally even grids, the one that cuts the first of them more.
+        block_bytes: bytes that one point of the index space reads and writes.
         tiles: number of tiles.
     """
     if 0 in shape:
-        return nowhere(shape)
+        return empty_placement(shape)
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
     in_short_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
     in_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
-    few = min(blocks, -(-prod(shape) * block_bytes // MOST_SHARED_BYTES))
-    enough = ((in_rows, blocks), (in_short_rows, few))
-    order = next((dims for dims, least in enough if dims and prod(shape[d] for d in dims) >= least), order)
+    blocks_by_size = min(blocks, -(-prod(shape) * block_bytes // MOST_SHARED_BYTES))
+    preferences = ((in_rows, blocks), (in_short_rows, blocks_by_size))
+    order = next(
+        (dims for dims, blocks_needed in preferences if dims and prod(shape[d] for d in dims) >= blocks_needed), order
+    )
     grids = even_grids(shape, order, blocks)
+    # Even: the smallest longest block; then the most blocks along the first dimensions of `order`.
     keys = [-grids.blocks[d] for d in reversed(order)]
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))
 
 
-def nowhere(shape: Sequence[int]) -> Blocked:
-    """The placement of an index space without a point."""
+def empty_placement(shape: Sequence[int]) -> Blocked:
+    """Placement of an empty index space."""
     cuts = [even_cuts(n, 1) for n in shape]
     return blocked_mapping(cuts, np.zeros([len(cut) - 1 for cut in cuts], np.int32))
 
@@ -66,32 +69,35 @@ def nowhere(shape: Sequence[int]) -> Blocked:
 def follow(
     graph: Graph, tensor: Tensor, spans: Sequence[Span], shape: Sequence[int], order: Sequence[int]
 ) -> Blocked | None:
-    """The placement an operand has, as one of the index space; None if it cuts what must stay whole."""
+    """Placement of the index space with which a mapped operand does not move; None if it cuts another dimension."""
     mapping = mapping_like(graph, tensor)
     if isinstance(mapping, Flat) and mapping.size:
         mapping = row_boxes(mapping, tensor.shape)
     if not isinstance(mapping, Blocked) or prod(shape) == 0 or not mapping.tile.size:
         return None
     cuts: list[np.ndarray] = [even_cuts(n, 1) for n in shape]
-    picks, axes = [], []
+    block_numbers: list[np.ndarray] = []
+    axes: list[int] = []
     for cut, span in zip(mapping.cuts, spans, strict=True):
         if len(cut) <= 2:
-            picks.append(np.zeros(1, np.int64))
+            block_numbers.append(np.zeros(1, np.int64))
             continue
         if span.axis is None or span.axis not in order or span.axis in axes:
             return None
-        cuts[span.axis], pick = span.index_cuts(cut, shape[span.axis])
-        picks.append(pick)
+        cuts[span.axis], numbers = span.index_cuts(cut, shape[span.axis])
+        block_numbers.append(numbers)
         axes.append(span.axis)
-    boxes = mapping.tile[np.ix_(*picks)].reshape([len(cuts[axis]) - 1 for axis in axes])
-    boxes = np.transpose(boxes, np.argsort(axes)) if axes else boxes
-    return blocked_mapping(cuts, boxes.reshape([len(cut) - 1 for cut in cuts]))
+    tile = mapping.tile[np.ix_(*block_numbers)].reshape([len(cuts[axis]) - 1 for axis in axes])
+    # The axes are in the order of the operand's dimensions; a placement has that of the index space.
+    tile = np.transpose(tile, np.argsort(axes)) if axes else tile
+    return blocked_mapping(cuts, tile.reshape([len(cut) - 1 for cut in cuts]))
 
 
 def row_boxes(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
-    """The same places as boxes, where the flat intervals are rows of the outermost dimension."""
+    """Blocked form of a flat mapping whose intervals are rows of the outermost dimension; else None."""
     dim = next((d for d, n in enumerate(shape) if n > 1), 0)
-    inner, bounds = prod(shape[dim + 1 :]), np.append(mapping.starts, mapping.size)
+    inner = prod(shape[dim + 1 :])
+    bounds = np.append(mapping.starts, mapping.size)
     if not shape or (bounds % inner).any():
         return None
     cuts = [bounds // inner if d == dim else even_cuts(n, 1) for d, n in enumerate(shape)]
@@ -99,16 +105,16 @@ def row_boxes(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
 
 
 def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement: Blocked) -> None:
-    """Maps an unmapped operand so that each block of it lies on a tile that reads it.
+    """Maps an unmapped operand so that each of its blocks is on a tile that reads it.
 
     Args:
-        graph: holds the tensor's variable.
-        tensor: the operand; nothing happens when it is mapped.
-        spans: how it follows the index space.
+        graph: graph of the operand.
+        tensor: operand; a mapped one does not change.
+        spans: its dimensions along the index space.
         placement: the index space on tiles.
 
     Raises:
-        GraphError: for a variable of a graph that leaves placing variables to its user.
+        GraphError: for a variable of a graph whose user maps variables.
     """
     if graph.is_mapped(tensor):
         return
@@ -116,7 +122,7 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
     block_bytes = prod(int(np.diff(cut).max(initial=0)) for cut in cuts) * element_bytes(tensor.dtype)
     tile = frozen(users[..., 0], np.int32)
     if users.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
-        # The outermost dimension alone, for the first of the tiles, as `box_charge` expects.
+        # Only the outermost dimension is cut, as `operand_parts.shares_of` expects.
         outermost = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
         parts = min(users.shape[-1], int(np.diff(cuts[outermost]).min()))
         cuts, tile = share_out(cuts, users[..., :parts], parts, [outermost])
@@ -125,84 +131,89 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
 
 
 def block_mapping(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Boundaries and tiles of a tensor by a placement: where several blocks read one piece, the first has it."""
+    """Cuts and tiles of a tensor by a placement; a block that several tiles read is on the first of them."""
     cuts, users = _blocks(spans, placement)
     return cuts, frozen(users[..., 0], np.int32)
 
 
 def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Boundaries of a tensor's blocks, and in a last dimension the tiles that read each."""
+    """Cuts of a tensor's blocks, and the tiles that read each, int32[*blocks, users]."""
     if not placement.tile.size:
         cuts = [even_cuts(span.extent, 1) for span in spans]
         return tuple(cuts), np.zeros([*(len(cut) - 1 for cut in cuts), 1], np.int32)
-    cuts, picks = [], [np.arange(n) for n in placement.tile.shape]
+    cuts = []
+    block_numbers = [np.arange(n) for n in placement.tile.shape]
     for span in spans:
         if span.axis is None:
             cuts.append(even_cuts(span.extent, 1))
             continue
-        bounds, picks[span.axis] = span.cuts(placement.cuts[span.axis])
+        bounds, block_numbers[span.axis] = span.cuts(placement.cuts[span.axis])
         cuts.append(frozen(bounds, np.int64))
-    boxes = placement.tile[np.ix_(*picks)]
+    tile = placement.tile[np.ix_(*block_numbers)]
     used = [span.axis for span in spans if span.axis is not None]
-    rest = [d for d in range(placement.tile.ndim) if d not in used]
-    users = prod(boxes.shape[d] for d in rest)
-    return tuple(cuts), np.transpose(boxes, [*used, *rest]).reshape([*(len(cut) - 1 for cut in cuts), users])
+    unused = [d for d in range(placement.tile.ndim) if d not in used]
+    users = prod(tile.shape[d] for d in unused)
+    return tuple(cuts), np.transpose(tile, [*used, *unused]).reshape([*(len(cut) - 1 for cut in cuts), users])
 
 
 def share_out(
-    cuts: Sequence[np.ndarray], users: np.ndarray, wanted: int, dims: Sequence[int]
+    cuts: Sequence[np.ndarray], users: np.ndarray, max_parts: int, dims: Sequence[int]
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cuts every block in equal parts, and gives each to one of the tiles that read the block.
+    """Cuts every block into equal parts, one for each tile that reads the block.
 
     Args:
-        cuts: boundaries of each dimension of a tensor.
-        users: the tiles that read each block, one dimension for each of the tensor's and a last one.
-        wanted: most parts of a block, at most its users; there are as many as the shortest block allows.
-        dims: the dimensions that may be cut; outer ones are first.
+        cuts: cuts of each dimension of a tensor.
+        users: tiles that read each block, int32[*blocks, users].
+        max_parts: upper bound of the parts of a block, at most `users`; the shortest block may allow fewer.
+        dims: dimensions that may be cut; outer ones are cut first.
 
     Returns:
-        The finer boundaries, and the tile of each part.
+        The finer cuts, and the tile of each part.
     """
-    finer, blocks, number, parts = [], [], np.zeros((), np.int64), 1
+    finer_cuts: list[np.ndarray] = []
+    blocks: list[np.ndarray] = []
+    part_numbers = np.zeros((), np.int64)
+    parts = 1
     for dim, cut in enumerate(cuts):
-        most = max(1, min(wanted // parts, int(np.diff(cut).min()))) if dim in dims else 1
-        bounds, block, part = cut_again(cut, most)
+        count_limit = max(1, min(max_parts // parts, int(np.diff(cut).min()))) if dim in dims else 1
+        bounds, block, part = cut_again(cut, count_limit)
         count = int(part.max()) + 1
-        finer.append(bounds)
+        finer_cuts.append(bounds)
         blocks.append(block)
-        number = np.add.outer(number * count, part)
+        part_numbers = np.add.outer(part_numbers * count, part)
         parts *= count
-    return tuple(finer), frozen(users[(*np.ix_(*blocks), number * users.shape[-1] // parts)], np.int32)
+    # Part p of n goes to user p · users / n: the parts are spread evenly over the users.
+    return tuple(finer_cuts), frozen(users[(*np.ix_(*blocks), part_numbers * users.shape[-1] // parts)], np.int32)
 
 
 def mapped_variable(
     graph: Graph, shape: Sequence[int], dtype: object, name: str, dims: Sequence[int | None], placement: Blocked
 ) -> Tensor:
-    """Adds a result that lies where it is computed; arguments as `place_operand`, `dims` for its spans."""
+    """Adds a result that is mapped to the tiles that compute it; `dims` as for `spans`."""
     return graph.add_variable(shape, dtype, name, blocked_mapping(*block_mapping(spans(shape, dims), placement)))
 
 
 def placed_axes(placement: Blocked, names: Sequence[str] | None = None) -> list[Axis]:
-    """The axes of a placed index space, all of kind `map`."""
+    """Axes of a placed index space, all of kind `map`."""
     names = names or [f"d{d}" for d in range(len(placement.cuts))]
     return [Axis(name, cut) for name, cut in zip(names, placement.cuts, strict=True)]
 
 
 def along(tensor: Tensor, dims: Sequence[int]) -> Access:
-    """The access whose dimensions follow the elements of these axes."""
+    """Access whose dimensions follow the elements of axes `dims`."""
     return Access(tensor, tuple(element(dim) for dim in dims))
 
 
 def scalar(tensor: Tensor) -> Access:
-    """The access of a tensor of shape (), read by every vertex."""
+    """Access of a tensor of shape () that every vertex reads."""
     return Access(tensor, ())
 
 
 def whole_axis(name: str, extent: int) -> Axis:
-    """An axis of one block."""
+    """Axis of one block."""
     return Axis(name, even_cuts(extent, 1))
 
 
 def tile_grid(placement: Blocked, extra: int) -> np.ndarray:
-    """The tiles of a placement with `extra` more axes of one block behind."""
+    """Tiles of a placement, with `extra` more axes of one block behind its own."""
     return placement.tile.reshape((*placement.tile.shape, *(1,) * extra))

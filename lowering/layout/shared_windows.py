@@ -1,8 +1,8 @@
-"""What a vertex reads once, though several operands show it: an array around its box, of which each is a part.
+"""Windows: one array around a block, of which several operands are parts, so that a vertex reads it once.
 
-Input: operands over one index space that show one variable at several offsets, as those of stencils do. Output: views
-that are a little larger than the index space, and where in them each operand begins. A vertex that is connected to such
-a view holds one array in place of one for each operand.
+Input: operands over one index space that are views of one variable at several offsets, as those of stencils are.
+Output: views a little larger than the index space, and the position of each operand in them. A vertex that is
+connected to such a view has one array in its memory instead of one for each operand.
 Limits: slices of a whole array, rolls of it, and slices of it padded with its edges.
 """
 
@@ -16,69 +16,70 @@ from operator import add, sub
 from ipujax.lowering.layout.offsets import parts_of
 from ipujax.runtime.tensor import Tensor, Variable, concat
 
-# Makes a range of one dimension of a view, from its first to before its end; both may be beyond the view's.
+# Extends (view, dim, first, end) to that range of the dimension; both bounds may be beyond the view.
 _Widen = Callable[[Tensor, int, int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWindow:
-    """A view that several operands are parts of.
+    """View that contains several operands."""
 
-    Args:
-        tensor: the view.
-        reach: by how much it is longer than the index space, along each dimension.
-        begins: by the number of each operand, the first index of its part in each dimension.
-    """
-
-    tensor: Tensor
-    reach: tuple[int, ...]
-    begins: dict[int, tuple[int, ...]]
+    tensor: Tensor  # the view
+    reach: tuple[int, ...]  # its length minus that of the index space, along each dimension
+    begins: dict[int, tuple[int, ...]]  # by the number of each operand, its first index in each dimension
 
 
 def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) -> list[SharedWindow]:
-    """The views that are smaller than the operands they stand for, in the largest box.
+    """Windows that take fewer bytes than the operands they replace, in the largest block.
 
     Args:
-        operands: tensors of one shape; None for what is not one.
-        longest: lengths of the largest box of that shape.
+        operands: tensors of one shape; None for scalars and other values that are no tensor.
+        longest: lengths of the largest block of that shape.
     """
     views: dict[tuple[Variable, ...], dict[int, Tensor]] = {}
     for number, operand in enumerate(operands):
         if operand is not None:
             views.setdefault(operand.variables(), {})[number] = operand
-    several = [(one, own) for (one, *more), own in views.items() if not more and len(own) > 1]
-    found = (_window(variable, own, longest) for variable, own in several)
-    return [window for window in found if window is not None]
+    repeated = [(key[0], group) for key, group in views.items() if len(key) == 1 and len(group) > 1]
+    windows = (_window(variable, group, longest) for variable, group in repeated)
+    return [window for window in windows if window is not None]
 
 
 def _window(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[int]) -> SharedWindow | None:
-    """The smallest view that most views of a variable are parts of; None where these are smaller."""
-    found = {number: _offset(view, len(variable.shape)) for number, view in views.items()}
-    offsets = {number: at for number, at in found.items() if at is not None}
+    """Smallest view that contains most views of a variable; None where these take fewer bytes."""
+    view_offsets = {number: _offset(view, len(variable.shape)) for number, view in views.items()}
+    offsets = {number: offset for number, offset in view_offsets.items() if offset is not None}
     if not offsets:
         return None
     low, high = (tuple(map(pick, zip(*offsets.values(), strict=True))) for pick in (min, max))
-    shape, reach = views[next(iter(offsets))].shape, tuple(map(sub, high, low))
-    fewest = prod(map(add, longest, reach)) // max(1, prod(longest)) + 1  # operands that take more than the window
+    shape = views[next(iter(offsets))].shape
+    reach = tuple(map(sub, high, low))
+    # From this number on, separate blocks of the operands take more elements than the window.
+    fewest = prod(map(add, longest, reach)) // max(1, prod(longest)) + 1
     if len(offsets) < fewest:
         return None
-    begins = {number: tuple(map(sub, at, low)) for number, at in offsets.items()}
+    begins = {number: tuple(map(sub, offset, low)) for number, offset in offsets.items()}
 
-    def made_by(widen: _Widen) -> SharedWindow:
-        around = Tensor.of(variable)
+    def window_by(widen: _Widen) -> SharedWindow:
+        window = Tensor.of(variable)
         for d, extent in enumerate(shape):
-            around = widen(around, d, low[d], high[d] + extent)
-        shown = {number: at for number, at in begins.items() if _part(around, at, shape).node == views[number].node}
-        return SharedWindow(around, reach, shown)
+            window = widen(window, d, low[d], high[d] + extent)
+        matching = {
+            number: offset
+            for number, offset in begins.items()
+            if _part(window, offset, shape).node == views[number].node
+        }
+        return SharedWindow(window, reach, matching)
 
-    are_edges_near = all(-r <= a and b <= r for a, b, r in zip(low, high, reach, strict=True))
-    ways = (_on_ring, _with_edges) if are_edges_near else (_on_ring,)
-    best = max(map(made_by, ways), key=lambda window: len(window.begins))
+    # Padding with edges gives offsets around 0, no larger than the reach.
+    can_repeat_edges = all(-r <= a and b <= r for a, b, r in zip(low, high, reach, strict=True))
+    extensions = (_on_ring, _with_edges) if can_repeat_edges else (_on_ring,)
+    best = max(map(window_by, extensions), key=lambda candidate: len(candidate.begins))
     return best if len(best.begins) >= fewest else None
 
 
 def _offset(view: Tensor, rank: int) -> tuple[int, ...] | None:
-    """The offset of the largest part of a view that follows all dimensions of its variable in order."""
+    """Offset of the largest part of a view that follows all dimensions of its variable in order."""
     parts = parts_of(view)
     if not parts or not rank or any(part.dims != tuple(range(rank)) for part in parts):
         return None
@@ -90,14 +91,14 @@ def _part(view: Tensor, begin: Sequence[int], shape: Sequence[int]) -> Tensor:
 
 
 def _on_ring(view: Tensor, dim: int, first: int, end: int) -> Tensor:
-    """A range of one dimension, which goes on at the other end."""
+    """Range of one dimension that continues at the other end."""
     extent = view.shape[dim]
     ranges = ((extent + first, extent), (max(first, 0), min(end, extent)), (0, end - extent))
     return concat([view.slice(low, high, axis=dim) for low, high in ranges if low < high <= extent], dim)
 
 
 def _with_edges(view: Tensor, dim: int, first: int, end: int) -> Tensor:
-    """A range of one dimension, of which the first and the last index go on beyond the ends."""
+    """Range of one dimension, with the first and the last index repeated beyond the ends."""
     extent = view.shape[dim]
     ranges = [(0, 1)] * -first + [(max(first, 0), min(end, extent))] + [(extent - 1, extent)] * (end - extent)
     return concat([view.slice(low, high, axis=dim) for low, high in ranges], dim)

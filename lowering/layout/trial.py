@@ -1,9 +1,8 @@
-"""What an operation is charged in one layout or another, tried on a graph of its own.
+"""Trials: the cost of an operation in one layout or another, from the cost model on a scratch graph.
 
-An estimate leaves out what depends on where operands lie: fragments, and copies on the tile that make a scattered
-operand contiguous. A trial adds the operation to a scratch graph that knows where its operands lie, and asks the cost
-model. It takes a few milliseconds, so it is for the last few candidates. What is to be remembered is tried on a graph
-that holds nothing but the operands, described as `Operand`.
+An estimate leaves out costs that depend on the mappings of operands: fragments, and copies on the tile that make a
+scattered operand contiguous. A trial takes a few milliseconds, so it is for the last few candidates. A choice that
+is cached is tried on a graph that has nothing but the operands, described as `Operand`.
 """
 
 from __future__ import annotations
@@ -23,39 +22,36 @@ Candidate = TypeVar("Candidate")
 
 
 def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
-    """Cycles of what `add` adds to a graph and a program.
-
-    Args:
-        graph: holds the target and the mappings of the operands; not changed.
-        add: adds the operation; operands that lie nowhere yet it may place.
-    """
-    return program_cycles(*_tried(graph, add))
+    """Cycles of the steps that `add` adds to a copy of a graph; it may map unmapped operands."""
+    return program_cycles(*_scratch(graph, add))
 
 
 def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object], placed: Sequence[Tensor] = ()) -> int:
-    """The same with what the exchange code of the fullest tile is worth; arguments as `charged_cycles`.
+    """Cycles of the steps that `add` adds, plus the cost of the bytes on the fullest tile.
 
     Args:
-        graph: as there.
-        add: as there.
-        placed: operands whose memory counts too, as much as the fullest tile gets of what the operation places.
+        graph: target, mappings and cost per byte; not changed.
+        add: adds the operation; it may map unmapped operands.
+        placed: operands whose memory counts besides exchange code: the bytes the operation maps to the fullest tile.
     """
-    scratch, prog = _tried(graph, add)
+    scratch, prog = _scratch(graph, add)
     costs = leaf_costs(scratch, prog)
     code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
-    new = {v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings}
-    data_bytes = sum(_most_bytes(scratch, variable) for variable in new)
+    placed_variables = {
+        v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings
+    }
+    data_bytes = sum(_most_bytes(scratch, variable) for variable in placed_variables)
     return program_cycles(scratch, prog, costs=costs) + int(graph.byte_price_cycles * (code_bytes + data_bytes))
 
 
 def _most_bytes(graph: Graph, variable: Variable) -> int:
-    """Bytes of a variable on the tile that has most of it."""
     elements = graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
     return int(elements.max(initial=0)) * element_bytes(variable.dtype)
 
 
-def _tried(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
-    scratch, prog = Graph(graph.target, byte_price_cycles=graph.byte_price_cycles), ProgramSequence()
+def _scratch(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
+    scratch = Graph(graph.target, byte_price_cycles=graph.byte_price_cycles)
+    prog = ProgramSequence()
     scratch.mappings = dict(graph.mappings)
     add(scratch, prog)
     return scratch, prog
@@ -64,50 +60,46 @@ def _tried(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tup
 def least_charged(
     candidates: Sequence[Candidate],
     bounds: Sequence[float],
-    charge: Callable[[Candidate], int],
+    cost: Callable[[Candidate], int],
     is_exact: Sequence[bool] = (),
 ) -> Candidate:
-    """The candidate that is charged least, of equals the one of least bound; one alone is taken without a trial.
+    """Candidate of lowest cost, of equals the one of lowest bound; a single candidate is not tried.
 
     Args:
-        candidates: what to choose from, one or more.
-        bounds: of each candidate what it costs at least; one that is not below the least charge found is not tried.
-        charge: cycles of a candidate.
-        is_exact: of each candidate whether its bound is what it costs, so that a trial can be saved; none when empty.
+        candidates: one or more candidates.
+        bounds: lower bound of the cost of each; one that is not below the lowest cost so far is not tried.
+        cost: cost of a candidate.
+        is_exact: for each candidate whether its bound is its cost, which saves the trial; empty for none.
     """
-    exact = is_exact or [False] * len(candidates)
+    has_exact_bound = is_exact or [False] * len(candidates)
     order = sorted(range(len(candidates)), key=lambda n: bounds[n])
-    best, least = order[0], float("inf")
-    if len(order) == 1 or exact[best]:
+    best = order[0]
+    least_cost = float("inf")
+    if len(order) == 1 or has_exact_bound[best]:
         return candidates[best]
     for number in order:
-        if bounds[number] >= least:
+        # Rising bounds: no later candidate can cost less.
+        if bounds[number] >= least_cost:
             break
-        cycles = bounds[number] if exact[number] else charge(candidates[number])
-        if cycles < least:
-            best, least = number, cycles
+        candidate_cost = bounds[number] if has_exact_bound[number] else cost(candidates[number])
+        if candidate_cost < least_cost:
+            best = number
+            least_cost = candidate_cost
     return candidates[best]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an operand's part in a cost depends on.
-
-    Args:
-        shape: of the operand.
-        dtype: of the operand.
-        view: shape of the variable it is a view of, offset and dimensions of the view; None if not of one variable.
-        mapping: where that variable lies; None while that is open.
-    """
+    """Properties of an operand that its part in a cost depends on."""
 
     shape: tuple[int, ...]
     dtype: Any
+    # Shape of its variable, offset and dimensions of the view; None if it is not of one variable
     view: tuple[tuple[int, ...], int, tuple[Group, ...]] | None
-    mapping: TileMapping | None
+    mapping: TileMapping | None  # mapping of that variable; None while unmapped
 
     @staticmethod
     def of(graph: Graph, tensor: Tensor) -> Operand:
-        """Describes an operand of a graph."""
         affine = tensor.affine
         if affine is None:
             return Operand(tensor.shape, tensor.dtype, None, None)
@@ -115,7 +107,7 @@ class Operand:
         return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
 
     def add_to(self, graph: Graph) -> Tensor:
-        """Adds such an operand; one of several variables lies linearly."""
+        """Adds such an operand; one of several variables is mapped linearly."""
         if self.view is None:
             tensor = graph.add_variable(self.shape, self.dtype, "operand")
             map_linearly(graph, tensor)
@@ -133,20 +125,20 @@ def least_charged_alone(
     target: Target,
     byte_price: float,
 ) -> Candidate:
-    """The same where nothing counts but the operands.
+    """Candidate of lowest cost on a graph that has only the operands.
 
     Args:
-        candidates: as `least_charged` takes them.
-        bounds: as there.
+        candidates: one or more candidates.
+        bounds: lower bound of the cost of each.
         operands: the operands.
-        add: adds the operation on tensors for them to a graph and a program.
-        target: the machine.
-        byte_price: cycles that a byte of exchange code on the fullest tile is worth.
+        add: adds the operation on tensors for the operands to a graph and a program.
+        target: target of the graph.
+        byte_price: cost per byte of exchange code on the fullest tile, in cycles.
     """
 
-    def charge(candidate: Candidate) -> int:
+    def cost(candidate: Candidate) -> int:
         graph = Graph(target, byte_price_cycles=byte_price)
         tensors = [operand.add_to(graph) for operand in operands]
         return charged_price(graph, lambda scratch, prog: add(scratch, tensors, candidate, prog))
 
-    return least_charged(candidates, bounds, charge)
+    return least_charged(candidates, bounds, cost)

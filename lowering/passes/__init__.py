@@ -1,4 +1,4 @@
-"""The passes over jaxprs, in order, and the one way to run them.
+"""Passes over jaxprs, in order, and the functions that run them.
 
 Each pass is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers.
 """
@@ -20,10 +20,16 @@ from ipujax.lowering.offload import (
     offload,
     put_results as put_results,
 )
+from ipujax.lowering.outlining import (
+    function_call_p as function_call_p,
+    gain_of as gain_of,
+    last_uses as last_uses,
+    outline,
+    outline_placed as outline_placed,
+    outliner as outliner,
+)
 from ipujax.lowering.passes.channel_groups import grouped_inputs
-from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
-from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
 from ipujax.lowering.passes.fuse import (
     fuse,
     fuse_equations as fuse_equations,
@@ -39,7 +45,6 @@ from ipujax.lowering.passes.merge_collectives import (
     merge_collectives,
 )
 from ipujax.lowering.passes.narrow import narrow
-from ipujax.lowering.passes.outline import outline, outline_placed as outline_placed, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
@@ -61,27 +66,38 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dce", dce),
     ("recompute", recompute),
     ("swap_products", swap_products),
+    # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
     ("fuse", fuse),
     ("offload", offload),
 )
 
-_WHOLE = ("discharge", "inline", "memory_spaces", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
+# Passes over the whole model before it is cut into stages; the other passes run on each stage.
+_BEFORE_CUT = (
+    "discharge",
+    "inline",
+    "memory_spaces",
+    "shard_map",
+    "merge_collectives",
+    "narrow",
+    "dce",
+    "swap_products",
+)
 
 
-def _at(
+def _with_parameters(
     byte_price: float,
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
 ) -> list[tuple[str, Pass]]:
-    """`PASSES`, with what a byte is worth to the one that weighs code, what is computed again, what lies off chip."""
-    chosen: dict[Pass, Pass] = {
+    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, arguments in streaming memory."""
+    with_parameters: dict[Pass, Pass] = {
         outline: partial(outline, byte_price=byte_price),
         recompute: partial(recompute, recomputation=recomputation, trades=trades),
         offload: partial(offload, offloading=offloading, in_groups=grouped_inputs),
     }
-    return [(name, chosen.get(run, run)) for name, run in PASSES]
+    return [(name, with_parameters.get(run, run)) for name, run in PASSES]
 
 
 def run_passes(
@@ -91,38 +107,38 @@ def run_passes(
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
-    passed: Callable[[str, ClosedJaxpr], None] | None = None,
+    on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
     Args:
-        jaxpr: a traced function.
-        timings: takes the seconds of each pass, by name.
-        byte_price: cycles that a byte on the fullest tile is worth.
-        recomputation: what gradients compute again.
-        trades: takes what that saves and costs, of each gradient.
-        offloading: arguments that lie in streaming memory.
-        passed: is told the jaxpr after each pass at once, by name.
+        jaxpr: traced function.
+        timings: filled with the seconds of each pass, by name.
+        byte_price: cost per byte on the fullest tile, in cycles.
+        recomputation: values that gradients compute again.
+        trades: filled with the trade-off curve of each gradient.
+        offloading: arguments in streaming memory.
+        on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
 
     Returns:
-        The jaxpr after each pass, by name; the last one is what is lowered.
+        The jaxpr after each pass, by name; the last one is lowered.
     """
-    after = dict[str, ClosedJaxpr]()
-    for name, run in _at(byte_price, recomputation, trades, offloading):
+    jaxprs: dict[str, ClosedJaxpr] = {}
+    for name, run in _with_parameters(byte_price, recomputation, trades, offloading):
         with step(_LOG, name, timings):
-            jaxpr = after[name] = run(jaxpr)
-        if passed is not None:
-            passed(name, jaxpr)
+            jaxpr = jaxprs[name] = run(jaxpr)
+        if on_pass is not None:
+            on_pass(name, jaxpr)
         if _LOG.is_on(DEBUG):
-            inside = len(list(equations(jaxpr.jaxpr)))
-            _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), inside)
-    return after
+            num_nested = len(list(equations(jaxpr.jaxpr)))
+            _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), num_nested)
+    return jaxprs
 
 
 def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
-    """A jaxpr after all passes; those of `_WHOLE` if it is cut into stages first, whose parts go through the others."""
-    for name, run in _at(byte_price):
-        if not is_cut or name in _WHOLE:
+    """Jaxpr after all passes, or only after those of `_BEFORE_CUT` if it is going to be cut into stages."""
+    for name, run in _with_parameters(byte_price):
+        if not is_cut or name in _BEFORE_CUT:
             jaxpr = run(jaxpr)
     return jaxpr
 
@@ -134,9 +150,9 @@ def traced(
 
     Args:
         fun: function of arrays that returns a pytree of arrays.
-        arrays: what has the shape and dtype of each, tensors for example.
+        arrays: objects with the shape and dtype of each argument, such as tensors.
         name: scope of all its equations, none when empty.
-        byte_price: cycles that a byte on the fullest tile is worth.
+        byte_price: cost per byte on the fullest tile, in cycles.
 
     Returns:
         The jaxpr after all passes, and the tree of the results.
@@ -147,5 +163,5 @@ def traced(
             return fun(*operands)
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    found = trace(named if name else fun, shapes, {}, ())
-    return ready(found.jaxpr, byte_price=byte_price), found.out_tree
+    trace_result = trace(named if name else fun, shapes, {}, ())
+    return ready(trace_result.jaxpr, byte_price=byte_price), trace_result.out_tree

@@ -1,7 +1,4 @@
-"""Pass `dce`: drops equations whose results nothing uses, in loops and branches too; effects stay.
-
-Constants of the whole that nothing uses go as well.
-"""
+"""Pass `dce`: drops equations without a live result, in loops and branches too, and unused constants; effects stay."""
 
 from __future__ import annotations
 
@@ -14,17 +11,18 @@ def dce(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     live = _live_inside(jaxpr).jaxpr
     used = {atom for eqn in live.eqns for atom in eqn.invars if isinstance(atom, Var)}
     used |= {atom for atom in live.outvars if isinstance(atom, Var)}
-    held = [n for n, var in enumerate(live.constvars) if var in used]
-    live = live.replace(constvars=[live.constvars[n] for n in held])
-    return ClosedJaxpr(live, [jaxpr.consts[n] for n in held])
+    used_numbers = [n for n, var in enumerate(live.constvars) if var in used]
+    live = live.replace(constvars=[live.constvars[n] for n in used_numbers])
+    return ClosedJaxpr(live, [jaxpr.consts[n] for n in used_numbers])
 
 
 def _live_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Without dead equations, in the bodies of those that stay too, of which JAX drops none for a `while`."""
+    """Jaxpr without dead equations, in nested jaxprs too, of which JAX drops none of a `while`."""
 
-    def live(body: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
-        kept = eliminate_dead_code(body.jaxpr)
-        eqns = [with_inner(eqn, inside) for eqn in kept.eqns]
-        return ClosedJaxpr(kept.replace(eqns=eqns), body.consts)
+    def live(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        # First here, so that bodies of dead loops are not visited.
+        pruned = eliminate_dead_code(body.jaxpr)
+        eqns = [with_inner(eqn, rewrite) for eqn in pruned.eqns]
+        return ClosedJaxpr(pruned.replace(eqns=eqns), body.consts)
 
     return everywhere(live)(jaxpr)

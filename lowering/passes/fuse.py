@@ -1,16 +1,13 @@
-"""Pass `fuse`: elementwise equations over one index space become one equation `fused`, which one vertex computes.
+"""Pass `fuse`: elementwise equations over one index space become one equation `fused`, computed by one vertex.
 
-Reductions of what a group computes are part of it: a vertex reduces its own block. A cheap value that only groups read
-is computed again by each of them, see `repeat_cheap`: it is neither stored nor loaded.
-
-An equation joins the group of an equation whose result it reads if both have the same index space (shapes but for
-dimensions of size 1) and run in one place, on the same side of a gradient. Reshapes that only add or drop dimensions of
-size 1 are seen through; broadcasts stay outside, for they are views that cost nothing. What only the group reads is
-never stored. The jaxpr of a `fused` equation holds the equations as they were, each rounding to its own dtype.
-
-Loops, branches and functions are fused inside. What has pipeline stages is not: its parts are, once they are cut.
-Source: `popops::map` of PopLibs makes one codelet of an expression; XLA fuses by the same rule on a CPU and more on a
-GPU. Limits: siblings that only share an operand are not fused (they may share a compute set).
+An equation joins the group of a producer with the same index space (the shape without dimensions of size 1) on the
+same IPU and side of a gradient; reductions of a group's results are part of it. Reshapes that only add or drop
+dimensions of size 1 do not separate; broadcasts stay outside, as views without cost. Values that only the group
+reads are not stored, and cheap ones are computed again by each group, see `repeat_cheap`. The jaxpr of a `fused`
+equation has the original equations, each rounding to its own dtype. Nested jaxprs are fused too, one with pipeline
+stages only after it is cut.
+Source: `popops::map` of PopLibs makes one codelet of an expression; XLA fuses by the same rule on a CPU and more on
+a GPU. Limits: siblings that only share an operand are not fused (they may share a compute set).
 """
 
 from __future__ import annotations
@@ -54,11 +51,10 @@ from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
 from ipujax.lowering.source_info import name_stack
 
-_FUSIBLE = frozenset(OP_COSTS) - {"copy"}
-_RESHAPING = frozenset(("bitcast_convert_type",))  # between widths the shape changes
+_RESHAPING = frozenset(("bitcast_convert_type",))  # changes the shape between widths
 _UNIT_VIEWS = frozenset(("reshape", "squeeze", "broadcast_in_dim", "expand_dims"))
 _NAMED = 4  # operations in the name of a group
-_HOLDERS = frozenset(("scan", "while", "cond", "function_call", "replicated"))  # whose jaxprs are lowered one by one
+_HOLDERS = frozenset(("scan", "while", "cond", "function_call", "replicated"))  # their jaxprs are lowered one by one
 
 
 def _compute(*operands: Any, jaxpr: ClosedJaxpr, name: str) -> Sequence[Any]:
@@ -73,127 +69,130 @@ fused_p = make_primitive("fused", _compute, _shapes, None)
 
 
 def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr with groups of elementwise equations as one equation each."""
+    """Returns an equal jaxpr with one equation for each group of elementwise equations."""
     return jaxpr if has_stages(jaxpr.jaxpr) else dce(fuser()(jaxpr))
 
 
 def fuser() -> Rewrite:
-    """The same for several jaxprs that each run in one place, with stages or not: one they all hold stays one."""
+    """Pass `fuse` for several jaxprs that each run in one place; a jaxpr that several contain stays one object."""
 
-    return everywhere(lambda body, inside: ClosedJaxpr(fuse_equations(body.jaxpr, inside).jaxpr, body.consts))
+    return everywhere(lambda body, rewrite: ClosedJaxpr(fuse_equations(body.jaxpr, rewrite).jaxpr, body.consts))
 
 
 def index_space(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without dimensions of size 1."""
+    """A shape without its dimensions of size 1."""
     return tuple(n for n in shape if n != 1)
 
 
 class Fused(NamedTuple):
-    """A jaxpr with fused equations, and for each of its equations the number of one of those it was made of."""
+    """A jaxpr with fused equations, and for each of its equations the number of one that it replaces."""
 
     jaxpr: Jaxpr
     sources: list[int]
 
 
-def fuse_equations(jaxpr: Jaxpr, inside: Rewrite, places: Sequence[Hashable] | None = None) -> Fused:
-    """Groups the equations of one jaxpr.
-
-    Args:
-        jaxpr: its equations, in order.
-        inside: does the same to the jaxprs of loops, branches and functions.
-        places: for each equation where it runs: only what runs at one place goes together.
-    """
-    eqns, sources = list[JaxprEqn](), list[int]()
+def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | None = None) -> Fused:
+    """Fuses one jaxpr, nested ones by `rewrite`; only equations of one of `places` are grouped, if places are given."""
+    eqns: list[JaxprEqn] = []
+    sources: list[int] = []
     for number, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in _HOLDERS:
-            eqn = with_inner(eqn, inside)
+            eqn = with_inner(eqn, rewrite)
         explicit = _explicit(eqn)
         eqns += explicit
         sources += [number] * len(explicit)
-    own_places = [None if places is None else places[n] for n in sources]
-    body = _Body(jaxpr, eqns, own_places)
-    done, numbers = list[JaxprEqn](), list[int]()
+    equation_places = [None if places is None else places[n] for n in sources]
+    body = _Body(jaxpr, eqns, equation_places)
+    fused: list[JaxprEqn] = []
+    numbers: list[int] = []
+    # Readers first: they decide which values their producers have to store.
     for group in reversed(body.groups):
-        together = body.together(group)
-        if together is not None:
-            done.append(together)
+        equation = body.equation_of(group)
+        if equation is not None:
+            fused.append(equation)
             numbers.append(sources[group[-1]])
-    return Fused(jaxpr.replace(eqns=done[::-1]), numbers[::-1])
+    return Fused(jaxpr.replace(eqns=fused[::-1]), numbers[::-1])
 
 
 class _Body:
-    """The equations of one jaxpr, in groups; these are put together from the last to the first."""
+    """Equations of one jaxpr, in groups that are put together from the last to the first."""
 
-    def __init__(self, whole: Jaxpr, eqns: Sequence[JaxprEqn], places: Sequence[Hashable]) -> None:
-        self._whole, self._eqns, self._places = whole, eqns, places
-        self._maker = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
-        own = [_key(eqn) for eqn in eqns]
-        keys = [key and (key, place) for key, place in zip(own, places, strict=True)]
+    def __init__(self, jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], places: Sequence[Hashable]) -> None:
+        self._jaxpr = jaxpr
+        self._eqns = eqns
+        self._places = places
+        self._definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
+        keys_without_place = [_key(eqn) for eqn in eqns]
+        keys = [key and (key, place) for key, place in zip(keys_without_place, places, strict=True)]
         reads = [self._read_by(eqn, key is not None) for eqn, key in zip(eqns, keys, strict=True)]
+        # Equations with effects keep their order.
         for earlier, later in pairwise(n for n, eqn in enumerate(eqns) if eqn.effects):
             reads[later].append(earlier)
         self.groups = grouped(reads, keys)
         group_of = {n: g for g, group in enumerate(self.groups) for n in group}
-        self._needed = {atom for atom in whole.outvars if isinstance(atom, Var)}
+        self._needed = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
         stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):
                 stored.update(eqn.outvars, map(self.source, variables_read(eqn)))
 
         def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
-            # What nobody else needs is not stored in place of something as narrow.
-            own, makers = group_of[self._maker[var]], [self._maker.get(leaf) for leaf in leaves if leaf not in stored]
-            others = all(number is None or group_of[number] != own for number in makers)
-            return sum(leaves.values()) < width + others
+            # At equal width repeating pays, unless a source in the value's own group is stored only for that.
+            group = group_of[self._definition[var]]
+            source_numbers = [self._definition.get(leaf) for leaf in leaves if leaf not in stored]
+            reads_no_own_result = all(number is None or group_of[number] != group for number in source_numbers)
+            return sum(leaves.values()) < width + reads_no_own_result
 
-        self._repeated = Repeated(eqns, self._maker, stored, self.source, is_worth_it)
+        self._repeated = Repeated(eqns, self._definition, stored, self.source, is_worth_it)
 
     def _read_by(self, eqn: JaxprEqn, sees_through_views: bool) -> list[int]:
-        """The equations that one must follow: those that make its operands, or what these are views of."""
+        """Equations that this one must follow: those that define its operands, or the sources of these views."""
         read = map(self.source, variables_read(eqn)) if sees_through_views else variables_read(eqn)
-        return [self._maker[var] for var in read if var in self._maker]
+        return [self._definition[var] for var in read if var in self._definition]
 
     def source(self, atom: Var) -> Var:
-        """What a value is a view of, but for dimensions of size 1."""
-        while atom in self._maker and is_unit_view(self._eqns[self._maker[atom]]):
-            (atom,) = variables_read(self._eqns[self._maker[atom]])
+        """Value of which another is a view, apart from dimensions of size 1."""
+        while atom in self._definition and is_unit_view(self._eqns[self._definition[atom]]):
+            (atom,) = variables_read(self._eqns[self._definition[atom]])
         return atom
 
-    def together(self, group: Sequence[int]) -> JaxprEqn | None:
-        """The one equation for a group; None where nothing needs it."""
+    def equation_of(self, group: Sequence[int]) -> JaxprEqn | None:
+        """The equation of a group; None for a group without readers."""
         members = [self._eqns[n] for n in group]
-        is_alone, is_elementwise = len(group) == 1, _key(members[0]) is not None
+        is_alone = len(group) == 1
+        is_elementwise = _key(members[0]) is not None
         if is_alone and (not is_elementwise or not self._reads_repeated(group[0])):
             (eqn,) = members
             if not self._needed.intersection(eqn.outvars) and (is_elementwise or is_unit_view(eqn)):
-                return None  # groups see through it, or repeat it
-            made = eqn
+                return None  # its readers look through it, or repeat it
+            replacement = eqn
         else:
             results = [var for eqn in members for var in eqn.outvars if var in self._needed]
             if not results:
                 return None
-            made = self._fused(group, results)
-        self._needed.update(variables_read(made))
-        return made
+            replacement = self._fused(group, results)
+        self._needed.update(variables_read(replacement))
+        return replacement
 
     def _reads_repeated(self, number: int) -> bool:
         return any(self._repeats(self.source(var), number) for var in variables_read(self._eqns[number]))
 
     def _repeats(self, var: Var, reader: int) -> bool:
-        """Whether a reader computes a value itself: where it is made, and not far from there."""
-        return var in self._repeated and self._places[self._maker[var]] == self._places[reader]
+        """True if a reader computes a value itself: only on the IPU that defines it."""
+        return var in self._repeated and self._places[self._definition[var]] == self._places[reader]
 
     def _fused(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
-        """One equation for a group; it has the place in the user's code of the last one that is no reduction."""
-        inner: dict[Var, Var] = {}  # in the body: operands, what is computed, and views of both
+        """One equation for a group, with the source line of its last equation that is no reduction."""
+        inner: dict[Var, Var] = {}  # outer variable → variable of the fused jaxpr
         operands: list[Var] = []
         body: list[JaxprEqn] = []
 
         def read(atom: Atom) -> Atom:
             if isinstance(atom, Literal):
                 return atom
+            # Views and cheap values are repeated in the body; any other value is an operand.
             if atom not in inner:
-                number = self._maker.get(atom)
+                number = self._definition.get(atom)
                 if number is not None and (is_unit_view(self._eqns[number]) or self._repeats(atom, group[-1])):
                     define(self._eqns[number])
                 else:
@@ -202,7 +201,8 @@ class _Body:
             return inner[atom]
 
         def define(eqn: JaxprEqn) -> None:
-            invars, (out,) = [read(atom) for atom in eqn.invars], eqn.outvars
+            invars = [read(atom) for atom in eqn.invars]
+            (out,) = eqn.outvars
             inner[out] = Var(out.aval)
             body.append(eqn.replace(invars=invars, outvars=[inner[out]]))
 
@@ -210,61 +210,67 @@ class _Body:
         for eqn in members:
             if eqn.outvars[0] not in inner:
                 define(eqn)
-        jaxpr = part_of(self._whole, [inner[var] for var in operands], [inner[var] for var in results], body)
-        place = ([eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members)[-1]
-        params = {"jaxpr": jaxpr, "name": _title(members, place)}
-        return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), place.source_info)
+        fused_jaxpr = part_of(self._jaxpr, [inner[var] for var in operands], [inner[var] for var in results], body)
+        line_equation = ([eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members)[-1]
+        params = {"jaxpr": fused_jaxpr, "name": _title(members, line_equation)}
+        return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), line_equation.source_info)
 
 
 def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """An elementwise equation with the broadcasts of its operands, which primitives do themselves, as equations."""
+    """An elementwise equation, with the implicit broadcasts of its operands as equations."""
     shape = shape_of(eqn.outvars[0]) if len(eqn.outvars) == 1 else ()
-    if eqn.primitive.name not in _FUSIBLE or eqn.primitive.name in _RESHAPING:
+    if not _is_fusible(eqn) or eqn.primitive.name in _RESHAPING:
         return [eqn]
-    before, operands = list[JaxprEqn](), list[Atom]()
+    broadcasts: list[JaxprEqn] = []
+    operands: list[Atom] = []
     for atom in eqn.invars:
         if isinstance(atom, Var) and shape_of(atom) != shape:
             aval: Any = atom.aval
             wide = Var(aval.update(shape=shape))
             dims = tuple(range(len(shape) - len(aval.shape), len(shape)))
             params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
-            before.append(new_jaxpr_eqn([atom], [wide], lax.broadcast_in_dim_p, params, set(), eqn.source_info))
+            broadcasts.append(new_jaxpr_eqn([atom], [wide], lax.broadcast_in_dim_p, params, set(), eqn.source_info))
             atom = wide
         operands.append(atom)
-    return [*before, eqn.replace(invars=operands)]
+    return [*broadcasts, eqn.replace(invars=operands)]
 
 
 def _key(eqn: JaxprEqn) -> Hashable | None:
-    """What equations of a group have in common; None for one that cannot be in a group."""
-    is_reduction, operands = eqn.primitive.name in MONOIDS, list(variables_read(eqn))
-    if not (is_reduction or eqn.primitive.name in _FUSIBLE) or len(eqn.outvars) != 1 or eqn.effects or not operands:
+    """Common key of the equations of a group; None for an equation that cannot be in one."""
+    is_reduction = eqn.primitive.name in MONOIDS
+    operands = list(variables_read(eqn))
+    if not (is_reduction or _is_fusible(eqn)) or len(eqn.outvars) != 1 or eqn.effects or not operands:
         return None
     shape = shape_of(operands[0] if is_reduction else eqn.outvars[0])
     fits = all(shape_of(var) == shape for var in operands)
-    plain = all(_is_plain(atom.aval) for atom in (*operands, *eqn.outvars))
-    scalars = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
+    is_plain = all(_is_plain(atom.aval) for atom in (*operands, *eqn.outvars))
+    has_scalar_literals = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
+    # A reduction over single elements is a view, and one without elements is a constant.
     reduces = not is_reduction or (prod(shape) > 0 and any(shape[d] != 1 for d in eqn.params["axes"]))
-    name = stage_name(eqn)  # of which the stage does not matter: its place does
-    apart = name.is_backward, name.is_recomputed, phase_of(eqn)
-    return (index_space(shape), apart) if fits and plain and scalars and reduces else None
+    name = stage_name(eqn)  # without its stage: places tell IPUs apart
+    separation = name.is_backward, name.is_recomputed, phase_of(eqn)
+    return (index_space(shape), separation) if fits and is_plain and has_scalar_literals and reduces else None
+
+
+def _is_fusible(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in OP_COSTS and eqn.primitive.name != "copy"
 
 
 def _is_plain(aval: Any) -> bool:
-    """Whether a value is an array of numbers, no array of keys."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended) and aval.dtype != jax.dtypes.float0
 
 
 def is_unit_view(eqn: JaxprEqn) -> bool:
-    """Whether an equation adds or drops dimensions of size 1, and nothing else."""
+    """True if an equation only adds or drops dimensions of size 1."""
     if eqn.primitive.name not in _UNIT_VIEWS or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
         return False
     return index_space(shape_of(eqn.invars[0])) == index_space(shape_of(eqn.outvars[0]))
 
 
-def _title(members: Sequence[JaxprEqn], place: JaxprEqn) -> str:
-    """The first few operations of a group; those of another scope than its place have their own before them."""
+def _title(members: Sequence[JaxprEqn], line_equation: JaxprEqn) -> str:
+    """Names of the first operations of a group, with the scope of those from another scope than its source line."""
     names: dict[str, None] = {}
     for eqn in members:
         scope = name_stack(eqn)
-        names["/".join(([scope] if scope != name_stack(place) else []) + [eqn.primitive.name])] = None
+        names["/".join(([scope] if scope != name_stack(line_equation) else []) + [eqn.primitive.name])] = None
     return "+".join([*list(names)[:_NAMED], *(["…"] if len(names) > _NAMED else [])])

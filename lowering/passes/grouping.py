@@ -1,11 +1,10 @@
-"""Groups equations that are to become one, so that the groups can still be put in an order.
+"""Groups of equations that become one, such that the groups still have an order.
 
-A group runs as a whole: nothing may depend on one of its equations and be needed by another. An equation joins the
-groups of its producers where that holds. What must run before a group is kept as the bits of one integer, so a test is
-one operation for each group that is read; memory is a bit for each pair of equations.
-
-Input: for each equation the numbers of those it reads, and a key: only equations of one key go together. Output: the
-groups, in an order in which they can run, each at the place of its last equation or as soon after as it can be.
+A group runs as one equation: no other group may depend on one of its equations and be needed by another. An
+equation joins the groups of its producers where that holds. The predecessors of a group are the bits of one
+integer, so a test is one operation for each group that is read; memory is a bit for each pair of equations.
+Input: for each equation the numbers of its producers, and the key of its group. Output: groups in an order in which
+they can run, each at the position of its last equation or as soon after as possible.
 """
 
 from __future__ import annotations
@@ -15,15 +14,7 @@ from collections.abc import Hashable, Sequence
 
 
 def grouped(reads: Sequence[Sequence[int]], keys: Sequence[Hashable | None]) -> list[list[int]]:
-    """Groups of equations by number.
-
-    Args:
-        reads: for each equation the earlier equations that it must follow.
-        keys: for each equation what its group must have in common, None for one that stays alone.
-
-    Returns:
-        The groups, in order; within a group equations are in their own order.
-    """
+    """Groups of equations by number, in order; the key of an equation that stays alone is None."""
     groups = _Groups(reads)
     for number, key in enumerate(keys):
         groups.add(number)
@@ -35,63 +26,65 @@ def grouped(reads: Sequence[Sequence[int]], keys: Sequence[Hashable | None]) -> 
 
 
 class _Groups:
-    """The contracted graph: groups by the number of one of their equations, and which of them must run before which."""
+    """Contracted dependency graph: groups by the number of one of their equations."""
 
     def __init__(self, reads: Sequence[Sequence[int]]) -> None:
         self._reads = reads
         self._group: list[int] = []
         self._members: dict[int, list[int]] = {}
-        self._sources: dict[int, set[int]] = {}  # of each group those that it reads
+        self._sources: dict[int, set[int]] = {}  # group → groups that it reads
         self._readers: dict[int, set[int]] = {}
-        self._before: dict[int, int] = {}  # of each group all that must run before it, a bit each
+        self._predecessors: dict[int, int] = {}  # group → a bit for each group that must run before it
 
     def add(self, number: int) -> None:
-        """Adds the next equation as a group of its own."""
         self._group.append(number)
         self._members[number] = [number]
-        self._sources[number], self._readers[number] = {self._group[read] for read in self._reads[number]}, set()
-        self._before[number] = 0
+        self._sources[number] = {self._group[read] for read in self._reads[number]}
+        self._readers[number] = set()
+        self._predecessors[number] = 0
         for group in self._sources[number]:
             self._readers[group].add(number)
-            self._before[number] |= self._before[group] | 1 << group
+            self._predecessors[number] |= self._predecessors[group] | 1 << group
 
-    def try_merge(self, one: int, other: int) -> bool:
-        """Merges the groups of two equations, unless something between them needs one and is needed by the other."""
-        first, second = self._group[one], self._group[other]
+    def try_merge(self, first_equation: int, second_equation: int) -> bool:
+        """Merges the groups of two equations, unless a third group depends on one and is needed by the other."""
+        first = self._group[first_equation]
+        second = self._group[second_equation]
         if first == second:
             return True
+        # A group between them would have to run both before and after the merged group.
         if self._is_far_before(first, second) or self._is_far_before(second, first):
             return False
         for member in self._members[second]:
             self._group[member] = first
         self._members[first] = sorted(self._members[first] + self._members.pop(second))
-        for ways, back in ((self._sources, self._readers), (self._readers, self._sources)):
-            for group in ways[second]:
-                back[group].remove(second)
-                back[group].add(first)
-            ways[first] = (ways[first] | ways.pop(second)) - {first, second}
-        own = 1 << first | 1 << second
-        self._before[first] = (self._before[first] | self._before.pop(second)) & ~own
+        for edges, reversed_edges in ((self._sources, self._readers), (self._readers, self._sources)):
+            for group in edges[second]:
+                reversed_edges[group].remove(second)
+                reversed_edges[group].add(first)
+            edges[first] = (edges[first] | edges.pop(second)) - {first, second}
+        merged_bits = 1 << first | 1 << second
+        self._predecessors[first] = (self._predecessors[first] | self._predecessors.pop(second)) & ~merged_bits
         self._tell_readers(first, 1 << second)
         return True
 
-    def _is_far_before(self, one: int, other: int) -> bool:
-        """Whether a group must run before another with something between them."""
-        return any(self._before[group] >> one & 1 for group in self._sources[other])
+    def _is_far_before(self, group: int, later: int) -> bool:
+        """True if a group must run before another with a third one between them."""
+        return any(self._predecessors[between] >> group & 1 for between in self._sources[later])
 
-    def _tell_readers(self, group: int, gone: int) -> None:
-        """All groups behind one learn what must run before it, and that another is part of it."""
-        before = self._before[group] | 1 << group
+    def _tell_readers(self, group: int, merged_bit: int) -> None:
+        """Adds the predecessors of a group to all groups behind it, and removes one merged into it."""
+        predecessors = self._predecessors[group] | 1 << group
         waiting = list(self._readers[group])
         while waiting:
             reader = waiting.pop()
-            known = self._before[reader]
-            if known & gone or before & ~known:  # else those behind it know it too
-                self._before[reader] = (known | before) & ~gone
+            old = self._predecessors[reader]
+            # Without news for this group there is none for those behind it.
+            if old & merged_bit or predecessors & ~old:
+                self._predecessors[reader] = (old | predecessors) & ~merged_bit
                 waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
-        """The groups in an order in which they can run."""
         waits = {group: len(sources) for group, sources in self._sources.items()}
         ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)

@@ -1,11 +1,10 @@
-"""Pass `inline`: replaces calls by the equations of their callee, recursively, inside loops and branches too.
+"""Pass `inline`: replaces calls by the equations of their callee, recursively, in loops and branches too.
 
-Calls are `jit`, `remat2`, `custom_jvp_call`, `custom_vjp_call` and their like: what they add (caching, rules for
-differentiation) has done its work by the time a jaxpr is compiled. Control flow stays, except a branch that is chosen
-already: by a constant, or by the platform (`lax.platform_dependent`), which is that of the engine, the CPU.
-
-An inlined equation's name stack is prefixed with the caller's. Its source line is the callee's own, unless the callee
-is library code: JAX traces that once and shares it between callers, so that its lines may be another caller's.
+Caching and differentiation rules of calls (`jit`, `remat2`, `custom_vjp_call`, …) have done their work when a jaxpr
+is compiled. Control flow stays, except a branch with a constant index, or one chosen by the platform
+(`lax.platform_dependent`): that of the engine, the CPU. An inlined equation's name stack is prefixed with the
+caller's. Its source line is that in the callee, unless the callee is library code: JAX traces that once and shares
+it, so that its lines may be another caller's.
 """
 
 from __future__ import annotations
@@ -26,33 +25,36 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr without calls."""
 
     @once
-    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _Inliner(body, inside).run()
+    def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _Inliner(body, inline_body).run()
 
-    return inside(jaxpr)
+    return inline_body(jaxpr)
 
 
 def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same, with the layer of each equation noted: later passes change the order, which tells layers apart."""
+    """Inlines and notes the layer of each equation while their order still tells layers apart."""
 
     @once
-    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _Inliner(body, inside, CallSites()).run()
+    def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _Inliner(body, inline_body, CallSites()).run()
 
-    return inside(jaxpr)
+    return inline_body(jaxpr)
 
 
 class _Inliner:
-    """Rewrites one jaxpr, those inside it by `inside`; constants of callees become constants of the whole."""
+    """Inlines one jaxpr, nested ones by `inline_nested`; constants of callees become constants of the jaxpr."""
 
-    def __init__(self, jaxpr: ClosedJaxpr, inside: Rewrite, sites: CallSites | None = None) -> None:
-        self._jaxpr, self._consts, self._inside, self._sites = jaxpr.jaxpr, list(jaxpr.consts), inside, sites
+    def __init__(self, jaxpr: ClosedJaxpr, inline_nested: Rewrite, sites: CallSites | None = None) -> None:
+        self._jaxpr = jaxpr.jaxpr
+        self._consts = list(jaxpr.consts)
+        self._inline_nested = inline_nested
+        self._sites = sites
         self._constvars = list(jaxpr.jaxpr.constvars)
         self._eqns: list[JaxprEqn] = []
 
     def run(self) -> ClosedJaxpr:
-        same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
-        outs = self._copy(self._jaxpr, same, None, CallSite(), fresh=False)
+        identity: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
+        outs = self._copy(self._jaxpr, identity, None, CallSite(), fresh=False)
         eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns)
         body = self._jaxpr.replace(constvars=self._constvars, eqns=eqns, outvars=outs)
         return ClosedJaxpr(body, self._consts)
@@ -63,59 +65,64 @@ class _Inliner:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         for eqn in jaxpr.eqns:
-            here = site if self._sites is None else self._sites.of(eqn, site, of_library)
+            call_site = site if self._sites is None else self._sites.of(eqn, site, of_library)
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
+            # A literal index lets the branch on it be inlined next.
             if eqn.primitive.name == "platform_index":
                 env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
             call = _call_of(eqn, operands)
             if call is not None:
-                results = self._call(*call, eqn, here)
+                results = self._call(*call, eqn, call_site)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
+            # A callee inlined twice must not define its variables twice.
             outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
-            self._eqns.append(with_inner(eqn, self._inside).replace(invars=operands, outvars=outvars))
+            self._eqns.append(with_inner(eqn, self._inline_nested).replace(invars=operands, outvars=outvars))
             if self._sites is not None:
-                self._sites.add(here)
+                self._sites.add(call_site)
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, here: CallSite) -> list[Atom]:
+    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
+            # A callee inlined twice has its constants twice: each call site has its own substitution.
             constant = Var(var.aval)
             env[var] = constant
             self._constvars.append(constant)
             self._consts.append(value)
-        site = here if self._sites is None else self._sites.inside(caller, callee.jaxpr, here)
+        site = call_site if self._sites is None else self._sites.inside(caller, callee.jaxpr, call_site)
         return self._copy(callee.jaxpr, env, caller, site, fresh=True)
 
 
 def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The jaxpr that a call evaluates on its operands; None for what is no call."""
+    """Jaxpr that a call evaluates on its operands; None for other equations."""
     param = CALLEES.get(eqn.primitive.name)
     return None if param is None else closed(eqn.params[param])
 
 
 def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Atom]] | None:
-    """The jaxpr that an equation does nothing but evaluate, and on what; None for other equations."""
-    name, params = eqn.primitive.name, eqn.params
+    """Jaxpr that an equation only evaluates, and its operands; None for other equations."""
+    name = eqn.primitive.name
+    params = eqn.params
     callee = callee_of(eqn)
     if callee is not None:
         return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):
         branches = params["branches"]
         return branches[min(max(int(operands[0].val), 0), len(branches) - 1)], operands[1:]
-    if name == "custom_linear_solve":  # the other functions it holds are for differentiation
+    if name == "custom_linear_solve":  # its other functions are for differentiation
         matvec, vecmat, solve, transposed = params["const_lengths"]
-        first, right_hand_side = matvec + vecmat, matvec + vecmat + solve + transposed
-        return params["jaxprs"].solve, operands[first : first + solve] + operands[right_hand_side:]
+        solve_operands = matvec + vecmat
+        right_hand_side = solve_operands + solve + transposed
+        return params["jaxprs"].solve, operands[solve_operands : solve_operands + solve] + operands[right_hand_side:]
     return None
 
 
 def _platform_index(eqn: JaxprEqn) -> int:
-    """Which of the branches for different platforms is meant: the one for ours, else the one for all others."""
+    """Index of the branch for the engine's platform, else of the default."""
     platforms = eqn.params["platforms"]
     for number, names in enumerate(platforms):
         if names is None or PLATFORM in names:

@@ -1,12 +1,9 @@
-"""Pass `merge_collectives`: sums over replicas that can go together become one equation `all_reduce`.
+"""Pass `merge_collectives`: sums over replicas that can run together become one equation `all_reduce`.
 
-Every round of a collective costs a sync of all replicas, however little it moves, and `jax.lax.pmean` of a tree is one
-`psum` for each leaf. So equations that need the result of a sum are put off until no other can go on; then all sums
-that wait go at once, by operation and groups. What has effects keeps its order.
-
-The merged equation stands at the source line that sums most bytes; its name says the other lines.
-
-A sum of a literal, which is the same everywhere, is that literal times the replicas: no communication at all.
+Every round of a collective costs a sync of all replicas, and `jax.lax.pmean` of a tree is one `psum` for each leaf.
+So equations that need a sum wait until no other can run; then all waiting sums run at once, by operation and
+groups. Equations with effects keep their order. The merged equation has the source line that sums most bytes; its
+name lists the other lines. A sum of a literal is the literal times the number of replicas, without communication.
 Limits: sums beyond `MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
 """
 
@@ -35,7 +32,7 @@ from ipujax.lowering.jaxpr import Rewrite, once, with_inner
 from ipujax.lowering.source_info import at_source_of, source_line
 from ipujax.runtime.tensor import MERGED_WITH
 
-MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
+MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2; a round takes far longer than its sync
 _NAMED = 4  # lines that a merged equation names
 _REDUCE = {"add": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
@@ -56,13 +53,12 @@ all_reduce_p = make_primitive("all_reduce", _compute, _shapes, _batched)
 
 
 def merge_collectives(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr with fewer collectives, which are inside of `replicated` equations."""
+    """Returns an equal jaxpr with fewer collectives inside of `replicated` equations."""
     eqns = [_merged_replicas(eqn) for eqn in jaxpr.jaxpr.eqns]
     return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
 
 
 def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation with fewer collectives in what each replica computes, if it is that of several replicas."""
     if eqn.primitive.name != "replicated":
         return eqn
     replicas = eqn.params["replicas"]
@@ -78,83 +74,84 @@ def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
     eqns = [with_inner(eqn, rewrite) for eqn in jaxpr.eqns]
     if not any(map(_is_sum, eqns)):
         return jaxpr.replace(eqns=eqns)
-    known: dict[Var, Atom] = {}
-    eqns = [eqn for eqn in eqns if not _is_known(eqn, replicas, known)]
-    eqns = [eqn.replace(invars=[_known(atom, known) for atom in eqn.invars]) for eqn in eqns]
-    done: list[JaxprEqn] = []
+    literals: dict[Var, Atom] = {}
+    eqns = [eqn for eqn in eqns if not _folds_to_literal(eqn, replicas, literals)]
+    eqns = [eqn.replace(invars=[_substituted(atom, literals) for atom in eqn.invars]) for eqn in eqns]
+    merged: list[JaxprEqn] = []
     while eqns:
-        sums, eqns = _until_all_wait(eqns, done)
-        done += [together for group in _groups(sums) for together in _joined(group)]
-    return jaxpr.replace(eqns=done, outvars=[_known(atom, known) for atom in jaxpr.outvars])
+        sums, eqns = _until_all_wait(eqns, merged)
+        merged += [equation for group in _groups(sums) for equation in _all_reduces(group)]
+    return jaxpr.replace(eqns=merged, outvars=[_substituted(atom, literals) for atom in jaxpr.outvars])
 
 
 def _is_sum(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a sum, or the like, over replicas and nothing else."""
+    """True if an equation is a sum, maximum or minimum over replicas only."""
     return eqn.primitive.name in MONOIDS and all(isinstance(axis, str) for axis in eqn.params["axes"])
 
 
-def _is_known(eqn: JaxprEqn, replicas: int, known: dict[Var, Atom]) -> bool:
-    """Whether an equation is the sum of a literal; adds its result to `known`."""
+def _folds_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) -> bool:
+    """True if an equation is the sum of a literal; adds its result to `literals`."""
     (literal,), (out,) = (eqn.invars, eqn.outvars) if _is_sum(eqn) else ((None,), (None,))
     if not isinstance(literal, Literal) or out is None:
         return False
-    times, *others = {len(group) for group in whole(eqn.params["axis_index_groups"], replicas)}
+    factor, *other_sizes = {len(group) for group in whole(eqn.params["axis_index_groups"], replicas)}
     if eqn.primitive.name != "psum":
-        times = 1
-    elif others:
+        factor = 1
+    # Groups of different sizes: the factor depends on the replica.
+    elif other_sizes:
         return False
     aval: Any = out.aval
-    known[out] = Literal(np.asarray(literal.val * times, aval.dtype)[()], aval)
+    literals[out] = Literal(np.asarray(literal.val * factor, aval.dtype)[()], aval)
     return True
 
 
-def _known(atom: Atom, known: dict[Var, Atom]) -> Atom:
-    return known.get(atom, atom) if isinstance(atom, Var) else atom
+def _substituted(atom: Atom, literals: dict[Var, Atom]) -> Atom:
+    return literals.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-def _until_all_wait(eqns: Sequence[JaxprEqn], done: list[JaxprEqn]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Does what does not need a sum that waits; returns the sums that wait, and what waits for them."""
+def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Appends to `ready` all equations that need no waiting sum; returns the waiting sums and the rest."""
     sums: list[JaxprEqn] = []
-    later: list[JaxprEqn] = []
+    blocked: list[JaxprEqn] = []
     waiting: set[Var] = set()
     effects_wait = False
     for eqn in eqns:
-        needs = any(isinstance(atom, Var) and atom in waiting for atom in eqn.invars)
-        if needs or (effects_wait and eqn.effects):
-            later.append(eqn)
+        is_blocked = any(isinstance(atom, Var) and atom in waiting for atom in eqn.invars)
+        if is_blocked or (effects_wait and eqn.effects):
+            blocked.append(eqn)
             effects_wait |= bool(eqn.effects)
         elif _is_sum(eqn):
             sums.append(eqn)
         else:
-            done.append(eqn)
+            ready.append(eqn)
             continue
+        # Readers of a waiting or blocked result are blocked too.
         waiting.update(v for v in eqn.outvars if not isinstance(v, DropVar))
-    return sums, later
+    return sums, blocked
 
 
 def _groups(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
-    """The sums that may go together, in their order."""
-    found: dict[Any, list[JaxprEqn]] = {}
+    groups: dict[Any, list[JaxprEqn]] = {}
     for eqn in sums:
         key = eqn.primitive.name, eqn.params["axes"], eqn.params["axis_index_groups"]
-        found.setdefault(key, []).append(eqn)
-    return list(found.values())
+        groups.setdefault(key, []).append(eqn)
+    return list(groups.values())
 
 
-def _joined(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """One equation for sums of up to a number of bytes, the next for those after them."""
-    parts: list[list[JaxprEqn]] = [[]]
-    held = 0
+def _all_reduces(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """Equations for sums, each of up to `MOST_BYTES`."""
+    batches: list[list[JaxprEqn]] = [[]]
+    num_bytes = 0
     for eqn in sums:
-        held += _num_bytes(eqn)
-        if parts[-1] and held > MOST_BYTES:
-            parts.append([])
-            held = _num_bytes(eqn)
-        parts[-1].append(eqn)
-    return [part[0] if len(part) == 1 else _together(part) for part in parts]
+        num_bytes += _num_bytes(eqn)
+        if batches[-1] and num_bytes > MOST_BYTES:
+            batches.append([])
+            num_bytes = _num_bytes(eqn)
+        batches[-1].append(eqn)
+    return [batch[0] if len(batch) == 1 else _all_reduce(batch) for batch in batches]
 
 
-def _together(sums: Sequence[JaxprEqn]) -> JaxprEqn:
+def _all_reduce(sums: Sequence[JaxprEqn]) -> JaxprEqn:
     first = sums[0]
     params = {
         "monoid": MONOIDS[first.primitive.name],
@@ -163,22 +160,22 @@ def _together(sums: Sequence[JaxprEqn]) -> JaxprEqn:
     }
     operands = [eqn.invars[0] for eqn in sums]
     results = [eqn.outvars[0] for eqn in sums]
-    together = new_jaxpr_eqn(operands, results, all_reduce_p, params, first.effects, first.source_info)
-    return _at_line_with_most_bytes(together, sums)
+    merged = new_jaxpr_eqn(operands, results, all_reduce_p, params, first.effects, first.source_info)
+    return _at_line_with_most_bytes(merged, sums)
 
 
-def _at_line_with_most_bytes(together: JaxprEqn, sums: Sequence[JaxprEqn]) -> JaxprEqn:
-    """The equation at the source line that sums most; the other lines are in its name."""
+def _at_line_with_most_bytes(merged: JaxprEqn, sums: Sequence[JaxprEqn]) -> JaxprEqn:
+    """The equation with the source line that sums most bytes, and the other lines in its name."""
     by_line: dict[str, list[JaxprEqn]] = {}
     for eqn in sums:
         by_line.setdefault(source_line(eqn), []).append(eqn)
     lines = sorted(by_line, key=lambda line: -sum(map(_num_bytes, by_line[line])))
-    others = (
+    other_lines = (
         f"{MERGED_WITH}{', '.join([*lines[1:_NAMED], *(['…'] if len(lines) > _NAMED else [])])}"
         if len(lines) > 1
         else ""
     )
-    return at_source_of(together, by_line[lines[0]][0], sums, others)
+    return at_source_of(merged, by_line[lines[0]][0], sums, other_lines)
 
 
 def _num_bytes(eqn: JaxprEqn) -> int:

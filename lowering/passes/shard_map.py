@@ -1,11 +1,10 @@
-"""Pass `shard_map`: a user's own `jax.shard_map` becomes what each of as many replicas as its mesh has computes.
+"""Pass `shard_map`: a user's `jax.shard_map` becomes the computation of each replica, one for each device of its mesh.
 
-The whole program then runs on all replicas: what is outside of `shard_map` is computed by each of them alike. Where one
-begins, a replica takes its part of what all have; where it ends, parts are gathered. Collectives over axes of the mesh
-become collectives over groups of replicas, the last axis of the mesh varying fastest. Arguments of the function that go
-into `shard_map` alone, split over the whole mesh along one dimension, come from the host split, and so results leave.
-
-Source: `jax.shard_map`, jax 0.10. Limits: one number of devices for all of a program; no axis left to the compiler.
+All replicas run the whole program, and compute equations outside of `shard_map` equally. Operands of a `shard_map`
+are sliced, results are gathered. Collectives over axes of the mesh become collectives over groups of replicas, the
+last axis varying fastest. Arguments that only `shard_map` reads, split over the whole mesh along one dimension,
+come from the host split, and results leave likewise.
+Source: `jax.shard_map`, jax 0.10. Limits: one mesh size for the whole program; no axis left to the compiler.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
             hint="leave out replicas=, in_specs= and out_specs= of ipu.jit, or shard_map",
         )
     (replicas,) = sizes
-    in_dims, out_dims = _split_inputs(jaxpr.jaxpr), _split_results(jaxpr.jaxpr)
+    in_dims = _split_inputs(jaxpr.jaxpr)
+    out_dims = _split_results(jaxpr.jaxpr)
     inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
     return _wrapped(inner, jaxpr, replicas, in_dims, out_dims)
 
@@ -68,7 +68,8 @@ def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _size(eqn: JaxprEqn) -> int:
-    mesh, manual = eqn.params["mesh"], eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    mesh = eqn.params["mesh"]
+    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
     if manual is not None and set(manual) != set(mesh.axis_names):
         raise GraphError(
             "jax.shard_map leaves axes of its mesh to the compiler",
@@ -80,11 +81,8 @@ def _size(eqn: JaxprEqn) -> int:
     return int(prod(mesh.shape.values()))
 
 
-# --- what comes and goes split ---
-
-
 def _split_dim(spec: Any, mesh: Any) -> int | None:
-    """The dimension that a spec splits over the whole mesh; None if it splits in another way, or not at all."""
+    """Dimension that a spec splits over the whole mesh; None for any other spec."""
     if mesh.size == 1:
         return None
     split = [(dim, names) for dim, names in enumerate(map(_names, spec)) if names]
@@ -99,39 +97,39 @@ def _names(part: Any) -> tuple[str, ...]:
 
 
 def _split_inputs(jaxpr: Jaxpr) -> Dims:
-    """For each input the dimension it may come split along: every use of it is a `shard_map` that splits it so."""
+    """For each input the dimension along which every use of it, a `shard_map`, splits it; else None."""
     uses: dict[Var, list[int | None]] = {var: [] for var in jaxpr.invars}
     for eqn in jaxpr.eqns:
         for number, atom in enumerate(eqn.invars):
             if isinstance(atom, Var) and atom in uses:
                 sharded = eqn.primitive.name == "shard_map"
                 uses[atom].append(_split_dim(eqn.params["in_specs"][number], eqn.params["mesh"]) if sharded else None)
+    # A returned input is the whole array.
     returned = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
     return tuple(dims[0] if dims and len(set(dims)) == 1 and v not in returned else None for v, dims in uses.items())
 
 
 def _split_results(jaxpr: Jaxpr) -> Dims:
-    """For each result the dimension it may leave split along: it is a result of `shard_map` that nothing else uses."""
-    made = {v: (eqn, n) for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map" for n, v in enumerate(eqn.outvars)}
+    """For each result the dimension along which it leaves split, a result of `shard_map` without reader; else None."""
+    sharded_results = {
+        v: (eqn, n) for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map" for n, v in enumerate(eqn.outvars)
+    }
     used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var)}
     dims: list[int | None] = []
     for atom in jaxpr.outvars:
-        if isinstance(atom, Literal) or atom not in made or atom in used:
+        if isinstance(atom, Literal) or atom not in sharded_results or atom in used:
             dims.append(None)
             continue
-        eqn, number = made[atom]
+        eqn, number = sharded_results[atom]
         dims.append(_split_dim(eqn.params["out_specs"][number], eqn.params["mesh"]))
     return tuple(dims)
 
 
-# --- the program of one replica ---
-
-
 def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ()) -> Jaxpr:
-    """A jaxpr with a call for each `shard_map`, on and to local arrays where they come or leave split."""
+    """Jaxpr with a call for each `shard_map`, on local arrays where they come or leave split."""
 
     @once
-    def inside(inner: ClosedJaxpr) -> ClosedJaxpr:
+    def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(_local(inner.jaxpr, replicas), inner.consts)
 
     split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
@@ -144,9 +142,10 @@ def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ())
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "shard_map":
-            eqns.append(with_inner(eqn, inside))
+            eqns.append(with_inner(eqn, rewrite))
             continue
-        operands, results = [renamed(atom) for atom in eqn.invars], [renamed(var) for var in eqn.outvars]
+        operands = [renamed(atom) for atom in eqn.invars]
+        results = [renamed(var) for var in eqn.outvars]
         eqns += _calls(eqn, operands, results, replicas)
     return jaxpr.replace(
         invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
@@ -158,33 +157,34 @@ def _local_aval(aval: Any, dim: int, replicas: int) -> Any:
 
 
 def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
-    """A `shard_map` as calls: slice operands that are whole, compute, gather results that are to be whole."""
-    params, mesh = eqn.params, _Mesh.of(eqn.params["mesh"])
+    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results."""
+    params = eqn.params
+    mesh = _Mesh.of(params["mesh"])
     body = closed(params["jaxpr"])
-    parts: list[Atom] = []
+    local_operands: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
-        parts.append(atom)
+        local_operands.append(atom)
         if shape_of(atom) != shape_of(inner):
-            parts[-1] = Var(without_manual_axes(inner.aval))
-            yield _call(eqn, partial(mesh.part, spec=spec), [atom], [parts[-1]], replicas)
-    own = [
+            local_operands[-1] = Var(without_manual_axes(inner.aval))
+            yield _call(eqn, partial(mesh.part, spec=spec), [atom], [local_operands[-1]], replicas)
+    local_results = [
         var if shape_of(var) == shape_of(inner) else Var(without_manual_axes(inner.aval))
         for var, inner in zip(results, body.jaxpr.outvars, strict=True)
     ]
-    yield call_equation(parts, own, _over_replicas(mesh, replicas)(body), eqn)
-    for part, var, spec in zip(own, results, params["out_specs"], strict=True):
-        if part is not var:
-            yield _call(eqn, partial(mesh.gathered, spec=spec), [part], [var], replicas)
+    yield call_equation(local_operands, local_results, _over_replicas(mesh, replicas)(body), eqn)
+    for local, var, spec in zip(local_results, results, params["out_specs"], strict=True):
+        if local is not var:
+            yield _call(eqn, partial(mesh.gathered, spec=spec), [local], [var], replicas)
 
 
 def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, replicas: int) -> JaxprEqn:
-    """A call of a JAX function over the axis of replicas, at the place of another equation."""
+    """Call of a JAX function over the axis of replicas, with the source line of `like`."""
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in operands]
     return call_equation(operands, results, trace_over_axis(fun, shapes, AXIS, replicas)[0], like)
 
 
 def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
-    """Rewrites jaxprs to collectives over replicas for those over axes of a mesh, which types then no longer name."""
+    """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types."""
     rules = mesh.rules()
 
     def rewritten(eqn: JaxprEqn) -> JaxprEqn:
@@ -195,7 +195,8 @@ def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
 
     @once
     def rewrite(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        body, new = jaxpr.jaxpr, dict[Var, Var]()
+        body = jaxpr.jaxpr
+        new: dict[Var, Var] = {}
 
         def retyped(atom: Any) -> Any:
             if not isinstance(atom, Var) or isinstance(atom, DropVar):
@@ -212,15 +213,15 @@ def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
             eqn.replace(invars=all_retyped(eqn.invars), outvars=all_retyped(eqn.outvars))
             for eqn in map(rewritten, body.eqns)
         ]
-        ends = {name: all_retyped(getattr(body, name)) for name in ("constvars", "invars", "outvars")}
-        return ClosedJaxpr(body.replace(eqns=eqns, **ends), jaxpr.consts)
+        boundary = {name: all_retyped(getattr(body, name)) for name in ("constvars", "invars", "outvars")}
+        return ClosedJaxpr(body.replace(eqns=eqns, **boundary), jaxpr.consts)
 
     return rewrite
 
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """A mesh of replicas; the last axis varies fastest."""
+    """Mesh of replicas; the last axis varies fastest."""
 
     sizes: Mapping[str, int]
 
@@ -229,24 +230,26 @@ class _Mesh:
         return _Mesh(dict(mesh.shape))
 
     def groups(self, names: Sequence[str], within: Any = None) -> Groups:
-        """The replicas that differ in some axes only, by rank along them; or groups of those ranks."""
-        every = list(self.sizes)
-        numbers = np.arange(prod(self.sizes.values())).reshape([self.sizes[n] for n in every])
-        order = [*(a for a, n in enumerate(every) if n not in names), *(every.index(n) for n in names)]
+        """Groups of replicas that differ in these axes only, by rank along them; or groups of those ranks."""
+        axes = list(self.sizes)
+        # Axes that are not named first, so that each row of the table is a group.
+        numbers = np.arange(prod(self.sizes.values())).reshape([self.sizes[n] for n in axes])
+        order = [*(a for a, n in enumerate(axes) if n not in names), *(axes.index(n) for n in names)]
         table = numbers.transpose(order).reshape(-1, prod(self.sizes[n] for n in names))
-        parts = [table] if within is None else [table[:, list(group)] for group in within]
-        return tuple(tuple(map(int, row)) for part in parts for row in part)
+        tables = [table] if within is None else [table[:, list(group)] for group in within]
+        return tuple(tuple(map(int, row)) for table in tables for row in table)
 
     def index(self, names: Sequence[str]) -> jax.Array:
-        """The rank of a replica along some axes, int32."""
+        """Rank of a replica along some axes, int32."""
+        # Row-major: the first named axis varies slowest.
         rank = jnp.zeros((), jnp.int32)
         for name in names:
-            after = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
-            rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(after) % self.sizes[name]
+            inner_sizes = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
+            rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(inner_sizes) % self.sizes[name]
         return rank
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
-        """A replica's part of what all have."""
+        """A replica's slice of a common array."""
         for dim, names in enumerate(map(_names, spec)):
             ranks = prod(self.sizes[n] for n in names)
             if ranks > 1:
@@ -255,14 +258,13 @@ class _Mesh:
         return x
 
     def gathered(self, x: jax.Array, spec: Any) -> jax.Array:
-        """All parts of what replicas have one of."""
+        """The common array of the slices of all replicas."""
         for dim, names in enumerate(map(_names, spec)):
             if prod(self.sizes[n] for n in names) > 1:
                 x = lax.all_gather(x, AXIS, axis_index_groups=self.groups(names), axis=dim, tiled=True)
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
-        """Collectives over replicas for those over axes of the mesh, by primitive name."""
         return {
             "psum": self._reduce(lax.psum),
             "psum_invariant": self._reduce(lax.psum),
@@ -300,6 +302,7 @@ class _Mesh:
         return lax.all_to_all(x, AXIS, split_axis, concat_axis, axis_index_groups=groups, tiled=True)
 
     def _permute(self, x: jax.Array, *, axis_name: Any, perm: Sequence[tuple[int, int]]) -> jax.Array:
+        # Pairs are ranks along the axis, the same in every group of replicas.
         pairs = [(group[s], group[d]) for group in self.groups(_names(axis_name)) for s, d in perm]
         return lax.ppermute(x, AXIS, pairs)
 
@@ -309,13 +312,13 @@ class _Mesh:
 
 
 def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Dims, out_dims: Dims) -> ClosedJaxpr:
-    """A jaxpr of one `replicated` equation, with the inputs and results of the outer one."""
+    """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))
         for aval, d in zip(inner.out_avals, out_dims, strict=True)
     ]
     results: list[Atom] = [Var(aval) for aval in avals]
-    # What leaves whole is equal on all replicas: JAX has checked that, or was told not to.
+    # Common results are equal on all replicas: JAX has checked that, unless `check_vma=False`.
     params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims}
     params |= {"is_checked": True, "axis_name": AXIS}
     eqn = new_jaxpr_eqn(outer.jaxpr.invars, results, replicated_p, params, inner.jaxpr.effects)

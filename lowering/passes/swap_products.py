@@ -1,9 +1,9 @@
-"""Pass `swap_products`: a product that is only read transposed is computed with its operands swapped.
+"""Pass `swap_products`: a product whose only reader transposes it is computed with its operands swapped.
 
-JAX's gradient of `x @ w` for w is `(gᵀ @ x)ᵀ`; swapped it is `xᵀ @ g`, which lies in memory as w does, so that an
-update of w meets it row by row.
+JAX's gradient of `x @ w` for w is `(gᵀ @ x)ᵀ`; swapped it is `xᵀ @ g`, which has the memory order of w, so that an
+update of w reads both row by row.
 
-Input and output: jaxprs; those inside loops, branches, functions and pipelines too.
+Input and output: jaxprs; those in loops, branches, functions and pipelines too.
 Limits: the transpose must be the product's only reader, and exactly exchange the free dimensions of both operands.
 """
 
@@ -17,11 +17,11 @@ from ipujax.lowering.jaxpr import Rewrite, everywhere, with_inner
 
 
 def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr with transposed products computed the other way round."""
+    """Returns an equal jaxpr with swapped operands in place of transposed products."""
     return everywhere(_swapped)(jaxpr)
 
 
-def _swapped(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
+def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     body = jaxpr.jaxpr
     readers = Counter(atom for eqn in body.eqns for atom in eqn.invars if isinstance(atom, Var))
     readers.update(atom for atom in body.outvars if isinstance(atom, Var))
@@ -30,32 +30,36 @@ def _swapped(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
         for eqn in body.eqns
         if eqn.primitive.name == "transpose" and isinstance(eqn.invars[0], Var) and readers[eqn.invars[0]] == 1
     }
-    eqns, gone = list[JaxprEqn](), set[Var]()
+    eqns: list[JaxprEqn] = []
+    replaced: set[Var] = set()
     for eqn in body.eqns:
         reader = transposed.get(eqn.outvars[0]) if eqn.primitive.name == "dot_general" else None
         if reader is not None and tuple(reader.params["permutation"]) == _exchange(eqn):
-            eqns.append(_other_way_round(eqn, reader))
-            gone.add(reader.outvars[0])
-        elif eqn.primitive.name != "transpose" or eqn.outvars[0] not in gone:
-            eqns.append(with_inner(eqn, inside))
+            eqns.append(_with_swapped_operands(eqn, reader))
+            # The swapped product defines the transpose's result, so the transpose is dropped.
+            replaced.add(reader.outvars[0])
+        elif eqn.primitive.name != "transpose" or eqn.outvars[0] not in replaced:
+            eqns.append(with_inner(eqn, rewrite))
     return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
 
 
 def _exchange(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """The permutation of the result that exchanges the free dimensions of both operands; None for literals."""
+    """Permutation of the result that exchanges the free dimensions of both operands; None for literals."""
     if any(isinstance(atom, Literal) for atom in eqn.invars) or eqn.params.get("out_sharding") is not None:
         return None
     (lhs_contracted, _), (lhs_batch, _) = eqn.params["dimension_numbers"]
-    batch, rank = len(lhs_batch), len(shape_of(eqn.outvars[0]))
+    batch = len(lhs_batch)
+    rank = len(shape_of(eqn.outvars[0]))
     lhs_free = len(shape_of(eqn.invars[0])) - batch - len(lhs_contracted)
     split = batch + lhs_free
     return (*range(batch), *range(split, rank), *range(batch, split))
 
 
-def _other_way_round(eqn: JaxprEqn, reader: JaxprEqn) -> JaxprEqn:
+def _with_swapped_operands(eqn: JaxprEqn, reader: JaxprEqn) -> JaxprEqn:
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     numbers = (rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)
     precision: Any = eqn.params["precision"]
+    # A precision of its own for each operand.
     if isinstance(precision, tuple):
         precision = precision[::-1]
     params = {**eqn.params, "dimension_numbers": numbers, "precision": precision}

@@ -34,7 +34,6 @@ Kind = Literal["uniform", "whole", "shard"]
 Path = tuple[JaxprEqn, ...]  # an equation after those that hold it, outermost first
 Refuse = Callable[[Path], NoReturn]
 
-ELEMENTWISE = frozenset(OP_COSTS) - {"bitcast_convert_type"}
 _VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose")
 
 
@@ -161,17 +160,17 @@ class _Evaluation:
         if name == "broadcast_in_dim" and operands[0].shape == () and shape:
             return [Held(operands[0].value, shape, "uniform")]
         are_uniform = any(held.kind == "uniform" for held in operands)
-        if name in ELEMENTWISE and are_uniform and all(held.value.ndim == 0 for held in operands):
+        if _is_elementwise(name) and are_uniform and all(held.value.ndim == 0 for held in operands):
             (number,) = eval_equation(eqn, *(held.value for held in operands))
             return [Held(number, shape, "uniform")]
         results = [_whole(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
-        if name in ELEMENTWISE and all(held.shape in ((), shape) for held in operands):
+        if _is_elementwise(name) and all(held.shape in ((), shape) for held in operands):
             self.made.update((id(held), (held, eqn, operands)) for held in results)
         return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
-        if name in ELEMENTWISE or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
+        if _is_elementwise(name) or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
             return self._elementwise(eqn, operands)
         if name in _VIEWS and _keeps_order(eqn, operands[0]):
             shape = shape_of(eqn.outvars[0])
@@ -254,6 +253,10 @@ class _Evaluation:
 
     def _inside(self, eqn: JaxprEqn) -> _Evaluation:
         return _Evaluation(self.shards, self.refuse, (*self.within, eqn))
+
+
+def _is_elementwise(name: str) -> bool:
+    return name in OP_COSTS and name != "bitcast_convert_type"
 
 
 def _whole(x: jax.Array) -> Held:

@@ -1,7 +1,8 @@
-"""What becomes of each primitive of JAX: a rule, an inlined call, one vertex, or nothing.
+"""Kinds of JAX primitives: with a lowering rule, inlined, on one tile, or not supported.
 
-Input: the primitives that JAX names in public, the rule table, the calls that are inlined. Output: a kind by name.
-`docs/primitives.md` is made of it. Limits: primitives that JAX does not name in public are known if they have a rule.
+Input: the primitives that JAX names in public, the rule table, the calls that are inlined. Output: a kind by name,
+from which `docs/primitives.md` is written. Limits: a primitive that JAX does not name in public is known only if it
+has a rule.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ipujax.lowering.rules.table import RULES
 
 Kind = Literal["tile-parallel", "inlined", "one tile", "–"]
 
-INLINED = frozenset({*CALLEES, "custom_linear_solve"})  # the latter is its solution alone, see the pass `inline`
+INLINED = frozenset({*CALLEES, "custom_linear_solve"})  # of the latter only its solution, see the pass `inline`
 
-# What has neither a rule nor the fallback, with the reason.
+# Primitives with neither a rule nor the fallback, with the reason.
 OTHERS: dict[str, str] = {
     "ragged_all_to_all": "refused: rows of any number are not exchanged between replicas",
     **dict.fromkeys(("after_all", "create_token"), "a token is no array: refused when a result hangs on it"),
@@ -33,11 +34,7 @@ MEANINGS: dict[Kind, str] = {
 
 
 def primitive_kind(name: str) -> Kind:
-    """What becomes of a primitive.
-
-    Args:
-        name: of the primitive; of a primitive that nobody knows, as of one without a rule, a single vertex is made.
-    """
+    """Kind of a primitive; an unknown one is `one tile`, as one without a rule."""
     if name in RULES:
         return "tile-parallel"
     if name in INLINED:
@@ -46,5 +43,5 @@ def primitive_kind(name: str) -> Kind:
 
 
 def primitive_names() -> tuple[str, ...]:
-    """The names that are known, in alphabetical order."""
+    """Known names, in alphabetical order."""
     return tuple(sorted({*PUBLIC_PRIMITIVES, *RULES, *INLINED, *OTHERS}, key=str.lower))

@@ -1,8 +1,8 @@
 """Lowers equations into a graph, each by the rule of its primitive.
 
-Input: jaxprs, and the tensors of what they read. Output: tensors of their results, and steps added to programs. A
-primitive without a rule is what its implementation does in JAX, as those that libraries wrap functions in; what cannot
-be traced goes to `fallback`.
+Input: jaxprs, and the tensors of their operands. Output: tensors of their results, and steps added to programs. A
+primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in; one
+that cannot be traced goes to `fallback`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ipujax.lowering.jaxpr import ValueRoles, primitive_names
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.updates import places_before_updates
-from ipujax.lowering.rules.table import RULES
+from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
@@ -36,8 +36,8 @@ class Lowering:
     Args:
         graph: graph to add to.
         into: tensors that may be written at once, by the variables of jaxprs whose values go there.
-        options: what the user chose.
-        roles: what values are for.
+        options: the user's options.
+        roles: roles of values.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class Lowering:
         options: Options | None = None,
         roles: ValueRoles | None = None,
     ) -> None:
-        self._graph, self._into, self._options = graph, into or {}, options or Options()
+        self._graph = graph
+        self._into = into or {}
+        self._options = options or Options()
         self._roles = roles or ValueRoles()
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
@@ -55,13 +57,13 @@ class Lowering:
     def jaxpr(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """Lowers a jaxpr on given tensors; returns the tensors of its results.
+        """Lowers a jaxpr on its operands; returns the tensors of its results.
 
         Args:
-            jaxpr: what to lower.
+            jaxpr: jaxpr to lower.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            into: tensors that its first results may be written to at once.
+            into: tensors that its first results may be written to.
         """
         body = jaxpr.jaxpr
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
@@ -85,10 +87,10 @@ class Lowering:
 
         Args:
             eqns: the equations.
-            env: the tensors of what they read; those of their results are added.
+            env: tensors of their operands; those of their results are added.
             prog: program to add to.
-            results: what is read after them.
-            after: is called behind each equation; it may read what that has made.
+            results: values that are read after them.
+            after: callback for each equation once it is lowered; it may read its results.
             into: tensors that may be written at once, beside those of all jaxprs.
         """
         self.find_roles(eqns, results)
@@ -101,13 +103,14 @@ class Lowering:
             free = {var: places[var] for var in eqn.outvars if var in places}
             free = {var: out for var, out in free.items() if reads.may_overwrite(out, operands, number)}
             later = LaterValues(env, reads, number)
-            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
-            reads.add(found.items())
-            env.update(found)
+            new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
+            reads.add(new_values.items())
+            env.update(new_values)
             after(eqn)
             count_part("equations")
-        left = [variable for function in self._functions.values() for variable in function.left]
-        LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, left, prog)
+        # The function may be called again outside of these equations, so values they leave move out.
+        overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
+        LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, overwritten, prog)
 
     def equation(
         self,
@@ -117,14 +120,14 @@ class Lowering:
         into: Mapping[Var, Tensor],
         later: LaterValues | None = None,
     ) -> Sequence[Tensor]:
-        """Lowers one equation on given tensors; returns the tensors of its results.
+        """Lowers one equation on its operands; returns the tensors of its results.
 
         Args:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            into: tensors that are written at once, by the variables of its results, where its rule can.
-            later: the values that are read after it; None where that is not known.
+            into: tensors that its rule may write, by the variables of its results.
+            later: values that are read after it; None where unknown.
         """
         with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
             return self._apply_rule(eqn, operands, prog, into, later)
@@ -150,7 +153,7 @@ class Lowering:
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
             later=later,
         )
-        rule: Rule | None = RULES.get(eqn.primitive.name)
+        rule = rule_of(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(self._graph, result, prog, context.name) for result in results]
@@ -161,27 +164,27 @@ class Lowering:
         return results
 
     def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
-        """Finds what the values of a body are for, before its equations are lowered; `results` are read after them."""
+        """Finds the roles of the values of a body before its equations are lowered; `results` are read after them."""
         self._roles.read(eqns, results)
 
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
-        """Notes in the graph what the values are for that tensors hold."""
+        """Notes the roles of values in the graph, for their tensors."""
         for var, tensor in zip(values, tensors, strict=True):
             self._graph.note_role(tensor, self._roles.get(var))
 
     def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
-        """A primitive without a rule: what its implementation does where that can be traced, else the primitive."""
+        """Lowers a primitive without a rule: its implementation if that can be traced, else the fallback."""
         impl = traced_impl(ctx.equation)
         if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
             return fallback(ctx, *operands)
         return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
-        """The tensor of a variable or a literal."""
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval
         value = np.asarray(atom.val, aval.dtype)
+        # One constant for all equal scalars of the graph.
         key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
         if key is None:
             return self._graph.add_constant(value, "literal")

@@ -1,7 +1,8 @@
-"""The rule table: one lowering rule for each JAX primitive; what is not here falls back to a single tile."""
+"""Rule table: one lowering rule for each JAX primitive; other primitives fall back to a single tile."""
 
 from __future__ import annotations
 
+from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort
 from ipujax.lowering.rules.base.context import Rule
 from ipujax.lowering.rules.flow import calls, codelet, collectives, control, effects, streaming
@@ -41,3 +42,8 @@ _FAMILIES = (
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 assert len(RULES) == sum(len(family.RULES) for family in _FAMILIES), "a primitive has two rules"
+
+
+def rule_of(name: str) -> Rule | None:
+    """Rule of a primitive; a row of `OP_COSTS` is enough for an elementwise one. None for the fallback."""
+    return RULES.get(name, elementwise.elementwise_rule if name in OP_COSTS else None)

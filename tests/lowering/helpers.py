@@ -16,8 +16,8 @@ import pytest
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.lower import LoweredProgram, lower
+from ipujax.lowering.outlining import gain
 from ipujax.lowering.passes import ready
-from ipujax.lowering.passes.function_call import gain
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
@@ -133,7 +133,7 @@ def check(
 def price_bytes(monkeypatch: pytest.MonkeyPatch, price: float) -> None:
     """Sets how many cycles a byte of code is worth where functions save some."""
     for name in ("function_call", "repeats"):
-        module = importlib.import_module(f"ipujax.lowering.passes.{name}")
+        module = importlib.import_module(f"ipujax.lowering.outlining.{name}")
         monkeypatch.setattr(module, "gain", lambda code, copies, calls, byte_price: gain(code, copies, calls, price))
 
 
@@ -143,4 +143,4 @@ def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"function_call": {"_COPY_BYTES": 0, "_WORK_PER_ELEMENT": 0}, "repeats": {"_SHORTEST": 1}}
     for name, values in changes.items():
         for constant, value in values.items():
-            monkeypatch.setattr(importlib.import_module(f"ipujax.lowering.passes.{name}"), constant, value)
+            monkeypatch.setattr(importlib.import_module(f"ipujax.lowering.outlining.{name}"), constant, value)

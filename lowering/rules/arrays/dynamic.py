@@ -1,12 +1,10 @@
-"""Rules for slices whose place is known only when the program runs.
+"""Rules for slices at starts that are known only when the program runs.
 
-Where the place is known along a dimension after all, a slice is a view there. Along the others there are several ways,
-and the one that costs least for where the array is, is taken. All at once or one dimension after the other, with the
-sliced dimension whole on every tile, so that a slice along all dimensions at once has the array on one. Or index by
-index, as a gather or scatter, where the array is however it is cut; so is what is too long for one tile.
-
-What a tile gets of an array that is mapped here first counts at the price of a byte. Inside a loop that is divided by
-the iterations: memory is taken once, cycles in each.
+Along a dimension whose start is a constant, a slice is a view. Along the dynamic dimensions the cheapest plan for
+the array's mapping is used: all at once or one by one, with the sliced dimension uncut on every tile, or index by
+index as a gather or scatter, with any mapping; the latter also where a row is too long for one tile.
+Bytes on the fullest tile of an array that is mapped here count at the cost per byte; in a loop divided by the trip
+count, because memory is used once, and cycles are spent in each iteration.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
 
-_MOST_LOOKUPS = 1024  # assumed: what takes more is not looked up index by index where it can be sliced
+_MOST_LOOKUPS = 1024  # assumed: a slice of more indices is not looked up index by index where it can be sliced
 _SMALL_BYTES = 512  # derived: received in 128 cycles, less than the launch of another superstep takes
-_EVEN = 2  # assumed: an array is evenly spread if no tile has more than so many times its share
+_EVEN = 2  # assumed: an array is evenly spread if no tile has more than twice its share
 
 Dims = tuple[int, ...]
 Starts = Mapping[int, Tensor]  # by dimension
@@ -48,122 +46,123 @@ Starts = Mapping[int, Tensor]  # by dimension
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Dimensions that are sliced at once: whole on every tile, or looked up index by index wherever they are."""
+    """Dimensions that are sliced at once: uncut on every tile, or looked up index by index with any mapping."""
 
     dims: Dims
     by_index: bool = False
 
 
-Way = Sequence[_Part]  # one part after the other
+Plan = Sequence[_Part]  # one part after the other
 
 
 def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Sequence[int]) -> Tensor:
-    """A box of static sizes, read from a dynamic place."""
+    """Block of static sizes at a dynamic start."""
     sizes = tuple(slice_sizes)
     if 0 in sizes:
         return x.slice([0] * x.ndim, sizes)
-    known, moving = _places(x.shape, sizes, starts)
-    x = _within(x, known, sizes)
-    while moving and not (ways := _ways(ctx.graph, x, sizes, moving)):
-        dim = _too_long(ctx.graph, x, sizes, moving)[0]
-        x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, moving[dim]])[0]
-        del moving[dim]
-    if not moving:
+    constants, dynamic = _starts_of(x.shape, sizes, starts)
+    x = _within(x, constants, sizes)
+    # A row too long for every plan is looked up by index, until the remaining array is small enough.
+    while dynamic and not (plans := _plans(ctx.graph, x, sizes, dynamic)):
+        dim = _too_long(ctx.graph, x, sizes, dynamic)[0]
+        x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, dynamic[dim]])[0]
+        del dynamic[dim]
+    if not dynamic:
         return x
-    return _cheapest(ctx, ways, x, lambda graph, prog, way: _sliced(graph, prog, ctx.name, way, x, sizes, moving))
+    return _cheapest(ctx, plans, x, lambda graph, prog, plan: _sliced(graph, prog, ctx.name, plan, x, sizes, dynamic))
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
-    """A copy with a box overwritten at a dynamic place; the array itself, where nothing reads the old one any more."""
+    """Copy of an array with a block overwritten at a dynamic start; the array itself where nothing reads it later."""
     if not update.size:
         return x
     map_linearly(ctx.graph, update)
-    known, moving = _places(x.shape, update.shape, starts)
+    constants, dynamic = _starts_of(x.shape, update.shape, starts)
     place = ctx.into_tensors[0]
-    if place is not None and place.node is x.node and moving and _ways(ctx.graph, x, update.shape, moving):
-        _update(ctx, _within(place, known, update.shape), update, moving, in_place=True)
+    if place is not None and place.node is x.node and dynamic and _plans(ctx.graph, x, update.shape, dynamic):
+        _update(ctx, _within(place, constants, update.shape), update, dynamic, in_place=True)
         return place
-    return _around(x, _update(ctx, _within(x, known, update.shape), update, moving), known)
+    return _around(x, _update(ctx, _within(x, constants, update.shape), update, dynamic), constants)
 
 
-def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts, in_place: bool = False) -> Tensor:
-    if not moving:
+def _update(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool = False) -> Tensor:
+    if not dynamic:
         return update
-    if ways := _ways(ctx.graph, x, update.shape, moving):
+    if plans := _plans(ctx.graph, x, update.shape, dynamic):
         return _cheapest(
-            ctx, ways, x, lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving, in_place)
+            ctx, plans, x, lambda graph, prog, plan: _updated(graph, prog, ctx.name, plan, x, update, dynamic, in_place)
         )
-    dim = _too_long(ctx.graph, x, update.shape, moving)[0]
-    rest, size = {d: start for d, start in moving.items() if d != dim}, update.shape[dim]
-    part = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, moving[dim]])[0] if rest else x
-    update = _update(ctx, part, update, rest) if rest else update
-    return composed(ctx, partial(_written, dim=dim, size=size), [x, update, moving[dim]])[0]
+    dim = _too_long(ctx.graph, x, update.shape, dynamic)[0]
+    other_starts = {d: start for d, start in dynamic.items() if d != dim}
+    size = update.shape[dim]
+    block = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])[0] if other_starts else x
+    update = _update(ctx, block, update, other_starts) if other_starts else update
+    return composed(ctx, partial(_written, dim=dim, size=size), [x, update, dynamic[dim]])[0]
 
 
-def _places(
+def _starts_of(
     shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Tensor]
 ) -> tuple[dict[int, int], dict[int, Tensor]]:
-    """Starts of a box: constants by dimension, and tensors by dimension."""
-    known, moving = dict[int, int](), dict[int, Tensor]()
+    """Starts of a block by dimension: constants, and tensors of dynamic dimensions."""
+    constants: dict[int, int] = {}
+    dynamic: dict[int, Tensor] = {}
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
         value = np.zeros((), np.int32) if n == size else immediate_of(start)
         if value is None:
-            moving[d] = start
+            dynamic[d] = start
         else:
-            known[d] = min(max(int(value), 0), n - size)
-    return known, moving
+            constants[d] = min(max(int(value), 0), n - size)
+    return constants, dynamic
 
 
-def _within(x: Tensor, known: Mapping[int, int], sizes: Sequence[int]) -> Tensor:
-    """`x` sliced to the box along dimensions of known start, whole along the others."""
-    ends = [known[d] + sizes[d] if d in known else n for d, n in enumerate(x.shape)]
-    return x.slice([known.get(d, 0) for d in range(x.ndim)], ends)
+def _within(x: Tensor, constants: Mapping[int, int], sizes: Sequence[int]) -> Tensor:
+    """Slice of `x` along dimensions of constant start, complete along the others."""
+    stops = [constants[d] + sizes[d] if d in constants else n for d, n in enumerate(x.shape)]
+    return x.slice([constants.get(d, 0) for d in range(x.ndim)], stops)
 
 
-def _around(x: Tensor, part: Tensor, known: Mapping[int, int]) -> Tensor:
-    """`x` with a part of it in the place of its own, which begins at indices that are known."""
-    for d, start in known.items():
+def _around(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
+    """`x` with a part of it replaced, at constant starts."""
+    for d, start in constants.items():
         stop = start + part.shape[d]
-        # Dimensions before this one are whole by now; the others are still the part's.
-        low = [known.get(e, 0) if e > d else 0 for e in range(x.ndim)]
+        # The part already has the full extent of earlier dimensions, its own of later ones.
+        low = [constants.get(e, 0) if e > d else 0 for e in range(x.ndim)]
         high = [n if e <= d else low[e] + part.shape[e] for e, n in enumerate(x.shape)]
-        before = x.slice(low, [start if e == d else n for e, n in enumerate(high)])
-        behind = x.slice([stop if e == d else n for e, n in enumerate(low)], high)
-        part = concat([t for t in (before, part, behind) if t.shape[d]], d)
+        low_side = x.slice(low, [start if e == d else n for e, n in enumerate(high)])
+        high_side = x.slice([stop if e == d else n for e, n in enumerate(low)], high)
+        part = concat([t for t in (low_side, part, high_side) if t.shape[d]], d)
     return part
 
 
-# --- along dimensions that move ---------------------------------------------------------------------------------------
-
-
 def _cheapest(
-    ctx: Context, ways: Sequence[Way], x: Tensor, add: Callable[[Graph, ProgramSequence, Way], Tensor]
+    ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Graph, ProgramSequence, Plan], Tensor]
 ) -> Tensor:
-    """Adds an operation in that of its ways which costs least for where the tensor is, or is going to be."""
+    """Adds an operation by the plan with the lowest cost for the mapping the tensor has, or gets."""
     graph = ctx.graph
 
-    def price(way: Way) -> int:
-        return charged_price(graph, lambda scratch, prog: add(scratch, prog, way), [x])
+    def cost(plan: Plan) -> int:
+        return charged_price(graph, lambda scratch, prog: add(scratch, prog, plan), [x])
 
     with graph.price_of_iteration():
-        return add(graph, ctx.prog, min(ways, key=price) if len(ways) > 1 else ways[0])
+        return add(graph, ctx.prog, min(plans, key=cost) if len(plans) > 1 else plans[0])
 
 
-def _ways(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[Way]:
-    """All moving dimensions at once, or one after the other, what shrinks most first; none where all take too much."""
-    order, long = sorted(moving, key=lambda d: sizes[d] / x.shape[d]), _too_long(graph, x, sizes, moving)
-    ways: list[Way] = [] if long else [[_Part(tuple(moving))]]
-    if len(order) > 1 and not long:
-        ways.append([_Part((d,)) for d in order])
-    first = tuple(sorted(long or order[:1]))
-    rest = tuple(d for d in moving if d not in first)
-    if ways and (_moves_little(graph, x, tuple(moving)) or is_sliced_in_place(graph, x, tuple(moving))):
-        return ways
-    if _takes_few_lookups(x, sizes, moving):
-        ways.append([_Part(tuple(moving), by_index=True)])
-    if rest and _takes_few_lookups(x, sizes, first):
-        ways.append([_Part(first, by_index=True), _Part(rest)])
-    return ways
+def _plans(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[Plan]:
+    """Candidate plans: all dynamic dimensions at once, one by one, or by index; empty if rows are too long for all."""
+    order = sorted(dynamic, key=lambda d: sizes[d] / x.shape[d])
+    long_dims = _too_long(graph, x, sizes, dynamic)
+    plans: list[Plan] = [] if long_dims else [[_Part(tuple(dynamic))]]
+    if len(order) > 1 and not long_dims:
+        plans.append([_Part((d,)) for d in order])
+    first = tuple(sorted(long_dims or order[:1]))
+    later = tuple(d for d in dynamic if d not in first)
+    if plans and (_moves_little(graph, x, tuple(dynamic)) or is_sliced_in_place(graph, x, tuple(dynamic))):
+        return plans
+    if _takes_few_lookups(x, sizes, dynamic):
+        plans.append([_Part(tuple(dynamic), by_index=True)])
+    if later and _takes_few_lookups(x, sizes, first):
+        plans.append([_Part(first, by_index=True), _Part(later)])
+    return plans
 
 
 def _takes_few_lookups(x: Tensor, sizes: Sequence[int], dims: Iterable[int]) -> bool:
@@ -171,18 +170,19 @@ def _takes_few_lookups(x: Tensor, sizes: Sequence[int], dims: Iterable[int]) -> 
 
 
 def _moves_little(graph: Graph, x: Tensor, dims: Dims) -> bool:
-    """Whether `dims` may be whole on each tile: less to move than a superstep costs, or an even share to place."""
-    most, even = _most_bytes(graph, x.shape, dims, x.dtype), _most_bytes(graph, x.shape, (), x.dtype)
-    return most <= _SMALL_BYTES or (not graph.is_mapped(x) and most <= _EVEN * even)
+    """True if `dims` may be uncut on each tile: it moves less than a superstep costs, or is evenly spread."""
+    uncut_bytes = _most_bytes(graph, x.shape, dims, x.dtype)
+    even_bytes = _most_bytes(graph, x.shape, (), x.dtype)
+    return uncut_bytes <= _SMALL_BYTES or (not graph.is_mapped(x) and uncut_bytes <= _EVEN * even_bytes)
 
 
 def _sliced(
-    graph: Graph, prog: ProgramSequence, name: str, way: Way, x: Tensor, sizes: Sequence[int], moving: Starts
+    graph: Graph, prog: ProgramSequence, name: str, plan: Plan, x: Tensor, sizes: Sequence[int], dynamic: Starts
 ) -> Tensor:
-    for part in way:
+    for part in plan:
         box = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
         read = look_up_slice if part.by_index else dynamic_slice
-        x = read(graph, x, [moving[d] for d in part.dims], box, prog, name, part.dims)
+        x = read(graph, x, [dynamic[d] for d in part.dims], box, prog, name, part.dims)
     return x
 
 
@@ -190,17 +190,17 @@ def _updated(
     graph: Graph,
     prog: ProgramSequence,
     name: str,
-    way: Way,
+    plan: Plan,
     x: Tensor,
     update: Tensor,
-    moving: Starts,
+    dynamic: Starts,
     in_place: bool,
 ) -> Tensor:
-    first, *rest = way
-    if rest:
-        part = _sliced(graph, prog, name, [first], x, update.shape, moving)
-        update = _updated(graph, prog, name, rest, part, update, moving, True)
-    starts = [moving[d] for d in first.dims]
+    first, *later_parts = plan
+    if later_parts:
+        block = _sliced(graph, prog, name, [first], x, update.shape, dynamic)
+        update = _updated(graph, prog, name, later_parts, block, update, dynamic, True)
+    starts = [dynamic[d] for d in first.dims]
     if first.by_index:
         write = write_slice_in_place if in_place else write_slice
         return write(graph, x, update, starts, prog, name, first.dims)
@@ -210,27 +210,26 @@ def _updated(
     return x
 
 
-# --- what is too long for one tile ------------------------------------------------------------------------------------
-
-
-def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[int]:
-    """The moving dimensions with rows that exceed what planners may use of a tile."""
-    target, long, shape = graph.target, list[int](), list(x.shape)
-    for d in sorted(moving, key=lambda d: sizes[d] / x.shape[d]):
+def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[int]:
+    """Dynamic dimensions with rows that exceed a planner's share of a tile."""
+    target = graph.target
+    long_dims: list[int] = []
+    shape = list(x.shape)
+    # In the order of slicing: each slice shortens the rows of the next.
+    for d in sorted(dynamic, key=lambda d: sizes[d] / x.shape[d]):
         if _most_bytes(graph, shape, (d,), x.dtype) > target.available_memory_proportion * target.bytes_per_tile:
-            long.append(d)
+            long_dims.append(d)
         shape[d] = sizes[d]
-    return long
+    return long_dims
 
 
 def _most_bytes(graph: Graph, shape: Sequence[int], dims: Dims, dtype: Any) -> int:
-    """Bytes of the fullest tile if an array is spread over all tiles with `dims` whole on each."""
-    whole = prod(shape[d] for d in dims)
-    return -(-prod(shape) // (whole * graph.target.tiles_per_ipu)) * whole * element_bytes(dtype)
+    """Bytes of the fullest tile if an array is spread over all tiles with `dims` uncut."""
+    uncut = prod(shape[d] for d in dims)
+    return -(-prod(shape) // (uncut * graph.target.tiles_per_ipu)) * uncut * element_bytes(dtype)
 
 
 def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:
-    """The index vectors of `size` neighbours that lie within `extent`."""
     start = signed(start)
     start = lax.clamp(np.zeros((), start.dtype), start, np.asarray(extent - size, start.dtype))
     return (start + lax.iota(start.dtype, size))[:, None]
@@ -238,8 +237,8 @@ def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:
 
 def _looked_up(x: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Array:
     """The slice as look-ups of single indices of a dimension."""
-    others = tuple(d for d in range(x.ndim) if d != dim)
-    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
+    window_dims = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(window_dims, (dim,), (dim,))
     sizes = [1 if d == dim else n for d, n in enumerate(x.shape)]
     rows = _rows(start, x.shape[dim], size)
     return lax.gather(x, rows, numbers, sizes, indices_are_sorted=True, unique_indices=True, mode="clip")
@@ -247,8 +246,8 @@ def _looked_up(x: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Ar
 
 def _written(x: jax.Array, update: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Array:
     """The update of a slice as updates of single indices of a dimension."""
-    others = tuple(d for d in range(x.ndim) if d != dim)
-    numbers = lax.ScatterDimensionNumbers(others, (dim,), (dim,))
+    window_dims = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.ScatterDimensionNumbers(window_dims, (dim,), (dim,))
     rows = _rows(start, x.shape[dim], size)
     return lax.scatter(x, rows, update, numbers, indices_are_sorted=True, unique_indices=True, mode="clip")
 

@@ -1,4 +1,4 @@
-"""Rules for computed indices: gather and the scatter family; what needs none after all is in `one_place`."""
+"""Rules for computed indices: gather and the scatter family; those with constant indices are in `constant_position`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ipujax.lowering.popops import (
     signed,
     thawed,
 )
+from ipujax.lowering.rules.arrays.constant_position import combines_in_order, constant_position, gather_from, scatter_to
 from ipujax.lowering.rules.arrays.last_updates import can_find_last, scatter_last
-from ipujax.lowering.rules.arrays.one_place import combines_in_order, gather_from, known_place, scatter_to
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor, element_bytes, is_key_dtype
 
-_WORDS = np.dtype(np.uint32)  # what keys are made of
+_WORDS = np.dtype(np.uint32)  # words of keys
 
 
 def gather_rule(
@@ -50,11 +50,12 @@ def gather_rule(
     indices_are_sorted: bool,
     unique_indices: bool,
 ) -> Tensor | Sequence[Tensor]:
-    """Slices of a table at computed places; along dimensions that no index names a slice starts at 0."""
+    """Slices of a table at computed indices; along dimensions without index a slice starts at 0."""
     (aval,) = ctx.out_avals
     indexed = dimension_numbers.start_index_map
     if not table.size or not aval.size or mode is Mode.ONE_HOT:
         return fallback(ctx, table, indices)  # no elements; JAX itself has no gather of that mode
+    # Along other dimensions every slice starts at 0: the rest of the table is never read.
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
     table = table.slice([0] * table.ndim, limits)
@@ -69,47 +70,52 @@ def gather_rule(
         table.shape,
         len(aval.shape),
     )
-    place, is_key = known_place(indices), is_key_dtype(table.dtype)
-    if place is not None and not (is_key and place):
-        return composed(ctx, lambda x: gather_from(x, place, spec, aval.shape), [table])
-    if spec.wide_dims() and _is_too_big(ctx.graph, table, spec):
+    position = constant_position(indices)
+    is_key = is_key_dtype(table.dtype)
+    if position is not None and not (is_key and position):
+        return composed(ctx, lambda x: gather_from(x, position, spec, aval.shape), [table])
+    if spec.wide_dims() and _exceeds_tile(ctx.graph, table, spec):
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
-    with _price(ctx.graph, indices):
+    with _byte_cost(ctx.graph, indices):
         return gather_as_kept(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
 
 
-def _price(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
-    """The price of a byte of a table: where look-ups are few, that of an iteration of the loops around."""
+def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
+    """Sets the cost per byte of a table: for few look-ups that of an iteration of the loops around them."""
     return graph.price_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
 
 
-def _is_too_big(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
-    """Whether a tile cannot hold a table whole along indexed dimensions, as much as planners may use."""
-    target, indexed = graph.target, prod(table.shape[d] for d in spec.indexed)
-    most = target.available_memory_proportion * target.bytes_per_tile
-    return -(-table.size // (indexed * target.tiles_per_ipu)) * indexed * element_bytes(table.dtype) > most
+def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
+    """True if a table with uncut indexed dimensions exceeds a planner's share of a tile."""
+    target = graph.target
+    indexed = prod(table.shape[d] for d in spec.indexed)
+    usable_bytes = target.available_memory_proportion * target.bytes_per_tile
+    return -(-table.size // (indexed * target.tiles_per_ipu)) * indexed * element_bytes(table.dtype) > usable_bytes
 
 
 def gather_index_by_index(
     table: jax.Array, indices: jax.Array, *, spec: GatherSpec, out_shape: Sequence[int]
 ) -> jax.Array:
-    """A gather of windows as one of single indices, of a table whose rows can be cut then."""
-    wide, numbers = spec.wide_dims(), spec.numbers
-    at = signed(indices)
-    last = np.array([table.shape[d] - spec.slice_sizes[d] for d in spec.indexed], at.dtype)
-    inside = jnp.clip(at, 0, last)
+    """Gather of windows as gather of single indices, whose table can be cut in the windows' dimensions."""
+    wide = spec.wide_dims()
+    numbers = spec.numbers
+    starts = signed(indices)
+    largest_starts = np.array([table.shape[d] - spec.slice_sizes[d] for d in spec.indexed], starts.dtype)
+    clamped = jnp.clip(starts, 0, largest_starts)
     if spec.mode is Mode.FILL_OR_DROP:
-        inside = jnp.where((inside == at).all(-1, keepdims=True), inside, -max(table.shape))
-    batch, sizes = indices.shape[:-1], [spec.slice_sizes[d] for d, _ in wide]
+        # A window that is not inside is filled as a whole: send all its indices outside.
+        clamped = jnp.where((clamped == starts).all(-1, keepdims=True), clamped, -max(table.shape))
+    batch = indices.shape[:-1]
+    sizes = [spec.slice_sizes[d] for d, _ in wide]
     shape = (*batch, *sizes, len(spec.indexed))
-    every = lax.broadcast_in_dim(inside, shape, (*range(len(batch)), len(shape) - 1))
+    positions = lax.broadcast_in_dim(clamped, shape, (*range(len(batch)), len(shape) - 1))
     for n, (d, _) in enumerate(wide):
-        step = lax.broadcasted_iota(at.dtype, shape, len(batch) + n)
-        every = every + step * (np.arange(len(spec.indexed)) == spec.indexed.index(d)).astype(at.dtype)
+        step = lax.broadcasted_iota(starts.dtype, shape, len(batch) + n)
+        positions = positions + step * (np.arange(len(spec.indexed)) == spec.indexed.index(d)).astype(starts.dtype)
     outs = dict(wide)
     lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + [out for _, out in wide]
-    kept = [out for out in numbers.offset_dims if out not in outs.values()]
+    other_dims = [out for out in numbers.offset_dims if out not in outs.values()]
     single = lax.GatherDimensionNumbers(
         tuple(range(len(lookups), len(out_shape))),
         tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
@@ -119,8 +125,8 @@ def gather_index_by_index(
     )
     fill = None if spec.fill is None else thawed(spec.fill)[()]
     slices = [1 if d in outs else n for d, n in enumerate(spec.slice_sizes)]
-    found = lax.gather(table, every, single, slices, mode=spec.mode, fill_value=fill)
-    return lax.transpose(found, np.argsort([*lookups, *kept]).tolist())
+    gathered = lax.gather(table, positions, single, slices, mode=spec.mode, fill_value=fill)
+    return lax.transpose(gathered, np.argsort([*lookups, *other_dims]).tolist())
 
 
 def scatter_rule(
@@ -136,7 +142,7 @@ def scatter_rule(
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
-    """A table combined with updates at computed places, by a function of the user's own too."""
+    """Table combined with updates at computed indices, by a user's function too."""
     assert not update_consts, "JAX refuses functions that close over arrays"
     kind = ctx.primitive.name
     if not table.size or not updates.size:
@@ -163,29 +169,32 @@ def scatter_rule(
         table.dtype,
         update_jaxpr if kind == "scatter" else None,
     )
-    place, (extents, _) = known_place(indices), spec.windows()
+    position = constant_position(indices)
+    extents, _ = spec.windows()
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
-    if place is not None and not (is_row and combines_in_order(spec)):
-        fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
+    if position is not None and not (is_row and combines_in_order(spec)):
+        fun = partial(scatter_to, position=position, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
-    own, others = ctx.into_tensors[0], {variable for x in (indices, updates) for variable in x.variables()}
-    in_place = own is not None and own.node is table.node and others.isdisjoint(table.variables())
+    destination = ctx.into_tensors[0]
+    is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
+    in_place = destination is not None and destination.node is table.node and is_free
     spec, table, updates, of_view = scatter_as_kept(spec, table, updates)
-    with _price(ctx.graph, indices):
+    with _byte_cost(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
+        # Tiles would need all updates: find the last of each row first, or go in steps.
         if plan.has_too_many_updates and can_find_last(spec):
             (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
             return of_view(out)
         if plan.has_too_many_updates:
             plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
     result = of_view(plan.add(ctx.graph, ctx.prog))
-    return own if in_place and own is not None else result
+    return destination if in_place and destination is not None else result
 
 
 def scatter_keys(
     table: jax.Array, indices: jax.Array, updates: jax.Array, *, numbers: lax.ScatterDimensionNumbers, **hints: Any
 ) -> jax.Array:
-    """Keys written over others, as their words: a last dimension that every update covers whole."""
+    """Keys written over others, as words: a last dimension that every update covers completely."""
     words = numbers.__class__(
         (*numbers.update_window_dims, updates.ndim),
         numbers.inserted_window_dims,
@@ -193,7 +202,8 @@ def scatter_keys(
         numbers.operand_batching_dims,
         numbers.scatter_indices_batching_dims,
     )
-    old, new = jax.random.key_data(table), jax.random.key_data(updates)
+    old = jax.random.key_data(table)
+    new = jax.random.key_data(updates)
     return jax.random.wrap_key_data(lax.scatter(old, indices, new, words, **hints), impl=jax.random.key_impl(table))
 
 

@@ -1,4 +1,4 @@
-"""Rule for rising numbers: one vector, broadcast to the shape wanted."""
+"""Rule for rising numbers: one vector, broadcast to the shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipujax.runtime.tensor import Tensor
 def iota_rule(
     ctx: Context, *, dtype: Any, shape: Sequence[int], dimension: int, sharding: Any
 ) -> Tensor | Sequence[Tensor]:
-    """The index along one dimension."""
+    """Index along one dimension."""
     if not prod(shape):
         return fallback(ctx)
     numbers = iota(ctx.graph, dtype, shape[dimension], ctx.prog, ctx.name)

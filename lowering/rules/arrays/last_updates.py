@@ -1,9 +1,9 @@
-"""Updates that replace whole rows of a table, too many for tiles to have room for all of them.
+"""Scatter of whole rows with more updates than fit on tiles.
 
-The largest number of an update of each row, which is a scatter whose updates can be cut over tiles, tells which one is
-looked up for it: the last, as in `lax`.
+A scatter-max of the updates' numbers, which can be cut over tiles, gives the last update of each row; the row is
+then gathered from it, as in `lax`.
 
-Input: a table, index vectors, updates and a `ScatterSpec`, as the rules of `indexing` have them.
+Input: a table, index vectors, updates and a `ScatterSpec`, as in the rules of `indexing`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = np.dtype(np.int32)
 
 
 def can_find_last(spec: ScatterSpec) -> bool:
-    """Whether updates replace whole rows, so that the last one of a row is all that matters."""
+    """True if updates replace whole rows, so that only the last update of a row counts."""
     sizes, of_update = spec.windows()
     lookups = prod(spec.update_shape[u] for _, u in spec.lookup_dims())
     is_whole = all(sizes[d] == n for d, n in enumerate(spec.table_shape) if d not in spec.indexed)
@@ -37,32 +37,26 @@ def can_find_last(spec: ScatterSpec) -> bool:
 
 
 def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: ScatterSpec) -> jax.Array:
-    """A table with rows replaced, each by the last of its updates.
-
-    Args:
-        table: array of shape `spec.table_shape`.
-        indices: index vectors in the last dimension.
-        updates: array of shape `spec.update_shape`.
-        spec: one that `can_find_last`.
-    """
-    numbers, kept = spec.numbers, sorted(spec.indexed)
+    """Table with rows replaced, each by the last of its updates; `spec` must satisfy `can_find_last`."""
+    numbers = spec.numbers
+    indexed = sorted(spec.indexed)
     lookups = [u for _, u in spec.lookup_dims()]
     count = prod(updates.shape[u] for u in lookups)
-    single = lax.ScatterDimensionNumbers((), tuple(range(len(kept))), tuple(kept.index(d) for d in spec.indexed))
-    number = lax.iota(_NUMBER, count).reshape([updates.shape[u] for u in lookups])
-    none = lax.full([table.shape[d] for d in kept], np.iinfo(_NUMBER).min, _NUMBER)
+    single = lax.ScatterDimensionNumbers((), tuple(range(len(indexed))), tuple(indexed.index(d) for d in spec.indexed))
+    update_numbers = lax.iota(_NUMBER, count).reshape([updates.shape[u] for u in lookups])
+    no_update = lax.full([table.shape[d] for d in indexed], np.iinfo(_NUMBER).min, _NUMBER)
     hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-    last = lax.scatter_max(none, indices, number, single, mode=spec.mode, **hints)
+    last = lax.scatter_max(no_update, indices, update_numbers, single, mode=spec.mode, **hints)
     window = list(numbers.update_window_dims)
     rows = lax.transpose(updates, [*lookups, *window]).reshape([count, *(updates.shape[u] for u in window)])
-    offsets = tuple(range(len(kept), table.ndim))
-    found = lax.gather(
+    offsets = tuple(range(len(indexed), table.ndim))
+    new_rows = lax.gather(
         rows,
         jnp.maximum(last, 0)[..., None],
         lax.GatherDimensionNumbers(offsets, (0,), (0,)),
         (1, *rows.shape[1:]),
         mode=Mode.PROMISE_IN_BOUNDS,
     )
-    rest = [d for d in range(table.ndim) if d not in kept]
-    found = lax.transpose(found, np.argsort([*kept, *rest]).tolist())
-    return jnp.where(lax.expand_dims(last >= 0, rest), found, table)
+    window_dims = [d for d in range(table.ndim) if d not in indexed]
+    new_rows = lax.transpose(new_rows, np.argsort([*indexed, *window_dims]).tolist())
+    return jnp.where(lax.expand_dims(last >= 0, window_dims), new_rows, table)

@@ -14,13 +14,14 @@ Config = Sequence[tuple[int, int, int]]
 def pad_rule(
     ctx: Context, x: Tensor, value: Tensor, *, padding_config: Sequence[tuple[int, int, int]]
 ) -> Tensor | Sequence[Tensor]:
-    """Elements around and between those of a tensor."""
+    """Padding around and between the elements of a tensor."""
     (aval,) = ctx.out_avals
     config = [(low, high, interior) for low, high, interior in padding_config]
     if not x.size or not aval.size:
         return value.broadcast_in_dim(aval.shape, ())
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
-        starts, limits = [-low for low, _, _ in config], [n + c[1] for n, c in zip(x.shape, config, strict=True)]
+        starts = [-low for low, _, _ in config]
+        limits = [n + high for n, (_, high, _) in zip(x.shape, config, strict=True)]
         return x.slice(starts, limits)
     if is_key_dtype(x.dtype):
         return _padded_view(x, value, config)
@@ -28,14 +29,16 @@ def pad_rule(
 
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:
-    """The padded tensor as a view, which is dear to use where there are gaps."""
+    """Padded tensor as a view, which is costly to read where there are gaps."""
     for d, (low, high, interior) in enumerate(config):
-        before, n, behind = x.shape[:d], x.shape[d], x.shape[d + 1 :]
-        gaps = value.broadcast_in_dim((*before, n, interior, *behind), ())
-        x = concat([x.expand_dims(d + 1), gaps], d + 1).reshape((*before, n * (interior + 1), *behind))
+        outer = x.shape[:d]
+        n = x.shape[d]
+        inner = x.shape[d + 1 :]
+        gaps = value.broadcast_in_dim((*outer, n, interior, *inner), ())
+        x = concat([x.expand_dims(d + 1), gaps], d + 1).reshape((*outer, n * (interior + 1), *inner))
         x = x[(slice(None),) * d + (slice(0, n * (interior + 1) - interior),)]
-        ends = [value.broadcast_in_dim((*before, max(0, width), *behind), ()) for width in (low, high)]
-        x = concat([ends[0], x, ends[1]], d)
+        edges = [value.broadcast_in_dim((*outer, max(0, width), *inner), ()) for width in (low, high)]
+        x = concat([edges[0], x, edges[1]], d)
         x = x[(slice(None),) * d + (slice(max(0, -low), x.shape[d] - max(0, -high)),)]
     return x
 

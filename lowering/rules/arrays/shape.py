@@ -1,4 +1,4 @@
-"""Rules for primitives that only rearrange: views, which cost nothing until they are used."""
+"""Rules for primitives that only rearrange elements: views, without cost until they are used."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """The value itself: none is overwritten, so that copies are as good, and on one device all is where it belongs."""
+    """The operands themselves: values are never overwritten, so a copy is as good."""
     return operands
 
 
 def reshape_rule(
     ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None, sharding: None
 ) -> Tensor:
-    x = x if dimensions is None else x.transpose(dimensions)  # the gradient of a depthwise convolution has them
+    x = x if dimensions is None else x.transpose(dimensions)  # set by the gradient of a depthwise convolution
     return x.reshape(tuple(new_sizes))
 
 
@@ -75,19 +75,19 @@ def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> S
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
     (aval,) = ctx.out_avals
     shape = (1,) * (len(reps) - x.ndim) + x.shape
-    spread = [n for pair in zip(reps, shape, strict=True) for n in pair]
-    kept = tuple(2 * d + 1 for d in range(len(shape)))
-    assert prod(spread) == prod(aval.shape)
-    return x.reshape(shape).broadcast_in_dim(tuple(spread), kept).reshape(aval.shape)
+    tiled = [n for pair in zip(reps, shape, strict=True) for n in pair]
+    element_dims = tuple(2 * d + 1 for d in range(len(shape)))
+    assert prod(tiled) == prod(aval.shape)
+    return x.reshape(shape).broadcast_in_dim(tuple(tiled), element_dims).reshape(aval.shape)
 
 
 def empty2_rule(ctx: Context, *, dtype: Any, memory_space: Any) -> Tensor | Sequence[Tensor]:
-    """A scalar of no particular value, which fills residuals of branches not taken: zero, as XLA has it."""
+    """Scalar without a defined value, for residuals of branches not taken: zero, as in XLA."""
     return fallback(ctx) if is_key_dtype(dtype) else ctx.graph.add_constant(np.zeros((), dtype), ctx.name)
 
 
 def dce_sink_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Keeps what computes a value from being dropped as dead code; nothing is done with the value."""
+    """Keeps an operand from being dropped as dead code, and does nothing with it."""
     return ()
 
 

@@ -23,7 +23,7 @@ from ipujax.lowering.rules.base.long_rows import (
 )
 from ipujax.runtime.tensor import Tensor
 
-_MOST_PARTS = 32  # of a row that fits, assumed: more are merged in more steps, which run and compile longer
+_MOST_PARTS = 32  # parts of a row that fits; assumed: more take more merge steps, which run and compile longer
 
 
 def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, num_keys: int) -> Sequence[Tensor]:
@@ -37,8 +37,9 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
 
 
 def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int) -> Sequence[Tensor]:
-    """Rows sorted in parts, which are merged then; equal keys keep their order."""
-    count, keys = operands[0].shape[axis], num_keys + EXTRA_KEYS
+    """Rows sorted in parts that are then merged; equal keys keep their order."""
+    count = operands[0].shape[axis]
+    keys = num_keys + EXTRA_KEYS
     blocks = composed(ctx, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
     for size, mirrored in merges(parts):
         pairs = composed(ctx, partial(pairs_of, size=size, mirrored=mirrored), blocks)
@@ -48,23 +49,24 @@ def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys
 
 
 def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor]:
-    """The largest elements along one dimension, and where they are."""
+    """Largest elements along one dimension, and their positions."""
     if not x.size or not k:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
+    # Only where the candidates of all parts are fewer than the row.
     if parts > 1 and k * parts < x.shape[axis]:
         return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
     return top_k(ctx.graph, x, k, axis, ctx.prog, ctx.name)
 
 
 def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
-    """The largest or smallest elements along one dimension, approximately: XLA may miss some."""
+    """Largest or smallest elements along one dimension, approximately: XLA may miss some."""
     if not x.size or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, x)
     axis = reduction_dimension % x.ndim
     fun = bound(ctx.primitive, k=k, reduction_dimension=axis, **params)
     results = [(aval.shape[axis], aval.dtype) for aval in ctx.out_avals]
-    operations = ceil(log2(k + 1)) + 1  # assumed: a place in a sorted list of k found for each element
+    operations = ceil(log2(k + 1)) + 1  # assumed: a binary search in a sorted list of k for each element
     return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
 
 

@@ -1,1 +1,1 @@
-"""What rules are made of: their context, composition of other primitives, and the fallback to one tile."""
+"""Foundations of rules: their context, composition of other primitives, and the fallback to one tile."""

@@ -1,4 +1,4 @@
-"""Primitives that are other operations one after the other: traced, inlined and lowered like the user's own code."""
+"""Lowering of primitives that are a sequence of other operations: traced and inlined like the user's code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from ipujax.runtime.tensor import Tensor
 
 
 def composed(ctx: Context, fun: Callable[..., Any], operands: Sequence[Tensor]) -> list[Tensor]:
-    """Lowers what a function of arrays does.
-
-    Args:
-        ctx: the surroundings of the equation that stands for it.
-        fun: function of as many arrays as there are operands, with the equation's results.
-        operands: tensors.
-
-    Returns:
-        One tensor for each result.
-    """
+    """Lowers a function of arrays with the equation's results on the operands; one tensor for each result."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
     return ctx.lower_jaxpr(inline(trace(fun, shapes, {}, ()).jaxpr), operands, ctx.prog)

@@ -1,4 +1,4 @@
-"""What a lowering rule is given besides its operands."""
+"""Context of a lowering rule: its arguments besides the operands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ipujax.runtime.tensor import Tensor
 
 
 class LowerJaxpr(Protocol):
-    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results.
+    """Lowers a jaxpr on its operands, adding to a program; returns the tensors of its results.
 
-    Results may be written to the tensors `into` at once, one for each of the first results.
+    The first results may be written to the tensors `into`.
     """
 
     def __call__(
@@ -28,50 +28,35 @@ class LowerJaxpr(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One equation's surroundings.
+    """Context of one equation."""
 
-    Args:
-        graph: graph to add to; its `origin` is already set to the user's line.
-        prog: program to add to.
-        name: debug name of the equation.
-        equation: the equation itself.
-        out_avals: shape and dtype of each result.
-        lower_jaxpr: lowers the jaxprs that control flow holds.
-        functions: lowered functions by callee, kept for the rule of calls.
-        into_tensors: for each result where it may be written at once, or None; a rule that does so returns it.
-        options: what the user chose.
-        later: the values that are read after the equation; None where that is not known.
-    """
-
-    graph: Graph
+    graph: Graph  # graph to add to; its `origin` is already set to the user's line
     prog: ProgramSequence
-    name: str
+    name: str  # debug name of the equation
     equation: JaxprEqn
-    out_avals: tuple[Any, ...]
-    lower_jaxpr: LowerJaxpr
-    functions: dict[Any, Any]
+    out_avals: tuple[Any, ...]  # shape and dtype of each result
+    lower_jaxpr: LowerJaxpr  # lowers the nested jaxprs of control flow
+    functions: dict[Any, Any]  # lowered functions by callee, for the rule of calls
+    # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]
     options: Options
-    later: LaterValues | None = None
+    later: LaterValues | None = None  # values that are read after the equation; None where unknown
 
     @property
     def primitive(self) -> Primitive:
-        """The equation's primitive."""
         return self.equation.primitive
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """All of the equation's parameters."""
         return self.equation.params
 
     def into(self, prog: ProgramSequence) -> Context:
-        """The same surroundings, adding to another program."""
         return replace(self, prog=prog)
 
 
 @remembered
 def bound(primitive: Primitive, /, **params: Any) -> Callable[..., Any]:
-    """A primitive with parameters, one function for equal ones."""
+    """A primitive with parameters; equal ones give one function, which caches can compare."""
     return partial(primitive.bind, **params)
 
 

@@ -1,14 +1,12 @@
 """Fallback for primitives without a tile-parallel rule: vertices that call the JAX primitive itself.
 
-Input: an equation's context and operands. Output: its results. Problems that do not depend on each other, along batch
-dimensions and the columns of right-hand sides, are shared out over tiles like the index space of any operation:
-`_PROBLEM_RANK` and `_COLUMNS` say which dimensions those are. One problem alone is one vertex on one tile, which reads
-its operands whole, so that XLA computes exactly what plain JAX would; its operands and results are mapped linearly, and
-the profile names it under `fallbacks`, as it does problems that need more than half a tile each and borrow memory.
-Successive fallbacks take different tiles.
-
-Limits: the cost is an estimate from element counts, `assumed` throughout. A vertex that exceeds its tile is for the
-memory plan to judge.
+Input: an equation's context and operands. Output: its results. Independent problems, along batch dimensions and
+the columns of right-hand sides, are spread over tiles like any index space. A single problem is one vertex on one
+tile with complete operands, so that XLA computes exactly the numbers of plain JAX; operands and results are mapped
+linearly, and the profile lists it under `fallbacks`, as it does problems that need more than half a tile each and
+borrow memory. Successive fallbacks take different tiles.
+Limits: costs are estimates from element counts, `assumed` throughout; the memory plan detects a vertex that
+exceeds its tile.
 """
 
 from __future__ import annotations
@@ -43,15 +41,15 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
 Shape = tuple[int, ...]
-Dims = tuple[int | None, ...]  # of a tensor: the axis of the problems each dimension follows, None inside a problem
+Dims = tuple[int | None, ...]  # for each dimension of a tensor its axis of problems, None inside of a problem
 
 _LOG = Log("lowering")
 _TILE_STRIDE = 617  # prime, so that successive fallbacks walk over all tiles
 _INSTRUCTIONS_PER_ELEMENT = 4  # assumed: load, compute, store, count; a C++ codelet issues one instruction a cycle
 _CODE_BYTES = 4096  # assumed
 
-# Dimensions of one problem, the last of the first operand; those before them are batch dimensions of all operands and
-# results. What is not listed is one problem.
+# Number of dimensions of one problem, the last of the first operand; those before are batch dimensions of all operands
+# and results. An equation of a primitive that is not listed is one problem.
 _PROBLEM_RANK: dict[str, Callable[[Mapping[str, Any]], int]] = {
     **dict.fromkeys(("cholesky", "eig", "eigh", "hessenberg", "householder_product", "lu", "ormqr"), lambda _: 2),
     **dict.fromkeys(("qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"), lambda _: 2),
@@ -67,8 +65,8 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], int]] = {
 }
 
 # Operations for each element of the largest of operands and results, or of the columns, from the size n of a problem:
-# the smallest dimension of the first operand, of a Fourier transform all together (assumed: textbook operation counts;
-# what is not listed is one operation an element).
+# the smallest dimension of the first operand, of a Fourier transform the product of all (assumed: textbook operation
+# counts; a primitive that is not listed takes one operation an element).
 _WORK: dict[str, Callable[[int], float]] = {
     "cholesky": lambda n: n / 3,
     "triangular_solve": lambda n: n,
@@ -86,37 +84,31 @@ _WORK: dict[str, Callable[[int], float]] = {
 
 
 def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
-    """Runs an equation's primitive, on one tile for each independent problem or few.
-
-    Args:
-        ctx: the equation's surroundings; primitive and parameters are taken from it.
-        operands: tensors of any shape and dtype.
-
-    Returns:
-        One new tensor for each result.
+    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result.
 
     Raises:
-        GraphError: for a result that is no array, as `jax.new_ref` has.
+        GraphError: for a result that is not an array, as of `jax.new_ref`.
     """
-    graph, name = ctx.graph, ctx.primitive.name
+    graph = ctx.graph
+    name = ctx.primitive.name
     for aval in ctx.out_avals:
-        check_is_array(aval, f"what {name} makes", graph.origin)
+        check_is_array(aval, f"a result of {name}", graph.origin)
     shapes = [*(x.shape for x in operands), *(tuple(aval.shape) for aval in ctx.out_avals)]
     problems, dims = _problems(name, ctx.params, shapes, len(operands))
     codelet = _codelet(ctx, operands, shapes, dims)
     placement, is_shared = _placement(graph, codelet, problems, operands, shapes, dims)
     outs = []
-    for aval, own in zip(ctx.out_avals, dims[len(operands) :], strict=True):
+    for aval, tensor_dims in zip(ctx.out_avals, dims[len(operands) :], strict=True):
         if is_shared:
-            outs.append(mapped_variable(graph, aval.shape, aval.dtype, ctx.name, own, placement))
+            outs.append(mapped_variable(graph, aval.shape, aval.dtype, ctx.name, tensor_dims, placement))
         else:
             linear = linear_mapping(graph, prod(aval.shape), aval.dtype)
             outs.append(graph.add_variable(aval.shape, aval.dtype, ctx.name, linear))
     if outs and not any(x.size for x in outs):
         return outs
-    for x, own in zip(operands, dims, strict=False):
+    for x, tensor_dims in zip(operands, dims, strict=False):
         if is_shared:
-            place_operand(graph, x, spans(x.shape, own), placement)
+            place_operand(graph, x, spans(x.shape, tensor_dims), placement)
         map_linearly(graph, x)
     compute_set = graph.add_compute_set(ctx.name)
     if not is_shared:
@@ -131,16 +123,17 @@ def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
 def _problems(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], num_operands: int
 ) -> tuple[Shape, list[Dims]]:
-    """Independent problems along each axis, and the axis that each dimension of each tensor follows."""
+    """Number of independent problems along each axis, and the axis that each dimension of each tensor follows."""
     rank = _PROBLEM_RANK.get(name)
     if rank is None or not all(map(prod, shapes)):
         return (1,), [(None,) * len(shape) for shape in shapes]
     batch = len(shapes[0]) - rank(params)
-    problems, dims = shapes[0][:batch], [(*range(batch), *(None,) * (len(shape) - batch)) for shape in shapes]
+    problems = shapes[0][:batch]
+    dims = [(*range(batch), *(None,) * (len(shape) - batch)) for shape in shapes]
     if name in _COLUMNS:
         column = _COLUMNS[name](params)
         for n in (num_operands - 1, len(shapes) - 1):
-            dims[n] = tuple(batch if d - len(shapes[n]) == column else own for d, own in enumerate(dims[n]))
+            dims[n] = tuple(batch if d - len(shapes[n]) == column else dim for d, dim in enumerate(dims[n]))
         problems += (shapes[-1][column],)
     return problems or (1,), dims
 
@@ -153,65 +146,67 @@ def _placement(
     shapes: Sequence[Shape],
     dims: Sequence[Dims],
 ) -> tuple[Blocked, bool]:
-    """The tiles of the problems; whether they are shared out, each with what it needs in half a tile."""
+    """Tiles of the problems; and whether they are spread, each in less than half a tile."""
     if prod(problems) == 1:
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
         return blocked_mapping([even_cuts(1, 1)] * len(problems), np.full((1,) * len(problems), tile, np.int32)), False
-    rows = tuple(tuple(spans(shape, own)) for shape, own in zip(shapes, dims, strict=True))
+    rows = tuple(tuple(spans(shape, tensor_dims)) for shape, tensor_dims in zip(shapes, dims, strict=True))
     sources = [source_of(graph, x) for x in operands] + ["here"] * (len(shapes) - len(operands))
     work = Work(codelet, rows, tuple(sources))
-    placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)  # nothing is tried
+    placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)  # no halo, so no trial
     longest = np.array([np.diff(cut).max() for cut in placement.cuts])
     elements = [prod(int(span.lengths(longest)) for span in row) for row in rows]
     block_bytes = sum(n * element_bytes(field.dtype) for n, field in zip(elements, codelet.fields, strict=True))
     return placement, block_bytes <= graph.target.bytes_per_tile // 2
 
 
-def check_is_array(aval: Any, what: str, where: object = None) -> None:
-    """Refuses what changes while a program runs: the references of `jax.new_ref`.
+def check_is_array(aval: Any, name: str, where: object = None) -> None:
+    """Refuses values that change while a program runs: the references of `jax.new_ref`.
 
     Args:
-        aval: its abstract value.
-        what: what it is, for the message.
-        where: the user's line; the one that is running when None.
+        aval: abstract value.
+        name: name of the value in the message.
+        where: the user's line; the running one when None.
 
     Raises:
         GraphError: for anything but an array.
     """
     if not isinstance(aval, jax.core.ShapedArray):
         raise GraphError(
-            f"{what} is no array",
+            f"{name} is not an array",
             where=where,
-            expected="arrays: no value of a program ever changes",
+            expected="an array: values of a program never change",
             got=aval,
-            hint="make what changes a carry of the loop, or an argument and a result of the function",
+            hint="make it a carry of the loop, or an argument and a result of the function",
         )
 
 
 def _group(
     graph: Graph, codelet: Codelet, tensors: Sequence[Tensor], dims: Sequence[Dims], placement: Blocked
 ) -> VertexGroup:
-    """Vertices connected to what their problems have of each tensor: whole dimensions of one size share an axis."""
-    pairs = [(x, own) for x, own in zip(tensors, dims, strict=True) if x.size]
-    extents = sorted({n for x, own in pairs for n, d in zip(x.shape, own, strict=True) if d is None})
+    """Vertices connected to their problems' part of each tensor; uncut dimensions of one size share an axis."""
+    pairs = [(x, tensor_dims) for x, tensor_dims in zip(tensors, dims, strict=True) if x.size]
+    extents = sorted({n for x, tensor_dims in pairs for n, d in zip(x.shape, tensor_dims, strict=True) if d is None})
     axes = placed_axes(placement) + [whole_axis(f"n{n}", n) for n in extents]
     first = len(placement.cuts)
     accesses = tuple(
-        along(x, [first + extents.index(n) if d is None else d for n, d in zip(x.shape, own, strict=True)])
-        for x, own in pairs
+        along(x, [first + extents.index(n) if d is None else d for n, d in zip(x.shape, tensor_dims, strict=True)])
+        for x, tensor_dims in pairs
     )
     return VertexGroup(codelet, tuple(axes), accesses, tile_grid(placement, len(extents)), origin=graph.origin)
 
 
 def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], dims: Sequence[Dims]) -> Codelet:
-    primitive, params, num_operands = ctx.primitive, dict(ctx.params), len(operands)
+    primitive = ctx.primitive
+    params = dict(ctx.params)
+    num_operands = len(operands)
     dtypes = [x.dtype for x in (*operands, *ctx.out_avals)]
     connected = [n for n, shape in enumerate(shapes) if prod(shape)]
 
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
-        left = iter(blocks)
-        # What has no elements is not connected at all.
-        arrays = [next(left) if n in connected else jnp.zeros(shapes[n], dtypes[n]) for n in range(num_operands)]
+        remaining = iter(blocks)
+        # An operand without elements has no edge.
+        arrays = [next(remaining) if n in connected else jnp.zeros(shapes[n], dtypes[n]) for n in range(num_operands)]
         result = primitive.bind(*arrays, **primitive.get_bind_params(params))
         results = result if primitive.multiple_results else [result]
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
@@ -235,8 +230,8 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
 def _work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the fields whose largest block gives the elements."""
-    own = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
-    size = prod(own) if name == "fft" else min(own, default=1)
+    """Estimated operations an element, and the fields whose largest block has the elements."""
+    problem_shape = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
+    size = prod(problem_shape) if name == "fft" else min(problem_shape, default=1)
     columns = [f for f, n in enumerate(connected) if name in _COLUMNS and n in (len(shapes) - 2, len(shapes) - 1)]
     return max(1.0, _WORK.get(name, lambda n: 1.0)(size)), columns or list(range(len(connected)))

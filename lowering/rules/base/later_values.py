@@ -1,7 +1,7 @@
-"""What is read after an equation of memory that the equation overwrites: it moves elsewhere before.
+"""Values that are read after an equation overwrites their memory: they are copied elsewhere before.
 
-Only calls of functions overwrite what others may still see: their results lie in the function's own variables, where
-they are read until its next call.
+Only calls of functions overwrite memory that other equations still read: results are in the function's own
+variables, and are read there until its next call.
 """
 
 from __future__ import annotations
@@ -20,47 +20,36 @@ from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype
 
 
 class LaterValues:
-    """The values of a jaxpr that are read after one of its equations.
-
-    Args:
-        env: the tensors of all values; changes when values move.
-        reads: until where each variable is read.
-        number: of the equation.
-    """
+    """Values that are read after equation `number`; `env` has the tensors of all values, `reads` their last reads."""
 
     def __init__(self, env: MutableMapping[Var, Tensor], reads: LastReads, number: int) -> None:
-        self._env, self._reads, self._number = env, reads, number
+        self._env = env
+        self._reads = reads
+        self._number = number
 
     def move_out(
         self, graph: Graph, variables: Iterable[Variable], prog: ProgramSequence
     ) -> Mapping[Variable, Variable]:
-        """Copies what is read later of some variables.
-
-        Args:
-            graph: graph to add to.
-            variables: mapped variables that are overwritten.
-            prog: program to add to, before that.
-
-        Returns:
-            Where each variable that holds such values has been copied to.
-        """
-        moved: dict[Variable, Variable] = {}
+        """Copies the variables that are read later, in `prog`; returns old variable → copy."""
+        copies: dict[Variable, Variable] = {}
         for old in variables:
             if self._reads.last(old) > self._number:
                 name = f"{old.name}/kept"
                 with graph.debug_origin(compose(graph.origin, old.origin)):
                     new = graph.add_variable(old.shape, old.dtype, name, graph.mappings[old])
                     copy_in_vertices(graph, Tensor.of(old), new, prog, name)
-                (moved[old],) = new.variables()
-        for old in moved:
-            values = {var: substituted(self._env[var], moved) for var in self._reads.moved_from(old)}
+                (copies[old],) = new.variables()
+        for old in copies:
+            # From here on these values are views of the copies.
+            values = {var: substituted(self._env[var], copies) for var in self._reads.moved_from(old)}
             self._env.update(values)
             self._reads.add(values.items())
-        return moved
+        return copies
 
 
 def copy_in_vertices(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> None:
-    """Copies in vertices, so that copies next to each other share a compute set."""
+    """Copies in vertices, so that adjacent copies share a compute set."""
+    # Keys have no codelet.
     if is_key_dtype(source.dtype):
         prog.add(Copy(source, destination, name, graph.origin))
     else:

@@ -1,4 +1,4 @@
-"""Where arrays may be written that several equations, one after the other, change in part."""
+"""Destinations of arrays that several equations, one after the other, update in part."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.popops import SCATTERS
 from ipujax.runtime.tensor import Tensor
 
-_UPDATES = ("dynamic_update_slice", *SCATTERS)  # primitives whose result is their first operand but for some elements
+_UPDATES = ("dynamic_update_slice", *SCATTERS)  # the result is the first operand but for some elements
 
 
 def places_before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
-    """Tensors that may be written at once, with those for what is updated on the way to a value that goes there.
-
-    Args:
-        eqns: equations in order.
-        places: where values of some variables go.
-
-    Returns:
-        The same with more variables.
-    """
-    every = dict(places)
+    """Destinations of variables, with the same destination for every array that is updated on the way to one."""
+    destinations = dict(places)
+    # From last to first, so that a whole chain of updates gets one destination.
     for eqn in reversed(eqns):
         updated = eqn.invars[0] if eqn.primitive.name in _UPDATES else None
-        if isinstance(updated, Var) and eqn.outvars[0] in every:
-            every.setdefault(updated, every[eqn.outvars[0]])
-    return every
+        if isinstance(updated, Var) and eqn.outvars[0] in destinations:
+            destinations.setdefault(updated, destinations[eqn.outvars[0]])
+    return destinations

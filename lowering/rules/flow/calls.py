@@ -1,8 +1,8 @@
-"""Rule for what a program computes several times: a function of the control program, lowered at its first call.
+"""Rule for repeated computations: a function of the control program, lowered at its first call.
 
-A function's variables have one place for all its calls, so operands are copied to where it reads them. Results are read
-where it leaves them, and what is still needed at its next call is copied before that. What nothing has placed before
-its first call is placed as the function wants it.
+A function has one set of variables for all its calls, so operands are copied there. Results are read in the
+function's variables, and values still needed at its next call are copied before it. Unmapped operands of the first
+call are mapped as the function needs them.
 """
 
 from __future__ import annotations
@@ -20,77 +20,74 @@ from ipujax.runtime.tensor import OF_CALLER, Tensor, Variable
 
 @dataclass(frozen=True, slots=True)
 class LoweredFunction:
-    """A function with the tensors it reads and leaves.
-
-    Args:
-        function: what is called.
-        operands: where it reads each operand.
-        results: where it leaves each result.
-        left: the variables of results that it alone writes, and whose elements each are one of a result.
-    """
+    """Function with the tensors of its operands and results."""
 
     function: Function
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    left: tuple[Variable, ...]
+    # Variables that only the function writes and of which each element is one of a result
+    owned_results: tuple[Variable, ...]
 
 
 def function_call_rule(
     ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> Sequence[Tensor]:
-    """Copies the operands in that change between calls, calls, and copies results out."""
-    graph, prog = ctx.graph, ctx.prog
-    place = ctx.name.removesuffix(ctx.primitive.name) + name
+    """Copies operands that differ between calls to the function, calls it, and copies results where needed."""
+    graph = ctx.graph
+    prog = ctx.prog
+    path = ctx.name.removesuffix(ctx.primitive.name) + name
     settled = _settled(ctx, operands, fixed)
-    key = jaxpr.jaxpr, *(x.node for x, same in zip(settled, fixed, strict=True) if same)
+    # A fixed operand is read in place, so calls with another one need another function.
+    key = jaxpr.jaxpr, *(x.node for x, is_fixed in zip(settled, fixed, strict=True) if is_fixed)
     if key not in ctx.functions:
         ctx.functions[key] = _lower(ctx, settled, jaxpr, name, fixed)
     lowered: LoweredFunction = ctx.functions[key]
     if ctx.later is not None:
-        ctx.later.move_out(graph, lowered.left, prog)
-    for number, (given, own, same) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
-        if not same:
-            map_like(graph, given, own)
-            copy_in_vertices(graph, given, own, prog, f"{place}/operand{number}")
+        ctx.later.move_out(graph, lowered.owned_results, prog)
+    for number, (operand, function_tensor, is_fixed) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
+        if not is_fixed:
+            map_like(graph, operand, function_tensor)
+            copy_in_vertices(graph, operand, function_tensor, prog, f"{path}/operand{number}")
     prog.add(Call(lowered.function, graph.origin))
     outs = []
-    for number, own in enumerate(lowered.results):
-        is_read_there = ctx.later is not None and set(lowered.left).issuperset(own.variables())
-        if is_read_there or isinstance(ctx.equation.outvars[number], DropVar):
-            outs.append(own)
+    for number, function_tensor in enumerate(lowered.results):
+        is_read_in_place = ctx.later is not None and set(lowered.owned_results).issuperset(function_tensor.variables())
+        if is_read_in_place or isinstance(ctx.equation.outvars[number], DropVar):
+            outs.append(function_tensor)
             continue
-        outs.append(add_like(graph, own, f"{place}/result{number}"))
-        copy_in_vertices(graph, own, outs[-1], prog, f"{place}/result{number}")
+        outs.append(add_like(graph, function_tensor, f"{path}/result{number}"))
+        copy_in_vertices(graph, function_tensor, outs[-1], prog, f"{path}/result{number}")
     return outs
 
 
 def _settled(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
-    """The operands, those that the function reads where they lie out of the way of other functions' calls."""
+    """Operands, of which fixed ones are moved out of the way of other functions' next calls."""
     if ctx.later is None:
         return list(operands)
-    read = {v for x, same in zip(operands, fixed, strict=True) if same for v in x.variables()}
-    left = [v for function in ctx.functions.values() for v in function.left if v in read]
-    moved = ctx.later.move_out(ctx.graph, left, ctx.prog)
-    return [substituted(x, moved) for x in operands]
+    read = {v for x, is_fixed in zip(operands, fixed, strict=True) if is_fixed for v in x.variables()}
+    overwritten = [v for function in ctx.functions.values() for v in function.owned_results if v in read]
+    copies = ctx.later.move_out(ctx.graph, overwritten, ctx.prog)
+    return [substituted(x, copies) for x in operands]
 
 
 def _lower(
     ctx: Context, operands: Sequence[Tensor], jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> LoweredFunction:
-    """Lowers a callee on variables of its own, which lie as the operands of this first call do."""
-    graph, body = ctx.graph, ProgramSequence()
+    """Lowers a callee on variables of its own, mapped as the operands of this first call."""
+    graph = ctx.graph
+    body = ProgramSequence()
     with graph.debug_origin(replace(graph.origin, path=name, layer=OF_CALLER, part="")):
-        own = tuple(
-            x if same else variable_like(graph, x, f"{name}/operand{n}")
-            for n, (x, same) in enumerate(zip(operands, fixed, strict=True))
+        function_operands = tuple(
+            x if is_fixed else variable_like(graph, x, f"{name}/operand{n}")
+            for n, (x, is_fixed) in enumerate(zip(operands, fixed, strict=True))
         )
-        results = tuple(ctx.lower_jaxpr(jaxpr, own, body))
-    for tensor in (*own, *results):
+        results = tuple(ctx.lower_jaxpr(jaxpr, function_operands, body))
+    for tensor in (*function_operands, *results):
         map_linearly(graph, tensor)
-    given = {v for x in own for v in x.variables()}
-    whole = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
-    left = tuple(v for v in whole if v not in given and not v.is_constant)
-    return LoweredFunction(graph.add_function(body, name), own, results, left)
+    operand_variables = {v for x in function_operands for v in x.variables()}
+    result_variables = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
+    owned_results = tuple(v for v in result_variables if v not in operand_variables and not v.is_constant)
+    return LoweredFunction(graph.add_function(body, name), function_operands, results, owned_results)
 
 
 RULES: dict[str, Rule] = {"function_call": function_call_rule}

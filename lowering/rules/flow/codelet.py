@@ -1,4 +1,4 @@
-"""Rule for codelets called from JAX code: a vertex group with a vertex for each row, on the tiles it names."""
+"""Rule for codelets called from JAX code: a vertex group with a vertex for each row, on the tiles the user names."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ def codelet_call_rule(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> list[Tensor]:
-    """Connects the operands to the fields that are read, in order, and new tensors to those that are written."""
+    """Connects operands to the fields that are read, in order, and new tensors to those that are written."""
     graph = ctx.graph
     tile = _tiles(ctx, codelet, num_vertices, tiles)
     for tensor in operands:
         map_linearly(graph, tensor)
-    left, new = iter(zip(operands, stacked, strict=True)), iter(outs)
+    remaining_operands = iter(zip(operands, stacked, strict=True))
+    remaining_results = iter(outs)
     connected: list[tuple[Tensor, bool]] = []
     results: list[Tensor] = []
     for field in codelet.fields:
-        given = next(left) if field.is_read else None
+        operand = next(remaining_operands) if field.is_read else None
         if field.is_written:
-            shape, dtype = next(new)
+            shape, dtype = next(remaining_results)
             results.append(_result(ctx, (num_vertices, *shape), dtype, f"{ctx.name}/{field.name}", tile))
-            if given is not None:  # what is updated in place is a copy, since JAX's arrays never change
-                ctx.prog.add(Copy(given[0], results[-1], f"{ctx.name}/{field.name}", graph.origin))
+            if operand is not None:  # arrays of JAX never change, so a copy is updated in place
+                ctx.prog.add(Copy(operand[0], results[-1], f"{ctx.name}/{field.name}", graph.origin))
             connected.append((results[-1], True))
-        elif given is not None:
-            connected.append(given)
+        elif operand is not None:
+            connected.append(operand)
     compute_set = graph.add_compute_set(ctx.name)
     graph.add_vertices(compute_set, _group(ctx, codelet, connected, tile))
     ctx.prog.add(Execute(compute_set))
@@ -49,20 +50,20 @@ def codelet_call_rule(
 
 
 def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, ...] | None) -> np.ndarray:
-    """The tile of each vertex: those asked for, else spread over all tiles of one IPU."""
+    """Tile of each vertex: the user's, else vertices spread over all tiles of one IPU."""
     num_tiles = ctx.graph.target.num_tiles
     if tiles is None:
         per_ipu = ctx.graph.target.tiles_per_ipu
         return np.arange(num_vertices, dtype=np.int32) * min(per_ipu, num_vertices) // num_vertices
     if max(tiles) >= num_tiles or min(tiles) < 0:
-        what = f"codelet_call of {codelet.name} names a tile the target lacks"
-        raise GraphError(what, where=ctx.graph.origin, expected=f"0 … {num_tiles - 1}", got=max(tiles))
+        message = f"codelet_call of {codelet.name} names a tile the target lacks"
+        raise GraphError(message, where=ctx.graph.origin, expected=f"0 … {num_tiles - 1}", got=max(tiles))
     return np.array(tiles, np.int32)
 
 
 def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
-    """A new tensor with each row on the tile of its vertex."""
     size = int(np.prod(shape))
+    # Consecutive rows on one tile are one region.
     first = np.flatnonzero(np.diff(tile, prepend=-1))
     return ctx.graph.add_variable(shape, dtype, name, flat_mapping(size, first * (size // shape[0]), tile[first]))
 

@@ -1,12 +1,10 @@
-"""The primitive of codelets called from JAX code: one vertex a row, or one vertex for all.
+"""Primitive of codelets called from JAX code: one vertex a row, or one vertex for all.
 
     results = codelet_call_p.bind(*operands, codelet=…, stacked=…, num_vertices=…, tiles=…, outs=…)
 
-Operand n belongs to the n-th field that is read; `stacked[n]` says whether it has a row for each vertex, or is the same
-for all. Every result has a row for each vertex. Outside of `ipu.jit` the codelet's function is mapped over the rows, so
-plain JAX computes the same numbers. A vmap makes more vertices of it, on the same tiles again.
-
-Limits: no differentiation rule; whoever binds it puts a gradient around it.
+Operand n belongs to the n-th field that is read; `stacked[n]` tells whether it has a row for each vertex, as every
+result has, or is common to all. In plain JAX the codelet's function is mapped over the rows. A vmap multiplies the
+vertices, on the same tiles. Limits: no differentiation rule; whoever binds it defines a gradient around it.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ Outs = tuple[tuple[tuple[int, ...], Any], ...]  # shape and dtype of the block o
 def _compute(
     *operands: jax.Array, codelet: Codelet, stacked: tuple[bool, ...], num_vertices: int, tiles: Any, outs: Outs
 ) -> list[jax.Array]:
-    """The numbers: the codelet's function mapped over rows."""
+    """Results in plain JAX: the codelet's function mapped over rows."""
 
-    def one(*blocks: jax.Array) -> tuple[jax.Array, ...]:
+    def vertex(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         result = codelet.compute(*blocks)
         return result if isinstance(result, tuple) else (result,)
 
     if not any(stacked):
-        return [value[None] for value in one(*operands)]
-    return list(jax.vmap(one, [0 if rows else None for rows in stacked])(*operands))
+        return [value[None] for value in vertex(*operands)]
+    return list(jax.vmap(vertex, [0 if rows else None for rows in stacked])(*operands))
 
 
 def _shapes(*operands: Any, num_vertices: int, outs: Outs, **params: Any) -> list[jax.ShapeDtypeStruct]:
@@ -51,9 +49,10 @@ def _batched(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> tuple[list[jax.Array], list[int]]:
-    """The call for every index of a batch as one call of as many times the vertices."""
+    """The calls for all indices of a batch as one call with as many times the vertices."""
     batch = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    arrays, rows = [], []
+    arrays: list[jax.Array] = []
+    rows: list[bool] = []
     for x, axis, is_stacked in zip(operands, axes, stacked, strict=True):
         is_shared = axis is None and not is_stacked
         rows.append(not is_shared)

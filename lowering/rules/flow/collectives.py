@@ -19,8 +19,9 @@ from ipujax.runtime.tensor import Tensor
 
 
 def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Any collective over the axis of replicas."""
-    graph, replicas = ctx.graph, ctx.graph.replication_factor
+    """Lowers any collective over the axis of replicas."""
+    graph = ctx.graph
+    replicas = graph.replication_factor
     form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
     if form.kind == "index":
         return [graph.add_replica_constant(np.arange(replicas, dtype=np.int32), "replica index")]
@@ -32,7 +33,7 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
 
 
 def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
-    """One value for the operands of each dtype."""
+    """Reduces the operands over replicas, one collective for those of each dtype."""
     if form.dims:
         operands = tuple(reduce(ctx.graph, x, form.dims, form.monoid, ctx.prog, ctx.name) for x in operands)
     return _by_dtype(ctx.graph, form, operands, [ctx.graph] * len(operands), ctx.prog, ctx.name)
@@ -41,13 +42,13 @@ def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
 def reduce_where_they_lie(
     graph: Graph, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
 ) -> Sequence[Tensor]:
-    """A reduction over replicas of several IPUs, of tensors on any of them.
+    """Reduces tensors on any IPUs over replicas of several IPUs.
 
     Args:
-        graph: the graph of all IPUs of a replica.
+        graph: graph of all IPUs of a replica.
         eqn: the reduction, `is_reduction`.
         operands: its operands.
-        homes: the view of the IPU that each lies on.
+        homes: graph view of the IPU of each operand.
         prog: program to add to.
         name: debug name.
     """
@@ -63,20 +64,23 @@ def _by_dtype(
     results: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(x.dtype for x in operands):
         numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
-        own, views = [operands[n] for n in numbers], [homes[n] for n in numbers]
-        reduced = collectives.all_reduce(graph, own, form.monoid, form.groups, prog, name, views)
+        tensors = [operands[n] for n in numbers]
+        views = [homes[n] for n in numbers]
+        reduced = collectives.all_reduce(graph, tensors, form.monoid, form.groups, prog, name, views)
         results.update(zip(numbers, reduced, strict=True))
     return [results[n] for n in range(len(operands))]
 
 
 def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: str) -> Tensor:
-    """Over groups of different sizes: every replica gathers all, and combines those of its group."""
-    everyone = stacked.whole(None, graph.replication_factor)
-    gathered = collectives.all_gather(graph, x, everyone, prog, f"{name}/gather")
-    own = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
-    other = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
+    """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group."""
+    # Rounds of a reduction need groups of one size; the gather is over all replicas.
+    all_replicas = stacked.whole(None, graph.replication_factor)
+    gathered = collectives.all_gather(graph, x, all_replicas, prog, f"{name}/gather")
+    in_own_group = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
+    neutral_value = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
     choice = Op("select_n", lax.select_n, x.dtype)
-    operands = [own.broadcast_in_dim(gathered.shape, (0,)), other.broadcast_in_dim(gathered.shape, ()), gathered]
+    mask = in_own_group.broadcast_in_dim(gathered.shape, (0,))
+    operands = [mask, neutral_value.broadcast_in_dim(gathered.shape, ()), gathered]
     chosen = elementwise(graph, choice, operands, prog, f"{name}/own group")
     return reduce(graph, chosen, (0,), form.monoid, prog, name)
 

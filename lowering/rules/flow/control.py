@@ -1,6 +1,6 @@
 """Rules for control flow: loops and branches stay loops and branches of the control program.
 
-Carried values and stacks are kept as `loop_state` has it.
+Carried values and stacks are stored as `loop_state` defines.
 """
 
 from __future__ import annotations
@@ -44,27 +44,31 @@ def scan_rule(
     num_carry: int,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """A loop with a fixed number of iterations that reads and writes slices of stacks."""
-    # `unroll` and its like are advice for XLA
+    """Loop with a fixed trip count that reads and writes slices of stacks."""
+    # The other parameters, such as `unroll`, are advice for XLA.
     consts = operands[:num_consts]
-    graph, name = ctx.graph, ctx.name
+    graph = ctx.graph
+    name = ctx.name
     carries = _states(ctx, operands, slice(num_consts, num_consts + num_carry), jaxpr, num_consts)
     stacks = list(operands[num_consts + num_carry :])
     for n, stack in enumerate(stacks):
         if not is_off_chip(ctx, stack):
             map_for_slicing(graph, stack, (0,))
+            # A stack that is read once is not worth a copy.
             stacks[n] = moved_for_slicing(graph, stack, ctx.prog, name) if length > 1 else stack
     first, step = (length - 1, -1) if reverse else (0, 1)
     counter = new_counter(graph, first, ctx.prog, name)
     body = ProgramSequence()
-    slices, streams = list[Tensor](), RowStreams(ctx, body, counter, first, step)
+    slices: list[Tensor] = []
+    streams = RowStreams(ctx, body, counter, first, step)
     for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[num_consts + num_carry :], strict=True):
         is_remote = is_off_chip(ctx, stack)
         slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
     streams.fetch_ahead()
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
-    pushed, is_stored = [], put_results(jaxpr.jaxpr)[num_carry:]
+    pushed: list[Tensor] = []
+    is_stored = put_results(jaxpr.jaxpr)[num_carry:]
     for value, goes_off_chip in zip(results[num_carry:], is_stored, strict=True):
         if goes_off_chip:
             pushed.append(store_rows(ctx, body, value, counter, length))
@@ -86,19 +90,21 @@ def while_rule(
     cond_nconsts: int,
     body_nconsts: int,
 ) -> Sequence[Tensor]:
-    """A loop that runs while a computed scalar is true.
+    """Loop that runs while a computed scalar is true.
 
     A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
     """
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     carries = _states(ctx, operands, slice(cond_nconsts + body_nconsts, None), body_jaxpr, body_nconsts)
-    condition, body = ProgramSequence(), ProgramSequence()
+    condition = ProgramSequence()
+    body = ProgramSequence()
     with ctx.graph.inside_loop(None):
         (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
         is_batched = predicate.ndim > 0
         results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body, () if is_batched else carries)
     if is_batched:
+        # The body needs the predicate of each element, the condition only whether any is true.
         (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
         results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
         predicate = reduce(ctx.graph, predicate, range(predicate.ndim), "or", condition, f"{ctx.name}/any")
@@ -111,16 +117,13 @@ def while_rule(
 def _states(
     ctx: Context, operands: Sequence[Tensor], initial: slice, body: ClosedJaxpr, num_consts: int
 ) -> list[Tensor]:
-    """The carries of a loop, which follow the constants among the inputs of its body.
-
-    A carry is the first value itself where nothing else reads that, and the result may be there.
-    """
-    states = list[Tensor]()
+    """Carries of a loop: its initial operands themselves where nothing else reads them, else new variables."""
+    states: list[Tensor] = []
     for n, (x, in_groups) in enumerate(zip(operands[initial], grouped_inputs(body.jaxpr)[num_consts:], strict=False)):
         place = ctx.into_tensors[n]
         if is_off_chip(ctx, x):
             states.append(x)
-        elif place is not None and place.node is x.node and sum(other.node is x.node for other in operands) == 1:
+        elif place is not None and place.node is x.node and sum(operand.node is x.node for operand in operands) == 1:
             states.append(place)
         else:
             states.append(new_state(ctx.graph, x, ctx.prog, ctx.name, n, in_groups))
@@ -129,16 +132,16 @@ def _states(
 
 def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new` in those elements of the batch, the leading dimensions, that still run."""
-    chosen = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
+    is_running = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
     return elementwise(
-        ctx.graph, Op("select_n", lax.select_n, new.dtype), [chosen, old, new], ctx.prog, f"{ctx.name}/where"
+        ctx.graph, Op("select_n", lax.select_n, new.dtype), [is_running, old, new], ctx.prog, f"{ctx.name}/where"
     )
 
 
 def cond_rule(
     ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
 ) -> Sequence[Tensor]:
-    """One of several branches; JAX has clamped the selector into range. What they leave off chip is in one buffer."""
+    """One of several branches; JAX has clamped the selector into range. Results in streaming memory share a buffer."""
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
@@ -149,6 +152,7 @@ def cond_rule(
             assert all(x.node == candidates[0].node for x in candidates), "branches store to one buffer"
             outs.append(candidates[0])
             continue
+        # All branches write one variable, mapped as one of their results.
         out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
         for prog, value in zip(programs, candidates, strict=True):
             map_linearly(ctx.graph, value)
@@ -159,7 +163,7 @@ def cond_rule(
 
 
 def _placed_simply(graph: Graph, candidates: Sequence[Tensor]) -> Tensor:
-    """The first that lies in a simple form, else the first."""
+    """First candidate with a memory order and a mapping, else the first."""
     return next((x for x in candidates if memory_order(x) and graph.is_mapped(x)), candidates[0])
 
 

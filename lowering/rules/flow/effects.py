@@ -1,8 +1,8 @@
 """Rules for calls of Python functions from a program: prints and callbacks, as host exchanges in program order.
 
-Whether JAX calls them ordered or not, here they run in order: a control program has one order. A function is given
-words of 32 bits for keys, as by JAX, and JAX lets none give keys back. What it gives in 64 bits, as Python's numbers
-are, is narrowed to 32 where JAX has no 64 bits.
+A control program has one order, so calls that JAX leaves unordered are ordered too. A function gets keys as words
+of 32 bits, as by JAX, and JAX lets none return keys. Results of 64 bits, such as Python's numbers, are narrowed to
+32 where JAX has no 64 bits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`pure_callback`, `io_callback`, `debug.callback` and `debug.print`."""
+    """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`."""
     operands = tuple(composed(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
-    graph, prog = ctx.graph, ctx.prog
-    # JAX's own wrapper of the user's function; debugging has more to it, which its primitive does when called eagerly.
+    graph = ctx.graph
+    prog = ctx.prog
+    # JAX's wrapper of the user's function; for debugging the primitive's eager implementation, which also formats.
     fun = partial(ctx.primitive.impl, **params) if "debug" in ctx.primitive.name else params["callback"]
     if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
         fun = partial(_narrowed, fun)
-    if not operands:  # something must tell the host that it is time
-        operands, fun = (graph.add_constant(np.ones((), bool), ctx.name),), partial(_without_operand, fun)
+    if not operands:  # an operand tells the host when to call
+        operands = (graph.add_constant(np.ones((), bool), ctx.name),)
+        fun = partial(_without_operand, fun)
     results = tuple((tuple(aval.shape), aval.dtype) for aval in ctx.out_avals)
     call = HostCall(ctx.name, fun, len(operands), results, graph.origin)
     for number, tensor in enumerate(operands):

@@ -1,8 +1,8 @@
-"""Rows of what lies off chip that a loop reads one by one: each iteration moves its own.
+"""Rows of a stack in streaming memory that a loop reads or writes, one in each iteration.
 
-With I/O tiles, these fetch the row of the next iteration while one computes: a row lies on them, and one on the tiles
-that compute.
-Limits: one iteration ahead, whatever `Options.prefetch_depth` says: a link moves one row after the other.
+With I/O tiles, these fetch the row of the next iteration while the current one computes: one row is on the I/O
+tiles, one on the tiles that compute.
+Limits: one iteration ahead, for any `Options.prefetch_depth`: a link moves one row after the other.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ipujax.lowering.rules.base.context import Context
 from ipujax.runtime.graph import Copy, Graph, RemoteIn, RemoteOut, Sequence as ProgramSequence, Wait
 from ipujax.runtime.tensor import Tensor, element_bytes
 
-_MOST_SHARE = 4  # of the memory of I/O tiles, what a row may take: a quarter
+_MOST_SHARE = 4  # a row may take a quarter of the memory of I/O tiles
 
 
 def add_on_io_tiles(ctx: Context, order: MemoryOrder, dtype: Any) -> Tensor:
-    """A variable on the tiles that only move data, in the order in which it is kept elsewhere, so in few pieces."""
+    """Adds a variable on I/O tiles in the memory order of its other copy, so that it moves in few pieces."""
     io_view = ctx.graph.io_view
     assert io_view is not None, "there are I/O tiles"
     mapping = linear_mapping(io_view, prod(order.shape), dtype)
@@ -28,20 +28,12 @@ def add_on_io_tiles(ctx: Context, order: MemoryOrder, dtype: Any) -> Tensor:
 
 
 def is_off_chip(ctx: Context, stack: Tensor) -> bool:
-    """Whether a stack lies off chip."""
+    """True for a stack in streaming memory."""
     return not set(ctx.graph.off_chip).isdisjoint(stack.variables())
 
 
 def store_rows(ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int) -> Tensor:
-    """A stack in streaming memory, of which each iteration of a loop stores a row.
-
-    Args:
-        ctx: surroundings of the loop.
-        body: what runs in an iteration.
-        row: what it leaves.
-        counter: the number of its row.
-        rows: how many there are.
-    """
+    """Adds a stack of `rows` in streaming memory, of which `body` stores row `counter` in each iteration."""
     buffer = ctx.graph.add_off_chip((rows, *row.shape), row.dtype, f"{ctx.name}/rows")
     map_linearly(ctx.graph, row)
     body.add(RemoteOut(row.reshape((1, *row.shape)), buffer, counter.reshape((1,)), ctx.graph.origin))
@@ -49,29 +41,20 @@ def store_rows(ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor
 
 
 class RowStreams:
-    """The rows that one loop reads.
-
-    Args:
-        ctx: surroundings of the loop.
-        body: what runs in an iteration.
-        counter: the row of the iteration.
-        start: the first row.
-        step: from one row to the next.
-    """
+    """Rows of stacks that one loop reads: row `counter` in each iteration, from `start` on in steps of `step`."""
 
     def __init__(self, ctx: Context, body: ProgramSequence, counter: Tensor, start: int, step: int) -> None:
-        self._ctx, self._body, self._counter, self._step = ctx, body, counter, step
+        self._ctx = ctx
+        self._body = body
+        self._counter = counter
+        self._step = step
         self._ahead = new_counter(ctx.graph, start, ctx.prog, ctx.name) if ctx.graph.io_view is not None else None
-        self._fetched = list[tuple[Tensor, Tensor]]()  # stacks, and where I/O tiles have a row of each
+        self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
     def row(self, stack: Tensor, in_groups: bool) -> Tensor:
-        """The row of a stack in an iteration.
-
-        Args:
-            stack: all of what lies off chip.
-            in_groups: whether tiles keep the row with its columns in groups.
-        """
-        ctx, io_view = self._ctx, self._ctx.graph.io_view
+        """The iteration's row of a stack in streaming memory, with its columns in groups or not."""
+        ctx = self._ctx
+        io_view = ctx.graph.io_view
         row = MemoryOrder.for_argument(stack.shape[1:], in_groups).add_variable(ctx.graph, stack.dtype, ctx.name)
         if io_view is None or not _fits(io_view, row):
             self._body.add(self._transfer(stack, row, self._counter))
@@ -91,16 +74,17 @@ class RowStreams:
             advance(self._ctx.graph, self._ahead, self._step, prog, self._ctx.name)
 
     def finish(self) -> None:
-        """Waits for what has been fetched beyond the end."""
+        """Waits for the rows fetched beyond the end."""
         for _, fetched in self._fetched:
             self._ctx.prog.add(Wait(fetched, self._ctx.graph.origin))
 
     def _transfer(self, stack: Tensor, row: Tensor, number: Tensor, *, overlaps: bool = False) -> RemoteIn:
         (memory,) = stack.variables()
-        buffer, graph = self._ctx.graph.off_chip[memory], self._ctx.graph
+        graph = self._ctx.graph
+        buffer = graph.off_chip[memory]
         return RemoteIn(buffer, row.reshape((1, *row.shape)), number.reshape((1,)), graph.origin, overlaps)
 
 
 def _fits(io_view: Graph, row: Tensor) -> bool:
-    there = io_view.target.tiles_per_ipu * io_view.target.bytes_per_tile
-    return _MOST_SHARE * row.size * element_bytes(row.dtype) <= there
+    io_bytes = io_view.target.tiles_per_ipu * io_view.target.bytes_per_tile
+    return _MOST_SHARE * row.size * element_bytes(row.dtype) <= io_bytes

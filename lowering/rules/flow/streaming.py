@@ -1,7 +1,7 @@
-"""Rules for what moves between tiles and streaming memory.
+"""Rules for transfers between tiles and streaming memory.
 
-A tensor of a remote buffer's memory stands for what lies there; no tile holds it. What is loaded lies where its first
-user wants it.
+A tensor of a remote buffer's memory stands for the buffer; no tile has it. A loaded value is mapped by its first
+user.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ipujax.runtime.tensor import Tensor
 
 
 def host_put_rule(ctx: Context, value: Tensor) -> Tensor:
-    """A row that the loop around it stores, see `scan_rule`; what else is put is one of the others by now."""
+    """A row that the loop around it stores, see `scan_rule`; passes have replaced all other puts."""
     return value
 
 
 def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
-    """Moves a whole buffer, or the rows of it that the tensor shows, to the chip."""
+    """Loads a buffer, or the rows of it that the tensor views."""
     loaded = MemoryOrder.for_argument(remote.shape, in_groups).add_variable(ctx.graph, remote.dtype, ctx.name)
     ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, _rows_of(ctx, remote), ctx.graph.origin))
     return loaded
 
 
 def remote_fetch_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
-    """Moves what is loaded to the I/O tiles, while others go on."""
+    """Loads to the I/O tiles, in parallel with other steps."""
     fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(remote.shape, in_groups), remote.dtype)
     transfer = RemoteIn(_buffer(ctx, remote), fetched, _rows_of(ctx, remote), ctx.graph.origin, overlaps=True)
     ctx.prog.add(transfer)
@@ -39,14 +39,14 @@ def remote_fetch_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tenso
 
 
 def remote_take_rule(ctx: Context, fetched: Tensor, *, in_groups: bool) -> Tensor:
-    """Copies what I/O tiles have fetched."""
-    taken = MemoryOrder.for_argument(fetched.shape, in_groups).add_variable(ctx.graph, fetched.dtype, ctx.name)
-    ctx.prog.add(Copy(fetched, taken, ctx.name, ctx.graph.origin))
-    return taken
+    """Copies a value from the I/O tiles that have loaded it."""
+    value = MemoryOrder.for_argument(fetched.shape, in_groups).add_variable(ctx.graph, fetched.dtype, ctx.name)
+    ctx.prog.add(Copy(fetched, value, ctx.name, ctx.graph.origin))
+    return value
 
 
 def remote_hand_rule(ctx: Context, value: Tensor) -> Tensor:
-    """Copies what is to be stored to the I/O tiles."""
+    """Copies a value to the I/O tiles that store it."""
     map_linearly(ctx.graph, value)
     handed = add_on_io_tiles(ctx, memory_order(value) or MemoryOrder.own(value.shape), value.dtype)
     ctx.prog.add(Copy(value, handed, ctx.name, ctx.graph.origin))
@@ -60,7 +60,7 @@ def remote_wait_rule(ctx: Context, handed: Tensor) -> list[Tensor]:
 
 
 def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
-    """Moves rows to the chip."""
+    """Loads rows of a buffer."""
     loaded = ctx.graph.add_variable((*rows.shape, *remote.shape[1:]), remote.dtype, ctx.name)
     map_linearly(ctx.graph, rows)
     ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, rows, ctx.graph.origin))
@@ -68,25 +68,25 @@ def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
 
 
 def remote_store_rule(ctx: Context, remote: Tensor, value: Tensor) -> Tensor:
-    """Moves a value into a buffer, or into the rows of it that the tensor shows."""
+    """Stores a value in a buffer, or in the rows of it that the tensor views."""
     _store(ctx, value, _buffer(ctx, remote), _rows_of(ctx, remote))
     return remote
 
 
 def remote_put_rule(ctx: Context, value: Tensor, *, is_result: bool) -> Tensor:
-    """Moves a value into a buffer of its own."""
+    """Stores a value in a new buffer."""
     buffer = ctx.graph.add_off_chip(value.shape, value.dtype, ctx.name, on_host=is_result)
     _store(ctx, value, buffer)
     return Tensor.of(buffer.memory)
 
 
 def remote_empty_rule(ctx: Context, *, shape: Sequence[int], dtype: Any) -> Tensor:
-    """A buffer that nothing has been moved to."""
+    """New buffer without content."""
     return Tensor.of(ctx.graph.add_off_chip(shape, dtype, ctx.name).memory)
 
 
 def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """Moves a value into rows of a buffer."""
+    """Stores a value in rows of a buffer."""
     map_linearly(ctx.graph, rows)
     _store(ctx, values, _buffer(ctx, remote), rows)
     return remote
@@ -106,10 +106,10 @@ def _buffer(ctx: Context, remote: Tensor) -> RemoteBuffer:
 
 
 def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
-    """The numbers of the rows that a tensor shows of its buffer, None for all of them."""
+    """Numbers of the rows of its buffer that a tensor views, None for all of them."""
     if remote.is_whole_variable:
         return None
-    assert remote.affine is not None, "rows that lie one after the other"
+    assert remote.affine is not None, "consecutive rows"
     first = remote.affine.offset // max(1, int(np.prod(remote.shape[1:])))
     rows = ctx.graph.add_constant(np.arange(first, first + remote.shape[0], dtype=np.int32), "rows")
     map_linearly(ctx.graph, rows)

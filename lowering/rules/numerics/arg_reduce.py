@@ -1,4 +1,4 @@
-"""Rules for the index of the extreme element."""
+"""Rules for the index of the largest and smallest element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipujax.runtime.tensor import Tensor
 
 
 def arg_reduce_rule(ctx: Context, x: Tensor, *, axes: Sequence[int], index_dtype: Any) -> Tensor | Sequence[Tensor]:
-    """`argmax` and `argmin`, over one dimension."""
+    """Lowers `argmax` and `argmin` over one dimension."""
     if not x.size or len(axes) != 1:
         return fallback(ctx, x)
     return arg_reduce(ctx.graph, x, int(axes[0]), ctx.primitive.name, index_dtype, ctx.prog, ctx.name)

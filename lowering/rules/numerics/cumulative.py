@@ -14,7 +14,7 @@ from ipujax.runtime.tensor import Tensor
 
 
 def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Tensor | Sequence[Tensor]:
-    """Running results along one dimension."""
+    """Running results along one dimension, in parts where rows are long."""
     if not x.size:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])

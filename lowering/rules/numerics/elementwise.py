@@ -22,7 +22,7 @@ from ipujax.runtime.tensor import Tensor
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
-    """Any elementwise primitive: its own `bind` on each block; nothing at all where it changes nothing."""
+    """Binds an elementwise primitive on each block; returns an unchanged operand itself."""
     unchanged = unchanged_operand(ctx.equation)
     if unchanged is not None:
         return operands[unchanged]
@@ -31,19 +31,19 @@ def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
 
 
 def op_of(eqn: JaxprEqn) -> Op:
-    """The operation of an elementwise equation."""
+    """Operation of an elementwise equation."""
     aval: Any = eqn.outvars[0].aval
-    return _bound_op(_charged_as(eqn), eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
+    return _bound_op(_cost_row(eqn), eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
 
 
-# What powers of constant exponents are computed as. Source: poplibs `optimise`, by its tests in
-# `tests/popops/MapExprOptimisations.cpp`; the third power is what XLA makes of it.
+# Operations that compute powers with a constant exponent. Source: poplibs `optimise`, by its tests in
+# `tests/popops/MapExprOptimisations.cpp`; the third power as in XLA.
 _POWERS: dict[complex, str] = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "square", 3.0: "integer_pow"}
 
 
-def _charged_as(eqn: JaxprEqn) -> str:
-    """The row of `OP_COSTS` of an equation."""
-    name, exponent = eqn.primitive.name, eqn.invars[-1] if eqn.invars else None
+def _cost_row(eqn: JaxprEqn) -> str:
+    name = eqn.primitive.name
+    exponent = eqn.invars[-1] if eqn.invars else None
     if name != "pow" or not isinstance(exponent, Literal) or np.size(exponent.val) != 1:
         return name
     return _POWERS.get(np.asarray(exponent.val).item(), name)
@@ -51,29 +51,28 @@ def _charged_as(eqn: JaxprEqn) -> str:
 
 @remembered
 def _bound_op(row: str, primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
-    key, has_none = (row, primitive.name, params), all(value is None for _, value in params)
+    key = (row, primitive.name, params)
+    has_none = all(value is None for _, value in params)
     return Op(row, partial(primitive.bind, **dict(params)), out_dtype, key, has_none)
 
 
 def unchanged_operand(eqn: JaxprEqn) -> int | None:
-    """Which operand an elementwise equation returns as it is, None if none.
-
-    Casts that change the weakness of a type only; by the literal 1 divisions, as in the mean over one replica, and
-    multiplications; the first power, as in the first moment of Optax's Adam.
-    """
-    name, ones = eqn.primitive.name, [isinstance(x, Literal) and bool(np.all(x.val == 1)) for x in eqn.invars]
+    """Number of the operand that an elementwise equation returns unchanged, None if none."""
+    name = eqn.primitive.name
+    ones = [isinstance(x, Literal) and bool(np.all(x.val == 1)) for x in eqn.invars]
     avals: list[Any] = [x.aval for x in eqn.invars]
     out: Any = eqn.outvars[0].aval
-    is_same = {
+    unchanged = {
+        # Divisions by 1 come from means over one replica, first powers from the first moment of Optax's Adam.
         "convert_element_type": lambda: 0,
         "integer_pow": lambda: 0 if eqn.params["y"] == 1 else None,
         "div": lambda: 0 if ones[1] else None,
         "mul": lambda: 0 if ones[1] else 1 if ones[0] else None,
     }
-    number = is_same[name]() if name in is_same else None
-    return (
-        number if number is not None and (avals[number].shape, avals[number].dtype) == (out.shape, out.dtype) else None
-    )
+    number = unchanged[name]() if name in unchanged else None
+    # A cast may change only the weakness of a type; a broadcast operand is changed.
+    is_equal = number is not None and (avals[number].shape, avals[number].dtype) == (out.shape, out.dtype)
+    return number if is_equal else None
 
 
 def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -> Sequence[Tensor]:
@@ -101,19 +100,19 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
             computing.append((eqn, steps[-1].op.name))
             number[eqn.outvars[0]] = len(operands) + len(steps) - 1
     tensors = [x.reshape(space) for x in operands]
-    outs, title = (
-        [var for var in body.outvars if isinstance(var, Var)],
-        ctx.name.removesuffix(ctx.primitive.name) + name,
-    )
+    outs = [var for var in body.outvars if isinstance(var, Var)]
+    title = ctx.name.removesuffix(ctx.primitive.name) + name
     stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
     places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
-    values, folded = list(stored.values()), list(reductions.values())
+    values = list(stored.values())
+    folded = list(reductions.values())
     graph = ctx.graph
-    parts = cache(partial(fused_parts, ctx.equation, computing, graph.origin, graph.target))  # for profiles alone
+    # Computed on demand: only profiles ask for them.
+    parts = cache(partial(fused_parts, ctx.equation, computing, graph.origin, graph.target))
     with graph.debug_origin(graph.origin, parts):
-        made = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
-    computed = dict(zip((*stored, *reductions), made, strict=True))
+        results = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
+    computed = dict(zip((*stored, *reductions), results, strict=True))
 
     def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
         place = ctx.into_tensors[n]
@@ -125,7 +124,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
 
 
 def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
-    """A reduction in the index space, in which there are no dimensions of size 1."""
+    """Reduction in the index space, which has no dimensions of size 1."""
     (source,) = eqn.invars
     assert isinstance(source, Var)
     shape = shape_of(source)
@@ -135,7 +134,7 @@ def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
 
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
-    """A reinterpretation of bits; between widths, which adds or drops a dimension, it is no elementwise operation."""
+    """Reinterpretation of bits; elementwise unless it changes the width, and so adds or drops a dimension."""
     (aval,) = ctx.out_avals
     if aval.shape == x.shape:
         return elementwise_rule(ctx, x, **params)
@@ -150,7 +149,7 @@ def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor 
 
 @remembered
 def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
-    """From rows of one element to rows of its parts, or back."""
+    """Function from rows of one element to rows of its parts, or back."""
     if splits:
         return lambda x: (lax.bitcast_convert_type(lax.squeeze(x, (x.ndim - 1,)), dtype),)
     return lambda x: (lax.expand_dims(lax.bitcast_convert_type(x, dtype), (x.ndim - 1,)),)

@@ -1,6 +1,6 @@
-"""The equations of a fused vertex as parts of its vertex groups, by which profiles divide its cycles.
+"""Parts of a fused vertex, one for each of its equations, by which profiles divide its cycles.
 
-Input: a `fused` equation. Output: a `VertexPart` for each of its equations that computes, weighted by the cycles that a
+Input: a `fused` equation. Output: a `VertexPart` for each of its computing equations, weighted by the cycles that a
 tile would take for it alone.
 """
 
@@ -26,14 +26,7 @@ from ipujax.runtime.tensor import Origin
 def fused_parts(
     fused: JaxprEqn, computing: list[tuple[JaxprEqn, str]], origin: Origin, target: Target
 ) -> tuple[VertexPart, ...]:
-    """The parts of a fused vertex; none where all of it comes from one line and layer.
-
-    Args:
-        fused: the `fused` equation.
-        computing: its equations that compute something, each with its row of `OP_COSTS` or its monoid.
-        origin: of the `fused` equation.
-        target: the machine.
-    """
+    """Parts of a fused vertex, by the rows or monoids of its equations; none if all have one line and layer."""
     outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
     origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
     if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:

@@ -1,4 +1,4 @@
-"""Rules for contractions and convolutions: views into the canonical order of poplin, and its planner."""
+"""Rules for contractions and convolutions: views in the canonical order of poplin, and its planner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dot_general_rule(
     out_sharding: Any,
 ) -> Tensor:
     """Any contraction, as groups of matrices: batch dimensions joined, then free, then contracted ones."""
-    # the result's dtype says as much
+    # `preferred_element_type` equals the result's dtype; shardings have no meaning on one IPU.
     (aval,) = ctx.out_avals
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     a, lhs_free = _matrices(lhs, lhs_batch, lhs_contract, contracted_last=True)
@@ -47,7 +47,7 @@ def dot_general_rule(
 def _matrices(
     x: Tensor, batch: Sequence[int], contract: Sequence[int], *, contracted_last: bool
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """The view [groups, rows, contracted] (or [groups, contracted, columns]) of an operand, and its free sizes."""
+    """View [groups, rows, contracted] (or [groups, contracted, columns]) of an operand, and its free sizes."""
     free = [d for d in range(x.ndim) if d not in batch and d not in contract]
     order = (*batch, *free, *contract) if contracted_last else (*batch, *contract, *free)
     sizes = [prod(x.shape[d] for d in dims) for dims in (batch, free, contract)]
@@ -60,14 +60,14 @@ def conv_general_dilated_rule(
     ctx: Context, x: Tensor, w: Tensor, *, preferred_element_type: Any, out_sharding: Any, **params: Any
 ) -> Tensor:
     """Any convolution, with the parameters of `lax.conv_general_dilated`."""
-    # the result's dtype says as much
+    # `preferred_element_type` equals the result's dtype; shardings have no meaning on one IPU.
     dtypes = {"out_dtype": ctx.out_avals[0].dtype, "partials_dtype": _partials_dtype(ctx, x, w)}
     return convolution(ctx.graph, x, w, ctx.prog, ctx.name, **dtypes, **params)
 
 
 def _partials_dtype(ctx: Context, *operands: Tensor) -> str | None:
-    """The dtype of partial results that the user chose for products of half precision; None for other products."""
-    # A result wider than its operands (`preferred_element_type`) is a wish for wide sums.
+    """Dtype of partials that the user chose for products in half precision; None for other products."""
+    # A result wider than its operands (`preferred_element_type`) asks for wide partials.
     is_half = all(dtype == np.float16 for dtype in (ctx.out_avals[0].dtype, *(x.dtype for x in operands)))
     return ctx.options.partials if is_half else None
 

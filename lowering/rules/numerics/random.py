@@ -1,4 +1,4 @@
-"""Rules for random numbers: keys stay arrays of keys, and draws equal JAX's own."""
+"""Rules for random numbers: keys stay arrays of keys, and draws equal those of JAX."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ def _draw(
     results = [(tuple(aval.shape), aval.dtype) for aval in ctx.out_avals]
     if not all(tensor.size for tensor in operands) or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, *operands)
-    fun, title = bound(ctx.primitive, **params), ctx.primitive.name.title().replace("_", "")
+    fun = bound(ctx.primitive, **params)
+    title = ctx.primitive.name.title().replace("_", "")
     return per_key(ctx.graph, fun, title, operands, keys_rank, results, ctx.prog, ctx.name, cut_results)
 
 
-def draw_rule(ctx: Context, keys: Tensor, *more: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`random_bits`, `random_split`, `random_gamma` (a parameter for each number): numbers or keys from each key."""
-    return _draw(ctx, [keys, *more], keys.ndim, params, cut_results=True)
+def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Numbers or keys from each key: `random_bits`, `random_split`, `random_gamma` with parameters for each number."""
+    return _draw(ctx, [keys, *parameters], keys.ndim, params, cut_results=True)
 
 
 def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`random_fold_in`, `random_seed`, `threefry2x32`: element by element, scalars and sizes of 1 repeated."""
+    """Element by element, scalars and sizes of 1 repeated: `random_fold_in`, `random_seed`, `threefry2x32`."""
     shape = ctx.out_avals[0].shape
-    alike = [x.broadcast_in_dim(shape, tuple(range(len(shape) - x.ndim, len(shape)))) for x in operands]
-    return _draw(ctx, alike, len(shape), params, cut_results=False)
+    broadcast = [x.broadcast_in_dim(shape, tuple(range(len(shape) - x.ndim, len(shape)))) for x in operands]
+    return _draw(ctx, broadcast, len(shape), params, cut_results=False)
 
 
 def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Key data, words in the last dimension, as keys, and back."""
+    """Key data, with words in the last dimension, as keys, and back."""
     return _draw(ctx, [x], min(x.ndim, ctx.out_avals[0].ndim), params, cut_results=False)
 
 
@@ -45,8 +46,10 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
     outs = []
+    # A vertex group each: the state is not split, the bits are.
     for number, aval in enumerate(ctx.out_avals):
-        fun, result = _one_result(ctx.primitive, number, **params), [(tuple(aval.shape), aval.dtype)]
+        fun = _one_result(ctx.primitive, number, **params)
+        result = [(tuple(aval.shape), aval.dtype)]
         outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, number == 1)
     return outs
 
@@ -57,12 +60,12 @@ def _one_result(primitive: Primitive, number: int, /, **params: Any) -> Callable
 
 
 def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`rng_uniform`: numbers of XLA's own generator, never the same twice; each tile draws its own."""
+    """Numbers of XLA's own generator, different in each run; each tile draws its own."""
     return _draw(ctx, [low, high], 0, params, cut_results=True)
 
 
 def clone_rule(ctx: Context, keys: Tensor) -> Tensor:
-    """A key that may be used again is the same key."""
+    """The key itself: a clone only allows its reuse."""
     return keys
 
 

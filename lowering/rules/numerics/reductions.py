@@ -14,10 +14,7 @@ from ipujax.runtime.tensor import Tensor
 
 
 def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **params: Any) -> Tensor:
-    """A reduction; `out_sharding`, the only other parameter, means nothing on one device.
-
-    Over single elements it is a view, as the sum that ends the gradient of a broadcast bias often is.
-    """
+    """Reduction by a monoid; a view over single elements, as at the end of the gradient of a broadcast bias."""
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if all(x.shape[d] == 1 for d in axes):
         return x.reshape(out_shape)
@@ -27,12 +24,13 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
 def reduce_by_function_rule(
     ctx: Context, *operands: Tensor, dimensions: Sequence[int], jaxpr: ClosedJaxpr, **params: Any
 ) -> Sequence[Tensor]:
-    """`lax.reduce` by a function of the user's own, on one tensor or several together."""
+    """`lax.reduce` by a user's function, on one tensor or several together."""
     count = len(operands) // 2
-    arrays, starts = operands[:count], operands[count:]
+    arrays = operands[:count]
+    starts = operands[count:]
     if not arrays[0].size:
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
-    last = arrays[0].ndim - len(dimensions)  # of blocks whose reduced dimensions are one
+    last = arrays[0].ndim - len(dimensions)  # the reduced dimensions of a block are joined at its end
     fun = bound(ctx.primitive, dimensions=(last,), jaxpr=jaxpr, **params)
     axes = tuple(sorted(int(d) for d in dimensions))
     return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)

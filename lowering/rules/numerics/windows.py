@@ -18,29 +18,32 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
     """Maximum, minimum or sum of each window."""
     if not x.size or not ctx.out_avals[0].size:
         return fallback(ctx, x)
-    reducer, monoid = primitive_reducer(ctx.primitive), _MONOIDS[ctx.primitive.name]
+    reducer = primitive_reducer(ctx.primitive)
+    monoid = _MONOIDS[ctx.primitive.name]
     return reduce_window(ctx.graph, [x], _windows(x.ndim, **geometry), monoid, reducer, ctx.prog, ctx.name)
 
 
 def reduce_window_by_function_rule(
     ctx: Context, *operands: Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
 ) -> Sequence[Tensor]:
-    """Each window reduced by a function of the user's own, one tensor or several together."""
+    """Each window reduced by a user's function, one tensor or several together."""
     count = len(operands) // 2
-    arrays, starts = operands[:count], operands[count:]
+    arrays = operands[:count]
+    starts = operands[count:]
     assert not consts, "JAX refuses functions that close over arrays"
     if not ctx.out_avals[0].size:
         return fallback(ctx, *operands)
     if not arrays[0].size:
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
-    reducer, windows = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=()), _windows(arrays[0].ndim, **geometry)
+    reducer = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=())
+    windows = _windows(arrays[0].ndim, **geometry)
     return reduce_window(ctx.graph, arrays, windows, "mul", reducer, ctx.prog, ctx.name, starts)
 
 
 def select_and_gather_add_rule(
     ctx: Context, tangents: Tensor, x: Tensor, *, select_prim: Any, **geometry: Any
 ) -> Tensor | Sequence[Tensor]:
-    """The tangent of what each window selects."""
+    """Tangent of the element that each window selects."""
     if not x.size or not ctx.out_avals[0].size:
         return fallback(ctx, tangents, x)
     reducer = primitive_reducer(ctx.primitive, select_prim=select_prim)
@@ -51,7 +54,7 @@ def select_and_gather_add_rule(
 def select_and_scatter_add_rule(
     ctx: Context, source: Tensor, x: Tensor, *, select_prim: Any, **geometry: Any
 ) -> Tensor | Sequence[Tensor]:
-    """The gradient of a maximum or minimum over windows."""
+    """Gradient of a maximum or minimum over windows."""
     if not x.size or not source.size:
         return fallback(ctx, source, x)
     scatter = primitive_scatter(ctx.primitive, select_prim=select_prim)

@@ -25,25 +25,25 @@ TILES = 8
 
 @st.composite
 def cuts(draw: Any, extent: int) -> np.ndarray:
-    """Any boundaries of a dimension."""
-    inside = draw(st.sets(st.integers(1, extent - 1), max_size=3)) if extent > 1 else set()
-    return frozen([0, *sorted(inside), extent], np.int64)
+    """Random cuts of a dimension."""
+    inner = draw(st.sets(st.integers(1, extent - 1), max_size=3)) if extent > 1 else set()
+    return frozen([0, *sorted(inner), extent], np.int64)
 
 
 @st.composite
 def mappings(draw: Any, shape: tuple[int, ...]) -> TileMapping:
-    """Any mapping in boxes or in intervals."""
+    """Random mapping, blocked or flat."""
     if draw(st.booleans()):
-        parts = tuple(draw(cuts(n)) for n in shape)
-        counts = [len(c) - 1 for c in parts]
-        return Blocked(parts, frozen(np.reshape(draw(tiles(int(np.prod(counts)))), counts), np.int32))
+        block_cuts = tuple(draw(cuts(n)) for n in shape)
+        counts = [len(c) - 1 for c in block_cuts]
+        return Blocked(block_cuts, frozen(np.reshape(draw(tiles(int(np.prod(counts)))), counts), np.int32))
     size = int(np.prod(shape))
     bounds = draw(cuts(size))
     return Flat(size, bounds[:-1], frozen(draw(tiles(len(bounds) - 1)), np.int32))
 
 
 def tiles(count: int) -> st.SearchStrategy[list[int]]:
-    """Tiles of `count` pieces."""
+    """Random tiles of `count` pieces."""
     return st.lists(st.integers(0, TILES - 1), min_size=count, max_size=count)
 
 
@@ -52,7 +52,7 @@ SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
 @st.composite
 def views(draw: Any, tensor: Tensor) -> Tensor:
-    """A chain of views of a tensor."""
+    """Random chain of views of a tensor."""
     for _ in range(draw(st.integers(0, 3))):
         kind = draw(st.sampled_from(["transpose", "slice", "stride", "reverse", "reshape", "index", "broadcast"]))
         rank = tensor.ndim
@@ -75,15 +75,15 @@ def views(draw: Any, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def tiles_seen(mapping: TileMapping, view: Tensor) -> np.ndarray:
-    """The tile of each element of a view of one variable, element by element."""
+def tiles_of_view(mapping: TileMapping, view: Tensor) -> np.ndarray:
+    """Tile of each element of a view of one variable."""
     _, element = view.flat_indices()
     return owners(mapping)[element].reshape(view.shape)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_mapping_like_puts_each_element_where_the_view_has_it(data: st.DataObject) -> None:
+def test_mapping_like_has_the_tiles_of_the_view(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     graph = Graph(small_target(TILES))
     mapping = data.draw(mappings(shape))
@@ -93,28 +93,28 @@ def test_mapping_like_puts_each_element_where_the_view_has_it(data: st.DataObjec
     if like is None:
         return
     check_mapping(like, view.shape, TILES, "like")
-    np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_seen(mapping, view))
+    np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_of_view(mapping, view))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_plain_views_of_boxes_have_a_mapping(data: st.DataObject) -> None:
-    """Permutations and slices are followed: None would cost an exchange."""
+def test_mapping_like_follows_permutations_and_slices(data: st.DataObject) -> None:
+    """None for a permutation or slice would cost an exchange."""
     shape = data.draw(st.lists(st.integers(2, 6), min_size=1, max_size=3, unique=True).map(tuple))
     graph = Graph(small_target(TILES))
-    parts = tuple(data.draw(cuts(n)) for n in shape)
-    counts = [len(c) - 1 for c in parts]
-    mapping = Blocked(parts, frozen(np.reshape(data.draw(tiles(int(np.prod(counts)))), counts), np.int32))
+    block_cuts = tuple(data.draw(cuts(n)) for n in shape)
+    counts = [len(c) - 1 for c in block_cuts]
+    mapping = Blocked(block_cuts, frozen(np.reshape(data.draw(tiles(int(np.prod(counts)))), counts), np.int32))
     tensor = graph.add_variable(shape, np.float32, "x", mapping)
     view = tensor.transpose(tuple(data.draw(st.permutations(range(len(shape))))))
     starts = [data.draw(st.integers(0, n - 1)) for n in view.shape]
     view = view.slice(starts, view.shape)
     like = mapping_like(graph, view)
     assert isinstance(like, Blocked)
-    np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_seen(mapping, view))
+    np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_of_view(mapping, view))
 
 
-def test_mapping_like_has_none_for_unmapped_several_and_repeated() -> None:
+def test_mapping_like_is_none_for_unmapped_joined_and_broadcast_views() -> None:
     graph = Graph(small_target(TILES))
     loose = graph.add_variable((4, 5), np.float32, "loose")
     placed = graph.add_variable((4, 5), np.float32, "placed", grid((4, 5), (2, 2)))
@@ -124,8 +124,8 @@ def test_mapping_like_has_none_for_unmapped_several_and_repeated() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (3, 2, 5), (5, 1, 4)])
-def test_slices_of_what_is_flattened(shape: tuple[int, ...]) -> None:
-    """Within a row they have a mapping in boxes; what goes on in the next row runs along no one dimension."""
+def test_mapping_like_follows_slices_of_a_flattened_variable(shape: tuple[int, ...]) -> None:
+    """A slice within a row has a blocked mapping; one that continues in the next row follows no single dimension."""
     graph = Graph(small_target(TILES))
     mapping = grid(shape, (2, *(1 for _ in shape[1:-1]), 2))
     flat = graph.add_variable(shape, np.float32, "x", mapping).flatten()
@@ -135,14 +135,14 @@ def test_slices_of_what_is_flattened(shape: tuple[int, ...]) -> None:
             like = mapping_like(graph, view)
             assert (like is None) == (start // shape[-1] != (stop - 1) // shape[-1])
             if like is not None:
-                np.testing.assert_array_equal(owners(like), tiles_seen(mapping, view))
+                np.testing.assert_array_equal(owners(like), tiles_of_view(mapping, view))
     rows = graph.add_variable((2, 3, 4), np.float32, "rows", grid((2, 3, 4), (2, 3, 1)))
     assert mapping_like(graph, rows.reshape((6, 4))[2:5]) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_map_by_plan_puts_each_box_of_the_view_on_its_tile(data: st.DataObject) -> None:
+def test_map_by_plan_maps_each_block_of_the_view_to_its_tile(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     graph = Graph(small_target(TILES))
     variable = graph.add_variable(shape, np.float32, "x")
@@ -151,19 +151,19 @@ def test_map_by_plan_puts_each_box_of_the_view_on_its_tile(data: st.DataObject) 
     view = view.reverse(tuple(d for d in range(view.ndim) if data.draw(st.booleans())))
     plan = tuple(data.draw(cuts(n)) for n in view.shape)
     counts = [len(c) - 1 for c in plan]
-    boxes = np.reshape(data.draw(tiles(int(np.prod(counts)))), counts).astype(np.int32)
-    map_by_plan(graph, view, plan, boxes)
+    tile = np.reshape(data.draw(tiles(int(np.prod(counts)))), counts).astype(np.int32)
+    map_by_plan(graph, view, plan, tile)
     (only,) = variable.variables()
     mapping = graph.mappings[only]
     check_mapping(mapping, shape, TILES, "x")
     if isinstance(mapping, Blocked):
-        wanted = owners(Blocked(plan, frozen(boxes, np.int32))).reshape(view.shape)
-        np.testing.assert_array_equal(tiles_seen(mapping, view), wanted)
+        expected = owners(Blocked(plan, frozen(tile, np.int32))).reshape(view.shape)
+        np.testing.assert_array_equal(tiles_of_view(mapping, view), expected)
 
 
 @st.composite
 def joined_or_cut(draw: Any, tensor: Tensor) -> Tensor:
-    """A reshape of a tensor: neighbouring dimensions joined, or one cut in two."""
+    """Random reshape of a tensor: neighbouring dimensions joined, or one cut in two."""
     shape = list(tensor.shape)
     for _ in range(draw(st.integers(0, 2))):
         d = draw(st.integers(0, max(0, len(shape) - 1)))
@@ -176,7 +176,7 @@ def joined_or_cut(draw: Any, tensor: Tensor) -> Tensor:
 
 
 def test_map_by_plan_follows_reshapes() -> None:
-    """Heads joined with the batch, and groups cut out of the channels, lie where the plan wants them."""
+    """Heads joined with the batch, and groups cut out of the channels, get the tiles of the plan."""
     graph = Graph(small_target(TILES))
     heads = graph.add_variable((2, 4, 5, 3), np.float32, "heads")
     map_by_plan(graph, heads.reshape((8, 5, 3)), (even_cuts(8, 8), even_cuts(5, 1), even_cuts(3, 1)), column(8))
@@ -188,25 +188,25 @@ def test_map_by_plan_follows_reshapes() -> None:
 
 
 def column(count: int) -> np.ndarray:
-    """Boxes along the first of three dimensions, each on the tile of its number."""
+    """Blocks along the first of three dimensions, each on the tile of its number."""
     return frozen(np.arange(count).reshape(count, 1, 1), np.int32)
 
 
-def test_map_by_plan_follows_permutations_and_leaves_the_rest_linear() -> None:
+def test_map_by_plan_follows_permutations_and_maps_other_views_linearly() -> None:
     graph = Graph(small_target(TILES))
     plan = (even_cuts(3, 3), even_cuts(4, 2))
-    boxes = frozen(np.arange(6).reshape(3, 2), np.int32)
-    turned = graph.add_variable((4, 3), np.float32, "turned")
-    map_by_plan(graph, turned.transpose((1, 0)), plan, boxes)
-    (variable,) = turned.variables()
+    tile = frozen(np.arange(6).reshape(3, 2), np.int32)
+    transposed = graph.add_variable((4, 3), np.float32, "transposed")
+    map_by_plan(graph, transposed.transpose((1, 0)), plan, tile)
+    (variable,) = transposed.variables()
     np.testing.assert_array_equal(owners(graph.mappings[variable]).reshape(4, 3)[:, 1], [2, 2, 3, 3])
-    before = graph.mappings[variable]
-    map_by_plan(graph, turned.transpose((1, 0)), plan, boxes[::-1])
-    assert graph.mappings[variable] is before
+    mapping = graph.mappings[variable]
+    map_by_plan(graph, transposed.transpose((1, 0)), plan, tile[::-1])
+    assert graph.mappings[variable] is mapping
 
-    for odd in (lambda t: t[:3], lambda t: t[::2], lambda t: concat([t, t], 0)):
+    for other_view in (lambda t: t[:3], lambda t: t[::2], lambda t: concat([t, t], 0)):
         other = graph.add_variable((4, 5), np.float32, "other")
-        view = odd(other)
+        view = other_view(other)
         map_by_plan(graph, view, tuple(even_cuts(n, n) for n in view.shape), np.zeros(view.shape, np.int32))
         (variable,) = other.variables()
         assert isinstance(graph.mappings[variable], Flat)
@@ -225,13 +225,13 @@ def test_linear_mapping(size: int, dtype: Any) -> None:
     assert (counts[counts > 0] * width >= min(128, size * width) - 8).all()
 
 
-def test_map_linearly_leaves_what_is_mapped() -> None:
+def test_map_linearly_keeps_mappings() -> None:
     graph = Graph(small_target(TILES))
     placed = graph.add_variable((4,), np.float32, "placed", grid((4,), (4,)))
     loose = graph.add_variable((4,), np.float32, "loose")
-    before = graph.mappings[placed.variables()[0]]
+    mapping = graph.mappings[placed.variables()[0]]
     map_linearly(graph, concat([placed, loose], 0))
-    assert graph.mappings[placed.variables()[0]] is before
+    assert graph.mappings[placed.variables()[0]] is mapping
     assert isinstance(graph.mappings[loose.variables()[0]], Flat)
 
 

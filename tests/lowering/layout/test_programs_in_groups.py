@@ -1,4 +1,4 @@
-"""Programs of what is kept with channels in groups: the numbers of JAX, on the engine and tile by tile."""
+"""Programs with channels in groups against JAX, on the engine and tile by tile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def embedded(table: jax.Array, w: jax.Array, tokens: jax.Array) -> Any:
-    """A tied embedding: looked up, multiplied, compared with the same table, with its gradient."""
+    """Tied embedding: look-up, product, comparison with the table, and its gradient."""
 
     def loss(table: jax.Array) -> jax.Array:
         x = jnp.tanh(table[tokens] @ w)
@@ -36,14 +36,14 @@ def embedded(table: jax.Array, w: jax.Array, tokens: jax.Array) -> Any:
 
 
 def normed(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
-    """A layer norm between products, and sums over rows and over columns."""
+    """Layer norm between products, and sums over rows and over columns."""
     h = x @ w
     h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
     return h @ v, h.sum(0), h.max(1)
 
 
 def looped(x: jax.Array, layers: jax.Array) -> Any:
-    """Stacked layers by a scan, whose carry and gradients are kept in groups too."""
+    """Scan over stacked layers, with carry and gradients in groups too."""
 
     def loss(layers: jax.Array) -> jax.Array:
         return jnp.sum(lax.scan(lambda h, w: (jnp.tanh(h @ w), h), x, layers)[0])
@@ -52,7 +52,7 @@ def looped(x: jax.Array, layers: jax.Array) -> Any:
 
 
 def convolved(x: jax.Array, w: jax.Array, narrow: jax.Array) -> Any:
-    """A convolution, and one of every other pixel, with their gradients."""
+    """Convolution and strided convolution, with their gradients."""
 
     def conv(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
         return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -75,27 +75,28 @@ CASES: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_numbers_are_those_of_jax(name: str) -> None:
+def test_matches_jax(name: str) -> None:
     fun, args = CASES[name]
     check(fun, *args, tiles=(16,), rtol=2e-4, atol=2e-5)
-    kept = lowered(fun, args, small_target(16)).graph.variables
-    assert any(v.shape[-1] == 16 and len(v.shape) > 2 for v in kept), "nothing is kept in groups"
+    variables = lowered(fun, args, small_target(16)).graph.variables
+    assert any(v.shape[-1] == 16 and len(v.shape) > 2 for v in variables), "no variable is in groups"
 
 
 def gather_of(fun: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """The parameters of the gather in what a function of JAX traces to."""
+    """Parameters of the gather in the jaxpr of a JAX function."""
     return next(eqn.params for eqn in equations(jax.make_jaxpr(fun)(*args).jaxpr) if eqn.primitive.name == "gather")
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_look_ups_over_the_dimensions_of_the_variable(batched: bool) -> None:
-    """A gather of the table's variable, put in order again, is that of the table."""
-    held = MemoryOrder.with_channels((3, 7, 32) if batched else (7, 32), 2 if batched else 1)
-    table = normal(*held.shape)
+def test_gathers_over_the_dimensions_of_the_variable(batched: bool) -> None:
+    """A gather of the table's variable, in the order of the view, equals that of the table."""
+    order = MemoryOrder.with_channels((3, 7, 32) if batched else (7, 32), 2 if batched else 1)
+    table = normal(*order.shape)
     indices = RNG.integers(0, 7, (3, 5)).astype(np.int32)
     at = indices if batched else indices[0]
     fun = jax.vmap(lambda t, i: t[i]) if batched else lambda t, i: t[i]
-    params, out = gather_of(fun, table, at), fun(table, at)
+    params = gather_of(fun, table, at)
+    out = fun(table, at)
     spec = GatherSpec(
         params["dimension_numbers"],
         tuple(params["slice_sizes"]),
@@ -103,34 +104,34 @@ def test_look_ups_over_the_dimensions_of_the_variable(batched: bool) -> None:
         None,
         params["indices_are_sorted"],
         params["unique_indices"],
-        held.shape,
+        order.shape,
         out.ndim,
     )
-    found = gather_in_order(spec, held, out.shape)
-    assert found is not None
-    new, of = found
-    assert of.rows.shape == out.shape and new.uncut == (len(held.order) - 1,)
-    kept = table.reshape([n for row in held.sizes for n in row]).transpose(held.order)
-    rows = lax.gather(kept, at[..., None], new.numbers, new.slice_sizes, mode=new.mode)
-    assert rows.shape == of.rows.variable_shape
-    seen = rows.transpose(np.argsort(of.rows.order)).reshape(of.rows.shape)
-    np.testing.assert_array_equal(seen, out)
+    reordered = gather_in_order(spec, order, out.shape)
+    assert reordered is not None
+    gather, orders = reordered
+    assert orders.rows.shape == out.shape and gather.uncut == (len(order.order) - 1,)
+    stored = table.reshape([n for row in order.sizes for n in row]).transpose(order.order)
+    rows = lax.gather(stored, at[..., None], gather.numbers, gather.slice_sizes, mode=gather.mode)
+    assert rows.shape == orders.rows.variable_shape
+    in_view_order = rows.transpose(np.argsort(orders.rows.order)).reshape(orders.rows.shape)
+    np.testing.assert_array_equal(in_view_order, out)
 
 
-def test_a_table_kept_by_rows_is_looked_up_as_it_is() -> None:
+def test_does_not_reorder_a_table_stored_by_rows() -> None:
     numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
     mode = lax.GatherScatterMode.CLIP
     spec = ScatterSpec("scatter-add", numbers, mode, False, False, (7, 32), (5, 32), np.dtype(np.float32))
     assert scatter_in_order(spec, MemoryOrder.own((7, 32))) is None
-    held = MemoryOrder.with_channels((7, 32), 1)
-    found = scatter_in_order(spec, held)
-    assert found is not None and found[0].update_shape == (2, 5, 16) and found[0].table_shape == (2, 7, 16)
+    order = MemoryOrder.with_channels((7, 32), 1)
+    reordered = scatter_in_order(spec, order)
+    assert reordered is not None and reordered[0].update_shape == (2, 5, 16) and reordered[0].table_shape == (2, 7, 16)
     columns = lax.ScatterDimensionNumbers((0,), (1,), (1,))
     by_column = ScatterSpec("scatter-add", columns, mode, False, False, (7, 32), (7, 5), np.dtype(np.float32))
-    assert scatter_in_order(by_column, held) is None, "what is indexed is not cut"
+    assert scatter_in_order(by_column, order) is None, "the indexed dimension is not cut"
 
 
-def test_what_is_looked_up_is_kept_as_the_table() -> None:
+def test_stores_gathered_rows_in_the_order_of_the_table() -> None:
     fun, args = CASES["embedded"]
     graph = lowered(fun, args, small_target(16)).graph
     rows = [v for v in graph.variables if "gather" in v.name]

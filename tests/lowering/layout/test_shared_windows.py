@@ -1,4 +1,4 @@
-"""What vertices read once though several operands show it: which views these are, and what that saves."""
+"""Windows that a vertex reads once for several operands: their views, and the bytes and loads they save."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RNG = np.random.default_rng(0)
 
 
 def rolled(x: Tensor, shift: int, axis: int) -> Tensor:
-    """As `jnp.roll`."""
-    at = -shift % x.shape[axis]
-    return concat([x.slice(at, x.shape[axis], axis=axis), x.slice(0, at, axis=axis)], axis)
+    """Tensor view of `jnp.roll`."""
+    start = -shift % x.shape[axis]
+    return concat([x.slice(start, x.shape[axis], axis=axis), x.slice(0, start, axis=axis)], axis)
 
 
 def variable(*shape: int) -> Tensor:
     return Graph(small_target(4)).add_variable(shape, np.float32, "u")
 
 
-def test_slices_are_parts_of_a_larger_slice() -> None:
+def test_slices_share_a_larger_slice() -> None:
     u = variable(66, 34)
     views = [u[1:-1, 1:-1], u[:-2, 1:-1], u[2:, 1:-1], u[1:-1, 2:]]
     (window,) = shared_windows(views, (16, 16))
@@ -38,7 +38,7 @@ def test_slices_are_parts_of_a_larger_slice() -> None:
     assert window.begins == {0: (1, 0), 1: (0, 0), 2: (2, 0), 3: (1, 1)}
 
 
-def test_rolls_are_parts_of_an_array_that_goes_on_at_the_other_end() -> None:
+def test_rolls_share_an_array_that_continues_at_the_other_end() -> None:
     u = variable(64, 32)
     views = [u, rolled(u, 1, 0), rolled(u, -1, 0), rolled(rolled(u, 1, 0), -1, 1)]
     (window,) = shared_windows(views, (16, 16))
@@ -49,7 +49,7 @@ def test_rolls_are_parts_of_an_array_that_goes_on_at_the_other_end() -> None:
         assert part.node == views[number].node
 
 
-def test_what_is_padded_with_edges_is_part_of_such_an_array() -> None:
+def test_slices_of_edge_padding_share_an_array() -> None:
     u = variable(64, 32)
     rows = concat([u[:1], u, u[-1:]], 0)
     views = [rows[:-2], rows[1:-1], rows[2:]]
@@ -58,26 +58,24 @@ def test_what_is_padded_with_edges_is_part_of_such_an_array() -> None:
     assert window.begins == {0: (0, 0), 1: (1, 0), 2: (2, 0)}
 
 
-def test_what_would_be_larger_than_its_parts_is_read_apart() -> None:
-    u, v = variable(64, 32), variable(64, 32)
+def test_shares_no_window_larger_than_its_parts() -> None:
+    u = variable(64, 32)
+    v = variable(64, 32)
     assert not shared_windows([u, v], (64, 32))
-    assert not shared_windows([u[:32], u[32:]], (32, 32))  # halves: what is between them is as large as one
+    assert not shared_windows([u[:32], u[32:]], (32, 32))  # halves: the gap between them is as large as one
     assert not shared_windows([u, None], (64, 32))
     assert not shared_windows([u[1:], u[:-1].reverse(1)], (16, 16))
-    assert not shared_windows([rolled(u, 1, 0), rolled(u, -1, 0)], (1, 16))  # a box of one row, and three around it
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
+    assert not shared_windows([rolled(u, 1, 0), rolled(u, -1, 0)], (1, 16))  # a block of one row, in a window of three
 
 
 def padded(u: jax.Array) -> Any:
-    """A blur inside of zeros, which are padded, and so computed."""
+    """Blur inside of zeros, which are padding, and so computed."""
     p = jnp.pad(u, 1)
     return sum(p[i : i + u.shape[0], j : j + u.shape[1]] for i in range(3) for j in range(3)) / 9
 
 
 def edged(u: jax.Array) -> Any:
-    """The same with the edge repeated."""
+    """Blur with the edge repeated."""
     p = jnp.pad(u, 1, mode="edge")
     return sum(p[i : i + u.shape[0], j : j + u.shape[1]] for i in range(3) for j in range(3)) / 9
 
@@ -90,18 +88,21 @@ def differences(u: jax.Array) -> Any:
 
 def upwind(u: jax.Array) -> Any:
     """Halves and integers of one array read at several offsets, with a select."""
-    flow, back = u - jnp.roll(u, 1, 1), jnp.roll(u, -1, 1) - u
-    return jnp.where(u > 0, flow, back).astype(jnp.float16), jnp.roll(u, 2, 0).astype(jnp.int32) + u.astype(jnp.int32)
+    forward = u - jnp.roll(u, 1, 1)
+    backward = jnp.roll(u, -1, 1) - u
+    return jnp.where(u > 0, forward, backward).astype(jnp.float16), jnp.roll(u, 2, 0).astype(jnp.int32) + u.astype(
+        jnp.int32
+    )
 
 
 @pytest.mark.parametrize("fun", [padded, edged, differences, upwind])
 @pytest.mark.parametrize("shape", [(24, 36), (7, 13)])
-def test_programs_that_read_windows_are_right(fun: Any, shape: tuple[int, ...]) -> None:
+def test_programs_with_windows_match_jax(fun: Any, shape: tuple[int, ...]) -> None:
     check(fun, RNG.standard_normal(shape).astype(np.float32), tiles=(6,), rtol=1e-5, atol=1e-5)
 
 
-def test_a_vertex_holds_its_box_once() -> None:
-    """A blur of nine rolled operands: one window, of at most a row and a column on each side."""
+def test_connects_one_window_for_all_rolls() -> None:
+    """A blur of nine rolled operands reads one window, with a row and a column more on each side."""
     program = lowered(
         lambda u: lax.fori_loop(0, 2, lambda _, u: sum_of_rolls(u), u),
         (np.zeros((256, 512), np.float32),),
@@ -117,9 +118,10 @@ def sum_of_rolls(u: jax.Array) -> Any:
     return sum(jnp.roll(u, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
 
 
-def test_what_begins_inside_a_vector_is_loaded_twice() -> None:
-    """Parts of one array of floats, two to a vector: one load more a vector where a part begins at odd places."""
-    add, target = Op("add", lax.add, np.dtype(np.float32)), small_target(4)
+def test_loads_parts_that_begin_inside_a_vector_twice() -> None:
+    """Of an array of floats, two to a vector, parts that begin at odd positions take one more load a vector."""
+    add = Op("add", lax.add, np.dtype(np.float32))
+    target = small_target(4)
 
     def cycles(column: int, *steps: tuple[int, int]) -> int:
         parts = [Input(np.dtype(np.float32), (0, 1), 0, (0, at), (0, 2)) for at in (0, column)]
@@ -132,8 +134,8 @@ def test_what_begins_inside_a_vector_is_loaded_twice() -> None:
     assert cycles(1, (0, 1)) > cycles(2, (0, 1)) == cycles(0, (0, 1))
 
 
-def test_a_blur_fits_a_first_generation_ipu() -> None:
-    """2,200 × 1,122 pixels of four floats: nine copies of a tile's box were 334 of its 256 KiB."""
+def test_fits_a_blur_on_a_first_generation_ipu() -> None:
+    """2,200 × 1,122 pixels of four floats: nine copies of a tile's block took 334 of its 256 KiB."""
 
     def blurred(u: jax.Array) -> Any:
         return lax.fori_loop(0, 4, lambda _, u: sum_of_rolls(u), u)

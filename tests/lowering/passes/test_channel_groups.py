@@ -1,4 +1,4 @@
-"""Which arguments are kept with their columns in groups."""
+"""Choice of the arguments whose columns are stored in groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def grouped(fun: Callable[..., Any], *args: Any) -> list[bool]:
     return grouped_inputs(jax.make_jaxpr(fun)(*args).jaxpr)
 
 
-def test_operands_of_products_and_what_is_combined_with_them() -> None:
+def test_groups_operands_of_products_and_values_combined_with_them() -> None:
     def step(x: jax.Array, w: jax.Array, momentum: jax.Array, other: jax.Array) -> Any:
         y = x @ w
         return y, 0.9 * momentum + w, jnp.sin(other)
@@ -29,39 +29,39 @@ def test_operands_of_products_and_what_is_combined_with_them() -> None:
     assert grouped(step, MATRIX, SQUARE, SQUARE, SQUARE) == [True, True, True, False]
 
 
-def test_what_a_gradient_is_subtracted_from() -> None:
+def test_groups_a_weight_updated_by_its_gradient() -> None:
     def step(x: jax.Array, state: jax.Array) -> jax.Array:
         return state - x.T @ jnp.tanh(x)
 
     assert grouped(step, MATRIX, SQUARE) == [True, True]
 
 
-def test_vectors_and_programs_without_products_are_kept_as_they_are() -> None:
+def test_groups_neither_vectors_nor_programs_without_products() -> None:
     assert grouped(lambda x, y: jnp.exp(x) + y, MATRIX, MATRIX) == [False, False]
     vector = jax.ShapeDtypeStruct((64,), jnp.float32)
     assert grouped(lambda x, b: x @ b, MATRIX, vector) == [True, False]
 
 
-def test_a_table_whose_rows_are_multiplied() -> None:
+def test_groups_a_table_whose_rows_are_multiplied() -> None:
     tokens = jax.ShapeDtypeStruct((5,), jnp.int32)
     assert grouped(lambda table, w, tokens: table[tokens] @ w, MATRIX, SQUARE, tokens) == [True, True, False]
     assert grouped(lambda table, w, tokens: table[tokens] + 1, MATRIX, SQUARE, tokens) == [False, False, False]
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
-def test_through_what_holds_a_jaxpr(wrap: Callable[..., Any]) -> None:
+def test_groups_through_nested_jaxprs(wrap: Callable[..., Any]) -> None:
     assert grouped(wrap(lambda x, w: jnp.sin(x) @ w), MATRIX, SQUARE) == [True, True]
 
 
-def test_stacked_layers_of_a_scan_and_its_carry() -> None:
+def test_groups_stacked_layers_of_a_scan_and_its_carry() -> None:
     def layers(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
 
     assert grouped(layers, MATRIX, jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)) == [True, True]
 
 
-def test_numbers_and_variables_of_a_training_step() -> None:
-    """The weight and its momentum are kept in groups and updated in place; numbers are those of JAX."""
+def test_training_step_with_groups_matches_jax() -> None:
+    """Weight and momentum are stored in groups and updated in place, with the numbers of JAX."""
 
     def step(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         m = 0.9 * m + jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)

@@ -1,4 +1,4 @@
-"""The passes: after each a jaxpr still means the same; what calls and source lines become; texts of tiny cases."""
+"""Passes: numbers after each of them, calls and source lines, texts of tiny cases."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def after_each_pass(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, ClosedJaxpr]]:
 
 
 def all_equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr and of those inside it."""
+    """Equations of a jaxpr and of those nested in it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
         for inner in jaxprs_in_params(eqn.params):
@@ -65,38 +65,33 @@ def evaluate(jaxpr: ClosedJaxpr, leaves: list[Any]) -> list[Any]:
     return jax.jit(jaxpr_as_fun(jaxpr))(*leaves)
 
 
-def assert_close(got: Any, expected: Any, what: str) -> None:
+def assert_close(actual: Any, expected: Any, message: str) -> None:
     if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
-        got, expected = jax.random.key_data(got), jax.random.key_data(expected)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=what)
+        actual = jax.random.key_data(actual)
+        expected = jax.random.key_data(expected)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=message)
 
 
 def check_passes(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """Asserts that after each pass the jaxpr is well formed and gives the numbers of the first; returns the last."""
+    """Asserts that each pass keeps the numbers and a valid jaxpr; returns the last jaxpr."""
     leaves = jax.tree.leaves(args)
-    (_, first), *rest = after_each_pass(traced(fun, *args))
+    (_, first), *later = after_each_pass(traced(fun, *args))
     expected = evaluate(first, leaves)
-    for name, jaxpr in rest:
+    for name, jaxpr in later:
         check_jaxpr(jaxpr.jaxpr)
         assert [v.aval.shape for v in jaxpr.jaxpr.invars] == [np.shape(leaf) for leaf in leaves], name
-        for got, want in zip(evaluate(jaxpr, leaves), expected, strict=True):
-            assert_close(got, want, f"after {name}")
-    return rest[-1][1]
-
-
-# --- whole models -----------------------------------------------------------------------------------------------------
+        for actual, expected_leaf in zip(evaluate(jaxpr, leaves), expected, strict=True):
+            assert_close(actual, expected_leaf, f"after {name}")
+    return later[-1][1]
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_each_pass_keeps_the_numbers_of_a_training_step(name: str) -> None:
+def test_passes_keep_the_numbers_of_a_training_step(name: str) -> None:
     model = training_step(name)
     last = check_passes(model.step, model.state, *model.batch(0))
-    found = set(primitives(last))
-    assert found.isdisjoint(CALLEES)
-    assert model.contains <= found
-
-
-# --- inline -----------------------------------------------------------------------------------------------------------
+    names = set(primitives(last))
+    assert names.isdisjoint(CALLEES)
+    assert model.contains <= names
 
 
 @jax.custom_jvp
@@ -168,11 +163,11 @@ def test_inline_leaves_no_call(name: str) -> None:
     assert set(primitives(check_passes(CALLS[name], x))).isdisjoint(CALLEES)
 
 
-def test_calls_are_there_to_inline() -> None:
-    found = {p for fun in CALLS.values() for p in primitives(traced(fun, jnp.ones(5)))}
-    assert {"jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"} <= found
-    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve", "ipu_pipeline"} <= found
-    assert {"checkpoint", "remat2"} & found
+def test_cases_cover_all_kinds_of_calls() -> None:
+    names = {p for fun in CALLS.values() for p in primitives(traced(fun, jnp.ones(5)))}
+    assert {"jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"} <= names
+    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve", "ipu_pipeline"} <= names
+    assert {"checkpoint", "remat2"} & names
 
 
 def on_platform(x: jax.Array) -> jax.Array:
@@ -190,20 +185,20 @@ CHOSEN: dict[str, tuple[Callable[[jax.Array], Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_branches_that_are_chosen_already_are_inlined(name: str) -> None:
-    """Of the others nothing stays."""
-    fun, others = CHOSEN[name]
-    found = set(primitives(check_passes(fun, jnp.linspace(0.1, 1.5, 5))))
-    assert found.isdisjoint({"platform_index", "cond", *others})
+def test_inlines_branches_with_a_constant_index(name: str) -> None:
+    """No equation of the other branches stays."""
+    fun, dropped = CHOSEN[name]
+    names = set(primitives(check_passes(fun, jnp.linspace(0.1, 1.5, 5))))
+    assert names.isdisjoint({"platform_index", "cond", *dropped})
 
 
-def test_inline_makes_new_variables_for_each_call() -> None:
+def test_inline_defines_new_variables_for_each_call() -> None:
     jaxpr = inline(traced(CALLS["one callee twice"], jnp.ones(5))).jaxpr
     outs = [var for eqn in jaxpr.eqns for var in eqn.outvars]
     assert len(set(outs)) == len(outs)
 
 
-def test_name_stack_of_a_callee_follows_its_callers() -> None:
+def test_prefixes_name_stacks_of_callees_with_those_of_callers() -> None:
     @jax.jit
     def inner(x: jax.Array) -> jax.Array:
         with jax.named_scope("inner"):
@@ -231,8 +226,8 @@ def recomputed(x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("wrapped", [recomputed, jax.checkpoint(recomputed)])
-def test_what_a_checkpoint_computes_again_is_marked_and_stays_apart(wrapped: Callable[..., Any]) -> None:
-    """Through all passes: what is computed first, and again for the gradient, with and without a checkpoint around."""
+def test_marks_recomputation_of_a_checkpoint(wrapped: Callable[..., Any]) -> None:
+    """First computation and recomputation are told apart after all passes, with and without a checkpoint around."""
     last = check_passes(jax.value_and_grad(wrapped), jnp.linspace(0.1, 1.5, 5))
     exps = [stage_name(eqn) for eqn in all_equations(last) if eqn.primitive.name == "exp"]
     marks = [(name.is_recomputed, name.is_backward) for name in exps]
@@ -241,14 +236,14 @@ def test_what_a_checkpoint_computes_again_is_marked_and_stays_apart(wrapped: Cal
     assert gradients and all(name.is_backward and not name.is_recomputed for name in gradients)
 
 
-def test_barriers_stay_where_they_are() -> None:
+def test_keeps_barriers_in_place() -> None:
     def fun(x: jax.Array) -> jax.Array:
         return jnp.cumsum(x) + jax.jit(lambda y: jnp.cumsum(lax.optimization_barrier(y)))(x)
 
     assert primitives(check_passes(fun, jnp.ones(3))) == ["cumsum", "optimization_barrier", "cumsum", "add"]
 
 
-def test_source_line_of_library_code_is_its_callers() -> None:
+def test_gives_library_code_the_line_of_its_caller() -> None:
     def fun(x: jax.Array) -> jax.Array:
         y = jnp.where(x > 0, x, 0.0)
         return jnp.where(y > 1, y, 1.0)
@@ -259,7 +254,7 @@ def test_source_line_of_library_code_is_its_callers() -> None:
     assert [line.split(" (")[0] for line in lines] == [f"test_passes.py:{first + n}" for n in range(2)]
 
 
-def test_source_line_of_users_callee_is_its_own() -> None:
+def test_keeps_lines_of_a_users_callee() -> None:
     @jax.jit
     def callee(x: jax.Array) -> jax.Array:
         return jnp.sin(x)
@@ -269,10 +264,7 @@ def test_source_line_of_users_callee_is_its_own() -> None:
     assert source_line(eqn).startswith(f"test_passes.py:{line} (")
 
 
-# --- dce --------------------------------------------------------------------------------------------------------------
-
-
-def test_dce_drops_what_nothing_uses() -> None:
+def test_dce_drops_dead_equations() -> None:
     def fun(x: jax.Array, unused: jax.Array) -> jax.Array:
         jnp.exp(unused)
 
@@ -289,14 +281,14 @@ def test_dce_drops_what_nothing_uses() -> None:
 
 
 def test_dce_keeps_effects() -> None:
-    seen: list[float] = []
+    values: list[float] = []
 
     def body(c: jax.Array, _: Any) -> tuple[jax.Array, None]:
-        jax.debug.callback(lambda v: seen.append(float(v)), c, ordered=True)
+        jax.debug.callback(lambda v: values.append(float(v)), c, ordered=True)
         return c + 1, None
 
     def fun(x: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda v: seen.append(float(v)), jnp.exp(x), ordered=True)
+        jax.debug.callback(lambda v: values.append(float(v)), jnp.exp(x), ordered=True)
         lax.scan(body, x, None, 3)
         return x
 
@@ -304,26 +296,23 @@ def test_dce_keeps_effects() -> None:
     assert primitives(jaxpr).count("debug_callback") == 2 and "exp" in primitives(jaxpr)
     jax.block_until_ready(evaluate(jaxpr, [jnp.float32(0.0)]))
     jax.effects_barrier()
-    assert seen == [1.0, 0.0, 1.0, 2.0]
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
+    assert values == [1.0, 0.0, 1.0, 2.0]
 
 
 def layer(w: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-    """A dense layer, with a dead end."""
+    """Dense layer, with a dead equation."""
     jnp.sum(x)
     return jnp.where(x @ w + b > 0, x @ w, 0.0)
 
 
 def running_sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A loop that stacks its states."""
+    """Loop that stacks its states."""
     return lax.scan(lambda c, a: (c + jax.jit(jnp.tanh)(a), c), jnp.zeros(3), x)
 
 
 @jax.jit
 def block(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Several steps, that all its callers have in common."""
+    """Several equations, common to all callers."""
     h = jnp.tanh(x @ w)
     return x + jnp.tanh(h @ w) * h
 
@@ -342,21 +331,22 @@ TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text(name: str, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jaxpr after each pass, and graph and program for a machine of four tiles; code is dear."""
+    """The jaxpr after each pass, and graph and program for a machine of four tiles, with a high cost of code."""
     price_bytes(monkeypatch, 4)
     fun, shapes = TEXTS[name]
     for number, (stage, jaxpr) in enumerate(after_each_pass(traced(fun, *map(jnp.ones, shapes)))):
         golden(str(jaxpr), f"{number}-{stage}")
-    program, start = lower(jaxpr, small_target(4)), inspect.getsourcelines(fun)[1]
+    program = lower(jaxpr, small_target(4))
+    start = inspect.getsourcelines(fun)[1]
     text = listing(program.graph, program.program)
     # Lines count from the function's own, so that editing this file does not change the text.
-    text = re.sub(r"test_passes\.py:(\d+)", lambda found: f"{name}+{int(found[1]) - start}", text)
+    text = re.sub(r"test_passes\.py:(\d+)", lambda match: f"{name}+{int(match[1]) - start}", text)
     golden(text, f"{number + 1}-graph")
 
 
-def test_of_a_linear_solve_only_the_solution_stays() -> None:
+def test_keeps_only_the_solution_of_a_linear_solve() -> None:
     x = np.eye(3, dtype=np.float32) * 2 + 1
-    jaxpr = inline(jax.jit(jnp.linalg.inv).trace(x).jaxpr)  # holds also the product and its transposes
+    jaxpr = inline(jax.jit(jnp.linalg.inv).trace(x).jaxpr)  # has the product and its transposes too
     (inverse,) = jaxpr_as_fun(jaxpr)(x)
     np.testing.assert_allclose(inverse, np.linalg.inv(x), rtol=1e-5)
     assert {"lu", "triangular_solve"} <= set(primitives(jaxpr)) and "dot_general" not in primitives(jaxpr)

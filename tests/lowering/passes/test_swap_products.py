@@ -1,4 +1,4 @@
-"""Pass `swap_products`: products that are only read transposed are computed the other way round."""
+"""Pass `swap_products`: products that are only read transposed are computed with swapped operands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SWAPPED = {
         (X, W),
     ),
 }
-KEPT = {
+UNCHANGED = {
     "read twice": (lambda x, w: (lambda y: (y, lax.transpose(y, (1, 0))))(lax.dot(x, w)), (X, W)),
     "another permutation": (lambda x, w: lax.transpose(lax.batch_matmul(x, w), (1, 0, 2)), BATCHED),
     "the result of a sum": (lambda x: lax.transpose(x + 1, (1, 0)), (X,)),
@@ -47,17 +47,17 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", SWAPPED)
-def test_swapped(name: str) -> None:
+def test_swaps_operands(name: str) -> None:
     fun, args = SWAPPED[name]
     jaxpr = swapped(fun, *args)
-    before = list(primitive_names(jax.make_jaxpr(fun)(*args).jaxpr)).count("transpose")
-    assert list(primitive_names(jaxpr.jaxpr)).count("transpose") == before - 1
+    num_transposes = list(primitive_names(jax.make_jaxpr(fun)(*args).jaxpr)).count("transpose")
+    assert list(primitive_names(jaxpr.jaxpr)).count("transpose") == num_transposes - 1
     np.testing.assert_allclose(jaxpr_as_fun(jaxpr)(*args)[0], fun(*args), rtol=1e-5, atol=1e-5)
     check(fun, *args, tiles=(1, 7), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_kept(name: str) -> None:
-    fun, args = KEPT[name]
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_keeps_other_products(name: str) -> None:
+    fun, args = UNCHANGED[name]
     assert "transpose" in primitive_names(swapped(fun, *args).jaxpr)
     check(fun, *args, tiles=(1, 7), rtol=1e-4, atol=1e-4)

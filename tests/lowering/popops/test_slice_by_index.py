@@ -31,7 +31,7 @@ def by_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         later_by_index = request.param == "in two parts"
         return [[dynamic._Part(dims[:1], by_index=True), dynamic._Part(dims[1:], by_index=later_by_index)]]
 
-    monkeypatch.setattr(dynamic, "_ways", ways)
+    monkeypatch.setattr(dynamic, "_plans", ways)
 
 
 @pytest.mark.usefixtures("by_index")

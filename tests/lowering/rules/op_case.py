@@ -1,4 +1,4 @@
-"""One row of the op table, and makers of its arrays."""
+"""Rows of the op table, and makers of their arrays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Spec = Callable[[np.random.Generator], Any]
 
 
 def normal(*shape: int, dtype: Any = np.float32, scale: float = 1.0) -> Spec:
-    """Normal numbers."""
+    """Normally distributed numbers."""
     return lambda rng: np.asarray(scale * rng.normal(size=shape), dtype)
 
 
 def uniform(*shape: int, low: float, high: float, dtype: Any = np.float32) -> Spec:
-    """Numbers in an interval."""
+    """Uniformly distributed numbers in an interval."""
     return lambda rng: np.asarray(rng.uniform(low, high, shape), dtype)
 
 
@@ -28,22 +28,22 @@ def integers(*shape: int, low: int = -9, high: int = 10, dtype: Any = np.int32) 
 
 
 def booleans(*shape: int) -> Spec:
-    """Truth values, three in four of them true."""
+    """Booleans, three in four of them true."""
     return lambda rng: np.asarray(rng.random(shape) < 0.75)
 
 
 def distinct(*shape: int) -> Spec:
-    """Numbers of which no two are equal."""
+    """Pairwise distinct numbers."""
     return lambda rng: rng.permutation(int(np.prod(shape))).reshape(shape).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class OpCase:
-    """One row.
+    """Row of the op table.
 
     Args:
         primitive: the primitive that `fun` must trace to.
-        name: what tells the rows of a primitive apart.
+        name: name among the rows of its primitive.
         fun: function of arrays.
         specs: makers of its arguments.
         rtol, atol: tolerance of the engine against plain JAX; 0 is equality to the bit.
@@ -69,7 +69,7 @@ class OpCase:
         return f"{self.primitive}-{self.name}"
 
     def arguments(self) -> tuple[Any, ...]:
-        """The row's arrays, the same each time."""
+        """The row's arrays, equal in every call."""
         rng = np.random.default_rng(list(self.id.encode()))
         return tuple(spec(rng) for spec in self.specs)
 

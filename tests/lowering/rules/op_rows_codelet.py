@@ -31,7 +31,8 @@ class ShiftVertex(Vertex):
 
 
 def _axpy_gradient(arrays: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    (a, x), (ct,) = arrays, cotangents
+    (a, x) = arrays
+    (ct,) = cotangents
     d_a = jnp.sum(ct * x, -1)
     return d_a if a.ndim else jnp.sum(d_a), jnp.broadcast_to(a[..., None], x.shape) * ct
 

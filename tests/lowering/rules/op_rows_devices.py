@@ -1,4 +1,4 @@
-"""Rows of the op table for what names devices or axes of them: on one machine, reductions or nothing at all."""
+"""Rows of the op table with devices or axes of devices: on one machine, reductions or identities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _spread(x: Any) -> Any:
 
 def devices() -> list[OpCase]:
     """Collectives under `vmap(axis_name=...)`, forward and backward, and placements."""
-    x, sums = normal(*MAIN), {"rtol": 1e-5, "atol": 1e-5}
+    x = normal(*MAIN)
+    sums = {"rtol": 1e-5, "atol": 1e-5}
     both = partial(lax.psum, axis_name=("rows", "columns"))
     nested = jax.vmap(jax.vmap(both, axis_name="columns"), axis_name="rows")
     return [

@@ -13,7 +13,7 @@ from tests.lowering.rules.op_case import MAIN, OpCase, normal
 
 
 def effects() -> list[OpCase]:
-    """Each kind of call once; what they do is in `tests/ipujax/test_callbacks.py`."""
+    """Each kind of call once; `tests/ipujax/test_callbacks.py` tests their effects."""
     same = jax.ShapeDtypeStruct(MAIN, np.float32)
 
     def printed(x: Any) -> Any:

@@ -65,8 +65,10 @@ def unary() -> list[OpCase]:
 
 def special() -> list[OpCase]:
     """Special functions of several operands, and the parts of complex numbers."""
-    x, degrees = normal(*MAIN), uniform(5, 1, low=0.5, high=4)
-    unit, tolerance = uniform(5, 1, low=0.05, high=0.95), {"rtol": 3e-5, "atol": 1e-6}
+    x = normal(*MAIN)
+    degrees = uniform(5, 1, low=0.5, high=4)
+    unit = uniform(5, 1, low=0.05, high=0.95)
+    tolerance = {"rtol": 3e-5, "atol": 1e-6}
     numbers = lambda rng: (rng.normal(size=MAIN) + 1j * rng.normal(size=MAIN)).astype(np.complex64)  # noqa: E731
     return [
         OpCase("bessel_i0e", "f32", lax.bessel_i0e, (x,), **tolerance, grad=True),
@@ -87,12 +89,16 @@ def special() -> list[OpCase]:
 
 def binary() -> list[OpCase]:
     positive = uniform(*MAIN, low=0.2, high=2)
-    floats, whole, shifts = normal(*MAIN), integers(*MAIN), integers(*MAIN, low=0, high=31)
-    nonzero, whole16 = integers(*MAIN, low=1), integers(5, 7, dtype=np.int16)
-    whole_pairs, wide = integers(13, 7, 2, dtype=np.int16), integers(*MAIN, low=-(2**31), high=2**31)
+    floats = normal(*MAIN)
+    ints = integers(*MAIN)
+    shifts = integers(*MAIN, low=0, high=31)
+    nonzero = integers(*MAIN, low=1)
+    ints16 = integers(5, 7, dtype=np.int16)
+    int_pairs = integers(13, 7, 2, dtype=np.int16)
+    wide = integers(*MAIN, low=-(2**31), high=2**31)
     cases = [
         OpCase("add", "f32", lax.add, (floats, floats), grad=True),
-        OpCase("add", "int", lax.add, (whole, whole)),
+        OpCase("add", "int", lax.add, (ints, ints)),
         OpCase("mulhi", "int", lax.mulhi, (wide, wide)),
         OpCase("mulhi", "unsigned", lax.mulhi, (integers(5, low=0, high=2**32, dtype=np.uint32),) * 2),
         OpCase("add", "scalars", lax.add, (normal(), normal()), grad=True),
@@ -114,25 +120,25 @@ def binary() -> list[OpCase]:
         OpCase("clamp", "arrays", lax.clamp, (uniform(*MAIN, low=-1, high=0), floats, positive), grad=True),
         OpCase("clamp", "runtime-scalars", lax.clamp, (uniform(low=-1, high=0), floats, uniform(low=0, high=1))),
         OpCase("div", "f32", lax.div, (floats, positive), ULP, grad=True),
-        OpCase("div", "int", lax.div, (whole, nonzero)),
+        OpCase("div", "int", lax.div, (ints, nonzero)),
         OpCase("rem", "f32", lax.rem, (floats, positive), ULP, 1e-6),
-        OpCase("rem", "int", lax.rem, (whole, nonzero)),
+        OpCase("rem", "int", lax.rem, (ints, nonzero)),
         OpCase("pow", "f32", lax.pow, (positive, floats), 2e-6, grad=True),
-        OpCase("pow", "int-exponent", lax.pow, (positive, whole), 4e-6),
+        OpCase("pow", "int-exponent", lax.pow, (positive, ints), 4e-6),
         OpCase("integer_pow", "cube", lambda x: x**3, (floats,), ULP, grad=True),
         OpCase("integer_pow", "inverse", lambda x: lax.integer_pow(x, -2), (positive,), 2e-6, grad=True),
         OpCase("atan2", "f32", lax.atan2, (floats, positive), 2e-6, grad=True),
         OpCase("nextafter", "f32", lax.nextafter, (floats, floats)),
-        OpCase("and", "int", lax.bitwise_and, (whole, whole)),
+        OpCase("and", "int", lax.bitwise_and, (ints, ints)),
         OpCase("or", "bool", lax.bitwise_or, (booleans(5, 7), booleans(5, 7))),
         OpCase("xor", "uint", lax.bitwise_xor, (integers(*MAIN, low=0, dtype=np.uint32),) * 2),
         OpCase("not", "bool", lax.bitwise_not, (booleans(*MAIN),)),
-        OpCase("not", "int", lax.bitwise_not, (whole,)),
-        OpCase("shift_left", "int", lax.shift_left, (whole, shifts)),
-        OpCase("shift_right_logical", "int", lax.shift_right_logical, (whole, shifts)),
-        OpCase("shift_right_arithmetic", "int", lax.shift_right_arithmetic, (whole, shifts)),
-        OpCase("population_count", "int", lax.population_count, (whole,)),
-        OpCase("clz", "int", lax.clz, (whole,)),
+        OpCase("not", "int", lax.bitwise_not, (ints,)),
+        OpCase("shift_left", "int", lax.shift_left, (ints, shifts)),
+        OpCase("shift_right_logical", "int", lax.shift_right_logical, (ints, shifts)),
+        OpCase("shift_right_arithmetic", "int", lax.shift_right_arithmetic, (ints, shifts)),
+        OpCase("population_count", "int", lax.population_count, (ints,)),
+        OpCase("clz", "int", lax.clz, (ints,)),
         OpCase(
             "is_finite", "f32", lax.is_finite, (lambda rng: rng.choice(np.float32([-np.inf, np.nan, 0, 1.5]), MAIN),)
         ),
@@ -142,13 +148,13 @@ def binary() -> list[OpCase]:
         OpCase("convert_element_type", "half", lambda x: x.astype(np.float16), (floats,), grad=True, grad_rtol=2e-3),
         OpCase("convert_element_type", "bfloat16", lambda x: x.astype(jnp.bfloat16), (floats,)),
         OpCase("convert_element_type", "int", lambda x: (3 * x).astype(np.int32), (floats,)),
-        OpCase("convert_element_type", "bool", lambda x: x.astype(np.bool_), (whole,)),
+        OpCase("convert_element_type", "bool", lambda x: x.astype(np.bool_), (ints,)),
         OpCase("reduce_precision", "f32", lambda x: lax.reduce_precision(x, 5, 7), (floats,), grad=True),
         OpCase("bitcast_convert_type", "same", lambda x: lax.bitcast_convert_type(x, np.int32), (floats,)),
         OpCase("bitcast_convert_type", "parts", lambda x: lax.bitcast_convert_type(x, np.uint16), (floats,)),
         OpCase("bitcast_convert_type", "bytes", lambda x: lax.bitcast_convert_type(x, np.uint8), (normal(),)),
-        OpCase("bitcast_convert_type", "joined", lambda x: lax.bitcast_convert_type(x, np.int32), (whole_pairs,)),
-        OpCase("bitcast_convert_type", "half", lambda x: lax.bitcast_convert_type(x, jnp.bfloat16), (whole16,)),
+        OpCase("bitcast_convert_type", "joined", lambda x: lax.bitcast_convert_type(x, np.int32), (int_pairs,)),
+        OpCase("bitcast_convert_type", "half", lambda x: lax.bitcast_convert_type(x, jnp.bfloat16), (ints16,)),
     ]
     ordered = lambda rng: rng.choice(np.float32([-np.inf, -1, -0.0, 0.0, 2, np.inf, np.nan]), MAIN)  # noqa: E731
     for primitive in (lax.eq_to_p, lax.le_to_p, lax.lt_to_p):

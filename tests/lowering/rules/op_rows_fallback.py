@@ -1,6 +1,6 @@
-"""Functions whose primitive has no tile-parallel rule, with arrays to call them with: all that runs on one tile.
+"""Rows of the primitives without a tile-parallel rule, which run on one tile.
 
-Each is one problem: several, along batch dimensions or right-hand sides, are shared out (`test_fallback.py`).
+Each is a single problem: several, along batch dimensions or right-hand sides, are spread (`test_fallback.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from tests.lowering.rules.op_case import OpCase, Spec, integers, normal
 
 
 def _positive(rng: np.random.Generator) -> np.ndarray:
-    """A symmetric matrix with positive eigenvalues, well apart from zero."""
+    """Symmetric matrix with positive eigenvalues, well apart from zero."""
     a = rng.normal(size=(5, 5))
     return (a @ a.T + 5 * np.eye(5)).astype(np.float32)
 
 
 def fallback_rows() -> tuple[OpCase, ...]:
-    """One row a primitive."""
-    square, vector, column, positive = normal(5, 5), normal(5), normal(5, 1), _positive
+    """One row for each primitive."""
+    square = normal(5, 5)
+    vector = normal(5)
+    column = normal(5, 1)
+    positive = _positive
     pivots = integers(5, low=4, high=5)
     near = {"rtol": 1e-4, "atol": 1e-4}
 

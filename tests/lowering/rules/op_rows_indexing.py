@@ -13,13 +13,17 @@ from tests.lowering.rules.op_case import MAIN, ULP, OpCase, integers, normal
 
 
 def indexing() -> list[OpCase]:
-    table, rows = normal(17, 5), integers(7, low=0, high=17)
+    table = normal(17, 5)
+    rows = integers(7, low=0, high=17)
     labels = integers(13, low=0, high=29)
 
     def scattered(kind: str, **params: Any) -> Callable[..., Any]:
         return lambda t, i, u: getattr(t.at[i], kind)(u, **params)
 
-    updates, whole_rows = normal(7, 5), lambda rng: rng.permutation(17)[:7].astype(np.int32)
+    updates = normal(7, 5)
+
+    def all_rows(rng: np.random.Generator) -> Any:
+        return rng.permutation(17)[:7].astype(np.int32)
 
     def nothing(*batch: int) -> Any:
         return jnp.zeros((*batch, 0), np.int32)  # index vectors without components
@@ -31,7 +35,7 @@ def indexing() -> list[OpCase]:
     def copies(t: Any) -> Any:
         return lax.gather(t, nothing(2, 3), lax.GatherDimensionNumbers((1,), (0,), ()), (1, 4), mode="clip")
 
-    wholes = integers(7, 5)
+    int_updates = integers(7, 5)
     many = normal(5, 2), integers(1500, low=0, high=5), normal(1500, 2)
     return [
         OpCase("gather", "rows", lambda t, i: t[i], (table, rows), grad=True),
@@ -45,13 +49,13 @@ def indexing() -> list[OpCase]:
         OpCase(
             "scatter", "set", scattered("set"), (table, lambda rng: rng.permutation(17)[:7].astype(np.int32), updates)
         ),
-        OpCase("scatter", "apply", lambda t, i: t.at[i].apply(jnp.sin), (table, whole_rows), ULP),
-        OpCase("scatter", "apply-window", lambda t, i: t.at[:, i].apply(jnp.sin), (normal(3, 17), whole_rows), ULP),
+        OpCase("scatter", "apply", lambda t, i: t.at[i].apply(jnp.sin), (table, all_rows), ULP),
+        OpCase("scatter", "apply-window", lambda t, i: t.at[:, i].apply(jnp.sin), (normal(3, 17), all_rows), ULP),
         OpCase("scatter", "interior", lambda t, u: t.at[1:8, :].set(u), (table, updates)),
         OpCase("scatter", "no index", everywhere(lax.scatter), (table, updates)),
         OpCase("scatter-add", "no index", everywhere(lax.scatter_add), (table, updates), 1e-6, 1e-6, grad=True),
-        OpCase("scatter-sub", "no index", everywhere(lax.scatter_sub), (integers(17, 5), wholes)),
-        OpCase("scatter-mul", "no index", everywhere(lax.scatter_mul), (integers(17, 5), wholes)),
+        OpCase("scatter-sub", "no index", everywhere(lax.scatter_sub), (integers(17, 5), int_updates)),
+        OpCase("scatter-mul", "no index", everywhere(lax.scatter_mul), (integers(17, 5), int_updates)),
         OpCase("scatter-min", "no index", everywhere(lax.scatter_min), (table, updates)),
         OpCase("scatter-max", "interior", lambda t: t.at[1:-1, 2:].max(0.0), (table,)),
         OpCase("scatter-add", "duplicates", scattered("add"), (table, rows, updates), 1e-6, 1e-6, grad=True),

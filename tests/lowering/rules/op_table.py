@@ -1,4 +1,4 @@
-"""The op table: for each primitive with a lowering rule, functions that trace to it and arrays to call them with.
+"""Op table: for each primitive with a lowering rule, functions that trace to it, and arguments for them.
 
 `CASES` lists all rows; `tests/lowering/rules/test_ops.py` runs them. Shapes are odd on purpose: they divide no number
 of tiles, and there are scalars, dimensions of size 1 and arrays without elements.
@@ -26,7 +26,7 @@ from tests.lowering.rules.op_rows_indexing import indexing
 
 
 def _shape() -> list[OpCase]:
-    """Views; multiplied by a ramp of the result's shape, so that someone reads them tile by tile."""
+    """Views, multiplied by a ramp of the result's shape, so that they are read tile by tile."""
 
     def used(view: Callable[..., Any]) -> Callable[..., Any]:
         def fun(*arrays: Any) -> Any:
@@ -36,7 +36,8 @@ def _shape() -> list[OpCase]:
 
         return fun
 
-    x, cube = normal(*MAIN), normal(3, 5, 7)
+    x = normal(*MAIN)
+    cube = normal(3, 5, 7)
     rows: list[tuple[str, str, Callable[..., Any], tuple[Spec, ...]]] = [
         ("reshape", "flat", lambda x: x.reshape(-1), (x,)),
         ("reshape", "mixed", lambda x: x.transpose(2, 0, 1).reshape(21, 5), (cube,)),
@@ -68,7 +69,10 @@ def _shape() -> list[OpCase]:
 
 
 def _reductions() -> list[OpCase]:
-    x, cube, flags, whole = normal(*MAIN), normal(7, 5, 11), booleans(*MAIN), integers(*MAIN)
+    x = normal(*MAIN)
+    cube = normal(7, 5, 11)
+    flags = booleans(*MAIN)
+    ints = integers(*MAIN)
     positive = uniform(7, 5, 11, low=0.8, high=1.2)
     narrow = normal(5, 70, dtype=jnp.bfloat16)
     sums = {"rtol": 1e-5, "atol": 1e-5}
@@ -96,29 +100,29 @@ def _reductions() -> list[OpCase]:
         OpCase("reduce_sum", "into-nothing", lambda x: x.sum(1), (normal(0, 3),)),
         OpCase("reduce_sum", "transposed", lambda x: x.T[3:].sum(0), (x,), **sums, grad=True),
         OpCase("reduce_sum", "broadcast", lambda x: jnp.broadcast_to(x, (31, 29)).sum(0), (normal(29),), **sums),
-        OpCase("reduce_sum", "int", jnp.sum, (whole,)),
+        OpCase("reduce_sum", "int", jnp.sum, (ints,)),
         OpCase("reduce_sum", "long", jnp.sum, (normal(4099),), **sums, grad=True),
         OpCase("reduce_sum", "bfloat16", lambda x: lax.reduce_sum(x, (0, 1)), (narrow,), 5e-2, 5e-1),
         OpCase("reduce_prod", "middle", lambda x: x.prod(1), (positive,), **sums, grad=True, grad_rtol=1e-4),
         OpCase("reduce_prod", "nothing", lambda x: x.prod(0), (normal(0, 3),)),
         OpCase("reduce_max", "all", jnp.max, (distinct(*MAIN),), grad=True),
         OpCase("reduce_max", "rows", lambda x: x.max(1), (distinct(*MAIN),), grad=True),
-        OpCase("reduce_max", "int", lambda x: x.max(0), (whole,)),
+        OpCase("reduce_max", "int", lambda x: x.max(0), (ints,)),
         OpCase("reduce_min", "columns", lambda x: x.min(0), (distinct(*MAIN),), grad=True),
         OpCase("reduce_min", "half", jnp.min, (normal(13, 29, dtype=np.float16),)),
         OpCase("reduce_and", "rows", lambda x: x.all(1), (flags,)),
-        OpCase("reduce_and", "int", lambda x: lax.reduce_and(x, (0,)), (whole,)),
+        OpCase("reduce_and", "int", lambda x: lax.reduce_and(x, (0,)), (ints,)),
         OpCase("reduce_or", "all", jnp.any, (flags,)),
-        OpCase("reduce_xor", "columns", lambda x: lax.reduce_xor(x, (0,)), (whole,)),
+        OpCase("reduce_xor", "columns", lambda x: lax.reduce_xor(x, (0,)), (ints,)),
         OpCase("reduce_xor", "bool", lambda x: lax.reduce_xor(x, (0, 1)), (flags,)),
         OpCase("reduce", "decaying", lambda x: lax.reduce(x, np.float32(1), decayed, (1,)), (x,), ULP, 1e-6),
         OpCase("reduce", "outside", lambda x: lax.reduce(x, np.float32(0), hypotenuse, (0, 2)), (cube,), 1e-5),
         OpCase("reduce", "all", lambda x: lax.reduce(x, np.float32(0), hypotenuse, (0, 1)), (x,), 1e-5),
         OpCase("reduce", "none", lambda x: lax.reduce(x, np.float32(1), decayed, ()), (normal(5, 7),)),
         OpCase("reduce", "nothing", lambda x: lax.reduce(x, np.float32(3), decayed, (0,)), (normal(0, 3),)),
-        OpCase("reduce", "pairs", largest_and_place, (x, whole)),
+        OpCase("reduce", "pairs", largest_and_place, (x, ints)),
         OpCase("argmax", "rows", lambda x: jnp.argmax(x, 1), (x,)),
-        OpCase("argmax", "ties", lambda x: jnp.argmax(x, 0), (whole,)),
+        OpCase("argmax", "ties", lambda x: jnp.argmax(x, 0), (ints,)),
         OpCase("argmin", "columns", lambda x: jnp.argmin(x, 0), (x,)),
         OpCase("argmin", "long", jnp.argmin, (normal(1031),)),
     ]
@@ -127,9 +131,14 @@ def _reductions() -> list[OpCase]:
 def _linear() -> list[OpCase]:
     close = {"rtol": 1e-5, "atol": 1e-5, "grad": True, "grad_rtol": 1e-4}
     narrow = {"rtol": 1e-2, "atol": 1e-2}
-    image, kernel = normal(2, 7, 6, 3), normal(3, 3, 3, 5)
-    rows, experts, sizes = normal(13, 5), normal(3, 5, 4), lambda rng: np.int32([4, 0, 6])
+    image = normal(2, 7, 6, 3)
+    kernel = normal(3, 3, 3, 5)
+    rows = normal(13, 5)
+    experts = normal(3, 5, 4)
     near = {"rtol": 1e-5, "atol": 1e-5}
+
+    def sizes(_: np.random.Generator) -> Any:
+        return np.int32([4, 0, 6])
 
     def ragged(contract: Any, batch: Any, lhs: list[int], rhs: list[int]) -> Callable[..., Any]:
         numbers = lax.RaggedDotDimensionNumbers((contract, batch), lhs, rhs)
@@ -246,7 +255,7 @@ def _windows() -> list[OpCase]:
         return jax.grad(lambda x: (biggest(x) ** 2).sum())(x)
 
     def scattered_to_nearest(x: Any, source: Any) -> Any:
-        """By the primitive, which nothing public of JAX makes."""
+        """Binds the primitive, which no public function of JAX does."""
 
         def jaxpr(fun: Any) -> Any:
             return jax.make_jaxpr(fun)(np.float32(0), np.float32(0)).jaxpr
@@ -286,7 +295,8 @@ def _windows() -> list[OpCase]:
 
 
 def _dynamic() -> list[OpCase]:
-    x, i = normal(*MAIN), integers(low=0, high=9)
+    x = normal(*MAIN)
+    i = integers(low=0, high=9)
     return [
         OpCase("dynamic_slice", "both", lambda x, i: lax.dynamic_slice(x, (i, i + 1), (3, 20)), (x, i), grad=True),
         OpCase("dynamic_slice", "row", lambda x, i: lax.dynamic_index_in_dim(x, i, 0), (x, i), grad=True),
@@ -311,7 +321,8 @@ def _dynamic() -> list[OpCase]:
 
 
 def _control() -> list[OpCase]:
-    x, square = normal(5, 29), normal(29, 29, scale=0.2)
+    x = normal(5, 29)
+    square = normal(29, 29, scale=0.2)
 
     def cumulated(x: Any) -> Any:
         return lax.scan(lambda c, row: (c * 0.9 + row, c.sum()), jnp.zeros(29), x)
@@ -323,7 +334,7 @@ def _control() -> list[OpCase]:
         return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5 + x), (0, x))
 
     def block(w: Any, x: Any) -> Any:
-        """So much beside what it reads that it is a function when it comes twice."""
+        """Work enough, compared with its operands, for a function if it is called twice."""
         for _ in range(3):
             h = jnp.tanh(x @ w)
             x = x + jnp.tanh(h @ w) * h
@@ -365,7 +376,10 @@ def _control() -> list[OpCase]:
 
 
 def _rows_and_padding() -> list[OpCase]:
-    x, cube, whole, flags = normal(*MAIN), normal(3, 5, 7), integers(*MAIN), booleans(*MAIN)
+    x = normal(*MAIN)
+    cube = normal(3, 5, 7)
+    ints = integers(*MAIN)
+    flags = booleans(*MAIN)
     sums = {"rtol": 1e-5, "atol": 1e-5, "grad": True}
     factors = uniform(5, 3, low=0.5, high=1.5)
     pad = [(1, 2, 0), (-3, 4, 2)]
@@ -373,17 +387,17 @@ def _rows_and_padding() -> list[OpCase]:
         OpCase("cumsum", "rows", lambda x: jnp.cumsum(x, 1), (x,), **sums),
         OpCase("cumsum", "reverse", lambda x: lax.cumsum(x, 0, reverse=True), (x,), **sums),
         OpCase("cumsum", "vector", jnp.cumsum, (normal(71),), **sums),
-        OpCase("cumsum", "int", lambda x: jnp.cumsum(x, 0), (whole,)),
+        OpCase("cumsum", "int", lambda x: jnp.cumsum(x, 0), (ints,)),
         OpCase("cumprod", "columns", lambda x: lax.cumprod(x, 0), (factors,), **sums),
         OpCase("cummax", "middle", lambda x: lax.cummax(x, 1), (cube,), grad=True),
         OpCase("cummin", "reverse", lambda x: lax.cummin(x, 2, reverse=True), (cube,), grad=True),
         OpCase("cumlogsumexp", "rows", lambda x: lax.cumlogsumexp(x, 1), (normal(5, 7),), **sums),
         OpCase("sort", "rows", lambda x: lax.sort(x, dimension=1), (x,), grad=True),
-        OpCase("sort", "pairs", lambda k, v: lax.sort((k, v), dimension=0, num_keys=1), (whole, x)),
+        OpCase("sort", "pairs", lambda k, v: lax.sort((k, v), dimension=0, num_keys=1), (ints, x)),
         OpCase("sort", "two-keys", lambda k, v: lax.sort((k, v), dimension=1, num_keys=2, is_stable=False), (flags, x)),
         OpCase("sort", "scalar-rows", lambda x: lax.sort(x, dimension=1), (normal(5, 1),)),
         OpCase("top_k", "three", lambda x: lax.top_k(x, 3), (x,), grad=True),
-        OpCase("top_k", "ties", lambda x: lax.top_k(x, 4), (whole,)),
+        OpCase("top_k", "ties", lambda x: lax.top_k(x, 4), (ints,)),
         OpCase("approx_top_k", "largest", lambda x: lax.approx_max_k(x, 3), (x,)),
         OpCase("approx_top_k", "smallest", lambda x: lax.approx_min_k(x, 2, reduction_dimension=0), (x,)),
         OpCase("iota", "columns", lambda x: x * lax.broadcasted_iota(np.float32, MAIN, 1), (x,)),
@@ -435,7 +449,7 @@ def _random() -> list[OpCase]:
 
 
 def cases_of(*families: Callable[[], Sequence[OpCase]]) -> tuple[OpCase, ...]:
-    """The rows of some families, in order."""
+    """Rows of some families, in order."""
     return tuple(case for family in families for case in family())
 
 

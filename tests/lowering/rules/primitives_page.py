@@ -1,9 +1,9 @@
-"""Writes `docs/primitives.md`: what becomes of each primitive of JAX, and how that is tested.
+"""Writes `docs/primitives.md`: the kind of each primitive of JAX, and its tests.
 
     python -m tests.lowering.rules.primitives_page        # writes the page
 
-Input: the primitives that JAX names in public and what becomes of them, the rows of the op table.
-Limits: primitives that JAX does not name in public are on the page when they have a rule or a row.
+Input: the primitives that JAX names in public with their kinds, the rows of the op table.
+Limits: a primitive that JAX does not name in public is on the page only if it has a rule or a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.lowering.rules.op_table import CASES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "primitives.md"
 
-# What has neither a row nor another test, with the reason.
+# Primitives with neither a row nor another test, with the reason.
 NOTES: dict[str, str] = {
     **OTHERS,
     **dict.fromkeys(("call", "closed_call", "core_call"), "no test of its own: JAX makes none of the user's functions"),
@@ -44,27 +44,27 @@ plain JAX; rows marked ∂ with their gradient too.
 
 
 def page() -> str:
-    """The text of the page."""
-    alone = fallback_rows()
+    """Text of the page."""
+    one_tile = fallback_rows()
     rows: dict[str, list[OpCase]] = {}
-    for case in (*CASES, *alone):
+    for case in (*CASES, *one_tile):
         rows.setdefault(case.primitive, []).append(case)
     names = sorted({*primitive_names(), *rows}, key=str.lower)
     kinds = {name: primitive_kind(name) for name in names}
     counts = [f"{sum(kind == k for k in kinds.values())} {kind}" for kind in ("tile-parallel", "inlined", "one tile")]
-    rest = sum(kind == "–" for kind in kinds.values())
-    lines = [_HEAD, f"{len(names)} primitives: {', '.join(counts)}, {rest} others.", ""]
+    num_others = sum(kind == "–" for kind in kinds.values())
+    lines = [_HEAD, f"{len(names)} primitives: {', '.join(counts)}, {num_others} others.", ""]
     lines += ["| primitive | runs | tested by |", "|---|---|---|"]
     lines += [f"| `{name}` | {kinds[name]} | {_tested(name, kinds[name], rows.get(name, ()))} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
 def _tested(name: str, kind: str, rows: Iterable[OpCase]) -> str:
-    found = [f"{case.name}{' ∂' if case.grad else ''}" for case in rows]
-    found += [_COLLECTIVES] if name in COLLECTIVES else []
-    found += [_REMOTE] if name in streaming.RULES else []
-    if found:
-        return ", ".join(found)
+    tests = [f"{case.name}{' ∂' if case.grad else ''}" for case in rows]
+    tests += [_COLLECTIVES] if name in COLLECTIVES else []
+    tests += [_REMOTE] if name in streaming.RULES else []
+    if tests:
+        return ", ".join(tests)
     return NOTES.get(name, "`tests/lowering/passes/test_passes.py`") if kind == "inlined" else NOTES[name]
 
 

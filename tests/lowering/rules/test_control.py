@@ -1,4 +1,4 @@
-"""Loops and branches against plain JAX: carries, stacks, closures, nesting, and turns that never happen."""
+"""Loops and branches against plain JAX: carries, stacks, closures, nesting, and trip counts of zero."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_square_carry_transposed_in_place() -> None:
 
 
 @pytest.mark.parametrize(("length", "reverse"), slow_but([(1, False), (5, True)], product((1, 2, 5), (False, True))))
-def test_scan_pairs_slices_with_turns(length: int, reverse: bool) -> None:
+def test_scan_pairs_slices_with_iterations(length: int, reverse: bool) -> None:
     def fun(xs: Any, c: Any) -> Any:
         return lax.scan(lambda c, x: (c * 0.5 + x, (c, x * 2)), c, xs, reverse=reverse)
 
@@ -68,13 +68,13 @@ def test_scan_pairs_slices_with_turns(length: int, reverse: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 29), (0,), (3, 0), (3, 0, 2)])
-def test_scan_over_nothing(shape: tuple[int, ...]) -> None:
+def test_scan_over_empty_arrays(shape: tuple[int, ...]) -> None:
     xs = np.zeros(shape, np.float32)
     close(lambda xs, c: lax.scan(lambda c, x: (c + x.sum(), x + 1), c, xs), xs, np.float32(2))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 2, 2), (0, 7), (1, 0), (3, 0, 2)])
-def test_turns_over_a_reshaped_array_without_elements(shape: tuple[int, ...]) -> None:
+def test_loops_over_a_reshaped_array_without_elements(shape: tuple[int, ...]) -> None:
     """A stack of no slots may be a view of an array with other slots."""
     close(lambda x: lax.map(lambda row: row * 2, x.reshape(shape)), np.zeros((0, 4), np.float32))
     close(
@@ -89,7 +89,7 @@ def test_scan_without_carry_without_stacks_without_slices() -> None:
     close(lambda c: lax.scan(lambda c, _: (c, c * 2), c, None, length=4), X)
 
 
-def test_what_is_stacked_may_be_the_slice_the_carry_or_a_constant() -> None:
+def test_stacks_slices_carries_and_constants() -> None:
     close(lambda xs: lax.scan(lambda c, x: (c + x, (x, c, jnp.zeros(3), x[::2], xs[0])), xs[0], xs), X)
 
 
@@ -108,7 +108,7 @@ def test_scans_of_integers_booleans_and_scalars() -> None:
     close(lambda n: lax.scan(lambda c, x: (c + x, c * x), jnp.int32(1), n), np.arange(7, dtype=np.int32))
 
 
-def test_keys_go_through_loops() -> None:
+def test_carries_keys_through_loops() -> None:
     def draw(key: Any, x: Any) -> Any:
         def body(key: Any, row: Any) -> Any:
             key, sub = jax.random.split(key)
@@ -160,7 +160,7 @@ def test_while_with_closures_in_condition_and_body() -> None:
     close(fun, X, np.float32(5), np.float32(0.5), tolerance=1e-5)
 
 
-def test_while_that_never_runs_and_predicate_that_is_the_carry() -> None:
+def test_while_without_iteration_and_with_a_carried_predicate() -> None:
     close(lambda x: lax.while_loop(lambda c: c[0], lambda c: (c[0], c[1] + 1), (False, x)), X)
     close(
         lambda x: lax.while_loop(lambda c: c[0], lambda c: (c[1].sum() < 9, c[1] + 1), (True, x)),
@@ -168,7 +168,7 @@ def test_while_that_never_runs_and_predicate_that_is_the_carry() -> None:
     )
 
 
-def test_the_initial_value_survives_the_loop() -> None:
+def test_keeps_the_initial_value_of_a_loop() -> None:
     close(lambda x: (lax.fori_loop(0, 3, lambda i, c: c + 1, x), x, lax.fori_loop(0, 2, lambda i, c: c * 2, x)), X)
 
 
@@ -215,7 +215,7 @@ def test_loops_in_branches_and_branches_in_loops() -> None:
     check(jax.grad(lambda x: fun(x)[0].sum()), X, tiles=TILES, rtol=1e-5, atol=1e-5)
 
 
-def test_control_flow_stays_control_flow() -> None:
+def test_keeps_control_flow() -> None:
     def fun(x: Any) -> Any:
         c, _ = lax.scan(lambda c, row: (c + row, None), x[0], x)
         c = lax.while_loop(lambda c: c.sum() < 3, lambda c: c + 1, c)
@@ -225,8 +225,8 @@ def test_control_flow_stays_control_flow() -> None:
     assert {Repeat, RepeatWhile, Switch} <= kinds
 
 
-def test_a_stack_is_written_where_it_lies() -> None:
-    """No turn of a loop copies or exchanges more than it did of a shorter stack."""
+def test_writes_a_stack_in_place() -> None:
+    """No iteration copies or exchanges more than with a shorter stack."""
 
     def vertices_in_body(length: int) -> list[int]:
         program = lowered(

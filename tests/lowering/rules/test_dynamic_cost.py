@@ -1,6 +1,6 @@
-"""What an iteration costs that reads and writes a few elements of a buffer: static profiles, no timings.
+"""Cost of a loop's iteration that reads and writes a few elements of a buffer: static profiles, no timings.
 
-A look-up of an index vector is the measure: however an access is written, and however large the buffer is, it costs
+The measure is a look-up of an index vector: however an access is written, and however large the buffer is, it costs
 about as much.
 """
 
@@ -49,24 +49,30 @@ def counts(i: Any, b: Any) -> Any:
 
 def swap_by_vectors(i: Any, b: Any) -> Any:
     j = (i * 5 + 3) & 1023
-    old, new = b[jnp.array([i])][0], b[jnp.array([j])][0]
+    old = b[jnp.array([i])][0]
+    new = b[jnp.array([j])][0]
     return b.at[i].set(new).at[j].set(old)
 
 
 def swap(i: Any, b: Any) -> Any:
-    """A step of the shuffle of Fisher and Yates."""
+    """Step of the shuffle of Fisher and Yates."""
     j = (i * 5 + 3) & 1023
-    old, new = b[i], b[j]
+    old = b[i]
+    new = b[j]
     return b.at[i].set(new).at[j].set(old)
 
 
 def q_learning(i: Any, q: Any) -> Any:
-    s, a, following = i & 15, i & 3, (i * 5 + 3) & 15
+    s = i & 15
+    a = i & 3
+    following = (i * 5 + 3) & 15
     return q.at[s, a].add(0.1 * (1 + 0.9 * jnp.max(q[following]) - q[s, a]))
 
 
 def q_learning_by_vectors(i: Any, q: Any) -> Any:
-    s, a, following = i & 15, i & 3, (i * 5 + 3) & 15
+    s = i & 15
+    a = i & 3
+    following = (i * 5 + 3) & 15
     old = q[jnp.array([s]), jnp.array([a])][0]
     return q.at[s, a].add(0.1 * (1 + 0.9 * jnp.max(q[jnp.array([following])]) - old))
 
@@ -95,33 +101,33 @@ ROWS: dict[str, tuple[Body, Body, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_read_costs_what_its_look_up_costs_and_not_what_the_buffer_is(name: str) -> None:
+def test_costs_a_look_up_for_any_buffer_size(name: str) -> None:
     body, measure, shapes = ROWS[name]
-    taken = [cycles(body, shape) for shape in shapes]
-    for shape, each in zip(shapes, taken, strict=True):
-        assert each <= LOOKED_UP * cycles(measure, shape), shape
-    assert max(taken) <= (LARGEST_SWAPPED if name == "swap" else LARGEST) * min(taken), taken
+    all_cycles = [cycles(body, shape) for shape in shapes]
+    for shape, body_cycles in zip(shapes, all_cycles, strict=True):
+        assert body_cycles <= LOOKED_UP * cycles(measure, shape), shape
+    assert max(all_cycles) <= (LARGEST_SWAPPED if name == "swap" else LARGEST) * min(all_cycles), all_cycles
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float16"])
 @pytest.mark.parametrize("body", [previous, counts, swap])
 def test_other_dtypes(body: Body, dtype: str) -> None:
-    taken = [cycles(body, (n,), dtype=dtype) for n in (SIZES[0], SIZES[-1])]
-    assert max(taken) <= (LARGEST_SWAPPED if body is swap else LARGEST) * min(taken), taken
+    all_cycles = [cycles(body, (n,), dtype=dtype) for n in (SIZES[0], SIZES[-1])]
+    assert max(all_cycles) <= (LARGEST_SWAPPED if body is swap else LARGEST) * min(all_cycles), all_cycles
 
 
-def test_the_form_of_the_loop_does_not_decide() -> None:
+def test_costs_the_same_in_any_loop() -> None:
     loops = [cycles(previous, (65536,), loop=loop) for loop in ("fori", "scan")]
     assert max(loops) <= LARGEST * min(loops), loops
 
 
-def test_a_buffer_that_is_not_donated_is_copied_once() -> None:
+def test_copies_a_buffer_once_unless_donated() -> None:
     """A copy of 256 KiB out of one tile's memory takes less than 100,000 cycles."""
     assert cycles(previous, (65536,), donated=False) <= cycles(previous, (65536,)) + 100_000
 
 
-def test_a_recurrence_costs_its_look_ups() -> None:
-    """An AR(1) process: each step reads the noise and the value before."""
+def test_costs_a_recurrence_by_its_look_ups() -> None:
+    """AR(1) process: each step reads the noise and the previous value."""
 
     def fun(x: Any, noise: Any) -> Any:
         return lax.fori_loop(0, 16384, lambda i, x: x.at[i].set(0.5 * x[i - 1] + noise[i]), x)
@@ -131,8 +137,8 @@ def test_a_recurrence_costs_its_look_ups() -> None:
     assert profile.cycles <= 16384 * LOOKED_UP * cycles(by_vector, x.shape) / ITERATIONS
 
 
-def test_a_cache_is_sliced_where_it_is() -> None:
-    """The cache of a decoding step is whole along the dimension that is written, and none of it moves."""
+def test_slices_a_cache_in_place() -> None:
+    """The cache of a decoding step is uncut along the dimension that is written, and none of it moves."""
 
     def fun(cache: Any, new: Any, i: Any) -> Any:
         return lax.dynamic_update_slice(cache, new, (0, i, 0, 0))
@@ -145,15 +151,17 @@ def test_a_cache_is_sliced_where_it_is() -> None:
     assert profile.cycles - profile.phase_cycles["host_exchange"] < 1200
 
 
-def test_a_stack_that_is_mapped_otherwise_moves_once() -> None:
-    graph, before, body = Graph(small_target(16)), Sequence(), Sequence()
+def test_moves_a_stack_once_for_slicing() -> None:
+    graph = Graph(small_target(16))
+    prog = Sequence()
+    body = Sequence()
     stack = graph.add_variable((512, 3), np.dtype(np.float32), "stack")
     map_linearly(graph, stack)
-    moved = moved_for_slicing(graph, stack, before, "loop")
-    assert moved is not stack and [type(step) for step in before.children()] == [Copy]
-    assert moved_for_slicing(graph, moved, before, "loop") is moved and len(before.children()) == 1
+    sliceable = moved_for_slicing(graph, stack, prog, "loop")
+    assert sliceable is not stack and [type(step) for step in prog.children()] == [Copy]
+    assert moved_for_slicing(graph, sliceable, prog, "loop") is sliceable and len(prog.children()) == 1
     slot = graph.add_constant(np.int32(3), "slot")
-    slot_of(graph, moved, slot, body, "loop")
+    slot_of(graph, sliceable, slot, body, "loop")
     ((group,),) = graph.groups.values()
-    mapping = graph.mappings[moved.variables()[0]]
+    mapping = graph.mappings[sliceable.variables()[0]]
     assert set(np.ravel(mapping.tile)) == set(np.ravel(group.tile))

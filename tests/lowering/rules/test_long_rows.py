@@ -1,4 +1,4 @@
-"""Rows that no tile can hold: sorted, summed up and searched in parts, with the results of `lax`."""
+"""Rows that no tile can hold: sorted, summed and searched in parts, with the results of `lax`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ FLOATS[0, :5] = np.inf, -np.inf, 0.0, -0.0, -np.nan
 
 
 def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_tile: int = 1500) -> None:
-    """By all executions, on tiles that hold no row; and no tile has more to do than a few parts."""
+    """Compares all executions with plain JAX, on tiles that cannot hold a row, several of which must compute."""
     expected = jax.tree.leaves(quick_jit(fun)(*args))
     program = lowered(fun, args, small_target(7, bytes_per_tile=bytes_per_tile))
     assert not program.graph.fallbacks
     groups = [group for groups in program.graph.groups.values() for group in groups]
     assert max(np.unique(group.tile).size for group in groups) > 2
     runs = run_engine(program, args), run_engine(program, args, exact_splits=True), run_tiles(program, args)
-    for what, got in zip(("engine", "literal", "tiles"), runs, strict=True):
-        assert_same(got, expected, rtol, rtol, what)
+    for execution, results in zip(("engine", "literal", "tiles"), runs, strict=True):
+        assert_same(results, expected, rtol, rtol, execution)
 
 
 @pytest.mark.slow
@@ -71,28 +71,29 @@ def test_largest_elements(k: int) -> None:
     compare(lambda x: lax.top_k(x.T, k, axis=0), FLOATS)
 
 
-def test_a_million_elements_fit() -> None:
+def test_fits_a_million_elements() -> None:
     functions = (jnp.sort, jnp.cumsum, lambda x: lax.top_k(x, 10))
     for fun in functions:
         profile = ipu.jit(fun).lower(jax.ShapeDtypeStruct((1_000_000,), np.float32)).compile().profile
         assert not profile.fallbacks
 
 
-def test_a_merge_is_the_last_level_of_a_sort() -> None:
-    """A row of 2ᵏ elements is merged in k stages and sorted in k (k + 1) / 2; and the steps of a network are merges."""
+def test_costs_a_merge_as_the_last_level_of_a_sort() -> None:
+    """A row of 2ᵏ elements is merged in k stages and sorted in k (k + 1) / 2; the steps of a network are merges."""
     costs: dict[bool, list[int]] = {}
     for merges in (False, True):
         costs[merges] = []
         for length in (1024, 2048, 4096):
-            graph, prog = Graph(small_target(1)), Sequence()
+            graph = Graph(small_target(1))
+            prog = Sequence()
             x = graph.add_variable((1, length), np.float32, "x")
             sort(graph, [x], 1, 1, False, prog, "sort", merges)
             ((group,),) = graph.groups.values()
             shapes = [tuple(np.asarray(n) for n in (1, length))] * 2
             costs[merges].append(int(group.codelet.cycles(shapes, graph.target)))
     overhead = small_target(1).supervisor_overhead_cycles
-    for levels, merged, whole in zip((10, 11, 12), costs[True], costs[False], strict=True):
-        assert (whole - overhead) * 2 == (merged - overhead) * (levels + 1)
+    for levels, merged, sorting in zip((10, 11, 12), costs[True], costs[False], strict=True):
+        assert (sorting - overhead) * 2 == (merged - overhead) * (levels + 1)
     program = lowered(jnp.sort, (TIED[0],), small_target(7, bytes_per_tile=1500))
     names = [g.codelet.name for groups in program.graph.groups.values() for g in groups]
     assert sum("Sort" in name for name in names) == 1
@@ -102,7 +103,7 @@ def test_a_merge_is_the_last_level_of_a_sort() -> None:
 
 
 @pytest.mark.parametrize("fun", [jnp.cumsum, jnp.sort, lambda x: jax.lax.top_k(x, 8)], ids=["cumsum", "sort", "top_k"])
-def test_tiles_share_a_long_row_and_longer_ones_take_longer(fun):
+def test_spreads_a_long_row(fun):
     """A row of a few thousand elements would fit a tile, and take it ten times as long."""
     cycles = []
     for length in (500, 4000, 40_000, 100_000):

@@ -1,8 +1,8 @@
-"""The op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
+"""Op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
 
-The rows of a family are compiled together and shared out over targets of several sizes, which takes a tenth of the
-time; most gradients only run with `-m slow`. So run, each row is compiled alone too, for every size and with
-the optimisations of XLA.
+The rows of a family are compiled together and divided among targets of several sizes, which takes a tenth of the
+time; most gradients only run with `-m slow`, which also compiles each row alone, for every size and with the
+optimisations of XLA.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BY_NAME = {case.id: case for case in CASES}
 
 
 def primitives(jaxpr: ClosedJaxpr) -> set[str]:
-    """Names of all primitives of a jaxpr, those inside loops and branches too."""
+    """Names of all primitives of a jaxpr, those in loops and branches too."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     inner = chain.from_iterable(jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
     return names.union(*map(primitives, inner))
 
 
 def inlined(case: OpCase) -> ClosedJaxpr:
-    """What is lowered of a row."""
+    """Jaxpr of a row after all passes."""
     return passed(case.fun, *case.arguments())
 
 
@@ -55,7 +55,7 @@ def compare(
     split_tolerances: Sequence[tuple[float, float]],
     jit: Callable[..., Any],
 ) -> None:
-    """Asserts that all executions of all functions give what plain JAX gives, row by row."""
+    """Asserts that all executions of all functions equal plain JAX, row by row."""
     arguments = [case.arguments() for case in cases]
     fun = together(functions)
     expected = jit(fun)(*arguments)
@@ -66,16 +66,16 @@ def compare(
         "literal engine": (run_engine(program, arguments, exact_splits=True, jit=jit), split_tolerances),
         "interpreter": (run_tiles(program, arguments, tiles), split_tolerances),
     }
-    for what, (results, allowed) in runs.items():
+    for execution, (results, allowed) in runs.items():
         results = iter(results)
         for case, rows, (rtol, atol) in zip(cases, expected, allowed, strict=True):
             leaves = jax.tree.leaves(rows)
-            got = [next(results) for _ in leaves]
-            assert_same(got, leaves, rtol, atol, f"{case.id}: {what}, {tiles} tiles")
+            actual = [next(results) for _ in leaves]
+            assert_same(actual, leaves, rtol, atol, f"{case.id}: {execution}, {tiles} tiles")
 
 
 def forward(cases: Sequence[OpCase], tiles: int, jit: Callable[..., Any] = quick_jit) -> None:
-    """Compares rows as they stand."""
+    """Compares the results of rows."""
     exact = [(case.rtol, case.atol) for case in cases]
     split = [(case.split_rtol or case.rtol, case.split_atol or case.atol) for case in cases]
     compare(cases, [case.fun for case in cases], tiles, exact, split, jit)
@@ -88,7 +88,7 @@ def gradient(cases: Sequence[OpCase], tiles: int, jit: Callable[..., Any] = quic
 
 
 def gradient_of(case: OpCase) -> Callable[..., Any]:
-    """The gradient of a weighted sum of a row's results with respect to its floating-point arguments."""
+    """Gradient of a weighted sum of a row's results with respect to its floating-point arguments."""
 
     def weighted(*args: Any) -> jax.Array:
         leaves = [y for y in jax.tree.leaves(case.fun(*args)) if jnp.issubdtype(y.dtype, jnp.floating)]
@@ -99,14 +99,14 @@ def gradient_of(case: OpCase) -> Callable[..., Any]:
     return jax.grad(weighted, floats)
 
 
-def turn(cases: Sequence[OpCase], number: int, of: int) -> Sequence[OpCase]:
-    """A share of the rows: each row runs on one size of target, each size meets rows of every kind."""
+def share(cases: Sequence[OpCase], number: int, of: int) -> Sequence[OpCase]:
+    """A share of the rows: each row runs on one size of target, each size runs rows of every kind."""
     return cases[number::of]
 
 
 def test_every_rule_has_a_row_and_every_row_a_rule() -> None:
-    apart = {*COLLECTIVES, *streaming.RULES}  # which have tables of their own
-    assert {case.primitive for case in CASES} | apart == set(RULES)
+    tested_elsewhere = {*COLLECTIVES, *streaming.RULES}  # they have tables of their own
+    assert {case.primitive for case in CASES} | tested_elsewhere == set(RULES)
 
 
 def test_rows_have_names_of_their_own() -> None:
@@ -122,13 +122,13 @@ def test_rows_trace_to_their_primitive(family: str) -> None:
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward(family: str, tiles: int) -> None:
-    forward(turn(FAMILIES[family], TILES.index(tiles), len(TILES)), tiles)
+    forward(share(FAMILIES[family], TILES.index(tiles), len(TILES)), tiles)
 
 
 @pytest.mark.parametrize(("family", "tiles"), slow_but(QUICK_GRADIENTS, product(FAMILIES, GRADIENT_TILES)))
 def test_gradient(family: str, tiles: int) -> None:
     cases = [case for case in FAMILIES[family] if case.grad]
-    gradient(turn(cases, GRADIENT_TILES.index(tiles), len(GRADIENT_TILES)), tiles)
+    gradient(share(cases, GRADIENT_TILES.index(tiles), len(GRADIENT_TILES)), tiles)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Indices beyond a table: clamped, filled, dropped or wrapped as JAX does it, whatever their dtype.
+"""Indices beyond a table: clamped, filled, dropped or wrapped as in JAX, for any index dtype.
 
-The table lies between two others on the same tiles, so that reading or writing beyond it would be seen.
+The table is between two others on the same tiles, so that reading or writing beyond it would be detected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INDICES = {
 
 
 def neighbours(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The function, and two tables beside its own that must stay as they are."""
+    """The function, and two tables beside its own that must not change."""
     return lambda x, i: (x * 1000, fun(x, i), x * 2000)
 
 
@@ -67,7 +67,7 @@ def test_writing(mode: str | None, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", slow_but(["far", "int8", "uint16"], INDICES))
-def test_boxes_are_clamped(kind: str) -> None:
+def test_clamps_dynamic_slices(kind: str) -> None:
     def fun(x: Any, i: Any) -> Any:
         read = [lax.dynamic_slice(x, (i[n], i[5 - n]), (4, 2)) for n in range(6)]
         written = [lax.dynamic_update_slice(x, x[:4, :2] + 100, (i[n], i[5 - n])) for n in range(6)]
@@ -77,8 +77,8 @@ def test_boxes_are_clamped(kind: str) -> None:
     check(neighbours(fun), TABLE, INDICES[kind], tiles=TILES)
 
 
-def test_windows_of_a_gather_are_clamped_or_filled_whole() -> None:
-    """A window that begins inside and ends outside is clamped back, or filled altogether."""
+def test_clamps_or_fills_whole_windows_of_a_gather() -> None:
+    """A window that begins inside and ends outside is clamped back, or filled completely."""
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
 
     def fun(x: Any, i: Any) -> Any:
@@ -89,21 +89,22 @@ def test_windows_of_a_gather_are_clamped_or_filled_whole() -> None:
         check(neighbours(fun), TABLE, INDICES[kind], tiles=TILES)
 
 
-def test_windows_of_a_scatter_are_clamped_or_dropped_whole() -> None:
+def test_clamps_or_drops_whole_windows_of_a_scatter() -> None:
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1)
     )
 
     def fun(x: Any, i: Any) -> Any:
-        starts, updates = jnp.stack([i, i], 1), jnp.ones((6, 3, 2), np.float32)
+        starts = jnp.stack([i, i], 1)
+        updates = jnp.ones((6, 3, 2), np.float32)
         return [lax.scatter_add(x, starts, updates, numbers, mode=mode) for mode in ("clip", "drop")]
 
     for kind in ("int32", "far"):
         check(neighbours(fun), TABLE, INDICES[kind], tiles=TILES)
 
 
-def test_indices_that_were_not_numbers() -> None:
-    """NaN and infinities cast to indices are what XLA makes of them."""
+def test_indices_from_nan_and_infinities() -> None:
+    """NaN and infinities cast to indices equal those of XLA."""
     floats = np.float32([np.nan, np.inf, -np.inf, 2.7, -0.5, 1e20])
 
     def fun(x: Any, f: Any) -> Any:
@@ -113,12 +114,12 @@ def test_indices_that_were_not_numbers() -> None:
     check(neighbours(fun), TABLE, floats, tiles=TILES)
 
 
-def test_loops_read_and_write_no_neighbour() -> None:
+def test_loops_stay_inside_of_the_table() -> None:
     def fun(x: Any, i: Any) -> Any:
-        def turn(c: Any, n: Any) -> Any:
+        def iteration(c: Any, n: Any) -> Any:
             row = lax.dynamic_index_in_dim(c, n, 0, keepdims=False)
             return lax.dynamic_update_index_in_dim(c, row + 1, n + 5, 0), row
 
-        return lax.scan(turn, x, i)
+        return lax.scan(iteration, x, i)
 
     check(neighbours(fun), TABLE, INDICES["far"], tiles=TILES)

@@ -1,4 +1,4 @@
-"""The page of primitives says what the rule table and the op table say, of every primitive."""
+"""The page of primitives agrees with the rule table and the op table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ipujax.lowering.rules.coverage import INLINED, OTHERS, primitive_kind, prim
 from tests.lowering.rules.op_rows_fallback import fallback_rows
 from tests.lowering.rules.primitives_page import PAGE, page
 
-AGAIN = "python -m tests.lowering.rules.primitives_page writes it anew"
+COMMAND = "python -m tests.lowering.rules.primitives_page writes it anew"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), AGAIN
+    assert PAGE.read_text(encoding="utf-8") == page(), COMMAND
 
 
 def test_each_primitive_is_in_one_list() -> None:
-    alone = {case.primitive for case in fallback_rows()}
-    lists = (alone, set(RULES), set(OTHERS), set(INLINED))
-    assert all(one.isdisjoint(other) for one, other in combinations(lists, 2))
-    assert set().union(*lists) == {*primitive_names(), *alone} >= PUBLIC_PRIMITIVES
-    assert {name for name in primitive_names() if primitive_kind(name) == "one tile"} <= alone
+    one_tile = {case.primitive for case in fallback_rows()}
+    lists = (one_tile, set(RULES), set(OTHERS), set(INLINED))
+    assert all(first.isdisjoint(second) for first, second in combinations(lists, 2))
+    assert set().union(*lists) == {*primitive_names(), *one_tile} >= PUBLIC_PRIMITIVES
+    assert {name for name in primitive_names() if primitive_kind(name) == "one tile"} <= one_tile
 
 
 def test_each_rule_has_a_line() -> None:

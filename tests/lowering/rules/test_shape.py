@@ -1,4 +1,4 @@
-"""Shape primitives are views: they cost nothing, and what reads them reads the right elements."""
+"""Shape primitives are views: they run nothing, and their readers read the right elements."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_views_of_keys() -> None:
     check(lambda k: (k.T, k[::-1], k.reshape(-1)[1:4], jnp.concatenate([k, k])), keys, tiles=(1, 7))
 
 
-def test_arguments_and_constants_may_be_results() -> None:
+def test_returns_arguments_and_constants() -> None:
     check(lambda x: (x, x, x.T, np.float32(3), jnp.zeros((2, 0)), np.arange(5)), CUBE, tiles=(1, 7))
 
 
@@ -90,7 +90,7 @@ STEPS: dict[str, Callable[[Any, np.random.Generator], Any]] = {
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=6), st.integers(0, 99))
-def test_any_chain_of_views(names: list[str], seed: int) -> None:
+def test_random_chains_of_views(names: list[str], seed: int) -> None:
     def fun(x: Any) -> Any:
         rng = np.random.default_rng(seed)
         for name in names:
@@ -100,6 +100,6 @@ def test_any_chain_of_views(names: list[str], seed: int) -> None:
     x = CUBE[:2, :3, :5].copy()
     program = lowered(fun, (x,), small_target(4))
     expected = fun(x)
-    for got in (run_engine(program, (x,)), run_tiles(program, (x,))):
-        for a, b in zip(got, expected, strict=True):
+    for results in (run_engine(program, (x,)), run_tiles(program, (x,))):
+        for a, b in zip(results, expected, strict=True):
             np.testing.assert_array_equal(a, b)

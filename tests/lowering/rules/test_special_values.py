@@ -1,6 +1,6 @@
 """NaN, infinities, signed zeros, the largest and the smallest numbers, through every family of operations.
 
-Everything is compared with plain JAX to the bit, signs of zeros too, but for the last bits of what rounds.
+Results equal plain JAX to the bit, signs of zeros too, except for the last bits of operations that round.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ def specials(dtype: str) -> np.ndarray:
 
 
 def grid(rows: int, columns: int, dtype: str = "float32") -> np.ndarray:
-    """A matrix full of special values, no two rows alike."""
+    """Matrix of special values without two equal rows."""
     values = specials(dtype)
     return values[(np.arange(rows)[:, None] * 5 + np.arange(columns) * 3) % len(values)]
 
 
-def assert_alike(got: Any, want: Any, rtol: float, what: str) -> None:
-    """Equal, NaN where NaN is, and zeros of one sign; within `rtol` where finite."""
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.dtype == want.dtype and got.shape == want.shape, what
-    if want.dtype.kind == "c":
-        assert_alike(got.real, want.real, rtol, what)
-        assert_alike(got.imag, want.imag, rtol, what)
-    elif jnp.issubdtype(want.dtype, jnp.floating):
-        got, want = got.astype(np.float64), want.astype(np.float64)
-        np.testing.assert_allclose(got, want, rtol, 1e-37 if rtol else 0, err_msg=what)
-        is_zero = want == 0
-        np.testing.assert_array_equal(np.signbit(got)[is_zero], np.signbit(want)[is_zero], f"{what}: signs of zeros")
+def assert_equal(actual: Any, expected: Any, rtol: float, message: str) -> None:
+    """Asserts equality, with NaN equal to NaN and zeros of one sign; within `rtol` where finite."""
+    actual = np.asarray(actual)
+    expected = np.asarray(expected)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, message
+    if expected.dtype.kind == "c":
+        assert_equal(actual.real, expected.real, rtol, message)
+        assert_equal(actual.imag, expected.imag, rtol, message)
+    elif jnp.issubdtype(expected.dtype, jnp.floating):
+        actual = actual.astype(np.float64)
+        expected = expected.astype(np.float64)
+        np.testing.assert_allclose(actual, expected, rtol, 1e-37 if rtol else 0, err_msg=message)
+        is_zero = expected == 0
+        signs = [np.signbit(x)[is_zero] for x in (actual, expected)]
+        np.testing.assert_array_equal(*signs, f"{message}: signs of zeros")
     else:
-        np.testing.assert_array_equal(got, want, err_msg=what)
+        np.testing.assert_array_equal(actual, expected, err_msg=message)
 
 
 def compare(fun: Callable[..., Any], arguments: Sequence[Any], rtol: float) -> None:
@@ -64,29 +67,27 @@ def compare(fun: Callable[..., Any], arguments: Sequence[Any], rtol: float) -> N
         "literal engine": run_engine(program, arguments, exact_splits=True),
         "tiles": run_tiles(program, arguments),
     }
-    for what, results in runs.items():
-        for got, want in zip(results, expected, strict=True):
-            assert_alike(got, want, rtol, what)
-
-
-# --- elementwise: the rows of the op table that take floats -----------------------------------------------------------
+    for execution, results in runs.items():
+        for actual, expected_leaf in zip(results, expected, strict=True):
+            assert_equal(actual, expected_leaf, rtol, execution)
 
 
 def of_floats(cases: Sequence[OpCase], operands: int) -> list[OpCase]:
-    """Rows of so many float32 arrays of one shape."""
-    found = []
+    """Rows with a number of float32 operands of one shape."""
+    rows = []
     for case in cases:
-        given = case.arguments()
-        alike = {(np.shape(x), np.asarray(x).dtype) for x in given} if len(given) == operands else {()}
-        if len(alike) == 1 and next(iter(alike))[1:] == (np.dtype(np.float32),):
-            found.append(case)
-    return found
+        arguments = case.arguments()
+        kinds = {(np.shape(x), np.asarray(x).dtype) for x in arguments} if len(arguments) == operands else {()}
+        if len(kinds) == 1 and next(iter(kinds))[1:] == (np.dtype(np.float32),):
+            rows.append(case)
+    return rows
 
 
-UNARY, BINARY = of_floats([*unary(), *binary()], 1), of_floats(binary(), 2)
+UNARY = of_floats([*unary(), *binary()], 1)
+BINARY = of_floats(binary(), 2)
 
 
-def test_most_elementwise_rows_are_met() -> None:
+def test_covers_most_elementwise_rows() -> None:
     assert len({case.primitive for case in UNARY}) > 45 and len({case.primitive for case in BINARY}) > 15
 
 
@@ -100,39 +101,36 @@ def test_unary(quarter: int) -> None:
 @pytest.mark.parametrize("quarter", slow_but([0], range(4)))
 def test_binary(quarter: int) -> None:
     """Every special value with every other."""
-    left, right = (x.reshape(-1) for x in np.meshgrid(specials("float32"), specials("float32")))
+    lhs, rhs = (x.reshape(-1) for x in np.meshgrid(specials("float32"), specials("float32")))
     for case in BINARY[quarter::4]:
-        if left.shape == jax.eval_shape(case.fun, left, right).shape:
-            compare(case.fun, [left, right], max(case.rtol, 1e-6))
+        if lhs.shape == jax.eval_shape(case.fun, lhs, rhs).shape:
+            compare(case.fun, [lhs, rhs], max(case.rtol, 1e-6))
 
 
 @pytest.mark.slow
-def test_integers_at_their_ends() -> None:
-    """Overflow wraps, division by zero and shifts beyond the width are XLA's own."""
-    ends = np.array([0, 1, -1, 2, 31, 32, 33, -(2**31), 2**31 - 1, -(2**31) + 1], np.int32)
-    left, right = (x.reshape(-1) for x in np.meshgrid(ends, ends))
+def test_extreme_integers() -> None:
+    """Overflow wraps; division by zero and shifts beyond the width are those of XLA."""
+    extremes = np.array([0, 1, -1, 2, 31, 32, 33, -(2**31), 2**31 - 1, -(2**31) + 1], np.int32)
+    lhs, rhs = (x.reshape(-1) for x in np.meshgrid(extremes, extremes))
     functions = (lax.add, lax.mul, lax.sub, lax.div, lax.rem, lax.shift_left, lax.shift_right_logical,
                  lax.shift_right_arithmetic, lax.max, lax.bitwise_xor)  # fmt: skip
     for dtype in (np.int32, np.uint32, np.int8):
-        compare(lambda a, b: [f(a, b) for f in functions], [left.astype(dtype), right.astype(dtype)], 0)
-    compare(lambda a: [lax.neg(a), lax.abs(a), lax.sign(a), lax.clz(a), lax.population_count(a)], [ends], 0)
+        compare(lambda a, b: [f(a, b) for f in functions], [lhs.astype(dtype), rhs.astype(dtype)], 0)
+    compare(lambda a: [lax.neg(a), lax.abs(a), lax.sign(a), lax.clz(a), lax.population_count(a)], [extremes], 0)
 
 
 @pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], DTYPES))
 def test_casts(dtype: str) -> None:
-    """To integers casts saturate as XLA's do, and NaN becomes what it becomes there."""
+    """Casts to integers saturate, and convert NaN, as in XLA."""
     to = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "uint8", "int8", "bool")
     compare(lambda x: [x.astype(jnp.dtype(name)) for name in to], [specials(dtype)], 0)
-
-
-# --- the other families -----------------------------------------------------------------------------------------------
 
 
 def windows(x: Any, start: float, reducer: Any) -> Any:
     return lax.reduce_window(x, np.asarray(start, x.dtype), reducer, (2, 3), (1, 2), "SAME")
 
 
-# Of all of them: name → function of a matrix, and whether sums in it may be taken in any order.
+# Name → function of a matrix, and whether its sums may be reassociated.
 FAMILIES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "sums": (lambda x: [lax.reduce_sum(x, a) for a in ((0,), (1,), (0, 1))], True),
     "products": (lambda x: (lax.reduce_prod(x, (0,)), lax.reduce_prod(x, (1,))), True),

@@ -1,4 +1,4 @@
-"""Primitives of other libraries: lowered as what their implementation does, where JAX can trace that."""
+"""Primitives of other libraries: lowered as their implementation, where JAX can trace it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
 
 def primitive(name: str, fun: Callable[..., Any], impl: Callable[..., Any] | None = None) -> Primitive:
-    """A primitive that XLA computes as `fun`, which is its implementation too where there is no other."""
+    """Primitive that XLA computes as `fun`, which is its implementation too unless there is another."""
 
     def abstract(*avals: Any, **params: Any) -> Any:
         return jax.eval_shape(lambda *x: fun(*x, **params), *avals)
@@ -36,39 +36,39 @@ def fallbacks(fun: Callable[..., Any], *arguments: Any) -> set[str]:
     return set(lowered(fun, arguments, small_target(4)).graph.fallbacks.values())
 
 
-def test_an_implementation_in_jax_is_lowered() -> None:
+def test_lowers_an_implementation_in_jax() -> None:
     wrapped = primitive("shifted", lambda x, *, by: [jnp.tanh(x) + by])
     assert not fallbacks(lambda x: wrapped.bind(x * 2, by=3.0), X)
 
 
-def test_several_results_some_of_them_operands() -> None:
-    parts = primitive("parts", lambda x, y: [x, jnp.dot(x, y), y[0]])
-    assert not fallbacks(lambda x: parts.bind(x, x.T), X)
+def test_lowers_several_results_and_returned_operands() -> None:
+    several = primitive("parts", lambda x, y: [x, jnp.dot(x, y), y[0]])
+    assert not fallbacks(lambda x: several.bind(x, x.T), X)
 
 
-def test_one_inside_another_and_inside_a_loop() -> None:
+def test_lowers_nested_primitives_and_loops() -> None:
     inner = primitive("inner", lambda x: [jax.jit(jnp.sin)(x)])
     outer = primitive("outer", lambda x: [inner.bind(x)[0] * 2])
     assert not fallbacks(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: outer.bind(y)[0], x), X)
 
 
-def test_an_implementation_for_arrays_only_is_one_vertex() -> None:
+def test_runs_an_implementation_for_arrays_only_as_one_vertex() -> None:
     opaque = primitive("opaque", lambda x: [jnp.sort(x, 0)], lambda x: [np.sort(np.asarray(x), 0)])
     assert fallbacks(lambda x: opaque.bind(x)[0] + 1, X) == {"opaque"}
 
 
-def test_an_implementation_that_is_the_primitive_again_is_one_vertex() -> None:
-    again = primitive("again", lambda x: [x * 2], lambda x: jax.jit(again.bind)(x))
-    assert fallbacks(lambda x: again.bind(x), X) == {"again"}
+def test_runs_a_recursive_implementation_as_one_vertex() -> None:
+    recursive = primitive("recursive", lambda x: [x * 2], lambda x: jax.jit(recursive.bind)(x))
+    assert fallbacks(lambda x: recursive.bind(x), X) == {"recursive"}
 
 
-def test_an_implementation_of_another_shape_is_one_vertex() -> None:
+def test_runs_an_implementation_of_another_shape_as_one_vertex() -> None:
     other = primitive("other", lambda x: [x * 2], lambda x: [x[0]])
     assert fallbacks(lambda x: other.bind(x), X) == {"other"}
 
 
-def test_what_a_library_implements_belongs_to_the_users_line() -> None:
-    line = test_what_a_library_implements_belongs_to_the_users_line.__code__.co_firstlineno + 2
+def test_gives_library_code_the_users_line() -> None:
+    line = test_gives_library_code_the_users_line.__code__.co_firstlineno + 2
     profile = ipu.jit(lambda x: eqxi.unvmap_max(x) + 1).lower(X).compile().profile
     assert {op.origin.line for op in profile.operations() if op.origin.line} == {
         f"test_unknown_primitives.py:{line} (<lambda>)"
@@ -76,14 +76,14 @@ def test_what_a_library_implements_belongs_to_the_users_line() -> None:
 
 
 def _newton(x: jax.Array, kind: str) -> jax.Array:
-    """A loop of equinox, with its own primitives: `maybe_set`, `select_if_vmap`, `nonbatchable`, `unvmap_any`."""
+    """Loop of equinox, with its primitives `maybe_set`, `select_if_vmap`, `nonbatchable` and `unvmap_any`."""
 
     def cond(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.abs(state[0] ** 2 - x) > 1e-3
 
     def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        y, kept = state
-        return (y + x / y) / 2, kept.at[0].set(y)
+        y, steps = state
+        return (y + x / y) / 2, steps.at[0].set(y)
 
     return eqxi.while_loop(cond, body, (x, jnp.zeros(3)), max_steps=16, kind=kind, buffers=lambda s: s[1])[0]
 
@@ -97,7 +97,7 @@ def test_loops_of_equinox_have_no_fallback(kind: str, many: bool) -> None:
     fun = (lambda x: _newton(x, kind)) if kind == "lax" else jax.grad(lambda x: _newton(x, kind))
     x = np.array([2.0, 3.0, 5.0], np.float32)
     program = jax.vmap(fun) if many else fun
-    given = x if many else x[0]
-    done = ipu.jit(program, device=ipu.IPUModel(tiles_per_ipu=4))
-    np.testing.assert_allclose(done(given), jax.jit(program)(given), rtol=1e-5)
-    assert not done.lower(given).graph.fallbacks
+    argument = x if many else x[0]
+    compiled = ipu.jit(program, device=ipu.IPUModel(tiles_per_ipu=4))
+    np.testing.assert_allclose(compiled(argument), jax.jit(program)(argument), rtol=1e-5)
+    assert not compiled.lower(argument).graph.fallbacks

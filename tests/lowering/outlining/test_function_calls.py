@@ -1,7 +1,7 @@
-"""Callees that are called several times: which become functions, that numbers stay, and what it costs and saves.
+"""Callees that are called several times: which become functions, their numbers, their costs and savings.
 
-They are inlined, and found again by the pass `outline`; each jaxpr by itself, so that a loop shares nothing with what
-is around it, nor a branch with another. Code is dear here, so that small callees are functions.
+They are inlined, and outlined again; each jaxpr by itself, so that a loop shares no function with its surroundings,
+nor a branch with another. The cost of code is high here, so that small callees are functions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TILES = (1, 7)
 
 
 @pytest.fixture(autouse=True)
-def dear_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def costly_code(monkeypatch: pytest.MonkeyPatch) -> None:
     price_bytes(monkeypatch, 4)
 
 
 @jax.jit
 def block(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Two products and what is between them."""
+    """Two products and the operations between them."""
     h = jnp.tanh(x @ w)
     with jax.named_scope("second"):
         return x + jnp.tanh(h @ w) * h
@@ -62,7 +62,7 @@ def passed(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
 
 
 def calls(jaxpr: Jaxpr) -> Iterator[Any]:
-    """The calls of functions in a jaxpr, those inside functions once a call."""
+    """Calls of functions in a jaxpr, those inside of a function once for each of its calls."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "function_call":
             yield eqn
@@ -71,16 +71,16 @@ def calls(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def functions(fun: Callable[..., Any], *args: Any, ipus: int = 1) -> tuple[int, int]:
-    """How many functions the program of a function has, and how many calls are written in it."""
+    """Number of functions in a program, and of calls written in it."""
     program = lowered(fun, args, small_target(7, num_ipus=ipus)).program
-    found = [node.function for node in distinct(program) if isinstance(node, Call)]
-    return len(set(found)), len(found)
+    callees = [node.function for node in distinct(program) if isinstance(node, Call)]
+    return len(set(callees)), len(callees)
 
 
 def in_loop(w: jax.Array, x: jax.Array) -> Any:
     first = block(w, x)
-    last, kept = lax.scan(lambda c, _: (block(w, block(w, c)), c.sum()), first, None, length=3)
-    return first, last, kept
+    last, sums = lax.scan(lambda c, _: (block(w, block(w, c)), c.sum()), first, None, length=3)
+    return first, last, sums
 
 
 def in_branches(w: jax.Array, x: jax.Array, p: jax.Array) -> Any:
@@ -88,10 +88,10 @@ def in_branches(w: jax.Array, x: jax.Array, p: jax.Array) -> Any:
 
 
 def in_while(w: jax.Array, x: jax.Array) -> Any:
-    def more(c: Any) -> jax.Array:
+    def condition(c: Any) -> jax.Array:
         return (block(w, c[1]).sum() < 1000) & (c[0] < 3)
 
-    return lax.while_loop(more, lambda c: (c[0] + 1, block(w, c[1]) + block(w, -c[1])), (0, x))
+    return lax.while_loop(condition, lambda c: (c[0] + 1, block(w, c[1]) + block(w, -c[1])), (0, x))
 
 
 def squared(weights: Any, x: jax.Array) -> jax.Array:
@@ -101,7 +101,7 @@ def squared(weights: Any, x: jax.Array) -> jax.Array:
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]] = {
     "chain": (chain, (WEIGHTS, X), (1, 4)),
     "results of all calls": (lambda v, w, x: [block(v, x), block(w, x), block(v, -x)], (*WEIGHTS[:2], X), (1, 3)),
-    "a result of a call, after the next": (
+    "result of a call, read after the next": (
         lambda v, w, x: (y := block(v, x), z := block(w, x), y.T @ z, y[::-1]),
         (*WEIGHTS[:2], X),
         (1, 2),
@@ -124,24 +124,25 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]]
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.slow
 def test_programs_with_functions(name: str) -> None:
-    """As many functions and calls as expected; the numbers of plain JAX by the jaxpr, the engine and tile by tile."""
+    """Expected numbers of functions and calls; the results of plain JAX by jaxpr, engine and interpreter."""
     fun, args, expected = PROGRAMS[name]
     assert functions(fun, *args) == expected
     leaves = jax.tree.leaves(args)
-    for got, want in zip(jaxpr_as_fun(passed(fun, *args))(*leaves), jax.tree.leaves(fun(*args)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    results = jaxpr_as_fun(passed(fun, *args))(*leaves)
+    for actual, expected_leaf in zip(results, jax.tree.leaves(fun(*args)), strict=True):
+        np.testing.assert_allclose(actual, expected_leaf, rtol=1e-4, atol=1e-5)
     check(fun, *args, tiles=TILES, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_read_between_calls_is_copied_out_in_time() -> None:
-    """Each result is its own, though the function leaves all of them in one place."""
+def test_copies_results_before_the_next_call() -> None:
+    """The function writes all its results to one place, but each is read later."""
     check(lambda v, w, x: [block(m, x) for m in (v, w, v, w)], *WEIGHTS[:2], X, tiles=TILES, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
-def test_small_callees_too_when_all_are_shared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever pays, sharing is right: callees that return operands, literals, constants, keys and nothing."""
+def test_shares_small_callees(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callees that return operands, literals, constants, keys and empty arrays."""
     share_all(monkeypatch)
     table = np.arange(9, dtype=np.float32) + seed
 
@@ -157,9 +158,6 @@ def test_small_callees_too_when_all_are_shared(seed: int, monkeypatch: pytest.Mo
 
     assert functions(fun, X, jax.random.key(seed))[1] >= 2
     check(fun, X, jax.random.key(seed), tiles=TILES, rtol=1e-6)
-
-
-# --- what is shared ---------------------------------------------------------------------------------------------------
 
 
 def printing(x: jax.Array) -> jax.Array:
@@ -180,7 +178,7 @@ def staged(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def holding_stages(w: jax.Array, x: jax.Array) -> jax.Array:
+def with_stages(w: jax.Array, x: jax.Array) -> jax.Array:
     for number in range(2):
         with ipu.stage(number):
             x = jnp.tanh(jnp.tanh(x @ w) @ w) * x if number else jnp.tanh(x)
@@ -196,43 +194,43 @@ NOT_SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NOT_SHARED)
-def test_what_is_inlined(name: str) -> None:
+def test_inlines_cheap_callees(name: str) -> None:
     fun, args = NOT_SHARED[name]
     assert not list(calls(passed(fun, *args).jaxpr))
 
 
-def test_callees_with_effects_are_inlined_and_what_they_call_is_shared() -> None:
+def test_inlines_callees_with_effects_and_shares_their_callees() -> None:
     noisy = jax.jit(printing)
     jaxpr = passed(lambda x: noisy(noisy(x)), X)
     assert [eqn.params["name"] for eqn in calls(jaxpr.jaxpr)] == ["block", "block"]
     assert [eqn.primitive.name for eqn in jaxpr.eqns].count("debug_print") == 2
 
 
-def test_stages_share_nothing() -> None:
+def test_stages_share_no_function() -> None:
     called = list(calls(passed(staged, WEIGHTS[0], X).jaxpr))
     bodies = [id(eqn.params["jaxpr"].jaxpr) for eqn in called]
     assert bodies[0] == bodies[1] != bodies[2] == bodies[3]
 
 
-def test_stages_inside_of_callees_are_shared_each_by_itself() -> None:
-    """Both calls of a function that has stages, of which the second does no less than copying."""
-    jaxpr = passed(lambda w, x: holding_stages(w, x) + holding_stages(w, 2 * x), WEIGHTS[0], X)
+def test_shares_stages_inside_of_callees() -> None:
+    """Two calls of a function with stages, of which the second computes enough to be shared."""
+    jaxpr = passed(lambda w, x: with_stages(w, x) + with_stages(w, 2 * x), WEIGHTS[0], X)
     assert [stage_name(eqn).stage for eqn in calls(jaxpr.jaxpr)] == [1, 1]
 
 
 def test_functions_on_several_ipus() -> None:
     device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=16)
     loss = lambda w, x: (staged(w, x) ** 2).sum()  # noqa: E731
-    got = ipu.jit(jax.value_and_grad(loss), device=device)(WEIGHTS[0], X)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.value_and_grad(loss)(WEIGHTS[0], X)), strict=True):
+    actual = ipu.jit(jax.value_and_grad(loss), device=device)(WEIGHTS[0], X)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(jax.value_and_grad(loss)(WEIGHTS[0], X)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert functions(staged, WEIGHTS[0], X, ipus=2) == (2, 4), "one on each IPU, called twice"
     graph = ipu.jit(staged, device=device).lower(WEIGHTS[0], X).graph
     ipus = [{int(t) // 16 for g in groups for t in np.unique(g.tile[g.tile >= 0])} for groups in graph.groups.values()]
-    assert {0} in ipus and {1} in ipus and all(len(found) == 1 for found in ipus)
+    assert {0} in ipus and {1} in ipus and all(len(group_ipus) == 1 for group_ipus in ipus)
 
 
-def test_library_code_called_from_one_line_is_shared() -> None:
+def test_shares_library_code_called_from_one_line() -> None:
     def fun(x: jax.Array) -> jax.Array:
         for _ in range(3):
             x = jnp.unwrap(x)
@@ -246,16 +244,13 @@ def test_library_code_called_from_one_line_is_shared() -> None:
     assert lines and all(text.startswith(f"test_function_calls.py:{line} ") for text in lines), lines
 
 
-# --- what is copied, where it is said to be, what it costs ------------------------------------------------------------
-
-
 def copies(fun: Callable[..., Any], *args: Any) -> list[str]:
     graph = lowered(fun, args, small_target(7)).graph
-    groups = [(one.name, group) for one, members in graph.groups.items() for group in members]
+    groups = [(compute_set.name, group) for compute_set, members in graph.groups.items() for group in members]
     return [group.name or name for name, group in groups if group.codelet.name.startswith("popops::Copy<")]
 
 
-def test_an_operand_that_never_changes_is_not_copied() -> None:
+def test_does_not_copy_a_fixed_operand() -> None:
     def recurrent(w: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(4):
             x = block(w, x)
@@ -267,13 +262,13 @@ def test_an_operand_that_never_changes_is_not_copied() -> None:
     assert copies(chain, WEIGHTS, X).count("block/operand1") == 4
 
 
-def kept(fun: Callable[..., Any], *args: Any) -> int:
-    """How many results of calls are copied, because they are read after the next call, or returned."""
+def num_copied_results(fun: Callable[..., Any], *args: Any) -> int:
+    """Number of copied results of calls: those read after the next call, or returned."""
     return sum(name.endswith("/kept") for name in copies(fun, *args))
 
 
-def test_results_are_read_where_a_function_leaves_them() -> None:
-    """Only what the next call would overwrite is copied, through views too, and what is returned."""
+def test_reads_results_in_place() -> None:
+    """Only results that the next call would overwrite are copied, through views too, and returned ones."""
 
     def summed(weights: Any, x: jax.Array) -> jax.Array:
         outs = []
@@ -285,14 +280,14 @@ def test_results_are_read_where_a_function_leaves_them() -> None:
         first = block(weights[0], x)
         return chain(weights[1:], first) * first
 
-    assert kept(chain, WEIGHTS, X) == kept(skipping, WEIGHTS, X) == 1
-    assert kept(summed, WEIGHTS, X) == len(WEIGHTS) - 1
+    assert num_copied_results(chain, WEIGHTS, X) == num_copied_results(skipping, WEIGHTS, X) == 1
+    assert num_copied_results(summed, WEIGHTS, X) == len(WEIGHTS) - 1
     for fun in (chain, summed, skipping):
         check(fun, WEIGHTS, X, split_rtol=1e-5)
 
 
-def test_a_function_may_read_a_result_of_another_at_all_its_calls() -> None:
-    """It reads that where it lies, so that must be out of the way of the other's next call."""
+def test_reads_a_fixed_result_of_another_function() -> None:
+    """It reads that result in place, so the other's next call must not overwrite it."""
 
     def spread(weights: Any, x: jax.Array) -> jax.Array:
         level = block(weights[0], x)[0, 0]
@@ -308,7 +303,7 @@ def test_a_function_may_read_a_result_of_another_at_all_its_calls() -> None:
     check(spread, WEIGHTS, X, split_rtol=1e-5)
 
 
-def test_what_no_call_needs_is_dropped() -> None:
+def test_drops_results_without_reader() -> None:
     @jax.jit
     def both(w: jax.Array, x: jax.Array) -> Any:
         return block(w, x), jnp.exp(x)
@@ -318,8 +313,8 @@ def test_what_no_call_needs_is_dropped() -> None:
     assert "exp" not in [eqn.primitive.name for eqn in body.eqns] and len(body.out_avals) == 1
 
 
-def test_names_and_lines() -> None:
-    """What all callers' name stacks begin with, the function's name, its own scopes; and its own lines."""
+def test_names_and_lines_of_a_function() -> None:
+    """Common beginning of the callers' name stacks, the function's name, its own scopes; and its own lines."""
 
     def fun(weights: Any, x: jax.Array) -> jax.Array:
         with jax.named_scope("model"):
@@ -333,7 +328,7 @@ def test_names_and_lines() -> None:
     assert set(origins) == {"model/block", "model/block/second"}
     first = inspect.getsourcelines(block.__wrapped__)[1]
     assert origins["model/block/second"].startswith(f"test_function_calls.py:{first + 5} ")
-    names = {group.name or one.name for one, groups in graph.groups.items() for group in groups}
+    names = {group.name or compute_set.name for compute_set, groups in graph.groups.items() for group in groups}
     assert "model/layer2/block/operand0" in names
     assert "block/operand1" in {variable.name for variable in graph.variables}
     backward = lowered(jax.grad(fun), (WEIGHTS, X), small_target(7)).graph
@@ -341,8 +336,8 @@ def test_names_and_lines() -> None:
     assert "transpose(jvp(model))/block" in paths or "transpose(jvp(model/block))" in paths, sorted(paths)
 
 
-def test_saved_code_and_added_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four blocks' code one stays; hardly more cycles are added than those of copies."""
+def test_saves_code_for_few_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four blocks' code remains; few cycles are added beside those of copies."""
     device = ipu.IPUModel(tiles_per_ipu=64)
     args = [RNG.normal(size=(64, 64)).astype(np.float32) for _ in range(4)], np.ones((32, 64), np.float32)
     shared = ipu.jit(chain, device=device).lower(*args).compile().profile
@@ -352,18 +347,18 @@ def test_saved_code_and_added_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     for category, share in (("internalExchangeCode", 0.3), ("vertexInstanceState", 0.6)):
         assert shared.memory.by_category[category].sum() < share * inlined.memory.by_category[category].sum()
     groups = shared.executable.graph.groups
-    copied = sum(
+    copy_cycles = sum(
         step.ends[0] - step.starts[0]
         for step in shared.timeline.walk()
         if isinstance(step.program, Execute)
         and any(group.codelet.name.startswith("popops::Copy<") for group in groups[step.program.compute_set])
     )
     # Inlined, each block is laid out for its own operands; shared, all are laid out for those of the first call.
-    assert inlined.cycles <= shared.cycles <= 1.05 * inlined.cycles + copied
+    assert inlined.cycles <= shared.cycles <= 1.05 * inlined.cycles + copy_cycles
 
 
-def test_functions_are_lowered_once() -> None:
-    """Forty calls have the vertices of those of one run, which may be four."""
-    once = lowered(lambda w, x: block(w, x), (WEIGHTS[0], X), small_target(7)).graph
+def test_lowers_a_function_once() -> None:
+    """Forty calls have the vertices of one run, which may be four calls."""
+    single = lowered(lambda w, x: block(w, x), (WEIGHTS[0], X), small_target(7)).graph
     many = lowered(lambda w, x: chain([w + n for n in range(40)], x), (WEIGHTS[0], X), small_target(7)).graph
-    assert len(many.groups) <= 4 * len(once.groups) + 40  # and forty additions
+    assert len(many.groups) <= 4 * len(single.groups) + 40  # and forty additions

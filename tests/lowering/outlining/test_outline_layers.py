@@ -1,6 +1,6 @@
-"""Layers that a loop of Python's has written, in training steps: each is a call; in time that grows with their number.
+"""Layers written by a Python loop, in training steps: each becomes a call, in time that grows with their number.
 
-Code is dear here, so that layers are worth being functions.
+The cost of code is high here, so that layers are worth being functions.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.outlining.dataflow import Dataflow
+from ipujax.lowering.outlining.outline import outline
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.passes.dataflow import Dataflow
-from ipujax.lowering.passes.outline import outline
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
 from tests.lowering.helpers import price_bytes
-from tests.lowering.passes.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
+from tests.lowering.outlining.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
 from tests.marks import slow_but
 
 
 @pytest.fixture(autouse=True)
-def dear_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def costly_code(monkeypatch: pytest.MonkeyPatch) -> None:
     price_bytes(monkeypatch, 8)
 
 
 def dense(p: Any, x: jax.Array) -> jax.Array:
-    """A layer of a perceptron, with a residual."""
+    """Layer of a perceptron, with a residual."""
     h = jnp.tanh(x @ p["w"] + p["b"])
     return x + jax.nn.gelu(h @ p["v"]) * h
 
 
 def attention(p: Any, x: jax.Array) -> jax.Array:
-    """A layer of a transformer of one head, without biases."""
+    """Layer of a transformer of one head, without biases."""
     y = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
     q, k, v = jnp.split(y @ p["qkv"], 3, -1)
     scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), q @ k.T, -1e9)
@@ -67,7 +67,7 @@ LAYERS = {"dense": (dense, dense_parameters), "attention": (attention, attention
 
 
 def training(kind: str, layers: int, wrap: Callable[..., Any] = lambda fun: fun) -> tuple[Callable[..., Any], Any]:
-    """A training step of layers in a loop, and its arguments."""
+    """Training step of layers in a loop, and its arguments."""
     layer, make = LAYERS[kind]
     params = {"first": normal(WIDTH, WIDTH), "layers": [make() for _ in range(layers)]}
     optimizer = optax.adam(1e-2)
@@ -88,7 +88,7 @@ def training(kind: str, layers: int, wrap: Callable[..., Any] = lambda fun: fun)
 
 
 def is_of_loss(eqn: JaxprEqn) -> bool:
-    """Whether an equation is not one of the optimiser."""
+    """True for an equation that is not of the optimiser."""
     return "jvp(" in name_stack(eqn)
 
 
@@ -97,37 +97,38 @@ CASES = [*product(WRAPS, LAYERS)]
 
 
 @pytest.mark.parametrize(("wrap", "kind"), slow_but({*CASES} - {("plain", "attention")}, CASES))
-def test_each_layer_is_one_call_forward_and_one_backward(wrap: str, kind: str) -> None:
+def test_calls_each_layer_once_forward_and_once_backward(wrap: str, kind: str) -> None:
     step, args = training(kind, 4, WRAPS[wrap])
     jaxpr = outlined(step, *args)
-    found = [(stage_name(eqn).is_backward, id(eqn.params["jaxpr"])) for eqn in calls(jaxpr) if is_of_loss(eqn)]
-    forward = [body for is_backward, body in found if not is_backward]
-    backward = [body for is_backward, body in found if is_backward]
+    layer_calls = [(stage_name(eqn).is_backward, id(eqn.params["jaxpr"])) for eqn in calls(jaxpr) if is_of_loss(eqn)]
+    forward = [body for is_backward, body in layer_calls if not is_backward]
+    backward = [body for is_backward, body in layer_calls if is_backward]
     assert (len(forward), len(set(forward))) == (len(backward), len(set(backward))) == (4, 1)
 
 
-def test_the_size_of_twelve_layers() -> None:
-    """Beside calls and the optimiser's updates little is left."""
+def test_shrinks_twelve_layers() -> None:
+    """Calls and the optimiser's updates are nearly all equations that remain."""
     step, args = training("attention", 12)
-    after = run_passes(jax.jit(step).trace(*args).jaxpr)
-    bodies = Counter(id(eqn.params["jaxpr"]) for eqn in calls(after["outline"]) if is_of_loss(eqn))
+    jaxprs = run_passes(jax.jit(step).trace(*args).jaxpr)
+    bodies = Counter(id(eqn.params["jaxpr"]) for eqn in calls(jaxprs["outline"]) if is_of_loss(eqn))
     assert list(bodies.values()) == [12, 12]
     updates = 20 * len(jax.tree.leaves(args[0]))
-    assert len(after["outline"].eqns) < updates + 24 + 60 < 0.6 * len(after["dce"].eqns)
+    assert len(jaxprs["outline"].eqns) < updates + 24 + 60 < 0.6 * len(jaxprs["dce"].eqns)
 
 
-def test_through_the_whole_compiler() -> None:
+def test_training_step_with_functions_matches_jax() -> None:
     step, args = training("dense", 3)
     device = ipu.IPUModel(tiles_per_ipu=16)
     lowered = ipu.jit(step, device=device).lower(*args)
     assert list(calls(lowered.jaxpr))
-    got, expected = ipu.jit(step, device=device)(*args), jax.jit(step)(*args)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    actual = ipu.jit(step, device=device)(*args)
+    expected = jax.jit(step)(*args)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_in_the_stages_of_a_pipeline() -> None:
-    """Each part of a stage calls its own function; numbers and gradients are those of plain JAX."""
+def test_outlines_layers_in_stages_of_a_pipeline() -> None:
+    """Each part of a stage calls its own function, with the numbers and gradients of plain JAX."""
     params = [dense_parameters() for _ in range(6)]
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
@@ -143,21 +144,19 @@ def test_layers_in_the_stages_of_a_pipeline() -> None:
     # Going back through stage 0 a layer is two functions: layer 0 has no gradient of what it reads.
     assert sum(function.name == "dense" for function in functions) == 5
     x = normal(LENGTH, WIDTH)
-    got, expected = ipu.jit(step, device=device)(params, x), jax.jit(jax.value_and_grad(loss))(params, x)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    actual = ipu.jit(step, device=device)(params, x)
+    expected = jax.jit(jax.value_and_grad(loss))(params, x)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-# --- time, and the same each time -------------------------------------------------------------------------------------
-
-
-def test_time_grows_with_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the layers cost hardly more than four times the work, counted in elements of the arrays it makes."""
-    made: list[int] = []
+def test_time_is_linear_in_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the layers take about four times the work, counted in elements of arrays."""
+    counts: list[int] = []
     windows = Dataflow.windows
 
     def counted(flow: Dataflow, length: int) -> Any:
-        made.append(flow.count)
+        counts.append(flow.count)
         return windows(flow, length)
 
     monkeypatch.setattr(Dataflow, "windows", counted)
@@ -165,14 +164,14 @@ def test_time_grows_with_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -
     for layers in (12, 48):
         step, args = training("dense", layers)
         jaxpr = run_passes(jax.jit(step).trace(*args).jaxpr)["dce"]
-        made.clear()
+        counts.clear()
         outline(jaxpr)
-        work.append(sum(made))
+        work.append(sum(counts))
     assert work[1] <= 6 * work[0]
 
 
 _PROGRAM = """
-from tests.lowering.passes.test_outline_layers import run_passes, training
+from tests.lowering.outlining.test_outline_layers import run_passes, training
 import jax
 step, args = training("attention", 3)
 print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_price=8)["outline"])
@@ -180,7 +179,7 @@ print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_price=8)["outline"])
 
 
 @pytest.mark.slow
-def test_the_same_whatever_the_order_of_hashes() -> None:
+def test_does_not_depend_on_the_order_of_hashes() -> None:
     texts = [
         subprocess.run(
             [sys.executable, "-c", _PROGRAM],

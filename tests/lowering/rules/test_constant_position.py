@@ -1,4 +1,4 @@
-"""Gathers and scatters whose look-ups all go to one known place: no components, constant indices, slices."""
+"""Gathers and scatters whose look-ups all have one constant position: empty index vectors, constants, slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.marks import slow_but
 
 RNG = np.random.default_rng(5)
 TABLE = RNG.normal(size=(7, 5, 6)).astype(np.float32)
-WHOLE = RNG.integers(-5, 6, (7, 5, 6)).astype(np.int32)
+INTEGERS = RNG.integers(-5, 6, (7, 5, 6)).astype(np.int32)
 SCATTERS = {
     "set": lax.scatter,
     "add": lax.scatter_add,
@@ -31,7 +31,7 @@ MODES = ("clip", "fill", "promise_in_bounds")
 
 
 def tiles_used(fun: Callable[..., Any], *args: Any) -> int:
-    """Tiles that compute; nothing may fall back."""
+    """Number of tiles that compute; nothing may fall back."""
     program = lowered(fun, args, small_target(64))
     assert not program.graph.fallbacks
     groups = [group for groups in program.graph.groups.values() for group in groups]
@@ -44,14 +44,14 @@ def no_components(*batch: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_gather_without_components_is_a_view(mode: str) -> None:
+def test_views_a_gather_without_components(mode: str) -> None:
     """Every look-up reads the window at 0, as many of each dimension as the slice has."""
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 3), collapsed_slice_dims=(1,), start_index_map=())
 
     def fun(x: Any) -> Any:
         return lax.gather(x, no_components(2, 3), numbers, (4, 1, 6), mode=mode)
 
-    for x in (TABLE, WHOLE.astype(bool), jax.random.split(jax.random.key(0), TABLE.shape)):
+    for x in (TABLE, INTEGERS.astype(bool), jax.random.split(jax.random.key(0), TABLE.shape)):
         assert tiles_used(fun, x) == 0
         check(lambda x: jax.random.key_data(fun(x)) if x.dtype not in ("float32", "bool") else fun(x), x, tiles=(1, 7))
 
@@ -72,7 +72,7 @@ EACH_KIND = [*zip(SCATTERS, MODES * 2, strict=True)]
 
 @pytest.mark.parametrize(("kind", "mode"), slow_but(EACH_KIND, product(SCATTERS, MODES)))
 def test_a_scatter_without_components(kind: str, mode: str) -> None:
-    """All updates meet in the window at 0; whole numbers, so that any order gives the same bits."""
+    """All updates are in the window at 0; integers, so that any order gives the same bits."""
     numbers = lax.ScatterDimensionNumbers((1, 3), (1,), ())
 
     def fun(x: Any, u: Any) -> Any:
@@ -80,7 +80,7 @@ def test_a_scatter_without_components(kind: str, mode: str) -> None:
 
     for dtype in (np.float32, np.int32):
         updates = RNG.integers(-3, 4, (2, 4, 3, 6)).astype(dtype)
-        check(fun, WHOLE.astype(dtype), updates, tiles=(1, 7))
+        check(fun, INTEGERS.astype(dtype), updates, tiles=(1, 7))
     used = tiles_used(fun, np.zeros((70, 5, 60), np.float32), np.zeros((2, 40, 3, 60), np.float32))
     assert used > 1 if kind != "set" else used == 0  # the last of them, a view
 
@@ -91,13 +91,13 @@ def test_a_scatter_without_components_in_batches() -> None:
     for scatter in SCATTERS.values():
         check(
             lambda x, u, f=scatter: f(x, no_components(6, 3, 7), u, numbers),
-            WHOLE.astype(np.float32),
+            INTEGERS.astype(np.float32),
             updates,
             tiles=(7,),
         )
 
 
-def test_what_rounds_and_what_the_user_wrote_go_in_order() -> None:
+def test_combines_narrow_sums_and_users_functions_in_order() -> None:
     numbers = lax.ScatterDimensionNumbers((0,), (), ())
     updates = jnp.ones((3, 999), jnp.bfloat16)  # a sum of ones in this dtype ends at 256 when each is added by itself
     check(lambda x, u: lax.scatter_add(x, no_components(999), u, numbers), updates[:, 0] * 0, updates, tiles=(4,))
@@ -113,17 +113,15 @@ def test_what_rounds_and_what_the_user_wrote_go_in_order() -> None:
 def test_other_dtypes() -> None:
     numbers = lax.ScatterDimensionNumbers((1, 2), (), ())
     for dtype in ("int8", "uint32", "float16", "bfloat16", "float8_e5m2", "complex64"):
-        x = jnp.asarray(WHOLE[0], dtype)
+        x = jnp.asarray(INTEGERS[0], dtype)
         check(lambda x: lax.scatter_add(x, no_components(1), x[None, :4], numbers), x, tiles=(4,))
-    check(lambda x: lax.scatter(x, no_components(2), jnp.stack([x, ~x])[:, :3], numbers), WHOLE[0] > 0, tiles=(4,))
+    check(lambda x: lax.scatter(x, no_components(2), jnp.stack([x, ~x])[:, :3], numbers), INTEGERS[0] > 0, tiles=(4,))
     keys = jax.random.split(jax.random.key(1), (5, 6))
     check(lambda k: lax.scatter(k, no_components(2), jnp.stack([k, k[::-1]])[:, :3], numbers), keys, tiles=(4,))
 
 
-# --- constant indices -------------------------------------------------------------------------------------------------
-
-# Everyday forms: each as a function of the table, and whether it computes anything. (JAX computes indices from an array
-# of several, so that negative ones count from the end.)
+# Common forms: a function of the table, and whether it computes anything. (JAX computes indices from an array of
+# several, so that negative ones count from the end.)
 FORMS: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "all": (lambda x: x.at[:].set(x[::-1]), False),
     "interior": (lambda x: x.at[1:-1, 1:-1].set(0.0), False),
@@ -154,7 +152,7 @@ def test_constant_indices(name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("start", [(0, 1), (4, 3), (5, 0), (-1, 0), (2**31 - 1, 0)])
-def test_windows_are_clamped_dropped_or_filled_whole(mode: str, start: tuple[int, int]) -> None:
+def test_clamps_drops_or_fills_whole_windows(mode: str, start: tuple[int, int]) -> None:
     index = np.array(start, np.int32)
     numbers = lax.GatherDimensionNumbers((0, 1, 2), (), (0, 2))
     check(lambda x: lax.gather(x, index, numbers, (3, 5, 3), mode=mode), TABLE, tiles=(5,))
@@ -162,8 +160,8 @@ def test_windows_are_clamped_dropped_or_filled_whole(mode: str, start: tuple[int
     check(lambda x: lax.scatter_mul(x, index, x[:3, 1:, :3], where, mode=mode), TABLE, tiles=(5,))
 
 
-def test_a_stencil_fits_where_its_grid_does() -> None:
-    """A grid of which one tile could not hold a third, updated inside its border."""
+def test_fits_a_stencil_on_the_tiles_of_its_grid() -> None:
+    """A grid of which one tile could not have a third, updated inside of its border."""
 
     def step(x: Any) -> Any:
         inner = (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:]) / 4
@@ -177,7 +175,7 @@ def test_a_stencil_fits_where_its_grid_does() -> None:
     check(step, RNG.normal(size=(19, 23)).astype(np.float32), tiles=(7,), rtol=1e-6)
 
 
-def test_many_rows_written_one_by_one() -> None:
+def test_writes_many_rows_one_by_one() -> None:
     def fun(x: Any) -> Any:
         for i in range(7):
             x = x.at[i].set(x[i - 1] * 0.5)

@@ -1,4 +1,4 @@
-"""What tests of the pass `outline` count and compare."""
+"""Counts and comparisons for tests of the pass `outline`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.passes import run_passes
 
 RNG = np.random.default_rng(5)
-WIDTH, LENGTH = 16, 8
+WIDTH = 16
+LENGTH = 8
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -30,13 +31,13 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def calls(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
-    """The calls of functions written in a jaxpr and in those inside it, a function's once."""
-    seen = set[int]()
+    """Calls of functions written in a jaxpr and in nested ones, those of one function once."""
+    visited: set[int] = set()
 
     def walk(body: Any) -> Iterator[JaxprEqn]:
         body = getattr(body, "jaxpr", body)
-        if id(body) not in seen:
-            seen.add(id(body))
+        if id(body) not in visited:
+            visited.add(id(body))
             for eqn in body.eqns:
                 if eqn.primitive.name == "function_call":
                     yield eqn
@@ -47,7 +48,7 @@ def calls(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
 
 
 def op_by_op(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr, one operation after the other, in functions too."""
+    """Results of a jaxpr, one operation after the other, in functions too."""
 
     def equation(eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
         is_call = eqn.primitive.name == "function_call"
@@ -57,17 +58,18 @@ def op_by_op(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
 
 
 def outlined(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """The jaxpr after all passes; its numbers are those before `outline`, to the bit."""
-    after = run_passes(jax.jit(fun).trace(*args).jaxpr)
-    check_jaxpr(after["outline"].jaxpr)
+    """The jaxpr after `outline`, with the numbers before it, to the bit."""
+    jaxprs = run_passes(jax.jit(fun).trace(*args).jaxpr)
+    check_jaxpr(jaxprs["outline"].jaxpr)
     leaves = jax.tree.leaves(args)
-    for got, want in zip(op_by_op(after["outline"], leaves), op_by_op(after["swap_products"], leaves), strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
-    return after["outline"]
+    unshared = op_by_op(jaxprs["swap_products"], leaves)
+    for actual, expected in zip(op_by_op(jaxprs["outline"], leaves), unshared, strict=True):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    return jaxprs["outline"]
 
 
 def count(fun: Callable[..., Any], *args: Any) -> list[int]:
-    """How often each function is called, most often first."""
+    """Calls of each function, in falling order."""
     bodies = Counter(id(eqn.params["jaxpr"].jaxpr) for eqn in calls(outlined(fun, *args)))
     return sorted(bodies.values(), reverse=True)

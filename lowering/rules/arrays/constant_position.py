@@ -1,0 +1,142 @@
+"""Gathers and scatters whose look-ups all have one constant position: slices, which need no look-up.
+
+Among them are empty index vectors (`x.at[:].add(u)`) and slices (`x.at[1:-1].set(u)`), whose index vectors are
+constants. Such a gather is a view; a scatter combines a slice of the table with the updates, and its result is a
+view of that and of the rest of the table.
+Limits: several updates of one position are combined with each other first, which reassociates sums and products.
+Those of floats of less than 32 bits, which would round differently, and those by a user's function are combined
+with the table one after the other, each part of the window by a vertex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.jax_compat import Primitive
+from ipujax.lowering.popops import GatherSpec, Mode, ScatterSpec, fill_of
+from ipujax.runtime.tensor import Tensor, elements
+
+Position = Sequence[int]  # a component for each indexed dimension
+_MOST_COMPARED = 4096  # indices that are compared; assumed: more are rarely all equal
+
+# Combination of the updates of one position with each other, and then with the table.
+_COMBINE: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
+    "scatter-add": (lax.reduce_sum, lax.add),
+    "scatter-sub": (lax.reduce_sum, lax.sub),
+    "scatter-mul": (lax.reduce_prod, lax.mul),
+    "scatter-min": (lax.reduce_min, lax.min),
+    "scatter-max": (lax.reduce_max, lax.max),
+}
+
+
+def constant_position(indices: Tensor) -> Position | None:
+    """Index vector of all look-ups if it is one constant, else None."""
+    if not indices.shape[-1]:
+        return ()
+    variables = indices.variables()
+    constant = all(v.is_constant and not v.by_replica for v in variables)
+    if not constant or not 0 < indices.size <= _MOST_COMPARED:
+        return None
+    variable_numbers, element_numbers = elements(indices.node, variables)
+    values = np.zeros(indices.shape, object)
+    for number, variable in enumerate(variables):
+        is_of_variable = variable_numbers == number
+        values[is_of_variable] = np.ravel(np.asarray(variable.value))[element_numbers[is_of_variable]]
+    vectors = values.reshape(-1, indices.shape[-1])
+    return tuple(int(n) for n in vectors[0]) if (vectors == vectors[0]).all() else None
+
+
+def gather_from(table: jax.Array, position: Position, spec: GatherSpec, out_shape: Sequence[int]) -> jax.Array:
+    """Window of a table at one position, for every look-up, in the shape of the result."""
+    batched = spec.numbers.operand_batching_dims
+    dims = spec.kept_dims()
+    sizes = [n if d in batched else spec.slice_sizes[d] for d, n in enumerate(table.shape)]
+    starts, is_inside = _starts(table.shape, sizes, spec.indexed, position)
+    if spec.mode is Mode.FILL_OR_DROP and not is_inside:
+        return lax.broadcast(fill_of(spec.fill, table.dtype), out_shape)
+    window = lax.slice(table, starts, [start + n for start, n in zip(starts, sizes, strict=True)])
+    window = lax.squeeze(window, [d for d, out in enumerate(dims) if out is None])
+    result_dims = [out for out in dims if out is not None]
+    window = lax.transpose(window, np.argsort(result_dims).tolist())
+    return lax.broadcast_in_dim(window, out_shape, sorted(result_dims))
+
+
+def combines_in_order(spec: ScatterSpec) -> bool:
+    """True if updates of one position are combined with the table one after the other."""
+    if spec.kind == "scatter":
+        return spec.function is not None
+    return spec.is_narrow_sum
+
+
+def scatter_to(
+    table: jax.Array,
+    updates: jax.Array,
+    position: Position,
+    spec: ScatterSpec,
+    primitive: Primitive,
+    params: dict[str, Any],
+) -> jax.Array:
+    """Table combined with updates that all have one position; `primitive` and `params` are those of the scatter."""
+    numbers = spec.numbers
+    extents, of_update = spec.windows()
+    sizes = [n if d in numbers.operand_batching_dims else extents[d] for d, n in enumerate(table.shape)]
+    starts, is_inside = _starts(table.shape, sizes, spec.indexed, position)
+    if spec.mode is not Mode.CLIP and not is_inside:
+        return table
+    window = lax.dynamic_slice(table, starts, sizes)
+    lookups = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
+    batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    batch_dims = {d: lookups[i] for d, i in batched}
+    dims = [batch_dims.get(d, u) for d, u in enumerate(of_update)]
+    repeats = [u for u in lookups if u not in batch_dims.values()]
+    if combines_in_order(spec):
+        window = _in_order(window, updates, spec, primitive, params)
+    elif spec.kind in _COMBINE:
+        reduce, combine = _COMBINE[spec.kind]
+        combined = reduce(updates, repeats) if repeats else updates
+        window = combine(window, _like_window(combined, dims, repeats, sizes))
+    else:
+        first = [n - 1 if u in repeats else 0 for u, n in enumerate(updates.shape)]
+        last_update = lax.squeeze(lax.slice(updates, first, updates.shape), repeats)
+        window = _like_window(last_update, dims, repeats, sizes)
+    return lax.dynamic_update_slice(table, window, starts)
+
+
+def _starts(
+    shape: Sequence[int], sizes: Sequence[int], indexed: Sequence[int], position: Position
+) -> tuple[list[int], bool]:
+    """Start of the window, clamped so that it fits, and whether it fits unclamped."""
+    by_dim = dict(zip(indexed, position, strict=True))
+    unclamped = [by_dim.get(d, 0) for d in range(len(shape))]
+    starts = [min(max(start, 0), n - size) for start, n, size in zip(unclamped, shape, sizes, strict=True)]
+    return starts, starts == unclamped
+
+
+def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequence[int], shape: Sequence[int]) -> Any:
+    """Updates without dimensions that are reduced already, in the order of the table's dimensions."""
+    remaining = [u for u in range(updates.ndim + len(reduced)) if u not in reduced]
+    return lax.transpose(updates, [remaining.index(u) for u in dims if u is not None]).reshape(shape)
+
+
+def _in_order(
+    window: jax.Array, updates: jax.Array, spec: ScatterSpec, primitive: Primitive, params: dict[str, Any]
+) -> jax.Array:
+    """The scatter itself on the window, with indices 0 into a further dimension of size 1."""
+    old = spec.numbers
+    rank = window.ndim
+    lookups = [n for u, n in enumerate(updates.shape) if u not in old.update_window_dims]
+    numbers = lax.ScatterDimensionNumbers(
+        old.update_window_dims,
+        (*old.inserted_window_dims, rank),
+        (rank,),
+        old.operand_batching_dims,
+        old.scatter_indices_batching_dims,
+    )
+    indices = lax.full((*lookups, 1), 0, np.int32)
+    window_params = {**params, "dimension_numbers": numbers, "unique_indices": False}
+    return primitive.bind(lax.expand_dims(window, (rank,)), indices, updates, **window_params)[..., 0]
