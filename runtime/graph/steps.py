@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ipujax.runtime.graph.forms import Loop, Program
 from ipujax.runtime.graph.program import (
-    Call,
     Copy,
     CrossReplicaCopy,
     Execute,
-    Program,
     RemoteIn,
     RemoteOut,
-    RepeatWhile,
     Sequence,
     StreamIn,
     StreamOut,
@@ -25,6 +23,7 @@ from ipujax.runtime.graph.program import (
     Wait,
     WriteUndef,
 )
+from ipujax.runtime.graph.walks import data_loops, distinct
 from ipujax.runtime.tensor import Origin
 
 _TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
@@ -56,24 +55,6 @@ def leaf_origin(leaf: Leaf) -> Origin:
     return origin
 
 
-def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
-    """Every node of the tree once, parents first.
-
-    Args:
-        program: the tree.
-        into_calls: whether the bodies of functions belong to it.
-    """
-    seen: set[Program] = set()
-    todo = [program]
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            if into_calls or not isinstance(node, Call):
-                todo.extend(reversed(node.children()))
-
-
 def leaves(program: Program) -> Iterator[Leaf]:
     """Every leaf once, in program order of its first appearance."""
     return (node for node in distinct(program) if isinstance(node, Leaf))
@@ -102,10 +83,9 @@ def is_free(node: Program) -> bool:
     return is_resident or isinstance(node, WriteUndef | Wait)
 
 
-def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:
+def while_names(program: Program) -> dict[Loop, tuple[str, ...]]:
     """The names each loop with a data-dependent trip count answers to: `while[k]`, its source line, its path."""
-    loops = [node for node in distinct(program) if isinstance(node, RepeatWhile)]
     return {
         loop: tuple(name for name in (f"while[{k}]", loop.origin.line, loop.origin.path) if name)
-        for k, loop in enumerate(loops)
+        for k, loop in enumerate(data_loops(program))
     }
