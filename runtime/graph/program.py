@@ -42,7 +42,6 @@ from ipujax.runtime.graph.pipeline_task import PipelineTask
 from ipujax.runtime.tensor import Origin, Tensor
 
 SyncKind = Literal["internal", "external"]
-WORDS = (np.dtype(np.int32), np.dtype(np.uint32))  # dtypes of selectors and of row numbers
 
 
 class Sequence(Block):
@@ -292,7 +291,7 @@ class Switch(Branch):
     origin: Origin = Origin()
     values: tuple[int, ...] | None = None
     decider_field: ClassVar[str] = "selector"
-    decider_dtypes: ClassVar[tuple[np.dtype[Any], ...]] = WORDS
+    decider_dtypes: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.int32), np.dtype(np.uint32))
 
     def children(self) -> tuple[Program, ...]:
         return (*self.cases, self.default)
