@@ -40,7 +40,6 @@ from ipujax.runtime.graph import (
     Sync,
     VertexGroup,
     distinct,
-    reads_and_writes,
 )
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
@@ -87,8 +86,7 @@ class _GraphJson:
 
     def node(self, node: Program) -> Json:
         """A program and all inside it; the bodies of functions are in a list of their own."""
-        reads, writes = reads_and_writes(node)
-        kept = {"reads": self._numbers(reads), "writes": self._numbers(writes)}
+        kept = {"reads": self._numbers(node.reads), "writes": self._numbers(node.writes)}
         children = () if isinstance(node, Call) else node.children()
         inside = [self.node(child) for child in children]
         return {"type": type(node).__name__, **self._facts(node), **kept, "children": inside}

@@ -51,14 +51,16 @@ def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program]
 
 
 def run_counts(program: Program, *, into_calls: bool = True) -> Counter[Program]:
-    """Runs of each node in one run of a program, if each decision takes every way once.
+    """Runs of each node in one run of a program, if every decision runs each of its children once; parents first.
 
     Args:
         program: the tree.
         into_calls: whether the bodies of functions belong to it.
     """
-    counts = Counter({program: 1})
-    for node in reversed(_children_first(program, into_calls)):
+    order = _children_first(program, into_calls)[::-1]
+    counts = Counter(dict.fromkeys(order, 0))
+    counts[program] = 1
+    for node in order:
         if into_calls or not isinstance(node, Call):
             for child in node.children():
                 counts[child] += counts[node] * node.child_runs

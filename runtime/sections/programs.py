@@ -27,18 +27,16 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost
 from ipujax.runtime.graph import (
+    Block,
+    Branch,
     Call,
     Collective,
     ComputeSet,
     Function,
     If,
     Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence,
-    Switch,
-    WriteUndef,
     is_free,
     leaf_name,
 )
@@ -47,8 +45,6 @@ from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
 from ipujax.runtime.target import Target
 
 COPY_VERTEX = "poplar_rt::StridedCopy"
-_CONTROL = {Repeat: "Repeat", RepeatWhile: "RepeatWhile", Switch: "Switch", Sequence: "Sequence", Call: "Call"}
-_CONTROL |= {WriteUndef: "WriteUndef", Collective: "Sequence"}
 
 
 def numbering(executable: Executable) -> Numbering:
@@ -97,13 +93,13 @@ class _Walk:
         match node:
             case Call(function):
                 entry |= {"target": self.function(function), "name": function.name}
-            case Sequence():
+            case Block():
                 entry |= {"name": node.name} if isinstance(node, Collective) else {}
                 entry["children"] = [program for child in node.children() for program in self.program(child)]
             case If() if entry["type"] == "If":
                 entry["children"] = [self.one(node.then)]
-            case Repeat() | RepeatWhile() | Switch() | If():
-                entry |= {"count": node.count} if isinstance(node, Repeat) else {}
+            case Loop() | Branch():
+                entry |= {"count": node.trips} if isinstance(node, Loop) and node.trips is not None else {}
                 entry["children"] = [self.one(child) for child in node.children()]
         return programs
 
@@ -222,11 +218,11 @@ def decision_sync(target: Target) -> str:
 def _type(node: Program) -> str:
     if isinstance(node, If):
         return "IfElse" if _does_something(node.otherwise) else "If"
-    return _CONTROL[type(node)]
+    return "Sequence" if isinstance(node, Collective) else type(node).__name__
 
 
 def _does_something(node: Program) -> bool:
-    return not isinstance(node, Sequence) or bool(node.children())
+    return not isinstance(node, Block) or bool(node.children())
 
 
 def _copies(cycles: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
