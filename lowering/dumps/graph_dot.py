@@ -20,8 +20,6 @@ from ipujax.runtime.graph import (
     Leaf,
     Loop,
     Program,
-    leaf_name,
-    leaf_origin,
 )
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
 
@@ -101,7 +99,7 @@ class _Drawing:
             reads = tuple(tensor for read, _ in found for tensor in read)
             writes = tuple(tensor for _, written in found for tensor, _ in written)
         vertices = [f"{group.num_vertices:,} × {group.codelet.name}" for group in groups]
-        lines = (f"{len(self._steps)}. {kind} {leaf_name(leaf)}", leaf_origin(leaf).line, *vertices)
+        lines = (f"{len(self._steps)}. {kind} {leaf.label}", leaf.shown_origin.line, *vertices)
         self._steps[leaf] = self.dot.node("\n".join(filter(None, lines)))
         self._join(self._steps[leaf], reads, writes)
 

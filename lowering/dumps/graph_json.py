@@ -29,14 +29,12 @@ from ipujax.runtime.graph import (
     Execute,
     Function,
     Graph,
+    Loop,
     Program,
     RemoteIn,
     RemoteOut,
-    Repeat,
-    RepeatWhile,
     StreamIn,
     StreamOut,
-    Switch,
     Sync,
     VertexGroup,
     distinct,
@@ -133,14 +131,10 @@ class _GraphJson:
                 return {"stream": stream.name, "is_resident": stream.resident}
             case RemoteIn(buffer, _) | RemoteOut(_, buffer):
                 return {"buffer": buffer.name, "overlaps": node.overlaps}
-            case Repeat(count):
-                return {"count": count, "line": node.origin.line}
-            case RepeatWhile():
-                return {"until": node.until, "line": node.origin.line}
-            case Switch():
-                return {"values": list(range(len(node.cases)) if node.values is None else node.values)}
+            case Loop():
+                return {**node.facts, "line": node.origin.line}
             case Call(function):
                 return {"function": self.functions[function]}
             case Sync(kind):
                 return {"kind": kind}
-        return {}
+        return node.facts

@@ -1,13 +1,14 @@
 """Forms of control: how a node of the program tree runs the programs inside it.
 
-    form     ::= Block    runs each child once, in order                     Sequence, Collective, Call
-               | Loop     runs its body `trips` times                        Repeat, RepeatWhile
-               | Branch   runs one of its children                           If, Switch
+    form     ::= Leaf     computes, moves or waits itself, and has no children
+               | Block    runs each child once, in order
+               | Loop     runs its body `trips` times
+               | Branch   runs one of its children
     Decision ::= control that depends on the value of a tensor: any Branch, and a Loop with a `test`
 
-A node of no form is a step: it computes, moves or waits by itself. Analyses, cost models and profiles ask a node for
-its form, its children and its tensors, so that they know a new kind of control without naming it: it subclasses a form.
-Only what gives each node a meaning of its own, as the engine and the listing do, has to learn of it.
+Analyses, cost models and profiles ask a node for its form, its children and its tensors, so that they know a new kind
+of node without naming it: it subclasses a form. Only what gives each node a meaning of its own, as the engine and the
+listing do, has to learn of it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Program:
         return 1
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """JSON-able data that tells control from other control of its form."""
+        return {}
+
+    @property
     def reads(self) -> Tensors:
         """The tensors that the node reads itself, not through vertices or the programs inside it."""
         return ()
@@ -56,6 +62,28 @@ class Program:
     def writes(self) -> Tensors:
         """The tensors that the node writes itself, not through vertices or the programs inside it."""
         return ()
+
+
+class Leaf(Program):
+    """A program that computes, moves or waits itself.
+
+    Attributes:
+        origin: where it comes from.
+    """
+
+    __slots__ = ()
+
+    origin: Origin
+
+    @property
+    def label(self) -> str:
+        """Debug name."""
+        raise NotImplementedError
+
+    @property
+    def shown_origin(self) -> Origin:
+        """Where it comes from, as profiles show it."""
+        return self.origin
 
 
 class Block(Program):

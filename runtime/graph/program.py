@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -38,10 +38,21 @@ from ipujax.runtime.graph.handles import (
     HostStream as HostStream,
     RemoteBuffer as RemoteBuffer,
 )
+from ipujax.runtime.graph.leaf_nodes import (
+    Copy as Copy,
+    CrossReplicaCopy as CrossReplicaCopy,
+    Execute as Execute,
+    RemoteIn as RemoteIn,
+    RemoteOut as RemoteOut,
+    StreamIn as StreamIn,
+    StreamOut as StreamOut,
+    Sync as Sync,
+    SyncKind as SyncKind,
+    Wait as Wait,
+    WriteUndef as WriteUndef,
+)
 from ipujax.runtime.graph.pipeline_task import PipelineTask
 from ipujax.runtime.tensor import Origin, Tensor
-
-SyncKind = Literal["internal", "external"]
 
 
 class Sequence(Block):
@@ -94,82 +105,6 @@ class Sequence(Block):
 
     def rebuild(self, children: Items[Program]) -> Program:
         return Sequence(*children)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Execute(Program):
-    """Runs a compute set: exchange its operands, run its vertices, exchange its results."""
-
-    compute_set: ComputeSet
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.compute_set, ComputeSet):
-            raise GraphError(
-                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
-            )
-
-
-def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
-    a, b = copy.source, copy.destination
-    if a.shape != b.shape or a.dtype != b.dtype:
-        expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-        raise GraphError(f"{name} joins different tensors", where=copy.origin, expected=expected, got=got)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Copy(Program):
-    """Copies one tensor to another of the same shape and dtype."""
-
-    source: Tensor
-    destination: Tensor
-    name: str = "copy"
-    origin: Origin = Origin()
-
-    def __post_init__(self) -> None:
-        _check_same_type(f"copy {self.name}", self)
-
-    @property
-    def reads(self) -> Tensors:
-        return (self.source,)
-
-    @property
-    def writes(self) -> Tensors:
-        return (self.destination,)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CrossReplicaCopy(Program):
-    """Copies a tensor of each replica to a tensor of other replicas.
-
-    Args:
-        source: what is sent, in every replica that sends.
-        destination: where it goes, in every replica that receives; of the source's shape and dtype.
-        replica_map: (source, destination) pairs of replicas. No replica receives twice, one may send to several; who
-            receives nothing keeps what it holds.
-        name: debug name.
-    """
-
-    source: Tensor
-    destination: Tensor
-    replica_map: tuple[tuple[int, int], ...]
-    name: str = "cross-replica copy"
-    origin: Origin = Origin()
-
-    def __post_init__(self) -> None:
-        _check_same_type(self.name, self)
-
-    def sources(self, replicas: int) -> tuple[int | None, ...]:
-        """The replica that each replica receives from, None where there is none."""
-        sent = {destination: source for source, destination in self.replica_map}
-        return tuple(sent.get(replica) for replica in range(replicas))
-
-    @property
-    def reads(self) -> Tensors:
-        return (self.source,)
-
-    @property
-    def writes(self) -> Tensors:
-        return (self.destination,)
 
 
 Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
@@ -229,6 +164,10 @@ class Repeat(Loop):
         (body,) = children
         return replace(self, body=body)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"count": self.count}
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RepeatWhile(Loop, Decision):
@@ -253,6 +192,10 @@ class RepeatWhile(Loop, Decision):
 
     def choice(self, value: Any) -> int:
         return int(bool(value) != self.until)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"until": self.until}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -304,6 +247,10 @@ class Switch(Branch):
         values = self.values or range(len(self.cases))
         return values.index(value) if value in values else len(self.cases)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"values": list(range(len(self.cases)) if self.values is None else self.values)}
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Function:
@@ -334,113 +281,6 @@ class Call(Block):
     def rebuild(self, children: Items[Program]) -> Program:
         (body,) = children
         return replace(self, function=replace(self.function, body=body))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StreamIn(Program):
-    """Moves one value from the host into a tensor."""
-
-    stream: HostStream
-    destination: Tensor
-    origin: Origin = Origin()
-
-    @property
-    def writes(self) -> Tensors:
-        return (self.destination,)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StreamOut(Program):
-    """Moves the value of a tensor to the host."""
-
-    source: Tensor
-    stream: HostStream
-    origin: Origin = Origin()
-
-    @property
-    def reads(self) -> Tensors:
-        return (self.source,)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemoteIn(Program):
-    """Moves rows of a remote buffer into a tensor [rows, *shape of a row].
-
-    `offset`, int32 or uint32 [rows], names the rows; None stands for the whole buffer. What is beyond the buffer reads
-    as zeros. If it `overlaps`, what follows does not wait for it but where it needs the tensor.
-    """
-
-    buffer: RemoteBuffer
-    destination: Tensor
-    offset: Tensor | None = None
-    origin: Origin = Origin()
-    overlaps: bool = False
-
-    @property
-    def reads(self) -> Tensors:
-        return () if self.offset is None else (self.offset,)
-
-    @property
-    def writes(self) -> Tensors:
-        return (self.destination,)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemoteOut(Program):
-    """Moves a tensor [rows, *shape of a row] into rows of a remote buffer; those beyond the buffer are lost."""
-
-    source: Tensor
-    buffer: RemoteBuffer
-    offset: Tensor | None = None
-    origin: Origin = Origin()
-    overlaps: bool = False
-
-    @property
-    def reads(self) -> Tensors:
-        return (self.source,) if self.offset is None else (self.source, self.offset)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Wait(Program):
-    """Waits until transfers of a tensor that overlap other work are over; its memory is kept until then."""
-
-    tensor: Tensor
-    origin: Origin = Origin()
-
-    @property
-    def reads(self) -> Tensors:
-        return (self.tensor,)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Sync(Program):
-    """Makes tiles wait for one another: those of each IPU ("internal"), or all IPUs and the host ("external")."""
-
-    kind: SyncKind = "external"
-    origin: Origin = Origin()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WriteUndef(Program):
-    """Says that what a tensor held is dead, and that what it holds now is anything: no cycles, no bytes.
-
-    Needed before parts of a buffer are written one by one, so that its memory is not live from the start.
-    """
-
-    destination: Tensor
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.destination, Tensor):
-            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
-
-    @property
-    def writes(self) -> Tensors:
-        return (self.destination,)
-
-
-def reads_and_writes(node: Program) -> tuple[Tensors, Tensors]:
-    """The tensors a node reads and those it writes itself, not through vertices or the programs inside it."""
-    return node.reads, node.writes
 
 
 def own_tensors(node: Program) -> Tensors:

@@ -1,58 +1,15 @@
-"""The leaves of a program tree, and the names people know them by.
-
-A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
-RemoteOut, CrossReplicaCopy, Wait, Sync. Everything else is control.
-"""
+"""The leaves of a program tree, host exchanges that are one, and the names of loops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ipujax.runtime.graph.forms import Loop, Program
-from ipujax.runtime.graph.program import (
-    Copy,
-    CrossReplicaCopy,
-    Execute,
-    RemoteIn,
-    RemoteOut,
-    Sequence,
-    StreamIn,
-    StreamOut,
-    Sync,
-    Wait,
-    WriteUndef,
-)
+from ipujax.runtime.graph.forms import Leaf, Loop, Program
+from ipujax.runtime.graph.program import RemoteIn, RemoteOut, Sequence, StreamIn, StreamOut, Wait, WriteUndef
 from ipujax.runtime.graph.walks import data_loops, distinct
-from ipujax.runtime.tensor import Origin
 
 _TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
-
-Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Wait | Sync
-
-
-def leaf_name(leaf: Leaf) -> str:
-    """The debug name of a leaf."""
-    match leaf:
-        case Execute(compute_set):
-            return compute_set.name
-        case Copy() | CrossReplicaCopy():
-            return leaf.name
-        case StreamIn(channel, _) | StreamOut(_, channel) | RemoteIn(channel, _) | RemoteOut(_, channel):
-            return channel.name
-        case Wait():
-            return "wait"
-        case Sync(kind):
-            return f"{kind} sync"
-    raise AssertionError(f"not a leaf: {leaf!r}")
-
-
-def leaf_origin(leaf: Leaf) -> Origin:
-    """Where a leaf comes from."""
-    origin = leaf.compute_set.origin if isinstance(leaf, Execute) else leaf.origin
-    if isinstance(leaf, (StreamIn, StreamOut)) and origin == Origin():
-        return Origin(path=f"host stream {leaf.stream.name}")
-    return origin
 
 
 def leaves(program: Program) -> Iterator[Leaf]:

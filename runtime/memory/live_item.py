@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ipujax.runtime.analysis import Step
-from ipujax.runtime.graph import Call, Decision, WriteUndef, leaf_name, leaf_origin
+from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable, readable_name, shown_layer
 from ipujax.runtime.tensor.roles import UNKNOWN
@@ -79,4 +79,4 @@ def step_name(step: Step | None) -> tuple[str, Origin]:
             return "a write of undefined values", Origin()
         case Call(function):
             return function.name, Origin()
-    return leaf_name(step), leaf_origin(step)
+    return step.label, step.shown_origin

@@ -26,8 +26,6 @@ from ipujax.runtime.graph import (
     Leaf,
     Program,
     VertexGroup,
-    leaf_name,
-    leaf_origin,
     run_counts,
 )
 from ipujax.runtime.tensor import MERGED_WITH, Origin, compose
@@ -145,7 +143,7 @@ def operation(name: str, origin: Origin) -> str:
 def place(node: Program) -> tuple[Origin, str]:
     """Where a step comes from, and its debug name."""
     if isinstance(node, Leaf):
-        return leaf_origin(node), leaf_name(node)
+        return node.shown_origin, node.label
     assert isinstance(node, Decision)
     return node.origin, "decision"
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph import Block, Call, Decision, Leaf, Loop, Program, is_free, leaf_name
+from ipujax.runtime.graph import Block, Call, Decision, Leaf, Loop, Program, is_free
 from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.tensor import Variable
@@ -170,7 +170,7 @@ class _Frame:
             inner = _Frame(self.occupancy, node.function, self.always, num_bytes)
             return LiveNode(node, node.function.name, num_bytes, items, (inner.node(node.function.body),))
         inside = node.children()[len(before) :]
-        name = leaf_name(node) if isinstance(node, Leaf) else ""
+        name = node.label if isinstance(node, Leaf) else ""
         return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, inside)))
 
     def step(self, node: Program) -> Items:

@@ -8,8 +8,7 @@ takes no time, as a stream of what stays on the device, becomes none:
     Copy           DoExchange? OnTileExecute?, or GlobalExchange OnTileExecute? between IPUs and between replicas
     stream copies, remote buffers, PrintTensor           StreamCopy
     If             SetLocalConsensusFromVar Sync (If | IfElse)
-    RepeatWhileTrue, RepeatWhileFalse                    RepeatWhile
-    Repeat, Switch, Sequence, Call, Sync, WriteUndef     themselves
+    all else       itself, by its type
 
 Copying on the own tile is a vertex of type `COPY_VERTEX` on each tile that does it: in a compute set of its own where
 a `Copy` needs it, and in the compute set itself where operands are rearranged.
@@ -38,7 +37,6 @@ from ipujax.runtime.graph import (
     Loop,
     Program,
     is_free,
-    leaf_name,
 )
 from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
 from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
@@ -123,7 +121,7 @@ class _Walk:
         return entry
 
     def activities(self, leaf: Leaf) -> list[Activity]:
-        cost, name = self.executable.costs[leaf], leaf_name(leaf)
+        cost, name = self.executable.costs[leaf], leaf.label
         match cost:
             case WaitCost():
                 return []
