@@ -21,6 +21,7 @@ from tests.test_layering import FILES, ROOT, imported, within
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
 MAX_FILES = 16
+MOST_NAMING_A_NODE = 8
 FOR_ALL = {"runtime.errors", "runtime.cache", "runtime.garbage"}
 
 # Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
@@ -402,6 +403,23 @@ def test_rooms_hold_files_of_names_of_their_own() -> None:
     allowed = Counter(name for names in SAME_NAMES.values() for name in names.split())
     assert not [name for name, count in allowed.items() if count > 1]
     assert repeated == set(allowed), (sorted(repeated - set(allowed)), sorted(set(allowed) - repeated))
+
+
+@pytest.mark.parametrize("node", ["RepeatWhile", "If", "Switch"])
+def test_few_modules_name_a_node_of_control(node: str) -> None:
+    """The others ask a node for its form, see `runtime.graph.forms`."""
+    naming = [module for module, source in sources().items() if node in source and node in names_in(ast.parse(source))]
+    assert 1 < len(naming) <= MOST_NAMING_A_NODE, naming
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Names that code uses, imports or defines as a class."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(name) | ast.Attribute(attr=name) | ast.ClassDef(name) | ast.alias(name):
+                names.add(name)
+    return names
 
 
 def test_rooms_are_drawn_in_the_architecture_page(request: pytest.FixtureRequest) -> None:

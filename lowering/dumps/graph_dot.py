@@ -11,24 +11,17 @@ from collections.abc import Iterable
 from ipujax.lowering.dumps.dot import Dot
 from ipujax.runtime.analysis import group_tensors
 from ipujax.runtime.graph import (
+    Block,
+    Branch,
     Call,
     Execute,
     Function,
     Graph,
-    If,
     Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence,
-    Switch,
-    leaf_name,
-    leaf_origin,
-    reads_and_writes,
 )
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
-
-_LABELS: dict[type, str] = {RepeatWhile: "loop", If: "if", Switch: "switch"}
 
 
 def graph_dot(graph: Graph, program: Program, name: str) -> str:
@@ -78,17 +71,16 @@ class _Drawing:
 
     def _draw(self, program: Program) -> None:
         match program:
-            case Sequence():
-                for child in program.children():
-                    self._draw(child)
             case Call(function):
                 self._calls.append((self.dot.node(f"call {function.name}"), function))
-            case Repeat() | RepeatWhile() | If() | Switch():
-                label = f"repeat {program.count}" if isinstance(program, Repeat) else _LABELS[type(program)]
+            case Block():
+                for child in program.children():
+                    self._draw(child)
+            case Loop() | Branch():
+                label = _label(program)
                 with self.dot.cluster(f"{label} {program.origin.line}".rstrip()):
-                    own, _ = reads_and_writes(program)
-                    if own:
-                        self._join(self.dot.node(label, "diamond"), own, ())
+                    if program.reads:
+                        self._join(self.dot.node(label, "diamond"), program.reads, ())
                     for child in program.children():
                         self._draw(child)
             case _ if isinstance(program, Leaf):  # else WriteUndef, which does nothing
@@ -98,7 +90,8 @@ class _Drawing:
         """Draws a step, once: the same program may be in several places."""
         if leaf in self._steps:
             return
-        reads, writes = reads_and_writes(leaf)
+        reads = leaf.reads
+        writes = leaf.writes
         kind, groups = type(leaf).__name__, []
         if isinstance(leaf, Execute):
             groups = self._graph.groups[leaf.compute_set]
@@ -106,7 +99,7 @@ class _Drawing:
             reads = tuple(tensor for read, _ in found for tensor in read)
             writes = tuple(tensor for _, written in found for tensor, _ in written)
         vertices = [f"{group.num_vertices:,} × {group.codelet.name}" for group in groups]
-        lines = (f"{len(self._steps)}. {kind} {leaf_name(leaf)}", leaf_origin(leaf).line, *vertices)
+        lines = (f"{len(self._steps)}. {kind} {leaf.label}", leaf.shown_origin.line, *vertices)
         self._steps[leaf] = self.dot.node("\n".join(filter(None, lines)))
         self._join(self._steps[leaf], reads, writes)
 
@@ -114,3 +107,9 @@ class _Drawing:
         for tensors, is_written in ((reads, False), (writes, True)):
             found = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
             self._edges += [(node, variable, is_written) for variable in found]
+
+
+def _label(control: Loop | Branch) -> str:
+    if isinstance(control, Branch):
+        return type(control).__name__.lower()
+    return "loop" if control.trips is None else f"repeat {control.trips}"

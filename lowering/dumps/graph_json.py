@@ -29,18 +29,15 @@ from ipujax.runtime.graph import (
     Execute,
     Function,
     Graph,
+    Loop,
     Program,
     RemoteIn,
     RemoteOut,
-    Repeat,
-    RepeatWhile,
     StreamIn,
     StreamOut,
-    Switch,
     Sync,
     VertexGroup,
     distinct,
-    reads_and_writes,
 )
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
@@ -87,8 +84,7 @@ class _GraphJson:
 
     def node(self, node: Program) -> Json:
         """A program and all inside it; the bodies of functions are in a list of their own."""
-        reads, writes = reads_and_writes(node)
-        kept = {"reads": self._numbers(reads), "writes": self._numbers(writes)}
+        kept = {"reads": self._numbers(node.reads), "writes": self._numbers(node.writes)}
         children = () if isinstance(node, Call) else node.children()
         inside = [self.node(child) for child in children]
         return {"type": type(node).__name__, **self._facts(node), **kept, "children": inside}
@@ -135,14 +131,10 @@ class _GraphJson:
                 return {"stream": stream.name, "is_resident": stream.resident}
             case RemoteIn(buffer, _) | RemoteOut(_, buffer):
                 return {"buffer": buffer.name, "overlaps": node.overlaps}
-            case Repeat(count):
-                return {"count": count, "line": node.origin.line}
-            case RepeatWhile():
-                return {"until": node.until, "line": node.origin.line}
-            case Switch():
-                return {"values": list(range(len(node.cases)) if node.values is None else node.values)}
+            case Loop():
+                return {**node.facts, "line": node.origin.line}
             case Call(function):
                 return {"function": self.functions[function]}
             case Sync(kind):
                 return {"kind": kind}
-        return {}
+        return node.facts

@@ -1,7 +1,6 @@
 """Facts about a program: effects of its steps, live ranges, values that may differ between replicas."""
 
 from ipujax.runtime.analysis.divergence import (
-    Decision as Decision,
     Divergence as Divergence,
     divergent_decisions as divergent_decisions,
     meets as meets,

@@ -16,26 +16,23 @@ from collections.abc import Iterable
 
 from ipujax.runtime.analysis.effects import EffectsOf, group_tensors, written_in_full
 from ipujax.runtime.graph import (
-    Call,
+    Block,
+    Branch,
     Collective,
     Copy,
     CrossReplicaCopy,
+    Decision,
     Execute,
     Graph,
-    If,
+    Loop,
     Program,
     RemoteIn,
-    Repeat,
-    RepeatWhile,
-    Sequence,
     StreamIn,
     StreamOut,
-    Switch,
     distinct,
+    iteration,
 )
 from ipujax.runtime.tensor import Tensor, Variable
-
-Decision = If | Switch | RepeatWhile
 
 
 def meets(program: Program) -> bool:
@@ -77,7 +74,7 @@ class Divergence:
     def visit(self, node: Program, differing: set[Variable]) -> None:
         """Runs a node; `differing` is changed."""
         match node:
-            case Sequence() | Call():
+            case Block():
                 for child in node.children():
                     self.visit(child, differing)
                 if isinstance(node, Collective) and node.is_same:
@@ -98,18 +95,10 @@ class Divergence:
                 senders = set(node.sources(self._graph.replication_factor))
                 is_same = None not in senders and (len(senders) == 1 or not _differ([source], differing))
                 _write(destination, differing, is_same=is_same)
-            case Repeat(count, body):
-                if count:
-                    self.loop(body, differing)
-            case RepeatWhile(condition, predicate, body):
-                self.visit(condition, differing)
-                again = Sequence(body, condition)
-                self.loop(again, differing)
-                if self._is_divergent(node, predicate, differing):
-                    differing |= self._effects(again).writes
-                    self.loop(again, differing)
-            case If(tensor) | Switch(tensor):
-                self._branches(node, tensor, differing)
+            case Loop():
+                self._iterations(node, differing)
+            case Branch():
+                self._branches(node, differing)
 
     def loop(self, body: Program, differing: set[Variable]) -> None:
         """Runs a body any number of times, at least once, until nothing new differs; `differing` is changed."""
@@ -120,8 +109,19 @@ class Divergence:
             self.visit(body, inner)
             differing |= inner
 
-    def _branches(self, node: If | Switch, tensor: Tensor, differing: set[Variable]) -> None:
-        is_divergent = self._is_divergent(node, tensor, differing)
+    def _iterations(self, node: Loop, differing: set[Variable]) -> None:
+        if node.trips == 0:
+            return
+        if node.test is not None:
+            self.visit(node.test, differing)
+        again = iteration(node)
+        self.loop(again, differing)
+        if isinstance(node, Decision) and self._is_divergent(node, differing):
+            differing |= self._effects(again).writes
+            self.loop(again, differing)
+
+    def _branches(self, node: Branch, differing: set[Variable]) -> None:
+        is_divergent = self._is_divergent(node, differing)
         ends = []
         for branch in node.children():
             ends.append(set(differing))
@@ -131,8 +131,8 @@ class Divergence:
         differing.clear()
         differing.update(*ends)
 
-    def _is_divergent(self, node: Decision, tensor: Tensor, differing: set[Variable]) -> bool:
-        if not _differ([tensor], differing):
+    def _is_divergent(self, node: Decision, differing: set[Variable]) -> bool:
+        if not _differ(node.reads, differing):
             return False
         self.divergent[node] = None
         return True

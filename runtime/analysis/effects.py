@@ -14,21 +14,16 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.graph import (
-    Call,
+    Block,
+    Branch,
     CrossReplicaCopy,
     Execute,
     Graph,
-    If,
-    Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence as ProgramSequence,
-    Switch,
     VertexGroup,
-    WriteUndef,
     extents,
-    reads_and_writes,
+    fold,
     whole_axes,
 )
 from ipujax.runtime.tensor import Indexed, Tensor, Variable, leaves
@@ -151,37 +146,28 @@ class EffectsOf:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._known: dict[Program, Effects] = {}
+        self._effects = fold(self._combined)
 
     def __call__(self, program: Program) -> Effects:
         """The effects of `program`."""
-        if program not in self._known:
-            self._known[program] = self._compute(program)
-        return self._known[program]
+        return self._effects(program)
 
-    def _compute(self, program: Program) -> Effects:
+    def _combined(self, program: Program, children: list[Effects]) -> Effects:
+        """The effects of a node from those of the programs inside it."""
         match program:
             case Execute(compute_set):
                 groups = [group_tensors(group) for group in self.graph.groups[compute_set]]
                 return _of_leaf((t for reads, _ in groups for t in reads), (w for _, writes in groups for w in writes))
-            case Repeat(count, body):
-                return self(body) if count else Effects()
-            case RepeatWhile(condition, predicate, body):
-                test = self(condition).then(_of_leaf([predicate], []))
-                return test.then(self(body).then(test).maybe())
-            case If(predicate, then, otherwise):
-                return _of_leaf([predicate], []).then(self(then).or_else(self(otherwise)))
-            case Switch(selector, cases, default):
-                branches = [self(p) for p in (*cases, default)]
-                return _of_leaf([selector], []).then(reduce(Effects.or_else, branches))
-            case Call(function):
-                return self(function.body)
-            case ProgramSequence():
-                return _in_order(map(self, program.children()))
-            case _ if isinstance(program, Leaf | WriteUndef):
-                reads, writes = reads_and_writes(program)
-                effects = _of_leaf(reads, [(tensor, tensor.size) for tensor in writes])
-                replicas = self.graph.replication_factor
-                is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
-                return effects.maybe() if is_partial else effects
-        raise AssertionError(f"unknown program node {program!r}")
+            case Block():
+                return _in_order(children)
+            case Loop(test=None):
+                return children[0] if program.trips else Effects()
+            case Loop():
+                test = children[0].then(_of_leaf(program.reads, []))
+                return test.then(children[1].then(test).maybe())
+            case Branch():
+                return _of_leaf(program.reads, []).then(reduce(Effects.or_else, children))
+        effects = _of_leaf(program.reads, [(tensor, tensor.size) for tensor in program.writes])
+        replicas = self.graph.replication_factor
+        is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
+        return effects.maybe() if is_partial else effects

@@ -13,25 +13,24 @@ Limits: a variable is live as a whole; parts written by different steps count as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.analysis.effects import Effects, EffectsOf
 from ipujax.runtime.graph import (
+    Block,
+    Branch,
     Call,
+    Decision,
     Function,
-    If,
     Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence as ProgramSequence,
-    Switch,
     distinct,
 )
 from ipujax.runtime.tensor import Variable
 
-Step = Leaf | Call | If | Switch | RepeatWhile  # the last three stand for the reading of their predicate
+Step = Leaf | Call | Decision  # a decision stands for the reading of its decider
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,8 @@ def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Funct
 
 
 def step_effects(step: Program, effects: EffectsOf) -> Effects:
-    """What one step reads and writes; of a decision, its predicate alone."""
-    match step:
-        case If(predicate, _, _) | Switch(predicate, _, _) | RepeatWhile(_, predicate, _):
-            return Effects(reads=frozenset(predicate.variables()))
-    return effects(step)
+    """What one step reads and writes; of a decision, its decider alone."""
+    return Effects(frozenset(step.decider.variables())) if isinstance(step, Decision) else effects(step)
 
 
 class _Scan:
@@ -180,15 +176,15 @@ class _Scan:
     def visit(self, node: Program) -> None:
         """Walks one node backwards, from the variables live after it to those live before it."""
         match node:
-            case ProgramSequence():
+            case Call():
+                self.step(node)
+            case Block():
                 for child in reversed(node.children()):
                     self.visit(child)
-            case Repeat(count, body):
-                if count:
-                    self.loop(lambda: self.repeat(body))
-            case RepeatWhile():
-                self.loop(lambda: self.repeat_while(node))
-            case If() | Switch():
+            case Loop():
+                if node.trips != 0:
+                    self.loop(node)
+            case Branch():
                 self.branch(node)
             case _:
                 self.step(node)
@@ -206,29 +202,29 @@ class _Scan:
         for variable in reads:
             self.live.setdefault(variable, here)
 
-    def loop(self, walk: Callable[[], None]) -> None:
+    def loop(self, node: Loop) -> None:
         first = len(self.steps)
         self.depth += 1
-        walk()
+        if node.test is None:
+            self.become(self.live.keys() | self.mine(self.effects(node.body).reads))
+            self.visit(node.body)
+        else:
+            self.tested_loop(node, node.test)
         self.depth -= 1
         if self.depth == 0 and len(self.steps) > first:
             self.loops.append((first, len(self.steps) - 1))
 
-    def repeat(self, body: Program) -> None:
-        self.become(self.live.keys() | self.mine(self.effects(body).reads))
-        self.visit(body)
-
-    def repeat_while(self, loop: RepeatWhile) -> None:
+    def tested_loop(self, loop: Loop, test: Program) -> None:
         after = set(self.live)
-        test, body = self.effects(loop.condition), self.effects(loop.body)
-        tested = after | self.mine(loop.predicate.variables()) | self.mine(body.reads)
-        self.become(self.mine(test.reads) | (tested - test.kills))
+        test_effects = self.effects(test)
+        tested = after | self.mine(step_effects(loop, self.effects).reads) | self.mine(self.effects(loop.body).reads)
+        self.become(self.mine(test_effects.reads) | (tested - test_effects.kills))
         self.visit(loop.body)
         self.become(self.live.keys() | after)
         self.step(loop)
-        self.visit(loop.condition)
+        self.visit(test)
 
-    def branch(self, node: If | Switch) -> None:
+    def branch(self, node: Branch) -> None:
         after = set(self.live)
         before: set[Variable] = set()
         for case in reversed(node.children()):

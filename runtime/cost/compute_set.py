@@ -250,7 +250,7 @@ def _vertices(
 
 
 def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Tile, cycles rounded up, and idle slots of each vertex of a group, int64[num_vertices]; None without idle slots."""
+    """Tile, cycles rounded up, and idle slots, if any, of each vertex of a group: int64[num_vertices]."""
     shapes = block_shapes(group)
     cycles = np.asarray(group.codelet.cycles(shapes, target))
     cycles = (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)

@@ -38,8 +38,8 @@ def engine_function(
         graph: holds the vertex groups and constants.
         program: what to run; not to be changed afterwards.
         exact_splits: compute every vertex by itself instead of unsplit: slower, the very splits of the machine.
-        record: called, in order, with what data-dependent control does: the trips of a `RepeatWhile`, 1 or 0 of an
-            `If`, the case of a `Switch` (their number for its default). It calls back to the host each time, and is
+        record: called, in order, with what data-dependent control does: the iterations of a loop, 1 or 0 of
+            an `If`, the case of a `Switch` (their number for its default). It calls back to the host each time, and is
             slow. Of several replicas the first is recorded.
         calls: makes the calls of the host's functions; what they raise goes through XLA when None.
         instances: processes among which replicas are shared; with several, the function is to be traced inside a

@@ -29,18 +29,17 @@ from ipujax.runtime.analysis import Divergence, meets
 from ipujax.runtime.engine.single import EngineProgram, Live, steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
+    Branch,
     Collective,
     CrossReplicaCopy,
     HostStream,
-    If,
+    Loop,
     Program,
     RemoteIn,
     RemoteOut,
-    Repeat,
-    RepeatWhile,
     Sequence as ProgramSequence,
-    Switch,
     distinct,
+    iteration,
 )
 from ipujax.runtime.host import HostCall, Instances
 from ipujax.runtime.tensor import Tensor, Variable, read, write
@@ -184,7 +183,7 @@ class ReplicatedProgram(EngineProgram):
                 self.go(ProgramSequence(*part.children()), values, live_after)
                 values.keep_once(v for tensor in part.outputs for v in tensor.variables() if v not in after)
             else:
-                if isinstance(part, (If, Switch, Repeat, RepeatWhile)):
+                if isinstance(part, Branch | Loop):
                     self._settle(part, values, after)
                 else:
                     values.differing = after
@@ -208,12 +207,10 @@ class ReplicatedProgram(EngineProgram):
 
     def _settle(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
         """Stacks what may differ at the end of a branch, or of any iteration of a loop, beforehand."""
-        match control:
-            case Repeat(_, body):
-                self._divergence.loop(body, values.differing)
-            case RepeatWhile(condition, _, body):
-                self._divergence.visit(condition, values.differing)
-                self._divergence.loop(ProgramSequence(body, condition), values.differing)
+        if isinstance(control, Loop):
+            if control.test is not None:
+                self._divergence.visit(control.test, values.differing)
+            self._divergence.loop(iteration(control), values.differing)
         written = self._effects(control).writes & (values.differing | after)
         values.stack(self._stands_for.get(v, v) for v in written)
 

@@ -33,6 +33,7 @@ from ipujax.runtime.engine.split import apply, run_group, signatures
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
+    Branch,
     Call,
     Copy,
     Execute,
@@ -40,6 +41,7 @@ from ipujax.runtime.graph import (
     Graph,
     HostStream,
     If,
+    Loop,
     Program,
     RemoteIn,
     RemoteOut,
@@ -382,7 +384,7 @@ class EngineProgram:
         values.update(zip(variables, state, strict=True))
 
 
-_CONTROL = (Repeat, RepeatWhile, If, Switch, Call)
+_CONTROL = (Loop, Branch, Call)
 
 
 def steps_of(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:

@@ -6,12 +6,39 @@ from ipujax.runtime.graph.codelet import (
     Extras as Extras,
     Field as Field,
 )
+from ipujax.runtime.graph.forms import (
+    Block as Block,
+    Branch as Branch,
+    Decision as Decision,
+    Leaf as Leaf,
+    Loop as Loop,
+    Program as Program,
+    check_program as check_program,
+)
 from ipujax.runtime.graph.graph import (
     BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
     Graph as Graph,
     UnmetBound as UnmetBound,
     check_group as check_group,
     of_replicas as of_replicas,
+)
+from ipujax.runtime.graph.handles import (
+    ComputeSet as ComputeSet,
+    HostStream as HostStream,
+    RemoteBuffer as RemoteBuffer,
+)
+from ipujax.runtime.graph.leaf_nodes import (
+    Copy as Copy,
+    CrossReplicaCopy as CrossReplicaCopy,
+    Execute as Execute,
+    RemoteIn as RemoteIn,
+    RemoteOut as RemoteOut,
+    StreamIn as StreamIn,
+    StreamOut as StreamOut,
+    Sync as Sync,
+    SyncKind as SyncKind,
+    Wait as Wait,
+    WriteUndef as WriteUndef,
 )
 from ipujax.runtime.graph.pipeline_task import (
     TASK_KINDS as TASK_KINDS,
@@ -21,38 +48,17 @@ from ipujax.runtime.graph.pipeline_task import (
 from ipujax.runtime.graph.program import (
     Call as Call,
     Collective as Collective,
-    ComputeSet as ComputeSet,
-    Copy as Copy,
-    CrossReplicaCopy as CrossReplicaCopy,
-    Execute as Execute,
     Function as Function,
-    HostStream as HostStream,
     If as If,
-    Program as Program,
-    RemoteBuffer as RemoteBuffer,
-    RemoteIn as RemoteIn,
-    RemoteOut as RemoteOut,
     Repeat as Repeat,
     RepeatWhile as RepeatWhile,
     Sequence as Sequence,
-    StreamIn as StreamIn,
-    StreamOut as StreamOut,
     Switch as Switch,
-    Sync as Sync,
-    SyncKind as SyncKind,
-    Wait as Wait,
-    WriteUndef as WriteUndef,
-    check_program as check_program,
     own_tensors as own_tensors,
-    reads_and_writes as reads_and_writes,
 )
 from ipujax.runtime.graph.steps import (
-    Leaf as Leaf,
-    distinct as distinct,
     is_free as is_free,
     joining_streams as joining_streams,
-    leaf_name as leaf_name,
-    leaf_origin as leaf_origin,
     leaves as leaves,
     while_names as while_names,
 )
@@ -76,4 +82,11 @@ from ipujax.runtime.graph.vertex_group import (
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
     whole_axes as whole_axes,
+)
+from ipujax.runtime.graph.walks import (
+    data_loops as data_loops,
+    distinct as distinct,
+    fold as fold,
+    iteration as iteration,
+    run_counts as run_counts,
 )

@@ -16,7 +16,9 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.program import ComputeSet, Function, HostStream, Program, RemoteBuffer
+from ipujax.runtime.graph.forms import Program
+from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
+from ipujax.runtime.graph.program import Function
 from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name

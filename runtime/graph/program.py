@@ -8,115 +8,54 @@
               | CrossReplicaCopy(source, destination, replica map)
               | Collective(inputs, outputs, program…)
 
-Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled.
+Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled. Control is of one
+of the forms in `forms`, by which most of the compiler knows it.
 In a graph of several replicas each runs the program on memory of its own; they meet in `CrossReplicaCopy` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
-from ipujax.runtime.errors import GraphError, shortened, whole_number
+from ipujax.runtime.errors import GraphError, whole_number
+from ipujax.runtime.graph.forms import (
+    Block,
+    Branch,
+    Decision,
+    Loop,
+    Program as Program,
+    Tensors,
+    check_program as check_program,
+    described as described,
+)
+from ipujax.runtime.graph.handles import (
+    ComputeSet as ComputeSet,
+    HostStream as HostStream,
+    RemoteBuffer as RemoteBuffer,
+)
+from ipujax.runtime.graph.leaf_nodes import (
+    Copy as Copy,
+    CrossReplicaCopy as CrossReplicaCopy,
+    Execute as Execute,
+    RemoteIn as RemoteIn,
+    RemoteOut as RemoteOut,
+    StreamIn as StreamIn,
+    StreamOut as StreamOut,
+    Sync as Sync,
+    SyncKind as SyncKind,
+    Wait as Wait,
+    WriteUndef as WriteUndef,
+)
 from ipujax.runtime.graph.pipeline_task import PipelineTask
-from ipujax.runtime.tensor import Origin, Tensor, Variable
-
-SyncKind = Literal["internal", "external"]
+from ipujax.runtime.tensor import Origin, Tensor
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ComputeSet:
-    """Vertices that run in parallel between two syncs; the graph holds its vertex groups."""
-
-    name: str
-    origin: Origin = Origin()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class HostStream:
-    """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer.
-
-    Where a graph has several replicas, a transfer is all of theirs together: [replicas, *shape].
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    resident: bool = False  # the value already lies on the device (or stays there): no bytes move
-    broadcast: bool = False  # to the device: one value, of `shape`, for all replicas
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemoteBuffer:
-    """Off-chip memory, moved by rows of its first axis or as a whole; it keeps what it holds from run to run.
-
-    Args:
-        name: its handle.
-        memory: what it holds; a variable of no graph, for no tile holds it.
-        filled_from: the host fills it with a value of this stream before a run.
-        read_into: the host reads what it holds after a run, as a value of this stream.
-        on_host: it is memory of the host's, not streaming memory.
-    """
-
-    name: str
-    memory: Variable
-    filled_from: HostStream | None = None
-    read_into: HostStream | None = None
-    on_host: bool = False
-    resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
-
-    @staticmethod
-    def of(name: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
-        """Makes a buffer of `repeats` rows of `num_elements`, all zeros."""
-        return RemoteBuffer(name, Variable((repeats, num_elements), dtype, name))
-
-    @property
-    def row(self) -> int:
-        """Elements of one row."""
-        return self.memory.shape[1]
-
-    @property
-    def repeats(self) -> int:
-        """Number of rows."""
-        return self.memory.shape[0]
-
-
-class Program:
-    """Base of all program nodes."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for child in self.children():
-            check_program(child)
-
-    def children(self) -> tuple[Program, ...]:
-        """The programs inside this one, in order."""
-        return ()
-
-
-def check_program(what: Any) -> Program:
-    """What is to run, if it is a program.
-
-    Raises:
-        GraphError: anything else.
-    """
-    if not isinstance(what, Program):
-        hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
-        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else described(what)
-        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
-    return what
-
-
-def described(what: Any) -> str:
-    """What a value is, for an error."""
-    return repr(what) if isinstance(what, Tensor) else shortened(what)
-
-
-class Sequence(Program):
+class Sequence(Block):
     """Programs one after the other; a sequence inside of a sequence is the same as its programs."""
 
     __slots__ = ("_programs",)
@@ -164,65 +103,8 @@ class Sequence(Program):
                 open_ones.popitem()
         return tuple(found)
 
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Execute(Program):
-    """Runs a compute set: exchange its operands, run its vertices, exchange its results."""
-
-    compute_set: ComputeSet
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.compute_set, ComputeSet):
-            raise GraphError(
-                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
-            )
-
-
-def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
-    a, b = copy.source, copy.destination
-    if a.shape != b.shape or a.dtype != b.dtype:
-        expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-        raise GraphError(f"{name} joins different tensors", where=copy.origin, expected=expected, got=got)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Copy(Program):
-    """Copies one tensor to another of the same shape and dtype."""
-
-    source: Tensor
-    destination: Tensor
-    name: str = "copy"
-    origin: Origin = Origin()
-
-    def __post_init__(self) -> None:
-        _check_same_type(f"copy {self.name}", self)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CrossReplicaCopy(Program):
-    """Copies a tensor of each replica to a tensor of other replicas.
-
-    Args:
-        source: what is sent, in every replica that sends.
-        destination: where it goes, in every replica that receives; of the source's shape and dtype.
-        replica_map: (source, destination) pairs of replicas. No replica receives twice, one may send to several; who
-            receives nothing keeps what it holds.
-        name: debug name.
-    """
-
-    source: Tensor
-    destination: Tensor
-    replica_map: tuple[tuple[int, int], ...]
-    name: str = "cross-replica copy"
-    origin: Origin = Origin()
-
-    def __post_init__(self) -> None:
-        _check_same_type(self.name, self)
-
-    def sources(self, replicas: int) -> tuple[int | None, ...]:
-        """The replica that each replica receives from, None where there is none."""
-        sent = {destination: source for source, destination in self.replica_map}
-        return tuple(sent.get(replica) for replica in range(replicas))
+    def rebuild(self, children: Items[Program]) -> Program:
+        return Sequence(*children)
 
 
 Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
@@ -263,7 +145,7 @@ class Collective(Sequence):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Repeat(Program):
+class Repeat(Loop):
     """Runs the body a fixed number of times, at most `MAX_COUNT`."""
 
     count: int
@@ -274,12 +156,21 @@ class Repeat(Program):
         object.__setattr__(self, "count", whole_number(self.count, "the count of a Repeat"))
         check_program(self.body)
 
-    def children(self) -> tuple[Program, ...]:
-        return (self.body,)
+    @property
+    def trips(self) -> int:
+        return self.count
+
+    def rebuild(self, children: Items[Program]) -> Program:
+        (body,) = children
+        return replace(self, body=body)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"count": self.count}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RepeatWhile(Program):
+class RepeatWhile(Loop, Decision):
     """Runs `condition`, then, while the scalar `predicate` it computed is true, `body` and `condition` again.
 
     With `until` it goes on while the predicate is false.
@@ -291,12 +182,24 @@ class RepeatWhile(Program):
     origin: Origin = Origin()
     until: bool = False
 
-    def children(self) -> tuple[Program, ...]:
-        return (self.condition, self.body)
+    @property
+    def test(self) -> Program:
+        return self.condition
+
+    def rebuild(self, children: Items[Program]) -> Program:
+        condition, body = children
+        return replace(self, condition=condition, body=body)
+
+    def choice(self, value: Any) -> int:
+        return int(bool(value) != self.until)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"until": self.until}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class If(Program):
+class If(Branch):
     """Runs one of two programs by a scalar bool."""
 
     predicate: Tensor
@@ -307,9 +210,19 @@ class If(Program):
     def children(self) -> tuple[Program, ...]:
         return (self.then, self.otherwise)
 
+    def rebuild(self, children: Items[Program]) -> Program:
+        then, otherwise = children
+        return replace(self, then=then, otherwise=otherwise)
+
+    def choice(self, value: Any) -> int:
+        return 0 if value else 1
+
+    def recorded_choice(self, outcome: int) -> int:
+        return self.choice(outcome)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Switch(Program):
+class Switch(Branch):
     """Runs the case of the int32 scalar's value, or `default` when there is none.
 
     Case k is for the value `values[k]`, which differ; for k itself when `values` is None.
@@ -320,9 +233,23 @@ class Switch(Program):
     default: Program
     origin: Origin = Origin()
     values: tuple[int, ...] | None = None
+    decider_field: ClassVar[str] = "selector"
+    decider_dtypes: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.int32), np.dtype(np.uint32))
 
     def children(self) -> tuple[Program, ...]:
         return (*self.cases, self.default)
+
+    def rebuild(self, children: Items[Program]) -> Program:
+        *cases, default = children
+        return replace(self, cases=tuple(cases), default=default)
+
+    def choice(self, value: Any) -> int:
+        values = self.values or range(len(self.cases))
+        return values.index(value) if value in values else len(self.cases)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"values": list(range(len(self.cases)) if self.values is None else self.values)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -337,7 +264,7 @@ class Function:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call(Program):
+class Call(Block):
     """Runs a function from `origin`, see `runtime.tensor.compose`; `task` is that of a pipeline, if it is one."""
 
     function: Function
@@ -351,98 +278,11 @@ class Call(Program):
     def children(self) -> tuple[Program, ...]:
         return (self.function.body,)
 
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StreamIn(Program):
-    """Moves one value from the host into a tensor."""
-
-    stream: HostStream
-    destination: Tensor
-    origin: Origin = Origin()
+    def rebuild(self, children: Items[Program]) -> Program:
+        (body,) = children
+        return replace(self, function=replace(self.function, body=body))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class StreamOut(Program):
-    """Moves the value of a tensor to the host."""
-
-    source: Tensor
-    stream: HostStream
-    origin: Origin = Origin()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemoteIn(Program):
-    """Moves rows of a remote buffer into a tensor [rows, *shape of a row].
-
-    `offset`, int32 or uint32 [rows], names the rows; None stands for the whole buffer. What is beyond the buffer reads
-    as zeros. If it `overlaps`, what follows does not wait for it but where it needs the tensor.
-    """
-
-    buffer: RemoteBuffer
-    destination: Tensor
-    offset: Tensor | None = None
-    origin: Origin = Origin()
-    overlaps: bool = False
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RemoteOut(Program):
-    """Moves a tensor [rows, *shape of a row] into rows of a remote buffer; those beyond the buffer are lost."""
-
-    source: Tensor
-    buffer: RemoteBuffer
-    offset: Tensor | None = None
-    origin: Origin = Origin()
-    overlaps: bool = False
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Wait(Program):
-    """Waits until transfers of a tensor that overlap other work are over; its memory is kept until then."""
-
-    tensor: Tensor
-    origin: Origin = Origin()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Sync(Program):
-    """Makes tiles wait for one another: those of each IPU ("internal"), or all IPUs and the host ("external")."""
-
-    kind: SyncKind = "external"
-    origin: Origin = Origin()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class WriteUndef(Program):
-    """Says that what a tensor held is dead, and that what it holds now is anything: no cycles, no bytes.
-
-    Needed before parts of a buffer are written one by one, so that its memory is not live from the start.
-    """
-
-    destination: Tensor
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.destination, Tensor):
-            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
-
-
-def reads_and_writes(node: Program) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The tensors a node reads and those it writes itself, not through vertices or the programs inside it."""
-    match node:
-        case Copy(source, destination) | CrossReplicaCopy(source, destination):
-            return (source,), (destination,)
-        case StreamIn(_, tensor) | WriteUndef(tensor):
-            return (), (tensor,)
-        case StreamOut(tensor, _) | Wait(tensor) | RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
-            return (tensor,), ()
-        case RemoteIn(_, tensor, offset):
-            return () if offset is None else (offset,), (tensor,)
-        case RemoteOut(tensor, _, offset):
-            return (tensor,) if offset is None else (tensor, offset), ()
-    return (), ()
-
-
-def own_tensors(node: Program) -> tuple[Tensor, ...]:
+def own_tensors(node: Program) -> Tensors:
     """The tensors a node touches itself, not through vertices or the programs inside it."""
-    reads, writes = reads_and_writes(node)
-    return reads + writes
+    return node.reads + node.writes

@@ -1,77 +1,15 @@
-"""The leaves of a program tree, and the names people know them by.
-
-A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
-RemoteOut, CrossReplicaCopy, Wait, Sync. Everything else is control.
-"""
+"""The leaves of a program tree, host exchanges that are one, and the names of loops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ipujax.runtime.graph.program import (
-    Call,
-    Copy,
-    CrossReplicaCopy,
-    Execute,
-    Program,
-    RemoteIn,
-    RemoteOut,
-    RepeatWhile,
-    Sequence,
-    StreamIn,
-    StreamOut,
-    Sync,
-    Wait,
-    WriteUndef,
-)
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.graph.forms import Leaf, Loop, Program
+from ipujax.runtime.graph.program import RemoteIn, RemoteOut, Sequence, StreamIn, StreamOut, Wait, WriteUndef
+from ipujax.runtime.graph.walks import data_loops, distinct
 
 _TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
-
-Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Wait | Sync
-
-
-def leaf_name(leaf: Leaf) -> str:
-    """The debug name of a leaf."""
-    match leaf:
-        case Execute(compute_set):
-            return compute_set.name
-        case Copy() | CrossReplicaCopy():
-            return leaf.name
-        case StreamIn(channel, _) | StreamOut(_, channel) | RemoteIn(channel, _) | RemoteOut(_, channel):
-            return channel.name
-        case Wait():
-            return "wait"
-        case Sync(kind):
-            return f"{kind} sync"
-    raise AssertionError(f"not a leaf: {leaf!r}")
-
-
-def leaf_origin(leaf: Leaf) -> Origin:
-    """Where a leaf comes from."""
-    origin = leaf.compute_set.origin if isinstance(leaf, Execute) else leaf.origin
-    if isinstance(leaf, (StreamIn, StreamOut)) and origin == Origin():
-        return Origin(path=f"host stream {leaf.stream.name}")
-    return origin
-
-
-def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
-    """Every node of the tree once, parents first.
-
-    Args:
-        program: the tree.
-        into_calls: whether the bodies of functions belong to it.
-    """
-    seen: set[Program] = set()
-    todo = [program]
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            if into_calls or not isinstance(node, Call):
-                todo.extend(reversed(node.children()))
 
 
 def leaves(program: Program) -> Iterator[Leaf]:
@@ -102,10 +40,9 @@ def is_free(node: Program) -> bool:
     return is_resident or isinstance(node, WriteUndef | Wait)
 
 
-def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:
+def while_names(program: Program) -> dict[Loop, tuple[str, ...]]:
     """The names each loop with a data-dependent trip count answers to: `while[k]`, its source line, its path."""
-    loops = [node for node in distinct(program) if isinstance(node, RepeatWhile)]
     return {
         loop: tuple(name for name in (f"while[{k}]", loop.origin.line, loop.origin.path) if name)
-        for k, loop in enumerate(loops)
+        for k, loop in enumerate(data_loops(program))
     }

@@ -21,19 +21,17 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
     ComputeSet,
     Copy,
+    Decision,
     Execute,
     Graph,
     HostStream,
-    If,
     Program,
     RemoteBuffer,
     RemoteIn,
     RemoteOut,
-    RepeatWhile,
     Sequence,
     StreamIn,
     StreamOut,
-    Switch,
     Sync,
     VertexGroup,
     Wait,
@@ -209,16 +207,8 @@ class _Machine(Runner):
         inside = (rows >= 0) & (rows < len(held))
         held[rows[inside]] = value[inside]
 
-    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
-        """The program a node runs next, None for the end of a loop."""
-        match node:
-            case RepeatWhile(_, predicate, body):
-                return body if bool(self.load(predicate, node).item()) != node.until else None
-            case If(predicate, then, otherwise):
-                return then if self.load(predicate, node).item() else otherwise
-            case Switch(selector, cases, default):
-                chosen = dict(zip(node.values or range(len(cases)), cases, strict=True))
-                return chosen.get(self.load(selector, node).item(), default)
+    def choice(self, node: Decision) -> int:
+        return node.choice(self.load(node.decider, node).item())
 
     def load(self, tensor: Tensor, step: Program) -> np.ndarray:
         """The raw value of a tensor, from the tiles that own its elements."""

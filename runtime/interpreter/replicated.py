@@ -19,17 +19,15 @@ import numpy as np
 
 from ipujax.runtime.analysis import meets
 from ipujax.runtime.graph import (
-    Call,
+    Block,
+    Branch,
     CrossReplicaCopy,
+    Decision,
     HostStream,
-    If,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence as ProgramSequence,
     StreamIn,
     StreamOut,
-    Switch,
 )
 from ipujax.runtime.host import Host
 from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
@@ -42,27 +40,25 @@ class Runner(ABC):
     def run(self, program: Program) -> None:
         """Runs one node."""
         match program:
-            case ProgramSequence() | Call():
+            case Block():
                 for child in program.children():
                     self.run(child)
-            case Repeat(count, body):
-                for _ in range(count):
-                    self.run(body)
-            case RepeatWhile(condition, _, _):
-                self.run(condition)
-                while (again := self.decision(program)) is not None:
-                    self.run(again)
-                    self.run(condition)
-            case If() | Switch():
-                chosen = self.decision(program)
-                assert chosen is not None, "a branch is a program"
-                self.run(chosen)
+            case Branch():
+                self.run(program.children()[self.choice(program)])
+            case Loop(test=Program() as test) if isinstance(program, Decision):
+                self.run(test)
+                while self.choice(program):
+                    self.run(program.body)
+                    self.run(test)
+            case Loop(trips=int() as trips):
+                for _ in range(trips):
+                    self.run(program.body)
             case _:
                 self.step(program)
 
     @abstractmethod
-    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
-        """The program a node runs next, None for the end of a loop."""
+    def choice(self, node: Decision) -> int:
+        """Decides as `Decision.choice` does."""
 
     @abstractmethod
     def step(self, program: Program) -> None:
@@ -83,8 +79,8 @@ class Machine(Protocol):
     def store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
         """Writes a raw value to a tensor."""
 
-    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
-        """As `Runner.decision`."""
+    def choice(self, node: Decision) -> int:
+        """Decides as `Decision.choice` does."""
 
 
 class Replicas(Runner):
@@ -129,13 +125,12 @@ class Replicas(Runner):
                     if sender is not None:
                         machine.store(destination, sent[sender], program)
 
-    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
-        """What all machines do next."""
-        chosen = [machine.decision(node) for machine in self._machines]
-        if any(each is not chosen[0] for each in chosen):
+    def choice(self, node: Decision) -> int:
+        choices = [machine.choice(node) for machine in self._machines]
+        if len(set(choices)) > 1:
             what = f"replicas disagree at this {type(node).__name__}, in which they have to meet"
             raise InterpreterError("divergent-control", what, where=node.origin)
-        return chosen[0]
+        return choices[0]
 
 
 def _stacked(values: list[Any]) -> Any:

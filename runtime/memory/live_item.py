@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ipujax.runtime.analysis import Step
-from ipujax.runtime.graph import Call, If, RepeatWhile, Switch, WriteUndef, leaf_name, leaf_origin
+from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable, readable_name, shown_layer
 from ipujax.runtime.tensor.roles import UNKNOWN
@@ -73,10 +73,10 @@ def step_name(step: Step | None) -> tuple[str, Origin]:
     match step:
         case None:
             return "nothing", Origin()
-        case If() | Switch() | RepeatWhile():
+        case Decision():
             return "a decision", step.origin
         case WriteUndef():
             return "a write of undefined values", Origin()
         case Call(function):
             return function.name, Origin()
-    return leaf_name(step), leaf_origin(step)
+    return step.label, step.shown_origin

@@ -254,7 +254,9 @@ def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Cos
         costs: the cost of each leaf.
     """
     occupancy = Occupancy(graph, frames_of(liveness(program, effects)), costs)
-    used = tuple(sorted(constants(program, effects), key=lambda v: v.name))
+    # Constants of equal names are in the graph's order: that of a set differs from process to process.
+    place = {variable: number for number, variable in enumerate(graph.variables)}
+    used = tuple(sorted(constants(program, effects), key=lambda v: (v.name, place.get(v, len(place)))))
     arguments = frozenset(
         variable
         for leaf in leaves(program)

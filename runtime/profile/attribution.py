@@ -20,17 +20,13 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import (
     Call,
+    Decision,
     Execute,
     Function,
-    If,
     Leaf,
     Program,
-    Repeat,
-    RepeatWhile,
-    Switch,
     VertexGroup,
-    leaf_name,
-    leaf_origin,
+    run_counts,
 )
 from ipujax.runtime.tensor import MERGED_WITH, Origin, compose
 
@@ -147,8 +143,8 @@ def operation(name: str, origin: Origin) -> str:
 def place(node: Program) -> tuple[Origin, str]:
     """Where a step comes from, and its debug name."""
     if isinstance(node, Leaf):
-        return leaf_origin(node), leaf_name(node)
-    assert isinstance(node, (If, Switch, RepeatWhile))
+        return node.shown_origin, node.label
+    assert isinstance(node, Decision)
     return node.origin, "decision"
 
 
@@ -188,16 +184,11 @@ class _Body:
 
 def _body(program: Program) -> _Body:
     body = _Body(Counter(), Counter())
-    stack = [(program, 1)]
-    while stack:
-        node, times = stack.pop()
+    for node, times in run_counts(program, into_calls=False).items():
         if isinstance(node, Call):
             body.calls[node.function, _call(node.origin)] += times
-            continue
-        if isinstance(node, (Leaf, If, Switch, RepeatWhile)):
+        elif isinstance(node, (Leaf, Decision)):
             body.steps[node] += times
-        times *= node.count if isinstance(node, Repeat) else 1
-        stack.extend((child, times) for child in node.children())
     return body
 
 

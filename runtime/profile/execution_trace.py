@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.graph import If, Leaf, Program, Repeat, RepeatWhile, Switch
+from ipujax.runtime.graph import Branch, Leaf, Loop, Program
 from ipujax.runtime.profile.attribution import place
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.sections.liveness import liveness_tree
@@ -231,10 +231,10 @@ def execution_trace(
 
 def _place(node: Program) -> tuple[str, str]:
     """Name and line of a step."""
-    if isinstance(node, Leaf | If | Switch):
+    if isinstance(node, Leaf | Branch):
         origin, name = place(node)
         return name, str(origin)
-    assert isinstance(node, Repeat | RepeatWhile)
+    assert isinstance(node, Loop)
     return (f"the loop of {node.origin}" if node.origin != Origin() else "a loop"), str(node.origin)
 
 

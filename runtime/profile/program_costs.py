@@ -8,7 +8,6 @@ that are data apart. When the tree would pass `MOST_NODES`, functions show what 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,15 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import (
     Call,
     Collective,
+    Decision,
     Function,
-    If,
     Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
     Sequence,
-    Switch,
     WriteUndef,
+    fold,
+    run_counts,
 )
 from ipujax.runtime.profile.attribution import place
 from ipujax.runtime.sections.ids import Numbering
@@ -98,23 +97,9 @@ class _Tree:
 
     def __init__(self, executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> None:
         self.executable, self.program, self.ids, self.runs = executable, program, ids, timeline.executions
-        self.weights: Counter[Program] = Counter()
-        self.weigh(program, 1)
-        self.is_large = self.size(program, {}) > MOST_NODES
+        self.weights = run_counts(program)
+        self.is_large = fold(_num_nodes)(program) > MOST_NODES
         self.shown: set[Function] = set()
-
-    def weigh(self, node: Program, times: int) -> None:
-        """Counts how often each step would run if all decisions were taken once."""
-        self.weights[node] += times
-        times *= node.count if isinstance(node, Repeat) else 1
-        for child in node.children():
-            self.weigh(child, times)
-
-    def size(self, node: Program, known: dict[Program, int]) -> int:
-        """Nodes of the tree, functions at each of their calls."""
-        if node not in known:
-            known[node] = 1 + sum(self.size(child, known) for child in node.children())
-        return known[node]
 
     def root(self) -> ProgramNode:
         found = self.nodes(self.program, 1)
@@ -134,8 +119,7 @@ class _Tree:
             return [found for child in node.children() for found in self.nodes(child, times)]
         if not self.ids.programs_of(node) or isinstance(node, WriteUndef):
             return []
-        inner = times * (node.count if isinstance(node, Repeat) else 1)
-        children = [found for child in node.children() for found in self.nodes(child, inner)]
+        children = [found for child in node.children() for found in self.nodes(child, times * node.child_runs)]
         cycles, runs, (name, line) = self.total(children), times, _label(node)
         if node in self.executable.steps:
             all_runs = self.runs.get(node, 0)
@@ -150,16 +134,21 @@ class _Tree:
         return [(ProgramNode(kind, name, line, int(cycles.max()), runs, inside), cycles)]
 
 
+def _num_nodes(node: Program, children: list[int]) -> int:
+    """Nodes of the tree, functions at each of their calls."""
+    return 1 + sum(children)
+
+
 def _label(node: Program) -> tuple[str, str]:
     """What a node is called, and its line."""
     match node:
-        case Repeat(count=count):
+        case Loop(trips=int() as count):
             return f"{count:,} times", _line(node.origin)
         case Call(function):
             return function.name, ""
         case Collective():
             return node.name, _line(node.origin)
-        case RepeatWhile() | If() | Switch():
+        case Decision():
             return "decided by data", _line(node.origin)
     if isinstance(node, Leaf):
         origin, name = place(node)

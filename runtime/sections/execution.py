@@ -18,7 +18,7 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph import If, Leaf, Program, RepeatWhile, Switch
+from ipujax.runtime.graph import Decision, Leaf, Program
 from ipujax.runtime.sections.ids import Activity, Json, Numbering
 from ipujax.runtime.sections.programs import decision_sync
 from ipujax.runtime.target import Target
@@ -57,7 +57,7 @@ def execution_report(
     for step in timeline.walk():
         if step.program in ids.activities:
             steps.extend(_leaf_steps(executable, ids, timeline, step, _place(origin_of(step))))
-        elif isinstance(step.program, If | Switch | RepeatWhile) and not step.children:  # a loop's test is a child
+        elif isinstance(step.program, Decision) and not step.children:  # a loop's test is a child
             steps.append({"type": "Sync", "syncType": decision_sync(executable.target)})
     simulation = {"cycles": timeline.cycles, "tileCycles": tile_cycles(executable, ids, timeline), "steps": steps}
     return {

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph import Call, Leaf, Program, Repeat, RepeatWhile, Sequence, is_free, leaf_name
+from ipujax.runtime.graph import Block, Call, Decision, Leaf, Loop, Program, is_free
 from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.tensor import Variable
@@ -160,17 +160,17 @@ class _Frame:
 
     def node(self, node: Program) -> LiveNode:
         """A node and all inside it."""
-        if isinstance(node, Sequence | Repeat):  # which are no steps
-            never_runs = isinstance(node, Repeat) and not node.count
-            return LiveNode(node, "", children=() if never_runs else tuple(map(self.node, node.children())))
-        before = (self.node(node.condition),) if isinstance(node, RepeatWhile) else ()  # which runs before the test
+        if isinstance(node, Block | Loop) and not isinstance(node, Call | Decision):  # which are no steps
+            return LiveNode(node, "", children=tuple(map(self.node, node.children())) if node.child_runs else ())
+        test = node.test if isinstance(node, Loop) else None  # which runs before the decision
+        before = () if test is None else (self.node(test),)
         items = self.step(node)
         num_bytes = self.kept_bytes + sum(item.num_bytes for item in items)
         if isinstance(node, Call):
             inner = _Frame(self.occupancy, node.function, self.always, num_bytes)
             return LiveNode(node, node.function.name, num_bytes, items, (inner.node(node.function.body),))
         inside = node.children()[len(before) :]
-        name = leaf_name(node) if isinstance(node, Leaf) else ""
+        name = node.label if isinstance(node, Leaf) else ""
         return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, inside)))
 
     def step(self, node: Program) -> Items:

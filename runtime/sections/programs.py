@@ -8,8 +8,7 @@ takes no time, as a stream of what stays on the device, becomes none:
     Copy           DoExchange? OnTileExecute?, or GlobalExchange OnTileExecute? between IPUs and between replicas
     stream copies, remote buffers, PrintTensor           StreamCopy
     If             SetLocalConsensusFromVar Sync (If | IfElse)
-    RepeatWhileTrue, RepeatWhileFalse                    RepeatWhile
-    Repeat, Switch, Sequence, Call, Sync, WriteUndef     themselves
+    all else       itself, by its type
 
 Copying on the own tile is a vertex of type `COPY_VERTEX` on each tile that does it: in a compute set of its own where
 a `Copy` needs it, and in the compute set itself where operands are rearranged.
@@ -27,28 +26,23 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost
 from ipujax.runtime.graph import (
+    Block,
+    Branch,
     Call,
     Collective,
     ComputeSet,
     Function,
     If,
     Leaf,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence,
-    Switch,
-    WriteUndef,
     is_free,
-    leaf_name,
 )
 from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
 from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
 from ipujax.runtime.target import Target
 
 COPY_VERTEX = "poplar_rt::StridedCopy"
-_CONTROL = {Repeat: "Repeat", RepeatWhile: "RepeatWhile", Switch: "Switch", Sequence: "Sequence", Call: "Call"}
-_CONTROL |= {WriteUndef: "WriteUndef", Collective: "Sequence"}
 
 
 def numbering(executable: Executable) -> Numbering:
@@ -97,13 +91,13 @@ class _Walk:
         match node:
             case Call(function):
                 entry |= {"target": self.function(function), "name": function.name}
-            case Sequence():
+            case Block():
                 entry |= {"name": node.name} if isinstance(node, Collective) else {}
                 entry["children"] = [program for child in node.children() for program in self.program(child)]
             case If() if entry["type"] == "If":
                 entry["children"] = [self.one(node.then)]
-            case Repeat() | RepeatWhile() | Switch() | If():
-                entry |= {"count": node.count} if isinstance(node, Repeat) else {}
+            case Loop() | Branch():
+                entry |= {"count": node.trips} if isinstance(node, Loop) and node.trips is not None else {}
                 entry["children"] = [self.one(child) for child in node.children()]
         return programs
 
@@ -127,7 +121,7 @@ class _Walk:
         return entry
 
     def activities(self, leaf: Leaf) -> list[Activity]:
-        cost, name = self.executable.costs[leaf], leaf_name(leaf)
+        cost, name = self.executable.costs[leaf], leaf.label
         match cost:
             case WaitCost():
                 return []
@@ -222,11 +216,11 @@ def decision_sync(target: Target) -> str:
 def _type(node: Program) -> str:
     if isinstance(node, If):
         return "IfElse" if _does_something(node.otherwise) else "If"
-    return _CONTROL[type(node)]
+    return "Sequence" if isinstance(node, Collective) else type(node).__name__
 
 
 def _does_something(node: Program) -> bool:
-    return not isinstance(node, Sequence) or bool(node.children())
+    return not isinstance(node, Block) or bool(node.children())
 
 
 def _copies(cycles: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:

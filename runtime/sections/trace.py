@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ipujax.runtime.graph import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct, while_names
+from ipujax.runtime.graph import Block, Branch, Decision, Loop, Program, fold, while_names
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.timeline import Recording, Timeline
 
@@ -52,44 +52,41 @@ class _Tracer:
         self.ids, self.taken, self.trip_counts = ids, timeline.taken, trip_counts
         self.names = while_names(program)
         self.recorded = {node: iter(choices) for node, choices in recording.items()}
-        self._silent: dict[Program, bool] = {}
+        self.acts = fold(self._acts)
 
     def visit(self, node: Program) -> Iterator[int]:
         match node:
-            case Sequence() | Call():
+            case Block():
                 for child in node.children():
                     yield from self.visit(child)
-            case Repeat(count, body):
-                for _ in range(0 if self.is_silent(body) else count):
-                    yield from self.visit(body)
-            case RepeatWhile(condition, _, body):
-                yield from self.visit(condition)
+            case Loop(test=None):
+                for _ in range(self.trips(node) if self.acts(node.body) else 0):
+                    yield from self.visit(node.body)
+            case Loop(test=Program() as test):
+                yield from self.visit(test)
                 yield from self.ids.programs_of(node)
                 for _ in range(self.trips(node)):
-                    yield from self.visit(body)
-                    yield from self.visit(condition)
+                    yield from self.visit(node.body)
+                    yield from self.visit(test)
                     yield from self.ids.programs_of(node)
-            case If() | Switch():
+            case Branch():
                 yield from self.ids.programs_of(node)
                 yield from self.visit(node.children()[self.choice(node)])
             case _:
                 yield from self.ids.activity_ids(node)
 
-    def is_silent(self, body: Program) -> bool:
-        """Whether nothing in a body ever runs, so that repeating it takes no time here either."""
-        if body not in self._silent:
-            self._silent[body] = not any(
-                isinstance(node, If | Switch | RepeatWhile) or self.ids.activity_ids(node) for node in distinct(body)
-            )
-        return self._silent[body]
+    def _acts(self, node: Program, children: list[bool]) -> bool:
+        """Whether anything in a node runs; repeating what does not would take time here alone."""
+        return isinstance(node, Decision) or bool(self.ids.activity_ids(node)) or any(children)
 
-    def trips(self, loop: RepeatWhile) -> int:
+    def trips(self, loop: Loop) -> int:
+        if loop.trips is not None:
+            return loop.trips
         if loop in self.recorded:
             return int(next(self.recorded[loop]))
         return next(self.trip_counts[name] for name in self.names[loop] if name in self.trip_counts)
 
-    def choice(self, node: If | Switch) -> int:
+    def choice(self, node: Branch) -> int:
         if node not in self.recorded:
             return self.taken[node]
-        choice = int(next(self.recorded[node]))
-        return choice if isinstance(node, Switch) else 1 - choice
+        return node.recorded_choice(int(next(self.recorded[node])))

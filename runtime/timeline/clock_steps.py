@@ -35,13 +35,11 @@ from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost, 
 from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
-    If,
+    Decision,
     Leaf,
     Program,
     RemoteIn,
     RemoteOut,
-    RepeatWhile,
-    Switch,
     distinct,
 )
 from ipujax.runtime.target import Target
@@ -71,9 +69,8 @@ def clock_steps(
     slots |= _moved(costs, rows)
     steps: dict[Program, ClockStep] = {}
     for node in distinct(program):
-        if isinstance(node, (If, Switch, RepeatWhile)):
-            decider = node.selector if isinstance(node, Switch) else node.predicate
-            steps[node] = _with_slots(_decision(target), decider.variables(), (), slots)
+        if isinstance(node, Decision):
+            steps[node] = _with_slots(_decision(target), node.decider.variables(), (), slots)
         elif isinstance(node, Leaf):
             does = effects(node) if slots else Effects()
             step = _transfer(node, costs[node], target, slots, io_tiles) or _step(node, costs[node], target, slots)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.graph import Call, Program, Repeat, Sequence
+from ipujax.runtime.graph import Block, Decision, Loop, Program, fold
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 from ipujax.runtime.timeline.timeline import Recording, TimelineStep, Walker
@@ -99,6 +99,12 @@ class _Row:
     joined: int = 1
 
 
+def _num_steps(node: Program, children: list[int]) -> int:
+    """Steps of a node, each loop once."""
+    is_step = isinstance(node, Decision) or not isinstance(node, Block | Loop)
+    return is_step + sum(children)
+
+
 class _Tracer(Walker):
     """A walk that notes rows. Every visit counts once, so that `work` is that of what was walked so far."""
 
@@ -106,14 +112,7 @@ class _Tracer(Walker):
         super().__init__(*args)
         self.rows: list[_Row] = []
         self.left = 0  # steps that loops may still show beyond their first iteration
-        self._sizes: dict[Program, int] = {}
-
-    def size_of(self, node: Program) -> int:
-        """Steps of a node, each loop once."""
-        if node not in self._sizes:
-            is_step = not isinstance(node, Sequence | Call | Repeat)
-            self._sizes[node] = is_step + sum(map(self.size_of, node.children()))
-        return self._sizes[node]
+        self.size_of = fold(_num_steps)
 
     def leaf(self, leaf: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
         super().leaf(leaf, state, times, into)

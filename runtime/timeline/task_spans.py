@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.graph import Call, PipelineLayout, PipelineTask, Program, Repeat, distinct
+from ipujax.runtime.graph import Call, PipelineLayout, PipelineTask, Program, distinct, fold
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep
 from ipujax.runtime.timeline.timeline import Recording, TimelineStep, Walker
@@ -161,6 +161,11 @@ class _Run:
     end: int = 0
 
 
+def _num_tasks(node: Program, children: list[int]) -> int:
+    """Tasks in one run of a node; those in loops whose trip count is data once."""
+    return 1 if isinstance(node, Call) and node.task is not None else sum(children) * node.child_runs
+
+
 class _TaskWalker(Walker):
     """A walk that notes tasks. Where rows are made every visit counts once, so that clock less work is idle time."""
 
@@ -171,7 +176,7 @@ class _TaskWalker(Walker):
         self.rows: list[tuple[int, ...]] = []
         self.pipelines: list[PipelineSpan] = []
         self._effects: dict[PipelineTask, _Effect] = {}
-        self._sizes: dict[Program, int] = {}
+        self.tasks_of = fold(_num_tasks)
         self._task: PipelineTask | None = None  # that is being walked
         self._part = ""  # of training, of the innermost call that says so
         self._leaves: Leaves = Counter()
@@ -236,17 +241,6 @@ class _TaskWalker(Walker):
         for _ in range(count):
             for part in parts:
                 self.visit(part, state, times, None)
-
-    def tasks_of(self, node: Program) -> int:
-        """Tasks in one run of a node; those in loops whose trip count is data once."""
-        if node not in self._sizes:
-            if isinstance(node, Call) and node.task is not None:
-                size = 1
-            else:
-                size = sum(map(self.tasks_of, node.children()))
-                size *= node.count if isinstance(node, Repeat) else 1
-            self._sizes[node] = size
-        return self._sizes[node]
 
     # --- tasks ---
 

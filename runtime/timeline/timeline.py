@@ -18,23 +18,21 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import (
+    Block,
+    Branch,
     Call,
-    If,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence as ProgramSequence,
-    Switch,
     WriteUndef,
-    distinct,
+    fold,
     while_names,
 )
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 
-# What data-dependent nodes did in a run, in order: iterations of a RepeatWhile, 1 or 0 of an If, the case of a Switch
-# (the number of cases for its default).
+# What data-dependent nodes did in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch (the
+# number of cases for its default).
 Recording = Mapping[Program, Sequence[int]]
 
 
@@ -119,7 +117,7 @@ def timeline(
         steps: what each leaf, and each decision of data-dependent control, does to the clocks.
         num_ipus: IPUs of the system.
         slots: rows of the clock state that are slots of buffered exchanges.
-        trip_counts: iterations of `RepeatWhile` loops by name, see `steps.while_names`.
+        trip_counts: iterations of data-dependent loops by name, see `steps.while_names`.
         recording: what data-dependent control did in a run; it takes precedence over `trip_counts`.
 
     Raises:
@@ -130,15 +128,16 @@ def timeline(
 
 
 class _Test(Program):
-    """The condition of a `RepeatWhile` and the decision it leads to."""
+    """The test of a loop and the decision that it leads to."""
 
-    __slots__ = ("loop",)
+    __slots__ = ("loop", "test")
 
-    def __init__(self, loop: RepeatWhile) -> None:
+    def __init__(self, loop: Loop, test: Program) -> None:
         self.loop = loop
+        self.test = test
 
     def children(self) -> tuple[Program, ...]:
-        return (self.loop.condition,)
+        return (self.test,)
 
 
 class Walker:
@@ -162,7 +161,7 @@ class Walker:
         self._caller = Origin()  # of the innermost call
         self._matrices: dict[Program, np.ndarray] = {}
         self._dearest: dict[Program, int] = {}
-        self._changing: dict[Program, bool] = {}
+        self.is_changing = fold(self._is_changing)
 
     def run(self, program: Program) -> Timeline:
         state = np.zeros((self.size, 1), np.int64)
@@ -177,25 +176,25 @@ class Walker:
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
         """Advances `state` by one run of `program`, in place, and counts it as `times` runs; `into` gets the steps."""
         match program:
-            case ProgramSequence():
-                for child in program.children():
-                    self.visit(child, state, times, into)
             case Call(function, origin):
                 outer = self._caller
                 if origin != Origin():  # as `profile.attribution` sees calls
                     self._caller = compose(outer, origin)
                 self.visit(function.body, state, times, into)
                 self._caller = outer
-            case Repeat(count, body):
-                self.loop(program, (body,), count, state, times, into)
-            case RepeatWhile(_, _, body):
-                test = _Test(program)
+            case Block():
+                for child in program.children():
+                    self.visit(child, state, times, into)
+            case Loop(test=None):
+                self.loop(program, (program.body,), self.trips(program), state, times, into)
+            case Loop(test=Program() as condition):
+                test = _Test(program, condition)
                 self.visit(test, state, times, into)
-                self.loop(program, (body, test), self.trips(program), state, times, into)
+                self.loop(program, (program.body, test), self.trips(program), state, times, into)
             case _Test():
-                self.visit(program.loop.condition, state, times, into)
+                self.visit(program.test, state, times, into)
                 self.leaf(program.loop, state, times, into)
-            case If() | Switch():
+            case Branch():
                 self.leaf(program, state, times, into)
                 self.visit(program.children()[self.choice(program)], state, times, into)
             case WriteUndef():  # a hint to the compiler, which does nothing
@@ -263,14 +262,14 @@ class Walker:
             self._matrices[node] = state
         return self._matrices[node]
 
-    def is_changing(self, program: Program) -> bool:
-        """Whether what `program` does was recorded, and so may differ from run to run of it."""
-        if program not in self._changing:
-            self._changing[program] = not set(distinct(program)).isdisjoint(self.recorded)
-        return self._changing[program]
+    def _is_changing(self, node: Program, children: list[bool]) -> bool:
+        """Whether what a node does was recorded, and so may differ from run to run of it."""
+        return node in self.recorded or any(children)
 
-    def trips(self, loop: RepeatWhile) -> int:
+    def trips(self, loop: Loop) -> int:
         """Iterations of a loop, this time."""
+        if loop.trips is not None:
+            return loop.trips
         names = self.loop_names[loop]
         if loop in self.recorded:
             return self._next(loop, names[0])
@@ -284,11 +283,10 @@ class Walker:
             )
         return known[0]
 
-    def choice(self, node: If | Switch) -> int:
+    def choice(self, node: Branch) -> int:
         """The branch of a node, this time: as recorded, or else the dearest from clocks that are equal."""
         if node in self.recorded:
-            choice = self._next(node, str(node.origin))
-            return choice if isinstance(node, Switch) else 1 - choice
+            return node.recorded_choice(self._next(node, str(node.origin)))
         if node not in self._dearest:
             costs = []
             for branch in node.children():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ipujax.runtime.analysis import Decision, divergent_decisions, meets
+from ipujax.runtime.analysis import divergent_decisions, meets
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph import CrossReplicaCopy
+from ipujax.runtime.graph import CrossReplicaCopy, Decision
 from ipujax.runtime.verify.facts import Facts
 
 

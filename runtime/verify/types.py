@@ -14,27 +14,23 @@ from ipujax.runtime.errors import MappingError, VerifyError
 from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
+    Decision,
     Dim,
     Execute,
-    If,
     Program,
     RemoteBuffer,
     RemoteIn,
     RemoteOut,
-    RepeatWhile,
     StreamIn,
     StreamOut,
-    Switch,
     VertexGroup,
     WriteUndef,
     boxes,
-    reads_and_writes,
 )
 from ipujax.runtime.tensor import Tensor, check_mapping, dtype_name
 from ipujax.runtime.verify.facts import Connection, Facts, where
 
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
-_WORDS = (INT32, np.dtype(np.uint32))
+_ROW_DTYPES = (np.dtype(np.int32), np.dtype(np.uint32))
 
 
 def unknown_compute_set(facts: Facts) -> Iterator[VerifyError]:
@@ -128,10 +124,8 @@ def _node_types(node: Program) -> Iterator[VerifyError]:
             pair = f"{dtype_name(stream.dtype)}{list(stream.shape)}", _type(tensor)
         case RemoteIn(buffer, tensor, offset) | RemoteOut(tensor, buffer, offset):
             pair = _remote_type(buffer, offset), _type(tensor)
-        case If(tensor) | RepeatWhile(_, tensor):
-            pair = _one_of((BOOL,), tensor)
-        case Switch(tensor):
-            pair = _one_of(_WORDS, tensor)
+        case Decision():
+            pair = _one_of(node.decider_dtypes, node.decider)
     if pair and pair[0] != pair[1]:
         where = getattr(node, "origin", None)
         what = f"{type(node).__name__} has another dtype or shape"
@@ -146,7 +140,7 @@ def _one_of(dtypes: tuple[np.dtype, ...], tensor: Tensor) -> tuple[str, str]:
 
 def _remote_type(buffer: RemoteBuffer, offset: Tensor | None) -> str:
     """The type of a tensor that some rows of a buffer, or all of them, move to or from."""
-    if offset is not None and (offset.ndim != 1 or offset.dtype not in _WORDS):
+    if offset is not None and (offset.ndim != 1 or offset.dtype not in _ROW_DTYPES):
         return f"rows named by int32 or uint32[rows], not by {_type(offset)}"
     held = buffer.memory
     shape = held.shape if offset is None else (offset.size, *held.shape[1:])
@@ -177,7 +171,7 @@ def read_only_output(facts: Facts) -> Iterator[VerifyError]:
     written: list[tuple[Tensor, Connection | Program]] = [
         (connection.access.tensor, connection) for connection in facts.fields() if connection.field.is_written
     ]
-    written += [(tensor, node) for node in facts.nodes for tensor in reads_and_writes(node)[1]]
+    written += [(tensor, node) for node in facts.nodes for tensor in node.writes]
     for tensor, what in written:
         constant = next((v for v in tensor.variables() if v.is_constant), None)
         if constant is not None:

@@ -18,16 +18,13 @@ from ipujax.runtime.analysis.intervals import intervals
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.exchange import flat_bases
 from ipujax.runtime.graph import (
-    Call,
+    Block,
+    Branch,
     CrossReplicaCopy,
     Execute,
-    If,
+    Loop,
     Program,
-    Repeat,
-    RepeatWhile,
-    Sequence,
-    Switch,
-    reads_and_writes,
+    iteration,
 )
 from ipujax.runtime.tensor import Tensor, Variable
 from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name, tensor_runs
@@ -57,26 +54,26 @@ class _Follower:
     def follow(self, node: Program, state: State) -> Iterator[VerifyError]:
         """Yields the undefined reads of a node and adds to `state` what it surely writes."""
         match node:
-            case Sequence() | Call():
+            case Block():
                 for child in node.children():
                     yield from self.follow(child, state)
             case Execute(compute_set):
                 yield from self._execute(self._facts.connections[compute_set], state)
-            case Repeat(count, body):
-                if count:
-                    yield from self.follow(body, state)
-            case RepeatWhile(condition, _, body):
-                yield from self.follow(condition, state)
+            case Loop(test=None):
+                if node.trips:
+                    yield from self.follow(node.body, state)
+            case Loop(test=Program() as test):
+                yield from self.follow(test, state)
                 yield from self._read(node, state)
-                yield from self.follow(Sequence(body, condition), state.copy())
-            case If() | Switch():
+                yield from self.follow(iteration(node), state.copy())
+            case Branch():
                 yield from self._read(node, state)
                 yield from self._branches(node.children(), state)
             case _:
                 yield from self._read(node, state)
                 replicas = self._facts.graph.replication_factor
                 if not (isinstance(node, CrossReplicaCopy) and None in node.sources(replicas)):
-                    for tensor in reads_and_writes(node)[1]:
+                    for tensor in node.writes:
                         self._add(tensor, tensor, state)
 
     def _branches(self, branches: tuple[Program, ...], state: State) -> Iterator[VerifyError]:
@@ -97,7 +94,7 @@ class _Follower:
                 self._add(connection, connection.access.tensor, state)
 
     def _read(self, node: Program, state: State) -> Iterator[VerifyError]:
-        for tensor in reads_and_writes(node)[0]:
+        for tensor in node.reads:
             yield from self._lacking(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
 
     def _lacking(

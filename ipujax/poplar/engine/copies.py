@@ -8,7 +8,6 @@ all bytes of a copy, so that no part is over it wherever its tensor lies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from ipujax.poplar.engine.streams import StreamPart
@@ -19,14 +18,10 @@ from ipujax.runtime.graph import (
     Function,
     Graph,
     HostStream,
-    If,
     Program,
-    Repeat,
-    RepeatWhile,
     Sequence,
     StreamIn,
     StreamOut,
-    Switch,
     Sync,
     distinct,
 )
@@ -68,26 +63,10 @@ def split_large_copies(program: Program, limit_bytes: int) -> Program:
             case Call(function):
                 if function not in functions:
                     functions[function] = replace(function, body=visit(function.body))
-                return Call(functions[function], node.origin)
-        return rebuilt(node, visit)
+                return replace(node, function=functions[function])
+        return node.rebuild([visit(child) for child in node.children()])
 
     return visit(program)
-
-
-def rebuilt(node: Program, visit: Callable[[Program], Program]) -> Program:
-    """A node with `visit` applied to its child programs, except to the bodies of functions."""
-    match node:
-        case Sequence():
-            return Sequence(*map(visit, node.children()))
-        case Repeat(_, body):
-            return replace(node, body=visit(body))
-        case RepeatWhile(condition, _, body):
-            return replace(node, condition=visit(condition), body=visit(body))
-        case If(_, then, otherwise):
-            return replace(node, then=visit(then), otherwise=visit(otherwise))
-        case Switch(_, cases, default):
-            return replace(node, cases=tuple(map(visit, cases)), default=visit(default))
-    return node
 
 
 def _parts(node: StreamIn | StreamOut, stream: HostStream, tensor: Tensor, limit_bytes: int) -> Program:

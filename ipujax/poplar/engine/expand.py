@@ -7,7 +7,7 @@ that runs in all replicas in parallel:
     StreamIn, StreamOut      of all replicas' data in one transfer
     CrossReplicaCopy         a copy of the senders' tensors, one after the other, to the receivers'
     RemoteIn, RemoteOut      a copy for each replica, with a remote buffer of its own
-    If, Switch, RepeatWhile  on a tensor of replicas: one for each replica, one after the other, with its part of all
+    a decision               on a tensor of replicas: one for each replica, one after the other, with its part of all
                              that is inside
 
 A graph without replicated graphs, and its programs, stay as they are.
@@ -21,17 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ipujax.poplar.engine.copies import rebuilt
 from ipujax.poplar.engine.streams import StreamPart
 from ipujax.poplar.graph import Graph, Replicas, all_replicas, replicated_graph_of
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph as RuntimeGraph, Program, distinct, program as nodes
+from ipujax.runtime.graph import Decision, Graph as RuntimeGraph, Program, distinct, program as nodes
 from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.verify import map_errors
 
 # Nodes that become one node for each replica.
-_PER_REPLICA = (nodes.If, nodes.Switch, nodes.RepeatWhile, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
+_PER_REPLICA = (Decision, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
 
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
@@ -197,10 +196,8 @@ class _Expander:
                     where=node.origin,
                     expected="control flow on a tensor of the parent graph",
                 )
-            case nodes.If(tensor) | nodes.RepeatWhile(_, tensor):
-                node = replace(node, predicate=there(tensor))
-            case nodes.Switch(tensor):
-                node = replace(node, selector=there(tensor))
+            case Decision():
+                node = node.with_decider(there(node.decider))
         return self._inside(node, lambda child: self.one(child, graph, replica), (graph, replica))
 
     def _buffer(self, buffer: nodes.RemoteBuffer, replica: int) -> nodes.RemoteBuffer:
@@ -230,4 +227,4 @@ class _Expander:
             body = node.function.body
             made = self._once((node.function, key), lambda: replace(node.function, body=visit(body)))
             return nodes.Call(made)
-        return rebuilt(node, visit)
+        return node.rebuild([visit(child) for child in node.children()])

@@ -11,7 +11,7 @@ from typing import Any
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph import Program, Repeat, RepeatWhile, Sequence, distinct
+from ipujax.runtime.graph import Program, Repeat, Sequence, data_loops
 from ipujax.runtime.report import Profile
 
 
@@ -51,7 +51,7 @@ class Runs:
         """
         ran = {programs[index] for index, _ in self._order}
         if not is_recorded:
-            for loop in (node for program in ran for node in distinct(program) if isinstance(node, RepeatWhile)):
+            for loop in (loop for program in ran for loop in data_loops(program)):
                 what = "the trip count of a loop that ran was not recorded"
                 raise ProfileError(what, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
         steps = [programs[i] if count == 1 else Repeat(count, programs[i]) for i, count in self._order]

@@ -25,7 +25,18 @@ from jax import lax
 import ipujax as ipu
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.graph import Call, Copy, Function, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct
+from ipujax.runtime.graph import (
+    Branch,
+    Call,
+    Copy,
+    Decision,
+    Function,
+    Loop,
+    Program,
+    Repeat,
+    Sequence,
+    distinct,
+)
 from ipujax.runtime.interpreter import interpreter
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.interpreter.tile_memory import Actor, TileMemory
@@ -38,7 +49,7 @@ from tests.marks import slow_but
 from tests.runtime.helpers import SIZE, graph_of_variables
 
 TILES = 4
-CONTROL = Call | If | Repeat | RepeatWhile | Switch
+CONTROL = Call | Branch | Loop
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------
@@ -103,9 +114,9 @@ def watching() -> Iterator[Watch]:
             watch.steps.append(Touched())
             super().step(program)
 
-        def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+        def choice(self, node: Decision) -> int:
             watch.steps.append(Touched())
-            return super().decision(node)
+            return super().choice(node)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "TileMemory", Memory)
