@@ -1,10 +1,10 @@
-"""Phases that take turns on several IPUs: while one computes a phase, another loads the next.
+"""Phases that alternate between IPUs: while one IPU computes a phase, another loads the next.
 
-Input: equations with loads and stores, the step of each, and how many IPUs there are. Output: the same equations, each
-named after a stage: phase i runs on IPU i modulo their number, its gradient too. Loads of a step are moved up behind
-the first equation that is computed in the step before: by then what that one reads has left the other IPU. Updates,
-which come last, load and store in batches.
-Source: PopART runs phases on two IPUs in turns (execution phase settings, 2 stages).
+Input: equations with loads and stores, the step of each, and the number of IPUs. Output: the same equations, each named
+after a stage: phase i runs on IPU i modulo their number, its gradient too. Loads of a step are moved up to after the
+first computing equation of the previous step: by then that one's operands have left the other IPU. Updates, which come
+last, load and store in batches.
+Source: PopART alternates phases between two IPUs (execution phase settings, 2 stages).
 """
 
 from __future__ import annotations
@@ -14,44 +14,37 @@ from itertools import groupby
 
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import PARTS, VIEWS, stage_scope
-from ipujax.lowering.offload.batches import batched
+from ipujax.lowering.offload.batches import batch_transfers
 from ipujax.lowering.offload.primitives import remote_load_p
 from ipujax.lowering.source_info import in_scope
 
-_MOVED = VIEWS | PARTS
+_VIEWS_AND_PARTS = VIEWS | PARTS
 
 
-def in_turns(
+def alternate_ipus(
     eqns: Sequence[JaxprEqn], steps: Sequence[int], phases: Sequence[int | None], num_ipus: int, batch_bytes: int
 ) -> list[JaxprEqn]:
-    """The equations, named after stages, loads a step ahead.
-
-    Args:
-        eqns: in order of their steps.
-        steps: the step of each, see `phase_steps`.
-        phases: the phase of each step, None for that of updates.
-        num_ipus: IPUs of a replica.
-        batch_bytes: of a batch of loads or stores of updates.
-    """
-    named = [_named(eqn, phases[step], num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
-    pairs = zip(steps, named, strict=True)
+    """The equations, named after stages, loads a step ahead; `phases` are those of steps, None for updates."""
+    staged_eqns = [_in_stage(eqn, phases[step], num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
+    pairs = zip(steps, staged_eqns, strict=True)
     by_step = [(phases[step], [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
-    done, ahead = list[JaxprEqn](), list[JaxprEqn]()
+    ordered: list[JaxprEqn] = []
+    early_loads: list[JaxprEqn] = []
     for n, (phase, group) in enumerate(by_step):
         if phase is None:
-            done += batched(group, batch_bytes)
+            ordered += batch_transfers(group, batch_bytes)
             continue
-        own = group if n == 0 else [eqn for eqn in group if not any(eqn is load for load in ahead)]
+        remaining = group if n == 0 else [eqn for eqn in group if not any(eqn is load for load in early_loads)]
         is_last = n + 1 == len(by_step) or by_step[n + 1][0] is None
-        following = [] if is_last else by_step[n + 1][1]
-        made = {var for eqn in (*group, *following) for var in eqn.outvars}  # such as what is put only here
-        ahead = [eqn for eqn in following if _is_load(eqn) and eqn.invars[0] not in made]
-        first = next((k for k, eqn in enumerate(own) if _computes(eqn)), len(own) - 1)
-        done += [*own[: first + 1], *ahead, *own[first + 1 :]]
-    return done
+        next_group = [] if is_last else by_step[n + 1][1]
+        defined = {var for eqn in (*group, *next_group) for var in eqn.outvars}  # such as values put in these steps
+        early_loads = [eqn for eqn in next_group if _is_load(eqn) and eqn.invars[0] not in defined]
+        first_computing = next((k for k, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
+        ordered += [*remaining[: first_computing + 1], *early_loads, *remaining[first_computing + 1 :]]
+    return ordered
 
 
-def _named(eqn: JaxprEqn, phase: int | None, num_ipus: int) -> JaxprEqn:
+def _in_stage(eqn: JaxprEqn, phase: int | None, num_ipus: int) -> JaxprEqn:
     return eqn if phase is None else in_scope(eqn, stage_scope(phase % num_ipus))
 
 
@@ -60,4 +53,4 @@ def _is_load(eqn: JaxprEqn) -> bool:
 
 
 def _computes(eqn: JaxprEqn) -> bool:
-    return not _is_load(eqn) and eqn.primitive.name not in _MOVED
+    return not _is_load(eqn) and eqn.primitive.name not in _VIEWS_AND_PARTS
