@@ -25,48 +25,29 @@ from ipujax.lowering.schedules.tasks import (
 from ipujax.runtime.errors import ScheduleError
 
 _FORWARD, _BACKWARD, _WEIGHT = range(3)  # planes of the table of slots
-_PLANE = np.array([_FORWARD, _BACKWARD, _BACKWARD, _WEIGHT])  # by kind
+# By kind. BACKWARD reads the plane of input gradients, where unsplit backward tasks are entered, as in that of weights.
+_PLANE = np.array([_FORWARD, _BACKWARD, _BACKWARD, _WEIGHT])
 _UNKNOWN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """The slot of every task.
+    """The slot of every task."""
 
-    Args:
-        slots: the slot of each task of each IPU, rising, int64[tasks] by IPU; no slot is empty on all IPUs.
-        table: the slots of the forward tasks, of the tasks of input gradients and of those of weight gradients
-            (the latter two equal for unsplit backward tasks), int64[3, stages, micro-batches]; `_UNKNOWN` where there
-            are none.
-        length: number of slots.
-    """
-
+    # The slot of each task of each IPU, rising, int64[tasks] by IPU; no slot is empty on all IPUs.
     slots: tuple[np.ndarray, ...]
+    # The slots of the forward tasks, of the tasks of input gradients and of those of weight gradients (the latter two
+    # equal for unsplit backward tasks), int64[3, stages, micro-batches]; `_UNKNOWN` where there are none.
     table: np.ndarray
-    length: int
+    length: int  # number of slots
 
     def of(self, stage: int, kind: Kind) -> np.ndarray:
-        """The slots of the tasks that do the work of a kind for a stage, by micro-batch, int64[micro_batches].
-
-        Args:
-            stage: the stage.
-            kind: the kind; an unsplit backward task also does the work of `BACKWARD_INPUT` and `BACKWARD_WEIGHT`, and
-                `BACKWARD` means the task that computes the gradients of inputs.
-        """
+        """Slots of the tasks that do the work of a kind for a stage, int64[micro_batches]; see `_PLANE` for kinds."""
         return self.table[_PLANE[kind], stage]
 
 
 def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid:
-    """The grid of lists of tasks, in which each task occurs once.
-
-    Args:
-        lists: the tasks of each IPU.
-        num_stages: stages of the model.
-        micro_batches: micro-batches of a step.
-
-    Raises:
-        ScheduleError: with the first task that never becomes ready, or whose slot is too early.
-    """
+    """The grid of lists of unique tasks; refuses a task that never becomes ready, or in too early a slot."""
     waits = [_Waits.of(tasks, num_stages, micro_batches) for tasks in lists]
     table = np.full(3 * num_stages * micro_batches + 1, _UNKNOWN)
     table[-1] = -1  # awaited by tasks that wait for nothing

@@ -56,19 +56,9 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
 
 
 def default_schedule(exchange: GlobalExchange, num_stages: int, micro_batches: int, training: bool) -> Schedule:
-    """The schedule that suits a target: `grouped` if all IPUs sync at every exchange, else `1f1b`.
-
-    With such syncs a slot lasts as long as its longest task, so all IPUs should run tasks of one kind together. Too few
-    micro-batches for `grouped` take `1f1b`, which works for any number.
-
-    Args:
-        exchange: how IPUs sync, `Target.global_exchange`.
-        num_stages: stages of the model.
-        micro_batches: micro-batches of a step.
-        training: whether there are backward tasks.
-
-    Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
-    """
+    """The schedule that suits a target: `grouped` if all IPUs sync at every exchange, else `1f1b`."""
+    # With such syncs a slot lasts as long as its longest task, so all IPUs should run tasks of one kind together; too
+    # few micro-batches for that take 1f1b. Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
     grouped = SCHEDULES["grouped"]
     fits = micro_batches >= grouped.domain(num_stages, training).least
     return grouped if exchange == "lockstep" and fits else SCHEDULES["1f1b"]

@@ -28,31 +28,18 @@ _MIN_REPEATS = 3  # two iterations take as many nodes as two copies of the slots
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Slots that run several times.
+    """Slots that run several times."""
 
-    Args:
-        slots: tasks, with the micro-batches of the first iteration.
-        count: number of iterations, at least 1.
-        stride: difference of micro-batches between two iterations.
-    """
-
-    slots: tuple[Slot, ...]
-    count: int = 1
-    stride: int = 0
+    slots: tuple[Slot, ...]  # tasks, with the micro-batches of the first iteration
+    count: int = 1  # number of iterations, at least 1
+    stride: int = 0  # difference of micro-batches between two iterations
 
     def unrolled(self) -> Iterator[Slot]:
         """The slots of all iterations, in order."""
         return self._iterations(0, self.count)
 
     def by(self, multiple: int) -> tuple[Block, ...]:
-        """The same slots in blocks whose stride is a multiple of a number.
-
-        Micro-batch j is then in slot j mod `multiple` of a ring in every iteration, so that the ring can be that many
-        variables.
-
-        Args:
-            multiple: the number, at least 1.
-        """
+        """Equal slots in blocks whose stride is a multiple: micro-batch j then uses variable j mod `multiple`."""
         if self.count == 1:
             return (self,)
         iterations = multiple // gcd(multiple, self.stride)
@@ -105,15 +92,8 @@ def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, s
 
 
 def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
-    """The repetition that saves most slots.
-
-    Args:
-        numbers: tasks of each slot, up to a shift of all micro-batches, as equal numbers, int64[slots].
-        first: first micro-batch of each slot, int64[slots].
-
-    Returns:
-        (offset, period, count): from `offset` on, `period` slots run `count` times; None if none runs three times.
-    """
+    """(offset, period, count) of the repetition that saves most slots; None if none runs three times."""
+    # Slots repeat if they have equal numbers, int64[slots], and first micro-batches at one stride, int64[slots].
     length = len(numbers)
     saved = 0
     best = None

@@ -133,17 +133,11 @@ def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """Times at which one IPU runs the tasks of one kind of one stage: micro-batch j at `times[j]`.
-
-    Args:
-        stage: the stage.
-        kind: the kind of tasks.
-        times: rising, int64[micro_batches]; no two tasks of an IPU have the same.
-    """
+    """Times at which one IPU runs the tasks of one kind of one stage: micro-batch j at `times[j]`."""
 
     stage: int
     kind: Kind
-    times: np.ndarray
+    times: np.ndarray  # rising, int64[micro_batches]; no two tasks of an IPU have the same
 
 
 def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
@@ -163,15 +157,7 @@ def forward_backward(stage: int, forward: np.ndarray, backward: np.ndarray, as_s
 
 
 def alternating(tasks: int, ahead: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of forward and backward tasks that alternate, forward tasks `ahead` of backward tasks.
-
-    Args:
-        tasks: number of tasks of each kind.
-        ahead: forward tasks before the first pair of one forward and one backward task, at most `tasks`.
-
-    Returns:
-        The times of the forward and of the backward tasks, int64[tasks] each; together they are 0 to 2·tasks − 1.
-    """
+    """Times of forward and backward tasks, int64[tasks] each: `ahead` forward tasks, then one of each in turn."""
     j = np.arange(tasks)
     forward = np.where(j < ahead, j, 2 * j - ahead)
     backward = np.where(j < tasks - ahead, ahead + 1 + 2 * j, tasks + j)

@@ -92,11 +92,7 @@ class SchedulePlan:
         return self.depth((stage, FORWARD), (stage, until))
 
     def blocks_by(self, multiple: int) -> tuple[Block, ...]:
-        """The blocks, each with a stride that is a multiple of a number, see `Block.by`.
-
-        Args:
-            multiple: the number, at least 1; a common multiple of the depths of rings that are so many variables.
-        """
+        """The blocks, each with a stride that is a multiple of a number, at least 1, see `Block.by`."""
         return tuple(part for block in self.blocks for part in block.by(multiple))
 
     def slots(self) -> Iterator[Slot]:

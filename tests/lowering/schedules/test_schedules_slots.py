@@ -197,7 +197,7 @@ def test_a_ring_never_loses_a_micro_batch(schedule):
 
 
 def loses(plan, written, read, depth):
-    """Whether a ring of some depth is overwritten before it is read: a plain replay of the slots."""
+    """True if a ring of some depth is overwritten before it is read: a plain replay of the slots."""
     ring = {}
     for slot in plan.slots():
         tasks = [letters(task) for task in slot]
