@@ -68,7 +68,7 @@ class IpuView(Graph):
         return copy
 
     def holds(self, variable: Variable) -> bool:
-        """Whether a variable is mapped to this IPU."""
+        """True if a variable is mapped to this IPU."""
         return variable in self.mappings
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:

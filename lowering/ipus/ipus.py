@@ -54,12 +54,7 @@ MakeLowering = Callable[[Graph, Mapping[Var, Tensor]], LowersEquations]
 
 
 class Ipus:
-    """The IPUs of a graph.
-
-    Args:
-        graph: the graph of all IPUs.
-        make_lowering: creates the lowering of a graph.
-    """
+    """The IPUs of a graph, each with a view and a lowering."""
 
     def __init__(self, graph: Graph, make_lowering: MakeLowering) -> None:
         self.graph = graph
@@ -93,7 +88,7 @@ class Ipus:
         prog: ProgramSequence,
         into: Mapping[Var, Tensor] = MappingProxyType({}),
     ) -> list[Tensor]:
-        """Lowers an equation on an IPU, with copies of operands from other IPUs.
+        """Lowers an equation on an IPU, with copies of operands from other IPUs; returns its results.
 
         Args:
             eqn: the equation.
@@ -101,9 +96,6 @@ class Ipus:
             ipu: number of the IPU.
             prog: program to add to.
             into: tensors that the rule writes results to if it can, by the variables of the results.
-
-        Returns:
-            The tensors of its results.
         """
         lowering = self.lowering(ipu)
         local = {var: self.copy_to(env[var], ipu, prog) for var in variables(eqn.invars)}
@@ -118,7 +110,7 @@ class Ipus:
         name: str,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Adds the computation of a function of arrays.
+        """Adds the computation of a function of arrays; returns its result, `into` if that is given.
 
         Args:
             ipu: number of the IPU; the operands are mapped to it.
@@ -127,9 +119,6 @@ class Ipus:
             prog: program to add to.
             name: debug name.
             into: tensor that the result is written to; it may be an operand, but share no element with part of another.
-
-        Returns:
-            The result: `into` if that is given.
         """
         jaxpr, _ = traced(fun, operands, name, self.graph.byte_price_cycles)
         (out,) = jaxpr.jaxpr.outvars

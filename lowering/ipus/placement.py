@@ -49,14 +49,11 @@ class Span:
 
 
 def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
-    """Assigns a stage to each equation.
+    """The stage of each equation, in order; that of an equation in `spans` is meaningless.
 
     Args:
         jaxpr: inlined, with at least one equation named after a stage.
         spans: the equations that spread over several IPUs, by index.
-
-    Returns:
-        The stage of each equation, in order; that of an equation in `spans` is meaningless.
 
     Raises:
         ArgumentError: for stages with a gap between their numbers, a stage inside a loop, or a value that flows back to
@@ -66,12 +63,7 @@ def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tupl
 
 
 def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
-    """The stage that uses each input first, None for one that nothing uses.
-
-    Args:
-        jaxpr: as for `assign_stages`.
-        spans: as for `assign_stages`.
-    """
+    """The stage that uses each input first, None for one that nothing uses; arguments as of `assign_stages`."""
     assignment = _assignment(jaxpr, spans)
     assignment.run()
     return tuple(map(assignment.first_use, jaxpr.invars))
@@ -86,11 +78,7 @@ def _assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
 
 
 def named_stage(eqn: JaxprEqn) -> int | None:
-    """The stage an equation is named after, or the only one that its inner equations are.
-
-    Raises:
-        ArgumentError: if its inner equations belong to several stages.
-    """
+    """The stage an equation is named after, or the only one that its inner equations are; refuses several."""
     if holds_pipeline(eqn):
         raise ArgumentError(
             f"a pipeline with stages is inside a {eqn.primitive.name}",
@@ -129,9 +117,6 @@ def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages
         eqns: the equations.
         named: the stage each is named after, or None.
         num_stages: number of stages of pipelines inside the equations.
-
-    Raises:
-        ArgumentError: with the line of the first stage after the gap.
     """
     first_eqn: dict[int, JaxprEqn] = {}
     for eqn, stage in zip(eqns, named, strict=True):
@@ -153,9 +138,6 @@ def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
     Args:
         jaxpr: the equations.
         named: the stage each is named after, or None.
-
-    Raises:
-        ArgumentError: with the lines of both.
     """
     latest_origins: dict[
         Var, tuple[int, JaxprEqn]

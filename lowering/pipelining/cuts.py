@@ -1,16 +1,14 @@
 """Candidate cuts of a micro-batch into stages: contiguous ranges of its forward equations, of equal time.
 
-Input: the costs of its segments (`Work`), and a schedule. Output: the most promising cuts, and the jaxpr with its
-equations named after the stages of a cut. Up to 256 candidates are all compared; of more, those that minimise
+Up to 256 candidates are all compared; of more, those that minimise, for m micro-batches,
 
-    Σ t + (m − 1) · max t        over stages of time t, for m micro-batches
+    Σ t + (m − 1) · max t        over stages of time t
 
 which is exact for stages of one ratio of forward to backward time. Candidates are ranked by the time of the schedule
 with such stages. A stage whose parameters, accumulators, stashes and optimiser state exceed an IPU rules a cut out.
 
 Source: the form of alpa's stage construction (reference parallel.md §1.2, §1.5).
-Limits: no cut inside a branch; none inside a loop, except between iterations of a loop over layers. Of more than 64
-positions, the 64 with the fewest bytes to send are tried.
+Limits: no cut inside a branch; none inside a loop, except between iterations of a loop over layers.
 """
 
 from __future__ import annotations
@@ -48,15 +46,8 @@ def best_cuts(
     """Most promising cuts, best first; a cut is the first segment of each stage but the first.
 
     Args:
-        work: costs of the segments of a micro-batch.
-        plan: the schedule, whose number of stages is cut for.
-        target: one IPU.
-        max_cuts: number of cuts returned at most.
         resident: (segment, bytes) of arguments that are mapped to the IPU of that segment all the time.
         stores_residuals: whether all values that gradients need are stored for them.
-
-    Raises:
-        ArgumentError: for fewer positions than cuts, or no candidate that fits the target.
     """
     num_stages = plan.num_stages
     count = len(work.forward_cycles)

@@ -37,7 +37,7 @@ _MOST_SHARDS = 32  # a loop of more iterations has several in each shard
 
 
 def is_layer_loop(eqn: JaxprEqn, trained: Collection[Var]) -> bool:
-    """Whether a forward equation is a loop over layers; `trained` are parameters and values computed from them."""
+    """True if a forward equation is a loop over layers; `trained` are parameters and values computed from them."""
     return (
         eqn.primitive.name == "scan" and eqn.params["length"] > 1 and any(var in trained for var in _stacks(eqn, "in"))
     )

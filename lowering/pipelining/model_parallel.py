@@ -34,7 +34,7 @@ def lower_staged(
     donated: Mapping[Var, Tensor],
     recomputation: Recomputation = KEEP_ALL,
 ) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-    """Lowers a jaxpr whose equations belong to stages.
+    """Results of a jaxpr whose equations belong to stages, and the runs of its pipelines.
 
     Args:
         graph: graph to add to.
@@ -44,9 +44,6 @@ def lower_staged(
         prog: program to add to.
         donated: operands that results may overwrite, by the variables of the results.
         recomputation: recomputation in gradients of pipelines.
-
-    Returns:
-        Its results, and the runs of its pipelines.
 
     Raises:
         ArgumentError: for invalid stages, or more stages than IPUs.

@@ -35,12 +35,7 @@ TaskKind = tuple[int, Kind]  # stage and kind of tasks that run the same part
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The equations of one kind of task of a stage.
-
-    Args:
-        task: stage and kind.
-        eqns: its equations, in order.
-    """
+    """The equations of one kind of task of a stage."""
 
     task: TaskKind
     eqns: tuple[JaxprEqn, ...]
@@ -52,38 +47,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The parts of a micro-batch.
+    """The parts of a micro-batch."""
 
-    Args:
-        jaxpr: the partitioned jaxpr, without dead equations.
-        num_stages: number of stages.
-        training: whether there are backward parts.
-        shared: (equation, stage that uses it) for equations that are the same for all micro-batches.
-        parts: in an order in which they can run; some may be empty.
-        results: for each result its terms, each reduced over micro-batches by itself and then added.
-        carried: the stage that holds each input that is a state.
-    """
-
-    jaxpr: ClosedJaxpr
+    jaxpr: ClosedJaxpr  # the partitioned jaxpr, without dead equations
     num_stages: int
-    training: bool
+    training: bool  # whether there are backward parts
+    # (equation, stage that uses it) for equations that are the same for all micro-batches.
     shared: tuple[tuple[JaxprEqn, int], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # in an order in which they can run; some may be empty
+    # For each result its terms, each reduced over micro-batches by itself and then added.
     results: tuple[tuple[Atom, ...], ...]
-    carried: Mapping[Var, int]
+    carried: Mapping[Var, int]  # the stage that holds each input that is a state
 
 
 def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
-    """Partitions the jaxpr of one micro-batch.
-
-    Args:
-        jaxpr: computes one micro-batch; inlined.
-        spec: how micro-batches go through it.
-
-    Raises:
-        ArgumentError: for stages with a gap, a value that flows back, a checkpoint around several stages, or a state
-            that cannot be handed on.
-    """
+    """Partitions the jaxpr of one micro-batch; refuses checkpoints and states that span stages."""
     body = eliminate_dead_code(jaxpr.jaxpr)
     return _with_equal_values_once(_Partitioner(ClosedJaxpr(body, jaxpr.consts), spec).run())
 

@@ -28,15 +28,10 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """The jaxpr of one kind of task of a stage.
-
-    Args:
-        task: stage and kind.
-        jaxpr: from the values it reads to those it hands on.
-    """
+    """The jaxpr of one kind of task of a stage."""
 
     task: TaskKind
-    jaxpr: Jaxpr
+    jaxpr: Jaxpr  # from the values it reads to those it hands on
 
     @property
     def stage(self) -> int:
@@ -46,19 +41,13 @@ class StagePart:
 
 @dataclass(eq=False)
 class Arrival:
-    """Variables that receive a value of another stage.
+    """Variables that receive a value of another stage."""
 
-    Args:
-        landing: variables that successive micro-batches are copied to, in rotation.
-        read: variable that the part reads; the landing variable itself if there is one only.
-        receive: function that pushes the landed value into a ring, if more values can be on their way.
-        ring: that ring.
-    """
-
-    landing: list[Tensor]
-    read: Tensor
+    landing: list[Tensor]  # variables that successive micro-batches are copied to, in rotation
+    read: Tensor  # variable that the part reads; the landing variable itself if there is one only
+    # Function that pushes the landed value into a ring, if more values can be on their way.
     receive: Function | None = None
-    ring: Tensor | None = None
+    ring: Tensor | None = None  # that ring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,14 +63,7 @@ class Send:
 
 @dataclass(eq=False)
 class PartBuilder:
-    """One part while its function is built.
-
-    Args:
-        part: the part.
-        ipu: the IPU it runs on.
-        body: its program.
-        name: debug name.
-    """
+    """One part while its function is built."""
 
     part: StagePart
     ipu: int

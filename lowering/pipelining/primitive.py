@@ -154,15 +154,10 @@ def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs of equations, but not this one.
-
-    Args:
-        jaxpr: the jaxpr.
-        is_ready: whether the passes that precede the cut into stages have run on it.
-    """
+    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs of equations, but not this one."""
 
     jaxpr: ClosedJaxpr
-    is_ready: bool = False
+    is_ready: bool = False  # whether the passes that precede the cut into stages have run on it
 
 
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)
@@ -170,13 +165,7 @@ staged_pipeline_p = make_call_primitive(PIPELINE, "loop", _refuse_derivative)
 
 
 def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
-    """Binds one of the primitives, its loop traced in the caller's context.
-
-    Args:
-        jaxpr: computes one micro-batch.
-        spec: how micro-batches go through it.
-        operands: arrays or tracers, one for each input of the jaxpr; batches have all micro-batches.
-    """
+    """Binds one of the primitives to operands, arrays or tracers, with its loop traced in the caller's context."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no further constants"
     if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2:

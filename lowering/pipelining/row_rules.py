@@ -35,17 +35,11 @@ COMBINES: dict[str, Primitive] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The operands and results of an equation that have rows.
-
-    Args:
-        kind: how the equation goes over rows.
-        operands: for each operand whether it has rows.
-        results: for each result whether it has rows.
-    """
+    """The operands and results of an equation that have rows."""
 
     kind: Kind
-    operands: tuple[bool, ...]
-    results: tuple[bool, ...]
+    operands: tuple[bool, ...]  # for each operand whether it has rows
+    results: tuple[bool, ...]  # for each result whether it has rows
 
 
 def rows_of(eqn: JaxprEqn) -> Rows | None:

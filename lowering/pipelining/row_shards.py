@@ -42,17 +42,11 @@ Bounds = tuple[int, ...]  # 0 = first row, …, number of rows
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of an equation in a cut jaxpr.
+    """The origin of an equation in a cut jaxpr."""
 
-    Args:
-        number: index of the equation in the uncut jaxpr.
-        first: its first row; 0 for an equation that is not cut.
-        rows: number of its rows; 0 for an equation that is not cut.
-    """
-
-    number: int
-    first: int = 0
-    rows: int = 0
+    number: int  # index of the equation in the uncut jaxpr
+    first: int = 0  # its first row; 0 for an equation that is not cut
+    rows: int = 0  # number of its rows; 0 for an equation that is not cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +68,10 @@ class CutJaxpr:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """An equation that replaces another, with operands and results in shards.
+    """An equation that replaces another, with operands and results in shards."""
 
-    Args:
-        inputs: bounds of each operand of the other.
-        outputs: bounds of each result.
-        params: its parameters.
-    """
-
-    inputs: tuple[Bounds | None, ...]
-    outputs: tuple[Bounds | None, ...]
+    inputs: tuple[Bounds | None, ...]  # bounds of each operand of the other
+    outputs: tuple[Bounds | None, ...]  # bounds of each result
     params: Mapping[str, Any]
 
 
@@ -135,14 +123,7 @@ def cut(
     unsplit: Collection[Var] = (),
     replaced: Mapping[int, Replacement] | None = None,
 ) -> CutJaxpr:
-    """Cuts values of a jaxpr into shards.
-
-    Args:
-        jaxpr: the jaxpr.
-        bounds: bounds of the values to cut, as of `spread`.
-        unsplit: inputs and results that stay in one piece.
-        replaced: equations that are replaced, by index.
-    """
+    """Cuts values at `bounds`, except `unsplit` inputs and results; `replaced` equations are by index."""
     return _Cutter(jaxpr, bounds, set(unsplit), replaced or {}).run()
 
 

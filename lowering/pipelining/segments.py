@@ -22,16 +22,10 @@ from ipujax.lowering.source_info import name_stack
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of equations.
+    """The segments of equations."""
 
-    Args:
-        segments: segment of each equation, −1 for one that belongs to its users.
-        is_same: for each equation whether it computes the same for all micro-batches.
-        num_segments: number of segments.
-    """
-
-    segments: tuple[int, ...]
-    is_same: list[bool]
+    segments: tuple[int, ...]  # segment of each equation, −1 for one that belongs to its users
+    is_same: list[bool]  # for each equation whether it computes the same for all micro-batches
     num_segments: int
 
 
@@ -60,25 +54,18 @@ def same_values(body: Jaxpr, spec: PipelineSpec) -> set[Var]:
 
 
 def is_backward(eqn: JaxprEqn) -> bool:
-    """Whether an equation belongs to a gradient."""
+    """True if an equation belongs to a gradient."""
     return "transpose(" in name_stack(eqn)
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """Dependence of equations on parameters and on micro-batches.
+    """Dependence of equations on parameters and on micro-batches."""
 
-    Args:
-        same: variables that are the same for all micro-batches.
-        trained: variables that depend on parameters.
-        is_same: for each equation whether it computes the same for all micro-batches.
-        forward: for each equation whether it is a segment.
-    """
-
-    same: set[Var]
-    trained: set[Var]
-    is_same: list[bool]
-    forward: list[bool]
+    same: set[Var]  # variables that are the same for all micro-batches
+    trained: set[Var]  # variables that depend on parameters
+    is_same: list[bool]  # for each equation whether it computes the same for all micro-batches
+    forward: list[bool]  # for each equation whether it is a segment
 
 
 def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:

@@ -36,39 +36,23 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Costs of segments: their forward equations and the backward equations that belong to them.
+    """Costs of segments: their forward equations and the backward equations that belong to them."""
 
-    Args:
-        jaxpr: the micro-batch, without dead equations.
-        jaxpr_spec: how micro-batches go through it.
-        loops: bounds at which its loops over layers may be cut, by the index of their equations.
-        shards: the jaxpr with these loops cut.
-        spec: how micro-batches go through the shards.
-        segments: segment of each equation of the shards, −1 for one that belongs to its users.
-        forward_cycles: of each segment, float64[segments].
-        backward_cycles: of the backward equations of each segment, float64[segments].
-        push_cycles: of pushing the residuals of each segment to a ring, float64[segments].
-        pop_cycles: of reading them from the ring, float64[segments].
-        crossing_bytes: sent for one micro-batch over the cut before each segment, float64[segments].
-        parameter_bytes: (segments that use it, in order, bytes) of each parameter.
-        residual_bytes: of the residuals of each segment, float64[segments].
-        has_gradients: whether there are backward equations.
-    """
-
-    jaxpr: ClosedJaxpr
-    jaxpr_spec: PipelineSpec
-    loops: Mapping[int, Bounds]
-    shards: CutJaxpr
-    spec: PipelineSpec
-    segments: tuple[int, ...]
-    forward_cycles: np.ndarray
-    backward_cycles: np.ndarray
-    push_cycles: np.ndarray
-    pop_cycles: np.ndarray
-    crossing_bytes: np.ndarray
+    jaxpr: ClosedJaxpr  # the micro-batch, without dead equations
+    jaxpr_spec: PipelineSpec  # how micro-batches go through it
+    loops: Mapping[int, Bounds]  # bounds at which its loops over layers may be cut, by the index of their equations
+    shards: CutJaxpr  # the jaxpr with these loops cut
+    spec: PipelineSpec  # how micro-batches go through the shards
+    segments: tuple[int, ...]  # segment of each equation of the shards, −1 for one that belongs to its users
+    forward_cycles: np.ndarray  # of each segment, float64[segments]
+    backward_cycles: np.ndarray  # of the backward equations of each segment, float64[segments]
+    push_cycles: np.ndarray  # of pushing the residuals of each segment to a ring, float64[segments]
+    pop_cycles: np.ndarray  # of reading them from the ring, float64[segments]
+    crossing_bytes: np.ndarray  # sent for one micro-batch over the cut before each segment, float64[segments]
+    # (segments that use it, in order, bytes) of each parameter.
     parameter_bytes: tuple[tuple[tuple[int, ...], int], ...]
-    residual_bytes: np.ndarray
-    has_gradients: bool
+    residual_bytes: np.ndarray  # of the residuals of each segment, float64[segments]
+    has_gradients: bool  # whether there are backward equations
 
     def shard_segments(self) -> dict[tuple[int, int], int]:
         """The segment of each shard, by equation of the uncut jaxpr and first row."""

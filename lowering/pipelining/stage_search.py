@@ -5,9 +5,6 @@ and results of loops over layers in shards, each mapped to its stage. The most p
 graph of their own for an estimate of cycles and memory, which includes arguments that the results of a stage need
 later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. The chosen cut
 is lowered with the entire program, and has to fit the target if any candidate does.
-
-Limits: if the chosen cut does not fit, the best cuts for less memory are tried, and all if they are no more than 256;
-no more than 24 are lowered with the entire program.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ def find_stages(
     recomputation: Recomputation = KEEP_ALL,
     start: Sequence[Cuts] = (),
 ) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
-    """Finds stages for the pipelines that have none.
+    """The program with stages in the pipelines that had none, and the cuts of each of them.
 
     Args:
         jaxpr: the program, after all passes.
@@ -69,9 +66,6 @@ def find_stages(
         byte_price: cost per byte of the fullest tile, in cycles.
         recomputation: recomputation in gradients.
         start: cuts of each pipeline from which to look for better ones; all candidates are compared when empty.
-
-    Returns:
-        The jaxpr with stages, and the cuts of each pipeline.
 
     Raises:
         ArgumentError: for invalid stages, or no cut that works.
@@ -101,16 +95,7 @@ def _is_open(eqn: JaxprEqn) -> bool:
 
 
 class StageSearch:
-    """Candidate cuts of a pipeline, each lowered once for an estimate.
-
-    Args:
-        jaxpr: the program.
-        number: index of the equation of the pipeline.
-        target: the target, with the IPUs of one replica.
-        make_lowering: creates the lowering of a graph.
-        byte_price: cost per byte of the fullest tile, in cycles.
-        recomputation: recomputation in gradients.
-    """
+    """Candidate cuts of the pipeline at `jaxpr.eqns[number]`, each lowered once for an estimate."""
 
     def __init__(
         self,
@@ -183,11 +168,7 @@ class StageSearch:
         return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][pipeline]
 
     def search(self, lower_program: LowerProgram | None = None) -> Cuts:
-        """The best cut; one whose entire program fits if `lower_program` is given.
-
-        Raises:
-            ArgumentError: if there is no candidate.
-        """
+        """The best cut, or the best whose entire program fits if `lower_program` is given."""
         candidates = self._initial_candidates()
         is_open = self._may_recompute and not self._recomputation_is_chosen
         if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0])[0]:
@@ -255,7 +236,7 @@ class StageSearch:
                 yield from cuts
 
     def is_candidate(self, cuts: Cuts) -> bool:
-        """Whether the program has these positions to cut at."""
+        """True if the program has these positions to cut at."""
         return set(cuts) <= set(self._positions)
 
     def hill_climb(self, best: Cuts) -> Cuts:

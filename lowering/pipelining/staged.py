@@ -29,23 +29,14 @@ from ipujax.runtime.tensor import Tensor, Variable
 
 @dataclass(frozen=True)
 class StagedPipeline:
-    """A pipeline before tile mapping.
-
-    Args:
-        spec: how micro-batches go through it.
-        partition: equations computed once, and the terms of results.
-        parts: jaxprs of the tasks, in an order in which they can run.
-        plan: order of tasks on each IPU.
-        ipus: IPU of each stage.
-        trades: trade-offs of recomputation in each stage whose mode is "auto".
-    """
+    """A pipeline before tile mapping."""
 
     spec: PipelineSpec
-    partition: Partition
-    parts: tuple[StagePart, ...]
-    plan: SchedulePlan
-    ipus: tuple[int, ...]
-    trades: tuple[ChainTrade, ...] = ()
+    partition: Partition  # equations computed once, and the terms of results
+    parts: tuple[StagePart, ...]  # jaxprs of the tasks, in an order in which they can run
+    plan: SchedulePlan  # order of tasks on each IPU
+    ipus: tuple[int, ...]  # IPU of each stage
+    trades: tuple[ChainTrade, ...] = ()  # trade-offs of recomputation in each stage whose mode is "auto"
 
     @cached_property
     def part_of(self) -> Mapping[TaskKind, StagePart]:
@@ -99,13 +90,7 @@ class StagedPipeline:
     def marks(
         self, name: str, tasks: Iterable[TaskKind], links: Iterable[tuple[TaskKind, TaskKind]]
     ) -> dict[TaskKind, PipelineTask]:
-        """Marks of the calls of each kind of task in the program, for profiles.
-
-        Args:
-            name: debug name.
-            tasks: kinds of tasks that have a function.
-            links: (task, task) pairs, from writer to reader of a value; those without a function are left out.
-        """
+        """Marks of the calls of each kind of task, for profiles; a link is from the writer of a value to a reader."""
         named_tasks = {task: (task[0], task[1].name.lower()) for task in tasks}
         named_links = tuple(
             dict.fromkeys((named_tasks[a], named_tasks[b]) for a, b in links if a in named_tasks and b in named_tasks)
@@ -122,7 +107,7 @@ class StagedPipeline:
 
 
 def is_staged(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a pipeline that has stages; those without are inlined."""
+    """True if an equation is a pipeline that has stages; those without are inlined."""
     return eqn.primitive is staged_pipeline_p
 
 
@@ -148,12 +133,6 @@ def staged_pipeline(
     recomputation: Recomputation = KEEP_ALL,
 ) -> StagedPipeline:
     """Partitions and schedules a pipeline, maps its stages to IPUs, and adds recomputation.
-
-    Args:
-        eqn: its equation; those of its micro-batch are named after stages.
-        target: the target, with the IPUs of one replica.
-        byte_price: cost per byte of the fullest tile, in cycles.
-        recomputation: recomputation in gradients.
 
     Raises:
         ArgumentError: for invalid stages, a schedule that does not work for so many micro-batches, or more stages than
@@ -206,11 +185,7 @@ def _recomputed(
 def ipus_of_stages(
     eqn: JaxprEqn, plan: SchedulePlan, num_ipus: int, jaxpr: ClosedJaxpr | None = None
 ) -> tuple[int, ...]:
-    """The IPU of each stage: that of `device_mapping`, or else of the schedule.
-
-    Raises:
-        ArgumentError: for a mapping of another number of stages, or more IPUs than there are.
-    """
+    """The IPU of each stage: that of `device_mapping`, or else of the schedule; refuses missing IPUs."""
     spec: PipelineSpec = eqn.params["spec"]
     ipus = plan.ipus if spec.device_mapping is None else spec.device_mapping
     if len(ipus) != plan.num_stages:
