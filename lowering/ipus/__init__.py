@@ -4,10 +4,10 @@ from ipujax.lowering.ipus.ipu_view import IpuView as IpuView
 from ipujax.lowering.ipus.ipus import Ipus as Ipus, MakeLowering as MakeLowering
 from ipujax.lowering.ipus.placement import (
     Span as Span,
+    assign_stages as assign_stages,
     check_flow as check_flow,
     check_gaps as check_gaps,
     homes as homes,
     named_stage as named_stage,
-    place as place,
 )
 from ipujax.lowering.jaxpr import value_bytes as value_bytes, variables as variables

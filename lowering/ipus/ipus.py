@@ -1,10 +1,10 @@
-"""Values on several IPUs: each IPU lowers its equations, and what it needs of others is copied to it.
+"""Values on several IPUs: each IPU lowers its equations, and operands on other IPUs are copied to it.
 
-Input: a graph and what lowers equations into a graph. Output: a lowering for each IPU, on its view of the graph, and
-`bring`, which adds copies between IPUs. What lies on one tile of an IPU goes to the same tile of the other.
+Input: a graph, and a maker of lowerings. Output: a lowering for each IPU, on its view of the graph, and `copy_to`,
+which adds copies between IPUs. A copy has the same tile mapping as the original, on the tiles of the other IPU.
 
-Limits: a value is copied once to each IPU that uses it, where it is first used there; so all uses must come later in
-the same program.
+Limits: a value is copied once to each IPU that uses it, before its first use there; so all uses must come later in the
+same program.
 """
 
 from __future__ import annotations
@@ -49,27 +49,23 @@ class LowersEquations(Protocol):
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None: ...
 
 
-# From a graph, and tensors that may be written at once by the variables whose values go there.
+# From a graph, and the tensors that results may be written to, by the variables of the results.
 MakeLowering = Callable[[Graph, Mapping[Var, Tensor]], LowersEquations]
 
 
 class Ipus:
-    """The IPUs of a graph.
+    """The IPUs of a graph, each with a view and a lowering."""
 
-    Args:
-        graph: the graph of all IPUs.
-        make: makes what lowers equations into a graph.
-    """
-
-    def __init__(self, graph: Graph, make: MakeLowering) -> None:
-        self.graph, self._make = graph, make
+    def __init__(self, graph: Graph, make_lowering: MakeLowering) -> None:
+        self.graph = graph
+        self._make_lowering = make_lowering
         self._views: dict[int, IpuView] = {}
         self._lowerings: dict[int, LowersEquations] = {}
         self._constants: dict[tuple[Variable, int], Variable] = {}
-        self._brought: dict[tuple[Tensor, int], Tensor] = {}
+        self._copies: dict[tuple[Tensor, int], Tensor] = {}
 
     def view(self, ipu: int) -> IpuView:
-        """One IPU as a graph."""
+        """The view of one IPU as a graph."""
         if ipu not in self._views:
             self._views[ipu] = IpuView(self.graph, ipu)
         return self._views[ipu]
@@ -77,11 +73,11 @@ class Ipus:
     def lowering(self, ipu: int) -> LowersEquations:
         """The lowering of one IPU."""
         if ipu not in self._lowerings:
-            self._lowerings[ipu] = self._make(self.view(ipu), {})
+            self._lowerings[ipu] = self._make_lowering(self.view(ipu), {})
         return self._lowerings[ipu]
 
-    def home(self, variable: Variable) -> int | None:
-        """The IPU a variable lies on; None while it lies nowhere."""
+    def variable_ipu(self, variable: Variable) -> int | None:
+        """The IPU a variable is mapped to; None if it is unmapped."""
         return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
 
     def equation(
@@ -92,20 +88,17 @@ class Ipus:
         prog: ProgramSequence,
         into: Mapping[Var, Tensor] = MappingProxyType({}),
     ) -> list[Tensor]:
-        """Lowers an equation on an IPU, what it reads brought there.
+        """Lowers an equation on an IPU, with copies of operands from other IPUs; returns its results.
 
         Args:
             eqn: the equation.
-            env: tensors anywhere, of what it reads.
-            ipu: where.
+            env: tensors of its operands, on any IPU.
+            ipu: number of the IPU.
             prog: program to add to.
-            into: tensors that are written at once, by the variables of its results, where its rule can.
-
-        Returns:
-            The tensors of its results.
+            into: tensors that the rule writes results to if it can, by the variables of the results.
         """
         lowering = self.lowering(ipu)
-        local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
+        local = {var: self.copy_to(env[var], ipu, prog) for var in variables(eqn.invars)}
         return list(lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into))
 
     def emit(
@@ -117,63 +110,60 @@ class Ipus:
         name: str,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Adds what a function of arrays computes.
+        """Adds the computation of a function of arrays; returns its result, `into` if that is given.
 
         Args:
-            ipu: where; the operands lie there.
+            ipu: number of the IPU; the operands are mapped to it.
             fun: the function, of one result.
             operands: its arguments.
             prog: program to add to.
             name: debug name.
-            into: where the result is written; it may be an operand, but share no element with part of another.
-
-        Returns:
-            The result: `into` if that is given.
+            into: tensor that the result is written to; it may be an operand, but share no element with part of another.
         """
         jaxpr, _ = traced(fun, operands, name, self.graph.byte_price_cycles)
         (out,) = jaxpr.jaxpr.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
-        (result,) = self._make(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
+        (result,) = self._make_lowering(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
         if into is None or result is into:
             return result
         map_linearly(self.view(ipu), result)
         prog.add(Copy(result, into, name, self.graph.origin))
         return into
 
-    def home_of(self, tensor: Tensor) -> int | None:
-        """The IPU that all of a tensor lies on; None if it lies on several, or nowhere."""
-        homes = {self.home(variable) for variable in tensor.variables()}
-        return homes.pop() if len(homes) == 1 else None
+    def tensor_ipu(self, tensor: Tensor) -> int | None:
+        """The IPU that an entire tensor is mapped to; None if to several, or unmapped."""
+        ipus = {self.variable_ipu(variable) for variable in tensor.variables()}
+        return ipus.pop() if len(ipus) == 1 else None
 
-    def bring(
+    def copy_to(
         self,
         tensor: Tensor,
         ipu: int,
         prog: ProgramSequence,
         copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
     ) -> Tensor:
-        """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
+        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy.
 
         Args:
-            tensor: any view; what lies nowhere yet may still be placed by its first use there.
+            tensor: any view; unmapped variables may still be mapped by their first use on the IPU.
             ipu: number of the IPU.
-            prog: where copies are added.
-            copies: of whole variables, by the IPU they are on, to be viewed instead.
+            prog: program that copies are added to.
+            copies: existing copies of entire variables, by variable and IPU, to be viewed instead.
         """
         foreign = self._elsewhere(tensor, ipu)
         if not foreign:
             return tensor
-        if (tensor, ipu) not in self._brought:
-            local = self._with_own_constants(tensor, foreign, ipu)
-            there = {v: copies[v, ipu] for v in local.variables() if (v, ipu) in copies}
-            self._brought[tensor, ipu] = self._copied(substituted(local, there), ipu, prog)
-        return self._brought[tensor, ipu]
+        if (tensor, ipu) not in self._copies:
+            local = self._with_local_constants(tensor, foreign, ipu)
+            replaced = {v: copies[v, ipu] for v in local.variables() if (v, ipu) in copies}
+            self._copies[tensor, ipu] = self._copied(substituted(local, replaced), ipu, prog)
+        return self._copies[tensor, ipu]
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
-        return [v for v in tensor.variables() if self.home(v) not in (None, ipu)]
+        return [v for v in tensor.variables() if self.variable_ipu(v) not in (None, ipu)]
 
-    def _with_own_constants(self, tensor: Tensor, foreign: Sequence[Variable], ipu: int) -> Tensor:
-        """The same view of constants of its own, which need not be sent."""
+    def _with_local_constants(self, tensor: Tensor, foreign: Sequence[Variable], ipu: int) -> Tensor:
+        """The same view of local copies of constants, which need no exchange."""
         table = {}
         for variable in foreign:
             if variable.is_constant:
@@ -187,9 +177,9 @@ class Ipus:
         if not foreign:
             return tensor
         for variable in tensor.variables():
-            if self.home(variable) is None:
+            if self.variable_ipu(variable) is None:
                 map_linearly(self.view(ipu), Tensor.of(variable))
-        if sum(variable.size for variable in foreign) <= tensor.size:  # a broadcast, say, is not sent in full
+        if sum(variable.size for variable in foreign) <= tensor.size:  # so a broadcast is sent before it is expanded
             table: dict[Variable, Variable] = {}
             for variable in foreign:
                 (table[variable],) = self._dense(Tensor.of(variable), ipu, prog).variables()
@@ -197,28 +187,28 @@ class Ipus:
         return self._dense(tensor, ipu, prog)
 
     def _dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
-        copy = self.like(tensor, ipu, f"to IPU {ipu}")
+        copy = self.add_like(tensor, ipu, f"to IPU {ipu}")
         self.graph.note_role(copy, self.graph.role_of(tensor))
         prog.add(Copy(tensor, copy, f"to IPU {ipu}", self.graph.origin))
         return copy
 
-    def like(self, tensor: Tensor, ipu: int, name: str, dtype: Any = None) -> Tensor:
-        """A new variable on an IPU, laid out like a tensor of mapped variables, and seen in its shape.
+    def add_like(self, tensor: Tensor, ipu: int, name: str, dtype: Any = None) -> Tensor:
+        """A new variable on an IPU with the layout of a tensor of mapped variables, viewed in its shape.
 
         Args:
-            tensor: what it is to be like.
-            ipu: where.
+            tensor: the tensor whose shape and layout it has.
+            ipu: number of the IPU.
             name: debug name.
             dtype: that of the tensor when None.
         """
-        held = memory_order(tensor) or MemoryOrder.own(tensor.shape)
-        seen = held.of_variable(tensor)
-        shape, mapping = self._layout(seen)
-        new = self.view(ipu).add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
-        return held.of_view(new.reshape(seen.shape))
+        order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
+        ordered = order.of_variable(tensor)
+        shape, mapping = self._layout(ordered)
+        variable = self.view(ipu).add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
+        return order.of_view(variable.reshape(ordered.shape))
 
     def _layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
-        """A shape and a mapping on one IPU that follow a tensor as far as it lies on one IPU."""
-        home = self.home_of(tensor)
-        found = None if home is None else layout_like(self.view(home), tensor)
-        return found or (tensor.shape, linear_mapping(self.view(0), tensor.size, tensor.dtype))
+        """A shape and a mapping on one IPU that follow a tensor as far as it is mapped to one IPU."""
+        ipu = self.tensor_ipu(tensor)
+        layout = None if ipu is None else layout_like(self.view(ipu), tensor)
+        return layout or (tensor.shape, linear_mapping(self.view(0), tensor.size, tensor.dtype))

@@ -1,13 +1,13 @@
-"""Which stage each equation of a jaxpr belongs to.
+"""Assignment of the equations of a jaxpr to stages.
 
 Input: an inlined jaxpr of which some equations are named after a stage. Output: a stage for each equation.
 
     named equation        its stage
-    other equation        where most bytes of its operands are: an argument counts as where it is first used in a stage,
-                          so that an optimiser's update is where the parameter is
-    sum over replicas     nowhere: each of its results is where the operand is
-    of nothing placed yet where it is used first: masks, one-hot labels, constants
-    of no use             stage 0
+    other equation        the stage with most bytes of its operands; an argument counts for the stage that uses it
+                          first, so that an optimiser's update is on the IPU of the parameter
+    sum over replicas     none: each of its results is in the stage of its operand
+    of unassigned values  the stage that uses it first: masks, one-hot labels, constants
+    unused equation       stage 0
 
 Source: the two passes over deferred equations are those of JaxPP, see `mark_stage_end` there.
 Limits: a stage does not begin or end inside a loop or a branch.
@@ -35,12 +35,12 @@ from ipujax.runtime.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An equation that is spread over IPUs by itself: a pipeline.
+    """IPUs of an equation that spreads over several: a pipeline.
 
     Args:
-        inputs: the IPU that uses each operand first, None where none does.
-        results: the IPU of each result.
-        num_stages: how many stages are inside.
+        inputs: IPU that first uses each operand, None for one that is not used.
+        results: IPU of each result.
+        num_stages: number of stages inside.
     """
 
     inputs: tuple[int | None, ...]
@@ -48,49 +48,37 @@ class Span:
     num_stages: int
 
 
-def place(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
-    """Gives each equation a stage.
+def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
+    """The stage of each equation, in order; that of an equation in `spans` is meaningless.
 
     Args:
         jaxpr: inlined, with at least one equation named after a stage.
-        spans: the equations that are spread over IPUs by themselves, by number.
-
-    Returns:
-        The stage of each equation, in order; one for equations in `spans` means nothing.
+        spans: the equations that spread over several IPUs, by index.
 
     Raises:
         ArgumentError: for stages with a gap between their numbers, a stage inside a loop, or a value that flows back to
             an earlier stage.
     """
-    return _placed(jaxpr, spans or {}).run()
+    return _assignment(jaxpr, spans or {}).run()
 
 
 def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
-    """The stage that uses each input first, None for one that nothing uses.
-
-    Args:
-        jaxpr: as for `place`.
-        spans: as for `place`.
-    """
-    filling = _placed(jaxpr, spans)
-    filling.run()
-    return tuple(map(filling.first_use, jaxpr.invars))
+    """The stage that uses each input first, None for one that nothing uses; arguments as of `assign_stages`."""
+    assignment = _assignment(jaxpr, spans)
+    assignment.run()
+    return tuple(map(assignment.first_use, jaxpr.invars))
 
 
-def _placed(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _Filling:
+def _assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
     named = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
     check_gaps(jaxpr.eqns, named, max((span.num_stages for span in spans.values()), default=0))
-    if not has_phases(jaxpr):  # which take turns on the same IPUs
+    if not has_phases(jaxpr):  # phases run one after the other on the same IPUs, so values may flow back
         check_flow(jaxpr, named)
-    return _Filling(jaxpr, named, spans)
+    return _StageAssignment(jaxpr, named, spans)
 
 
 def named_stage(eqn: JaxprEqn) -> int | None:
-    """The stage an equation is named after, or all it holds is.
-
-    Raises:
-        ArgumentError: if stages change inside of it.
-    """
+    """The stage an equation is named after, or the only one that its inner equations are; refuses several."""
     if holds_pipeline(eqn):
         raise ArgumentError(
             f"a pipeline with stages is inside a {eqn.primitive.name}",
@@ -100,20 +88,21 @@ def named_stage(eqn: JaxprEqn) -> int | None:
             if eqn.primitive.name in ("scan", "while")
             else "jit the pipeline apart from what is around it",
         )
-    own, inside = stage_name(eqn).stage, stages_inside(eqn)
-    stages = {*inside, *(() if own is None else (own,))}
+    outer_stage = stage_name(eqn).stage
+    inner_stages = stages_inside(eqn)
+    stages = {*inner_stages, *(() if outer_stage is None else (outer_stage,))}
     if len(stages) > 1:
         if MICRO_BATCHES in name_stack(eqn):
             raise ArgumentError(
                 "an ipu.pipeline with stages is under a jax.vmap",
-                where=source_line(next(iter(inside.values()))) or None,
+                where=source_line(next(iter(inner_stages.values()))) or None,
                 expected="a pipeline of its own for each call",
                 hint="jax.vmap inside of the function that is pipelined, or a call of the pipeline for each batch",
             )
-        first = next(inner for stage, inner in inside.items() if stage != min(stages))
+        first_inner = next(inner for stage, inner in inner_stages.items() if stage != min(stages))
         raise ArgumentError(
             f"a stage begins inside a {eqn.primitive.name}",
-            where=source_line(first) or None,
+            where=source_line(first_inner) or None,
             expected="loops and branches that lie in one stage",
             got=f"stages {', '.join(map(str, sorted(stages)))} in the one at {source_line(eqn) or 'no known line'}",
             hint="ipu.pipeline(fun, micro_batches=...) for a loop over micro-batches, or jit one iteration of the loop",
@@ -121,46 +110,42 @@ def named_stage(eqn: JaxprEqn) -> int | None:
     return next(iter(stages), None)
 
 
-def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], known: int = 0) -> None:
+def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages: int = 0) -> None:
     """Refuses numbers of stages that leave one out.
 
     Args:
         eqns: the equations.
         named: the stage each is named after, or None.
-        known: how many stages there are elsewhere.
-
-    Raises:
-        ArgumentError: with the line of the first stage behind the gap.
+        num_stages: number of stages of pipelines inside the equations.
     """
-    first: dict[int, JaxprEqn] = {}
+    first_eqn: dict[int, JaxprEqn] = {}
     for eqn, stage in zip(eqns, named, strict=True):
         if stage is not None:
-            first.setdefault(stage, eqn)
-    for number, stage in enumerate(sorted({*first, *range(known)})):
+            first_eqn.setdefault(stage, eqn)
+    for number, stage in enumerate(sorted({*first_eqn, *range(num_stages)})):
         if number != stage:
             raise ArgumentError(
                 f"there is no stage {number}, but a stage {stage}",
-                where=source_line(first[stage]) or None,
+                where=source_line(first_eqn[stage]) or None,
                 expected="stages numbered 0, 1, 2, … without a gap",
-                got=f"stages {', '.join(map(str, sorted(first)))}",
+                got=f"stages {', '.join(map(str, sorted(first_eqn)))}",
             )
 
 
 def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
-    """Refuses a value that a stage finds on its way forward and an earlier stage uses on its own.
+    """Refuses a value that one stage computes on the way forward and an earlier stage uses.
 
     Args:
         jaxpr: the equations.
         named: the stage each is named after, or None.
-
-    Raises:
-        ArgumentError: with the lines of both.
     """
-    made: dict[Var, tuple[int, JaxprEqn]] = {}  # the latest stage a value comes from, and the equation that was in it
+    latest_origins: dict[
+        Var, tuple[int, JaxprEqn]
+    ] = {}  # latest stage that a value depends on, and its last equation there
     for eqn, stage in zip(jaxpr.eqns, named, strict=True):
         if stage_name(eqn).is_backward:
             continue
-        origins = [made[v] for v in variables(eqn.invars) if v in made]
+        origins = [latest_origins[v] for v in variables(eqn.invars) if v in latest_origins]
         latest = max(origins, key=lambda origin: origin[0], default=None)
         if stage is not None:
             if latest is not None and latest[0] > stage:
@@ -173,59 +158,64 @@ def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
                 )
             latest = (stage, eqn)
         if latest is not None:
-            made.update(dict.fromkeys(eqn.outvars, latest))
+            latest_origins.update(dict.fromkeys(eqn.outvars, latest))
 
 
 def _described(eqn: JaxprEqn) -> str:
-    shown = ", ".join(var.aval.str_short() for var in eqn.outvars)
-    return f"{shown} that {eqn.primitive.name} makes at {source_line(eqn) or 'no known line'}"
+    shapes = ", ".join(var.aval.str_short() for var in eqn.outvars)
+    return f"{shapes} that {eqn.primitive.name} makes at {source_line(eqn) or 'no known line'}"
 
 
-class _Filling:
-    """Gives a stage to the equations that are named after none."""
+class _StageAssignment:
+    """Assigns stages to the equations that are named after none."""
 
     def __init__(self, jaxpr: Jaxpr, named: Sequence[int | None], spans: Mapping[int, Span]) -> None:
-        self.eqns, self.spans, self.stages = jaxpr.eqns, spans, list(named)
+        self.eqns = jaxpr.eqns
+        self.spans = spans
+        self.stages = list(named)
         for n, span in spans.items():
             self.stages[n] = span.results[0] if span.results else 0
-        self.maker = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
+        self.definition = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
         self.users: dict[Var, list[tuple[int, int]]] = {}
         for n, eqn in enumerate(jaxpr.eqns):
             for k, atom in enumerate(eqn.invars):
                 if not isinstance(atom, Literal):
                     self.users.setdefault(atom, []).append((n, k))
-        self.home = {var: self.first_use(var) for var in (*jaxpr.invars, *jaxpr.constvars)}
+        self.input_stage = {var: self.first_use(var) for var in (*jaxpr.invars, *jaxpr.constvars)}
 
     def first_use(self, var: Var) -> int | None:
         """The stage that uses a variable first."""
-        uses = (self.spans[n].inputs[k] if n in self.spans else self.stages[n] for n, k in self.users.get(var, ()))
-        return next((stage for stage in uses if stage is not None), None)
+        stages = (self.spans[n].inputs[k] if n in self.spans else self.stages[n] for n, k in self.users.get(var, ()))
+        return next((stage for stage in stages if stage is not None), None)
 
-    def made_at(self, var: Var) -> int | None:
-        """The stage a variable comes from; of an input, that which uses it first."""
-        if var not in self.maker:
-            return self.home.get(var)
-        n, k = self.maker[var]
+    def stage_of(self, var: Var) -> int | None:
+        """The stage that defines a variable; of an input, the one that uses it first."""
+        if var not in self.definition:
+            return self.input_stage.get(var)
+        n, k = self.definition[var]
         if n in self.spans:
             return self.spans[n].results[k]
         operands = self.eqns[n].invars
         if is_reduction(self.eqns[n]) and isinstance(operands[k], Var):
-            return self.made_at(operands[k])  # type: ignore[arg-type]
+            return self.stage_of(operands[k])  # type: ignore[arg-type]
         return self.stages[n]
 
     def run(self) -> tuple[int, ...]:
-        stages, waits = self.stages, True
+        stages = self.stages
+        waits = True  # first only equations most of whose bytes have a stage, then all with any
         while None in stages:
-            before = stages.count(None)
+            num_open = stages.count(None)
             for n, eqn in enumerate(self.eqns):
                 if stages[n] is None:
                     stages[n] = self.heaviest(eqn, waits)
             for n in reversed(range(len(stages))):
                 if stages[n] is None:
-                    uses = [self.first_use(var) for var in self.eqns[n].outvars]
-                    stages[n] = min((stage for stage in uses if stage is not None), default=None)
-            self.home = {var: self.first_use(var) if stage is None else stage for var, stage in self.home.items()}
-            if stages.count(None) == before:
+                    user_stages = [self.first_use(var) for var in self.eqns[n].outvars]
+                    stages[n] = min((stage for stage in user_stages if stage is not None), default=None)
+            self.input_stage = {
+                var: self.first_use(var) if stage is None else stage for var, stage in self.input_stage.items()
+            }
+            if stages.count(None) == num_open:
                 if not waits:
                     stages[:] = [0 if stage is None else stage for stage in stages]
                 waits = False
@@ -234,16 +224,16 @@ class _Filling:
     def heaviest(self, eqn: JaxprEqn, waits: bool) -> int | None:
         """The stage with most bytes of an equation's operands; of equals one that has an argument, then the last.
 
-        None if no operand is placed; if it `waits`, also while those that are not have more bytes than the stage holds.
+        None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
         """
-        missing = 0
-        weight: dict[int, tuple[int, bool]] = {}
+        open_bytes = 0
+        weights: dict[int, tuple[int, bool]] = {}
         for var in variables(eqn.invars):
-            stage = self.made_at(var)
+            stage = self.stage_of(var)
             if stage is None:
-                missing += value_bytes(var.aval)
+                open_bytes += value_bytes(var.aval)
             else:
-                held, has_argument = weight.get(stage, (0, False))
-                weight[stage] = held + value_bytes(var.aval), has_argument or var not in self.maker
-        best = max(weight, key=lambda stage: (*weight[stage], stage), default=None)
-        return None if best is None or (waits and missing > weight[best][0]) else best
+                num_bytes, has_argument = weights.get(stage, (0, False))
+                weights[stage] = num_bytes + value_bytes(var.aval), has_argument or var not in self.definition
+        best = max(weights, key=lambda stage: (*weights[stage], stage), default=None)
+        return None if best is None or (waits and open_bytes > weights[best][0]) else best

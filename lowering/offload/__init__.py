@@ -1,8 +1,8 @@
-"""Streaming memory: which values lie there, and when they are loaded and stored."""
+"""Streaming memory: the values it holds, and the equations that load and store them."""
 
-from ipujax.lowering.offload.asked_memories import check_asked_memories as check_asked_memories
 from ipujax.lowering.offload.batches import IoTiles as IoTiles
 from ipujax.lowering.offload.control_flow import put_results as put_results
+from ipujax.lowering.offload.memory_kinds import check_asked_memories as check_asked_memories
 from ipujax.lowering.offload.memory_spaces import (
     is_streamed as is_streamed,
     memory_spaces as memory_spaces,

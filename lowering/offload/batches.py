@@ -1,9 +1,9 @@
-"""Loads and stores in batches: each exchange with streaming memory has a latency, which those next to each other share.
+"""Loads and stores in batches: each exchange with streaming memory has a latency, which consecutive ones share.
 
-Input: equations with loads and stores. Output: the same equations; loads moved up to the first of their batch, stores
-down to the end of it. With I/O tiles these fetch the loads of a batch while one before it computes, so many batches
-ahead, and store while the next one does; a batch waits for what the one before it has handed them.
-Limits: a batch takes memory for as long as it lasts; its bytes are bounded.
+Input: equations with loads and stores. Output: the same equations; loads are moved up to the first of their batch,
+stores down to its end. With I/O tiles these fetch the loads of a batch while an earlier one computes, and store while
+the next one does; a batch waits until the previous one has handed its values to them.
+Limits: a batch occupies memory until it ends; its bytes are bounded.
 """
 
 from __future__ import annotations
@@ -29,26 +29,20 @@ class IoTiles:
     """Tiles that only move data.
 
     Args:
-        depth: batches of loads that they are ahead of what computes.
-        most_bytes: of one value that they move; larger ones go straight to the tiles that compute.
+        depth: batches of loads that they are ahead of the tiles that compute.
+        max_value_bytes: bytes of a value that they move at most; larger ones go straight to the tiles that compute.
     """
 
     depth: int
-    most_bytes: int
+    max_value_bytes: int
 
 
-def batched(eqns: Sequence[JaxprEqn], most_bytes: int, io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
-    """The equations with loads next to each other, and stores.
-
-    Args:
-        eqns: in an order in which they can run.
-        most_bytes: of the loads of a batch, and of its stores, if they are several.
-        io_tiles: what moves them; None if all tiles do, one after the other.
-    """
-    batches = [_Batch(most_bytes)]
+def batch_transfers(eqns: Sequence[JaxprEqn], max_batch_bytes: int, io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
+    """The equations in batches of loads and stores; with `io_tiles`, moved by these."""
+    batches = [_Batch(max_batch_bytes)]
     for eqn in eqns:
         if batches[-1].is_full or not batches[-1].takes(eqn):
-            batches.append(_Batch(most_bytes))
+            batches.append(_Batch(max_batch_bytes))
         batches[-1].add(eqn)
     if io_tiles is None:
         return [eqn for batch in batches for eqn in batch.in_order()]
@@ -58,29 +52,32 @@ def batched(eqns: Sequence[JaxprEqn], most_bytes: int, io_tiles: IoTiles | None 
 class _Batch:
     """Equations around loads and stores that go together."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.before, self.loads = list[JaxprEqn](), list[JaxprEqn]()
-        self.rest, self.stores = list[JaxprEqn](), list[JaxprEqn]()
+    def __init__(self, max_batch_bytes: int) -> None:
+        self._max_batch_bytes = max_batch_bytes
+        self.early: list[JaxprEqn] = []
+        self.loads: list[JaxprEqn] = []
+        self.other: list[JaxprEqn] = []
+        self.stores: list[JaxprEqn] = []
         self.stored = set[Var]()
-        self._loaded_bytes, self._stored_bytes = 0, 0
+        self._loaded_bytes = 0
+        self._stored_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether enough waits to be stored."""
-        return self._stored_bytes > self._most_bytes
+        """True if the stores of the batch exceed its bytes."""
+        return self._stored_bytes > self._max_batch_bytes
 
     def takes(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation may be one of these: it reads nothing that these store.
+        """True if an equation may join: it reads nothing that the batch stores.
 
-        A load is not too much either, and not of what these leave there behind their loads.
+        A load must fit too, and not be of a value that the batch leaves in streaming memory after its loads.
         """
         if any(var in self.stored for var in variables_read(eqn)):
             return False
         if eqn.primitive is not remote_load_p:
             return True
-        is_made = any(var in variables_read(eqn) for made in self.rest for var in made.outvars)
-        return self._loaded_bytes + _bytes(eqn) <= self._most_bytes and not is_made
+        is_of_batch = any(var in variables_read(eqn) for other_eqn in self.other for var in other_eqn.outvars)
+        return self._loaded_bytes + _bytes(eqn) <= self._max_batch_bytes and not is_of_batch
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
@@ -92,11 +89,11 @@ class _Batch:
             self.stored.update(eqn.outvars, variables_read(eqn)[:-1])
             self._stored_bytes += _bytes(eqn)
         else:
-            (self.rest if self.loads else self.before).append(eqn)
+            (self.other if self.loads else self.early).append(eqn)
 
     def in_order(self) -> list[JaxprEqn]:
         """All equations."""
-        return [*self.before, *self.loads, *self.rest, *self.stores]
+        return [*self.early, *self.loads, *self.other, *self.stores]
 
 
 def _bytes(eqn: JaxprEqn) -> int:
@@ -105,34 +102,42 @@ def _bytes(eqn: JaxprEqn) -> int:
 
 def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     """The equations of all batches, moved by I/O tiles."""
-    put_in = {var: n for n, batch in enumerate(batches) for eqn in (*batch.rest, *batch.stores) for var in eqn.outvars}
-    put_in |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.before for var in eqn.outvars}
-    fetches: list[list[JaxprEqn]] = [[] for _ in batches]
-    takes: list[list[JaxprEqn]] = [[] for _ in batches]
+    batch_of_value = {
+        var: n for n, batch in enumerate(batches) for eqn in (*batch.other, *batch.stores) for var in eqn.outvars
+    }
+    batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
+    fetches_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
+    takes_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
     for number, batch in enumerate(batches):
         for load in batch.loads:
             (remote,) = variables_read(load)
-            if _bytes(load) > io_tiles.most_bytes:
-                takes[number].append(load)
+            if _bytes(load) > io_tiles.max_value_bytes:
+                takes_of_batch[number].append(load)
                 continue
-            arrived = Var(remote.aval)
-            fetch = new_equation(remote_fetch_p, [remote], [arrived], load.params, load)
-            fetches[max(0, number - io_tiles.depth, put_in.get(remote, -1) + 1)].append(fetch)
-            takes[number].append(new_equation(remote_take_p, [arrived], load.outvars, load.params, load))
-    done, waiting = list[JaxprEqn](), list[Var]()
+            fetched = Var(remote.aval)
+            fetch = new_equation(remote_fetch_p, [remote], [fetched], load.params, load)
+            fetches_of_batch[max(0, number - io_tiles.depth, batch_of_value.get(remote, -1) + 1)].append(fetch)
+            takes_of_batch[number].append(new_equation(remote_take_p, [fetched], load.outvars, load.params, load))
+    eqns: list[JaxprEqn] = []
+    pending: list[Var] = []
     for number, batch in enumerate(batches):
-        own = {var for take in takes[number] for var in variables_read(take)}
-        done += [*batch.before, *(fetch for fetch in fetches[number] if fetch.outvars[0] in own)]
-        done += [*takes[number], *(fetch for fetch in fetches[number] if fetch.outvars[0] not in own), *batch.rest]
+        # Fetches that this batch takes come first; those for later batches may overlap with it.
+        taken_vars = {var for take in takes_of_batch[number] for var in variables_read(take)}
+        eqns += [*batch.early, *(fetch for fetch in fetches_of_batch[number] if fetch.outvars[0] in taken_vars)]
+        eqns += [
+            *takes_of_batch[number],
+            *(fetch for fetch in fetches_of_batch[number] if fetch.outvars[0] not in taken_vars),
+            *batch.other,
+        ]
         if batch.stores:
-            done += [new_equation(remote_wait_p, [var], [], {}, None) for var in waiting]
-            waiting = []
+            eqns += [new_equation(remote_wait_p, [var], [], {}, None) for var in pending]
+            pending = []
         for store in batch.stores:
-            if _bytes(store) > io_tiles.most_bytes:
-                done.append(store)
+            if _bytes(store) > io_tiles.max_value_bytes:
+                eqns.append(store)
                 continue
-            handed = Var(store.outvars[0].aval)
-            done.append(new_equation(remote_hand_p, store.invars[-1:], [handed], {}, store))
-            done.append(store.replace(invars=[*store.invars[:-1], handed]))
-            waiting.append(handed)
-    return [*done, *(new_equation(remote_wait_p, [var], [], {}, None) for var in waiting)]
+            buffer = Var(store.outvars[0].aval)
+            eqns.append(new_equation(remote_hand_p, store.invars[-1:], [buffer], {}, store))
+            eqns.append(store.replace(invars=[*store.invars[:-1], buffer]))
+            pending.append(buffer)
+    return [*eqns, *(new_equation(remote_wait_p, [var], [], {}, None) for var in pending)]

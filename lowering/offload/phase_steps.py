@@ -1,11 +1,11 @@
-"""The steps of phased execution: `ipu.phase(i)` says what runs after what.
+"""Steps of phased execution: the order that `ipu.phase(i)` sets.
 
-    forward part of phase i     step i, where phases are counted without gaps
+    forward part of phase i     step i, phases counted without gaps
     its gradient                step 2n - 1 - i, of n phases
-    what follows the gradients  step 2n: the update of an optimiser
+    after the gradients         step 2n: the update of an optimiser
 
-Steps in which nothing is computed are left out, such as the gradient of a phase that has none. An equation in no phase
-runs with what it reads. Input: equations. Output: the step of each, and the phase of each step.
+Steps without compute are left out, such as the gradient of a phase that has none. An equation in no phase runs with
+its operands. Input: equations. Output: the step of each, and the phase of each step.
 Source: execution phases of PopART.
 Limits: a phase does not begin inside a loop, a branch or a pipeline.
 """
@@ -27,84 +27,75 @@ _CONTROL = frozenset(("scan", "while", "cond"))
 
 @dataclass(frozen=True, slots=True)
 class PhaseSteps:
-    """What runs when.
+    """Steps of equations, and their phases."""
 
-    Args:
-        of_equations: the step of each equation; 0 for all where there are no phases.
-        phases: the phase of each step, counted without gaps; None for what follows the gradients.
-    """
-
-    of_equations: tuple[int, ...]
+    of_equations: tuple[int, ...]  # the step of each equation; 0 for all if there are no phases
+    # The phase of each step, counted without gaps; None for the step after the gradients.
     phases: tuple[int | None, ...]
 
 
 def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
-    """The steps of equations.
-
-    Args:
-        eqns: in an order in which they can run.
-
-    Raises:
-        ArgumentError: a value of a later phase that a phase needs, or a phase that begins in a loop or a pipeline.
-    """
+    """The steps of equations in order; refuses values of later phases, and phases inside loops or pipelines."""
     for eqn in eqns:
         _check_inside(eqn, phase_of(eqn))
     computing = [not is_view(eqn) for eqn in eqns]
-    named = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
-    numbers = sorted(phase for phase in named if phase is not None)
-    steps, end = _steps(eqns, numbers), 2 * len(numbers)
-    there = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [end]
-    phases = (None if step == end else min(step, end - 1 - step) for step in there)
-    return PhaseSteps(tuple(_place(there, step) for step in steps), tuple(phases))
+    phases_with_compute = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
+    numbers = sorted(phase for phase in phases_with_compute if phase is not None)
+    steps = _steps(eqns, numbers)
+    end = 2 * len(numbers)
+    used_steps = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [end]
+    phases = (None if step == end else min(step, end - 1 - step) for step in used_steps)
+    return PhaseSteps(tuple(_index(used_steps, step) for step in steps), tuple(phases))
 
 
 def _steps(eqns: Sequence[JaxprEqn], numbers: Sequence[int]) -> list[int]:
-    """The step of each equation; some steps may have none.
-
-    Args:
-        eqns: the equations.
-        numbers: of the phases, ascending.
-    """
+    """The step of each equation, of phases with ascending numbers; some steps may have none."""
     end = 2 * len(numbers)
     last_gradient = max((n for n, eqn in enumerate(eqns) if stage_name(eqn).is_backward), default=len(eqns))
-    made: dict[Var, tuple[int, JaxprEqn]] = {}
+    definitions: dict[Var, tuple[int, JaxprEqn]] = {}
     steps = list[int]()
     for number, eqn in enumerate(eqns):
-        before = max((made[var] for var in variables_read(eqn) if var in made), default=(0, eqn), key=lambda x: x[0])
-        step, phase = before[0], phase_of(eqn)
+        latest = max(
+            (definitions[var] for var in variables_read(eqn) if var in definitions),
+            default=(0, eqn),
+            key=lambda x: x[0],
+        )
+        step = latest[0]
+        phase = phase_of(eqn)
         if phase is not None:
-            place, is_backward = _place(numbers, phase), stage_name(eqn).is_backward
-            if not is_backward and step > place:
+            phase_index = _index(numbers, phase)
+            is_backward = stage_name(eqn).is_backward
+            if not is_backward and step > phase_index:
                 later = numbers[step] if step < len(numbers) else None
-                raise _flows_back(eqn, phase, later, before[1])
-            step = max(step, end - 1 - place if is_backward else place)
+                raise _flows_back(eqn, phase, later, latest[1])
+            step = max(step, end - 1 - phase_index if is_backward else phase_index)
         elif numbers and number > last_gradient:
             step = end
         steps.append(step)
-        made.update(dict.fromkeys(eqn.outvars, (step, eqn)))
+        definitions.update(dict.fromkeys(eqn.outvars, (step, eqn)))
     return steps
 
 
-def _place(numbers: Sequence[int], number: int) -> int:
-    """The place of a number among ascending ones; of the one before it where it is not among them."""
+def _index(numbers: Sequence[int], number: int) -> int:
+    """Index of a number in ascending numbers; of the next lower one if it is not among them."""
     return max(0, bisect_right(numbers, number) - 1)
 
 
-def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, maker: JaxprEqn) -> ArgumentError:
-    """The error for a value of a later phase, or, where that is None, of what runs behind all forward parts."""
+def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, defining_eqn: JaxprEqn) -> ArgumentError:
+    """The error for a value of a later phase, or (None) of equations after all forward parts."""
     if later is None:
-        what = f"phase {phase} uses what a gradient or an update makes, which runs after all phases"
+        message = f"phase {phase} uses a result of a gradient or an update, which runs after all phases"
         expected = "values of the same phase, of phases before it, or arguments"
-        hint = "compute it in a call of its own, behind the one with the gradient"
+        hint = "compute it in a call of its own, after the one with the gradient"
     else:
-        what = f"phase {phase} uses a value of phase {later}, which runs later"
+        message = f"phase {phase} uses a value of phase {later}, which runs later"
         expected = "values of the same phase, or of phases before it"
         hint = "give the phase that uses it a higher number"
     return ArgumentError(
-        what,
+        message,
         where=source_line(eqn) or None,
         expected=expected,
-        got=f"what {maker.primitive.name} makes at {source_line(maker) or 'no known line'}",
+        got=f"the result of {defining_eqn.primitive.name} at {source_line(defining_eqn) or 'no known line'}",
         hint=hint,
     )
 
@@ -112,18 +103,20 @@ def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, maker: JaxprEqn) -
 def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
     if eqn.primitive.name in _CONTROL or is_pipeline(eqn):
         for inner in equations_inside(eqn):
-            own = phase_of(inner)
-            if own is not None and own != phase:
-                raise _begins_inside(inner, own, eqn)
+            inner_phase = phase_of(inner)
+            if inner_phase is not None and inner_phase != phase:
+                raise _begins_inside(inner, inner_phase, eqn)
 
 
 def _begins_inside(eqn: JaxprEqn, phase: int, outer: JaxprEqn) -> ArgumentError:
     if is_pipeline(outer):
-        what, expected = "ipu.pipeline", "phases of whole batches"
+        place = "ipu.pipeline"
+        expected = "phases of entire batches"
         hint = "leave out ipu.pipeline, or add up the gradients of micro-batches over several calls"
     else:
-        what, expected = f"a {outer.primitive.name}", "loops and branches that lie in one phase"
+        place = f"a {outer.primitive.name}"
+        expected = "loops and branches inside one phase"
         hint = "write the loop over phases in Python: for i, layer in enumerate(layers): with ipu.phase(i): …"
     return ArgumentError(
-        f"phase {phase} begins inside {what}", where=source_line(eqn) or None, expected=expected, hint=hint
+        f"phase {phase} begins inside {place}", where=source_line(eqn) or None, expected=expected, hint=hint
     )

@@ -1,9 +1,9 @@
 """Model parallelism: equations on the IPUs of their stages.
 
 Input: a jaxpr with equations named after stages. Output: as `Lowering`; every equation runs on the IPU of its stage,
-stage i on IPU i, one IPU after the other, and values go from IPU to IPU by copies: what PopART calls a virtual graph. A
-pipeline with stages inside is lowered as one, see `pipelining`. What is reduced over replicas stays where it lies: IPU
-i of a replica sums with IPU i of the others, all at the same time.
+stage i on IPU i, one IPU after the other, and copies move values between IPUs, as in a virtual graph of PopART. A
+pipeline with stages is lowered as one, see `pipelining`. A reduction over replicas runs on the IPUs that its operands
+are mapped to: IPU i of a replica reduces with IPU i of the others, all at the same time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ipujax.lowering.gcl import is_reduction
-from ipujax.lowering.ipus import Ipus, MakeLowering, place, variables
+from ipujax.lowering.ipus import Ipus, MakeLowering, assign_stages, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
@@ -27,70 +27,75 @@ from ipujax.runtime.tensor import Tensor
 
 def lower_staged(
     graph: Graph,
-    make: MakeLowering,
+    make_lowering: MakeLowering,
     jaxpr: ClosedJaxpr,
     operands: Sequence[Tensor],
     prog: ProgramSequence,
     donated: Mapping[Var, Tensor],
     recomputation: Recomputation = KEEP_ALL,
 ) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-    """Lowers a jaxpr whose equations belong to stages.
+    """Results of a jaxpr whose equations belong to stages, and the runs of its pipelines.
 
     Args:
         graph: graph to add to.
-        make: makes what lowers equations into a graph.
+        make_lowering: creates the lowering of a graph.
         jaxpr: the jaxpr.
-        operands: its inputs, which no tile holds yet.
+        operands: its inputs, unmapped.
         prog: program to add to.
-        donated: operands that results may be written to at once, by the variables of the results.
-        recomputation: what gradients of pipelines compute again.
-
-    Returns:
-        Its results, and where its pipelines run.
+        donated: operands that results may overwrite, by the variables of the results.
+        recomputation: recomputation in gradients of pipelines.
 
     Raises:
-        ArgumentError: for stages that make no sense, or more of them than IPUs.
+        ArgumentError: for invalid stages, or more stages than IPUs.
     """
     num_ipus = graph.target.num_ipus
-    eqns, price = jaxpr.jaxpr.eqns, graph.byte_price_cycles
-    cut = {n: staged_pipeline(eqn, graph.target, price, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)}
-    placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
-    _check_fits(jaxpr, placed, num_ipus)
-    unnamed = [None if n in cut or stage_name(eqn).stage is not None else placed[n] for n, eqn in enumerate(eqns)]
-    called, outlined = outline_placed(jaxpr.jaxpr, unnamed, price)
-    body, fused = fuse_equations(called, fuser(), [placed[n] for n in outlined])
+    eqns = jaxpr.jaxpr.eqns
+    byte_price = graph.byte_price_cycles
+    staged = {
+        n: staged_pipeline(eqn, graph.target, byte_price, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)
+    }
+    stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
+    _check_fits(jaxpr, stage_of, num_ipus)
+    unnamed_stages = [
+        None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
+    ]
+    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_price)
+    body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
     sources = [outlined[n] for n in fused]
-    stages = [placed[source] for source in sources]
-    pipelines = {n: cut[source] for n, source in enumerate(sources) if source in cut}
-    ipus = Ipus(graph, make)
+    stages = [stage_of[source] for source in sources]
+    pipelines = {n: staged[source] for n, source in enumerate(sources) if source in staged}
+    ipus = Ipus(graph, make_lowering)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     ipus.lowering(0).find_roles(body.eqns, body.outvars)
-    uses, read_again = last_uses(body), {var for eqn in body.eqns for var in variables(eqn.invars)}
-    reads, runs = LastReads(uses, env.items()), list[PipelineRun]()
+    uses = last_uses(body)
+    read_by_equations = {var for eqn in body.eqns for var in variables(eqn.invars)}
+    reads = LastReads(uses, env.items())
+    runs = list[PipelineRun]()
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
-        lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
+        lowering = ipus.lowering(ipu)
+        origin = origin_of(eqn, graph.origin)
         with graph.debug_origin(origin):
-            read = [lowering.read(env, atom) for atom in eqn.invars]
+            operands_of_eqn = [lowering.read(env, atom) for atom in eqn.invars]
             results: Sequence[Tensor]
             if n in pipelines:
-                results, run = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
+                results, run = lower_pipeline(ipus, pipelines[n], operands_of_eqn, prog, pipelines[n].spec.name)
                 runs.append(run)
             elif is_reduction(eqn):
-                places = [ipus.home_of(x) for x in read]
-                homes = [ipus.view(ipu if place is None else place) for place in places]
-                given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
-                results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
+                operand_ipus = [ipus.tensor_ipu(x) for x in operands_of_eqn]
+                homes = [ipus.view(ipu if home is None else home) for home in operand_ipus]
+                local = [ipus.copy_to(x, home.ipu, prog) for x, home in zip(operands_of_eqn, homes, strict=True)]
+                results = reduce_where_they_lie(graph, eqn, local, homes, prog, origin.path or eqn.primitive.name)
             else:
                 # Copies of the old value may have been sent, so nothing may read the new one.
                 into = {
                     var: donated[var]
                     for var in eqn.outvars
                     if var in donated
-                    and var not in read_again
-                    and all(ipus.home(held) in (None, ipu) for held in donated[var].variables())
-                    and reads.may_overwrite(donated[var], read, n)
+                    and var not in read_by_equations
+                    and all(ipus.variable_ipu(variable) in (None, ipu) for variable in donated[var].variables())
+                    and reads.may_overwrite(donated[var], operands_of_eqn, n)
                 }
                 results = ipus.equation(eqn, env, ipu, prog, into)
             lowering.note_roles(eqn.outvars, results)

@@ -1,14 +1,14 @@
-"""The parts of a partition as jaxprs of their own: what each reads of others, and what it hands on.
+"""The parts of a partition as jaxprs of their own, from the values they read to those they hand on.
 
-Input: a `Partition`, and for which stages gradients of parameters are tasks of their own. Output: `StagePart`s. Each is
-a jaxpr over the variables of the whole, which evaluates by itself. While the function of a part is built, `PartBuilder`
-holds its program, and `Send` and `Arrival` the values that go from part to part.
+Input: a `Partition`, and the stages whose weight gradients are tasks of their own. Output: `StagePart`s. Each is a
+jaxpr over the variables of the micro-batch, which evaluates by itself. While the function of a part is built,
+`PartBuilder` holds its program, and `Send` and `Arrival` the values that go from part to part.
 
-    input gradients   what other parts need of a backward part, and what that needs
+    input gradients   values that other parts need of a backward part, and their operands
     weight gradients  the rest
 
-Repeated runs of a part become functions. A value that is only another view of one is viewed again where it is read, so
-that nothing is kept or sent twice.
+Repeated runs of a part become functions. A part repeats the views (reshapes, transposes) of values it reads, so that no
+value is stored or sent twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,10 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """The jaxpr of one kind of task of a stage.
-
-    Args:
-        task: stage and kind.
-        jaxpr: from what it reads to what it hands on.
-    """
+    """The jaxpr of one kind of task of a stage."""
 
     task: TaskKind
-    jaxpr: Jaxpr
+    jaxpr: Jaxpr  # from the values it reads to those it hands on
 
     @property
     def stage(self) -> int:
@@ -46,19 +41,13 @@ class StagePart:
 
 @dataclass(eq=False)
 class Arrival:
-    """Variables that receive a value of another stage.
+    """Variables that receive a value of another stage."""
 
-    Args:
-        landing: the variables that they are copied to, in turn.
-        read: the variable that the part reads; the landing itself where there is one.
-        receive: what puts what has landed in a ring, where more values can be on their way.
-        ring: that ring.
-    """
-
-    landing: list[Tensor]
-    read: Tensor
+    landing: list[Tensor]  # variables that successive micro-batches are copied to, in rotation
+    read: Tensor  # variable that the part reads; the landing variable itself if there is one only
+    # Function that pushes the landed value into a ring, if more values can be on their way.
     receive: Function | None = None
-    ring: Tensor | None = None
+    ring: Tensor | None = None  # that ring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,14 +63,7 @@ class Send:
 
 @dataclass(eq=False)
 class PartBuilder:
-    """One part while its function is built.
-
-    Args:
-        part: the part.
-        ipu: where it runs.
-        body: its program.
-        name: debug name.
-    """
+    """One part while its function is built."""
 
     part: StagePart
     ipu: int
@@ -94,77 +76,74 @@ class PartBuilder:
 def stage_parts(
     partition: Partition, split: Collection[int] = (), byte_price: float = BYTE_PRICE_CYCLES
 ) -> tuple[StagePart, ...]:
-    """The parts of a partition, those without equations too.
-
-    Args:
-        partition: the partition.
-        split: stages whose parameter gradients are tasks of their own.
-        byte_price: cycles that a byte on the fullest tile is worth.
-
-    Returns:
-        The parts, in an order in which they can run one after the other.
-    """
+    """The parts in an order in which they can run; those of stages in `split` have weight gradients apart."""
     parts = [half for part in partition.parts for half in _halves(part, partition, split)]
-    maker = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
-    eqns = [_with_views(part, maker) for part in parts]
-    reads = [_reads(each) for each in eqns]
-    needed = {var for each in reads for var in each} | _wanted(partition)
-    jaxprs, outline = [], outliner(byte_price)
-    for part, each, read in zip(parts, eqns, reads, strict=True):
-        own = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
-        jaxprs.append(outline(closed(_jaxpr(partition, read, own, each))).jaxpr)
+    defining_eqn = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
+    eqns_of_parts = [_with_views(part, defining_eqn) for part in parts]
+    invars_of_parts = [_free_variables(part_eqns) for part_eqns in eqns_of_parts]
+    needed = {var for invars in invars_of_parts for var in invars} | _result_variables(partition)
+    jaxprs = []
+    outline = outliner(byte_price)
+    for part, part_eqns, invars in zip(parts, eqns_of_parts, invars_of_parts, strict=True):
+        outvars = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
+        jaxprs.append(outline(closed(_jaxpr(partition, invars, outvars, part_eqns))).jaxpr)
     return tuple(StagePart(part.task, jaxpr) for part, jaxpr in zip(parts, jaxprs, strict=True))
 
 
-def _wanted(partition: Partition) -> set[Var]:
-    """The variables that results and next states need."""
+def _result_variables(partition: Partition) -> set[Var]:
+    """Variables that results and next states need."""
     results = {var for terms in partition.results for var in variables(terms)}
     return results | set(variables(partition.jaxpr.jaxpr.outvars))
 
 
 def _halves(part: Part, partition: Partition, split: Collection[int]) -> Iterable[Part]:
-    """A backward part in two: what other parts need, and the rest."""
+    """A backward part in two: values that other parts need, and the rest."""
     stage, kind = part.task
     if kind != BACKWARD or stage not in split:
         return (part,)
-    wanted = {
+    needed = {
         var for other in partition.parts if other is not part for eqn in other.eqns for var in variables(eqn.invars)
     }
-    first: list[JaxprEqn] = []
+    input_gradients: list[JaxprEqn] = []
     for eqn in reversed(part.eqns):
-        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
-            first.append(eqn)
-            wanted.update(variables(eqn.invars))
-    chosen = set(map(id, first))
-    rest = tuple(eqn for eqn in part.eqns if id(eqn) not in chosen)
-    return Part((stage, BACKWARD_INPUT), tuple(reversed(first))), Part((stage, BACKWARD_WEIGHT), rest)
+        # Equations with effects keep their order, so they all stay in the first half.
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            input_gradients.append(eqn)
+            needed.update(variables(eqn.invars))
+    input_gradient_ids = set(map(id, input_gradients))
+    weight_gradients = tuple(eqn for eqn in part.eqns if id(eqn) not in input_gradient_ids)
+    return Part((stage, BACKWARD_INPUT), tuple(reversed(input_gradients))), Part(
+        (stage, BACKWARD_WEIGHT), weight_gradients
+    )
 
 
-def _with_views(part: Part, maker: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
-    """The equations of a part, behind those of views of what it reads."""
-    made, views = part.made(), list[JaxprEqn]()
+def _with_views(part: Part, defining_eqn: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
+    """The equations of a part, after those of views of values it reads."""
+    outputs = part.outputs()
+    views: list[JaxprEqn] = []
 
-    def look(var: Var) -> None:
-        eqn = maker.get(var)
-        if eqn is None or var in made or eqn.primitive.name not in VIEWS:
+    def add_view(var: Var) -> None:
+        eqn = defining_eqn.get(var)
+        if eqn is None or var in outputs or eqn.primitive.name not in VIEWS:
             return
-        seen = variables(eqn.invars)
-        if sum(value_bytes(each.aval) for each in seen) <= value_bytes(var.aval):
-            for each in seen:
-                look(each)
+        viewed = variables(eqn.invars)
+        # A small view of a large value, such as a slice, is cheaper to store than the value.
+        if sum(value_bytes(operand.aval) for operand in viewed) <= value_bytes(var.aval):
+            for operand in viewed:
+                add_view(operand)
             views.append(eqn)
-            made.update(eqn.outvars)
+            outputs.update(eqn.outvars)
 
     for eqn in part.eqns:
         for var in variables(eqn.invars):
-            look(var)
+            add_view(var)
     return [*views, *part.eqns]
 
 
-def _reads(eqns: Sequence[JaxprEqn]) -> list[Var]:
+def _free_variables(eqns: Sequence[JaxprEqn]) -> list[Var]:
     """Free variables of equations, in the order of first use."""
-    made = {var for eqn in eqns for var in eqn.outvars}
-    return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in made))
+    outputs = {var for eqn in eqns for var in eqn.outvars}
+    return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in outputs))
 
 
 def _jaxpr(partition: Partition, invars: Sequence[Var], outvars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Jaxpr:

@@ -2,16 +2,17 @@
 
 Input: a `StagedPipeline` and the tensors of its operands. Output: tensors of its results, and in the program
 
-    before      what is the same for all micro-batches; parameters on the IPUs that use them; accumulators zero
+    shared      equations that are the same for all micro-batches; parameters on the IPUs that use them; zeroed
+                accumulators
     blocks      ramp-up, Repeat of the steady state, ramp-down: for each slot the calls of its tasks, then the copies of
-                what they found to other IPUs
-    after       accumulators of several stages added, sums divided
+                their results to other IPUs
+    results     accumulators of several stages added, sums divided
 
-A part is a function. It reads its micro-batch, what other IPUs sent and what an earlier part of its stage kept, and it
-keeps, accumulates and counts. What is kept from forward to backward lies in a ring of as many slots as the schedule has
-micro-batches in flight there; what arrives lies in as many variables as can be on their way at once. Layouts do not
-depend on the schedule, so that all schedules split sums alike and give the same bits, but for sums over stages of one
-IPU, which have one accumulator.
+A part is a function. It reads its micro-batch, values that other IPUs sent and the stash of its stage; it pushes to the
+stash, accumulates and counts. A stash is a ring of as many slots as the schedule has micro-batches in flight there;
+arriving values have as many landing variables as can be on their way at once. Layouts do not depend on the schedule, so
+that all schedules split sums alike and give the same bits, except for sums over stages of one IPU, which have one
+accumulator.
 
 Source: PopART's pipeline transform, whose stashes are rings with counters too (reference parallel.md §2.1).
 """
@@ -53,7 +54,7 @@ from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
 from ipujax.runtime.tensor.roles import GRADIENTS, KEPT
 
-_MOST_ARRIVALS = 3  # variables that values use in turn; where more can be on their way, they wait in a ring
+_MAX_LANDINGS = 3  # landing variables in rotation; if more values can be in transit, they wait in a ring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,7 @@ class PipelineRun:
         plan: its schedule.
         ipus: the IPU of each stage.
         tasks: the kind of task that each function is.
-        trades: what recomputation saves and costs in its stages.
+        trades: trade-offs of recomputation in its stages.
     """
 
     program: ProgramSequence
@@ -75,25 +76,14 @@ class PipelineRun:
     trades: tuple[ChainTrade, ...] = ()
 
 
-# The number of a result, the place among its terms, and the term.
+# Index of a result, position among its terms, and the term.
 Term = tuple[int, int, Atom]
 
 
 def lower_pipeline(
     ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
 ) -> tuple[list[Tensor], PipelineRun]:
-    """Lowers a pipeline.
-
-    Args:
-        ipus: the IPUs of the graph.
-        staged: the pipeline.
-        operands: its operands, anywhere.
-        prog: program to add to.
-        name: debug name.
-
-    Returns:
-        Its results, each on the IPU that `model_parallel` says, and where it runs.
-    """
+    """Lowers a pipeline: its results, each on its `result_ipus`, and the part of the program that runs it."""
     lowering = _PipelineLowering(ipus, staged, operands, prog, name)
     results = lowering.run()
     tasks = {function: task for task, function in lowering.functions.items()}
@@ -104,20 +94,25 @@ class _PipelineLowering:
     def __init__(
         self, ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
     ) -> None:
-        self.ipus, self.staged, self.prog, self.name = ipus, staged, prog, name
-        self.spec, self.plan, self.fuse = staged.spec, staged.plan, fuser()
+        self.ipus = ipus
+        self.staged = staged
+        self.prog = prog
+        self.name = name
+        self.spec = staged.spec
+        self.plan = staged.plan
+        self.fuse = fuser()
         self.jaxpr = staged.partition.jaxpr
         body = self.jaxpr.jaxpr
         self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
         self.operands = dict(zip(body.invars, operands, strict=True))
-        self.following = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
-        self.same: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
+        self.next_of_state = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
+        self.same_values: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
         self.viewed: set[tuple[Variable, int]] = set()
-        self.shared: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
+        self.shared_copies: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
         self.stacks: dict[Var, Tensor] = {}
         self.states: dict[Var, Tensor] = {}
-        self.volatile: set[Variable] = set()  # written again before the value in it has been read by all
-        self.kept: dict[tuple[Var, int], Tensor] = {}
+        self.volatile: set[Variable] = set()  # overwritten before all readers have read their value
+        self.stashes: dict[tuple[Var, int], Tensor] = {}
         self.arrivals: dict[tuple[Var, int], Arrival] = {}
         self.arriving: dict[TaskKind, list[Arrival]] = {}
         self.sends: dict[TaskKind, list[Send]] = {}
@@ -131,92 +126,98 @@ class _PipelineLowering:
                 self.readers.setdefault((var, part.stage), []).append(part)
 
     def run(self) -> list[Tensor]:
-        self._before()
-        self.viewed = self.staged.viewed_whole(self.same)
+        self._lower_shared()
+        self.viewed = self.staged.fully_viewed(self.same_values)
         for part in self.staged.parts:
             self._part(part)
         self._place_initial_states()
         self._blocks()
         return [self._result(number) for number in range(len(self.spec.reduce))]
 
-    # --- before ---
-
-    def _before(self) -> None:
-        graph, body = self.ipus.graph, self.jaxpr.jaxpr
+    def _lower_shared(self) -> None:
+        graph = self.ipus.graph
+        body = self.jaxpr.jaxpr
         for var, value in zip(body.constvars, self.jaxpr.consts, strict=True):
-            self.same[var] = graph.add_constant(value, "constant")
-        for eqn, stage in self.staged.partition.before:
+            self.same_values[var] = graph.add_constant(value, "constant")
+        for eqn, stage in self.staged.partition.shared:
             ipu = self.staged.ipus[stage]
-            results = self.ipus.equation(eqn, self.same, ipu, self.prog)
-            self.same.update(zip(variables(eqn.outvars), results, strict=True))
+            results = self.ipus.equation(eqn, self.same_values, ipu, self.prog)
+            self.same_values.update(zip(variables(eqn.outvars), results, strict=True))
         for number, (var, stage) in enumerate(self.staged.partition.carried.items()):
             ipu = self.staged.ipus[stage]
-            initial = self.ipus.bring(self.operands[var], ipu, self.prog)
+            initial = self.ipus.copy_to(self.operands[var], ipu, self.prog)
             self.states[var] = new_state(self.ipus.view(ipu), initial, self.prog, self.name, number)
             self.volatile.update(self.states[var].variables())
 
     def _same(self, value: Tensor, ipu: int) -> Tensor:
-        """What is the same for all micro-batches, on an IPU."""
+        """A value that is the same for all micro-batches, on an IPU."""
         for variable in value.variables():
-            is_elsewhere = self.ipus.home(variable) not in (None, ipu) and not variable.is_constant
-            if is_elsewhere and (variable, ipu) in self.viewed and (variable, ipu) not in self.shared:
-                (self.shared[variable, ipu],) = self.ipus.bring(Tensor.of(variable), ipu, self.prog).variables()
-        return self.ipus.bring(value, ipu, self.prog, self.shared)
+            is_elsewhere = self.ipus.variable_ipu(variable) not in (None, ipu) and not variable.is_constant
+            if is_elsewhere and (variable, ipu) in self.viewed and (variable, ipu) not in self.shared_copies:
+                (self.shared_copies[variable, ipu],) = self.ipus.copy_to(
+                    Tensor.of(variable), ipu, self.prog
+                ).variables()
+        return self.ipus.copy_to(value, ipu, self.prog, self.shared_copies)
 
     def _place_initial_states(self) -> None:
         """Maps the initial values of states like the states, if they are unmapped."""
         for var, stage in self.staged.partition.carried.items():
-            view, initial = self.ipus.view(self.staged.ipus[stage]), self.operands[var]
+            view = self.ipus.view(self.staged.ipus[stage])
+            initial = self.operands[var]
             map_linearly(view, self.states[var])
             mapping = mapping_like(view, self.states[var])
-            if initial.is_whole_variable and mapping is not None and self.ipus.home(initial.variables()[0]) is None:
+            if (
+                initial.is_whole_variable
+                and mapping is not None
+                and self.ipus.variable_ipu(initial.variables()[0]) is None
+            ):
                 view.set_tile_mapping(initial.variables()[0], mapping)
-
-    # --- parts ---
 
     def _part(self, part: StagePart) -> None:
         """Builds the function of a part."""
-        ipu, (stage, kind) = self.staged.ipus[part.stage], part.task
+        ipu = self.staged.ipus[part.stage]
+        stage, kind = part.task
         builder = PartBuilder(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
-        invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
-        given = [self._input(var, builder) for var in invars]
-        env = dict(zip(invars, given, strict=True))
+        invars = part.jaxpr.invars
+        outvars = variables(part.jaxpr.outvars)
+        inputs = [self._input(var, builder) for var in invars]
+        env = dict(zip(invars, inputs, strict=True))
         fused = self.fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr
-        rest = self._equations(fused, self._results_of(part), env, builder)
+        other_terms = self._equations(fused, self._results_of(part), env, builder)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):
             self._hand_on(var, env[var], builder)
-        for number, place, term in rest:
-            self._reduce(number, place, self._value(term, env, builder), builder)
+        for number, position, term in other_terms:
+            self._reduce(number, position, self._value(term, env, builder), builder)
         self._next_states(states, env, builder)
         self._count(builder)
         if builder.body.children():
             self.functions[part.task] = self.ipus.graph.add_function(builder.body, builder.name)
 
     def _results_of(self, part: StagePart) -> list[Term]:
-        """What a part adds to results: the number of the result, the place among its terms, and the term."""
+        """Terms of results that a part computes."""
         results = enumerate(self.staged.partition.results)
-        rows = ((number, place, term) for number, terms in results for place, term in enumerate(terms))
+        rows = ((number, position, term) for number, terms in results for position, term in enumerate(terms))
         return [row for row in rows if self.staged.part_with(row[2]) is part]
 
     def _equations(self, body: Jaxpr, terms: list[Term], env: dict[Var, Tensor], builder: PartBuilder) -> list[Term]:
-        """Lowers the equations of a part, and adds each term to its result as soon as it is known.
+        """Lowers the equations of a part, and adds each term to its result as soon as it is computed.
 
-        So the gradients of one layer are gone before those of the next are made. Returns the terms no equation makes.
+        So the gradients of one layer are dead before those of the next are computed. Returns the terms of no equation.
         """
-        made = {var for eqn in body.eqns for var in variables(eqn.outvars)}
-        waiting = [row for row in terms if isinstance(row[2], Var) and row[2] in made]
-        wanted = {term for _, _, term in waiting}
+        computed = {var for eqn in body.eqns for var in variables(eqn.outvars)}
+        pending = [row for row in terms if isinstance(row[2], Var) and row[2] in computed]
+        pending_terms = {term for _, _, term in pending}
 
         def reduce(eqn: JaxprEqn) -> None:
-            for number, place, term in () if wanted.isdisjoint(variables(eqn.outvars)) else waiting:
+            for number, position, term in () if pending_terms.isdisjoint(variables(eqn.outvars)) else pending:
                 if term in eqn.outvars:
-                    self._reduce(number, place, env[term], builder)
+                    self._reduce(number, position, env[term], builder)
 
-        results = [*body.outvars, *self.following.values()]
+        results = [*body.outvars, *self.next_of_state.values()]
         self.ipus.lowering(builder.ipu).equations(body.eqns, env, builder.body, results, reduce)
-        return [row for row in terms if row not in waiting]
+        return [row for row in terms if row not in pending]
 
     def _holds(self, builder: PartBuilder, holder: int) -> bool:
         return builder.part is self.staged.parts[holder]
@@ -228,13 +229,13 @@ class _PipelineLowering:
         return env[atom] if atom in env else self._input(atom, builder)
 
     def _counter(self, builder: PartBuilder) -> Tensor:
-        """The number of the micro-batch a part works on."""
+        """Number of the micro-batch that a part works on."""
         if builder.counter is None:
             builder.counter = new_counter(self.ipus.view(builder.ipu), 0, self.prog, builder.name)
         return builder.counter
 
     def _slot(self, builder: PartBuilder, depth: int) -> Tensor | None:
-        """The slot of that micro-batch in a ring; None where there is but one."""
+        """Slot of that micro-batch in a ring; None in a ring of one slot."""
         if depth == 1:
             return None
         if depth not in builder.slots:
@@ -252,24 +253,27 @@ class _PipelineLowering:
             advance_around(view, slot, depth, builder.body, builder.name)
 
     def _input(self, var: Var, builder: PartBuilder) -> Tensor:
-        """A value where a part reads it."""
-        view, stage, role = self.ipus.view(builder.ipu), builder.part.stage, self.roles.get(var)
-        if var in self.same:
-            return self._same(self.same[var], builder.ipu)
+        """A value on the IPU of a part that reads it."""
+        view = self.ipus.view(builder.ipu)
+        stage = builder.part.stage
+        role = self.roles.get(var)
+        if var in self.same_values:
+            return self._same(self.same_values[var], builder.ipu)
         if role == "batch":
             if var not in self.stacks:
-                shape, count = self.operands[var].shape, self.spec.micro_batches
+                shape = self.operands[var].shape
+                count = self.spec.micro_batches
                 self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
-            stack = self.ipus.bring(self.stacks[var], builder.ipu, self.prog)
+            stack = self.ipus.copy_to(self.stacks[var], builder.ipu, self.prog)
             map_for_slicing(view, stack, (0,))
             return slot_of(view, stack, self._counter(builder), builder.body, builder.name)
         if role == "key":
-            key = self.ipus.bring(self.operands[var], builder.ipu, self.prog)
+            key = self.ipus.copy_to(self.operands[var], builder.ipu, self.prog)
             return self.ipus.emit(builder.ipu, fold, [key, self._counter(builder)], builder.body, builder.name)
         if var in self.states and self._holds(builder, self.staged.partition.carried[var]):
             return self.states[var]
-        if (var, stage) in self.kept:
-            return self._from_ring(self.kept[var, stage], builder)
+        if (var, stage) in self.stashes:
+            return self._from_ring(self.stashes[var, stage], builder)
         arrival = self.arrivals[var, stage]
         return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, builder)
 
@@ -279,70 +283,80 @@ class _PipelineLowering:
         )
 
     def _hand_on(self, var: Var, tensor: Tensor, builder: PartBuilder) -> None:
-        """Keeps a value for later parts of its stage, and has it sent to other stages, from the first part with it."""
-        if var in self.same or self.roles.get(var) in ("batch", "key"):
+        """Stashes a value for later parts of its stage and sends it to others, from the first part that has it."""
+        if var in self.same_values or self.roles.get(var) in ("batch", "key"):
             return
-        part, view = builder.part, self.ipus.view(builder.ipu)
-        is_maker = self.staged.made_in[var] is part
-        later = [q for q in self.readers.get((var, part.stage), ()) if q is not part and self._is_after(q, part)]
-        elsewhere = [stage for other, stage in self.readers if other is var and stage != part.stage] if is_maker else []
-        first_here = is_maker or self.readers[var, part.stage][0] is part
-        if not first_here or not (later or elsewhere):
+        part = builder.part
+        view = self.ipus.view(builder.ipu)
+        is_definer = self.staged.defining_part[var] is part
+        later_readers = [
+            q for q in self.readers.get((var, part.stage), ()) if q is not part and self._is_after(q, part)
+        ]
+        other_stages = (
+            [stage for other, stage in self.readers if other is var and stage != part.stage] if is_definer else []
+        )
+        is_first = is_definer or self.readers[var, part.stage][0] is part
+        if not is_first or not (later_readers or other_stages):
             return
         map_linearly(view, tensor)
-        if later:
-            depth = max(self.plan.depth(part.task, q.task) for q in later)
-            ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
+        if later_readers:
+            depth = max(self.plan.depth(part.task, q.task) for q in later_readers)
+            ring = self.stashes[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
             self._note_activations(ring, builder)
             push(view, ring, tensor, self._slot(builder, depth), builder.body, builder.name)
-        if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
+        if other_stages and not self.volatile.isdisjoint(tensor.variables()):
             tensor = set_aside(view, tensor, builder.body, builder.name)
-        for stage in elsewhere:
+        for stage in other_stages:
             self._send(var, tensor, builder, self.readers[var, stage][0])
 
-    def _note_activations(self, kept: Tensor, builder: PartBuilder) -> None:
-        """Notes that what the forward part of a stage hands on, in training, is kept for a gradient."""
+    def _note_activations(self, tensor: Tensor, builder: PartBuilder) -> None:
+        """Gives the role of activations to a value that a forward part hands on in training."""
         if self.staged.partition.training and builder.part.task[1] == FORWARD:
-            self.ipus.graph.note_role(kept, KEPT)
+            self.ipus.graph.note_role(tensor, KEPT)
 
     def _is_after(self, part: StagePart, other: StagePart) -> bool:
         return self.staged.parts.index(part) > self.staged.parts.index(other)
 
     def _send(self, var: Var, tensor: Tensor, builder: PartBuilder, reader: StagePart) -> None:
-        """Has a value copied to another stage, to be read there first by a part."""
-        ipu, written, read = self.staged.ipus[reader.stage], builder.part.task, reader.task
-        view, name = self.ipus.view(ipu), f"{builder.name}/to stage {reader.stage}"
+        """Copies a value to another stage, where `reader` is the first part to read it."""
+        ipu = self.staged.ipus[reader.stage]
+        sender = builder.part.task
+        read = reader.task
+        view = self.ipus.view(ipu)
+        name = f"{builder.name}/to stage {reader.stage}"
         buffered = self.ipus.graph.target.global_exchange == "buffered"
-        on_their_way = self.plan.buffers(written, read) if buffered else self.plan.depth(written, read)
-        count = min(on_their_way, self.spec.micro_batches)
-        like = self.ipus.like(tensor, ipu, name)  # for its layout alone
+        in_transit = self.plan.buffers(sender, read) if buffered else self.plan.depth(sender, read)
+        count = min(in_transit, self.spec.micro_batches)
+        template = self.ipus.add_like(tensor, ipu, name)  # for its layout alone
 
         def variable() -> Tensor:
-            """As what comes out of a ring, so that parts are lowered alike whatever the schedule."""
-            return new_stack(view, like, 1, self.prog, name).reshape(tensor.shape)
+            """A variable laid out like a value read from a ring, so that parts are lowered alike under any schedule."""
+            return new_stack(view, template, 1, self.prog, name).reshape(tensor.shape)
 
-        if count <= _MOST_ARRIVALS:
+        if count <= _MAX_LANDINGS:
             landing = [variable() for _ in range(count)]
             arrival = Arrival(landing, landing[0] if count == 1 else variable())
         else:
             landing = [variable()]
-            ring = new_stack(view, landing[0], self.plan.depth(written, read), self.prog, name)
-            receiving = PartBuilder(reader, ipu, ProgramSequence(), f"{name}/receive")
-            slot = self._slot(receiving, ring.shape[0])
-            push(view, ring, landing[0], slot, receiving.body, receiving.name)
-            self._count(receiving)
-            function = self.ipus.graph.add_function(receiving.body, receiving.name)
+            ring = new_stack(view, landing[0], self.plan.depth(sender, read), self.prog, name)
+            receiver = PartBuilder(reader, ipu, ProgramSequence(), f"{name}/receive")
+            slot = self._slot(receiver, ring.shape[0])
+            push(view, ring, landing[0], slot, receiver.body, receiver.name)
+            self._count(receiver)
+            function = self.ipus.graph.add_function(receiver.body, receiver.name)
             arrival = Arrival(landing, landing[0], function, ring)
-        for place in (*landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
-            self._note_activations(place, builder)
+        for variable_of_arrival in (*landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
+            self._note_activations(variable_of_arrival, builder)
         self.volatile.update(arrival.read.variables())
         self.arrivals[var, reader.stage] = arrival
         self.arriving.setdefault(read, []).append(arrival)
-        self.sends.setdefault(written, []).append(Send(tensor, arrival, builder.ipu, ipu, read))
+        self.sends.setdefault(sender, []).append(Send(tensor, arrival, builder.ipu, ipu, read))
 
-    def _reduce(self, number: int, place: int, value: Tensor, builder: PartBuilder) -> None:
-        """Adds the value of a result to what is kept of it."""
-        kind, view, aval = self.spec.kind_of(number), self.ipus.view(builder.ipu), self.jaxpr.out_avals[number]
+    def _reduce(self, number: int, position: int, value: Tensor, builder: PartBuilder) -> None:
+        """Adds the value of a result for one micro-batch to its accumulator."""
+        kind = self.spec.kind_of(number)
+        view = self.ipus.view(builder.ipu)
+        aval = self.jaxpr.out_avals[number]
         if kind == "carry" or is_float0(aval):
             return
         name = f"{builder.name}/result {number}"
@@ -350,43 +364,49 @@ class _PipelineLowering:
         if kind == "stack":
             stack = new_stack(view, value, self.spec.micro_batches, self.prog, name)
             push(view, stack, value, self._counter(builder), builder.body, name)
-            self.accumulators[number, place] = stack
+            self.accumulators[number, position] = stack
             return
         shared = self._shared_accumulator(number, builder.ipu) if kind in ("sum", "mean") else None
         if shared is not None:
-            self.accumulators[number, place] = shared
+            self.accumulators[number, position] = shared
             self.ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, shared)
             return
         dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
-        held = self.accumulators[number, place] = self.ipus.like(value, builder.ipu, f"{name}/{kind}", dtype)
-        self.ipus.graph.note_role(held, "" if builder.part.task[1] == FORWARD else GRADIENTS)
+        accumulator = self.accumulators[number, position] = self.ipus.add_like(
+            value, builder.ipu, f"{name}/{kind}", dtype
+        )
+        self.ipus.graph.note_role(accumulator, "" if builder.part.task[1] == FORWARD else GRADIENTS)
         if kind == "last":
-            builder.body.add(Copy(value, held, name, self.ipus.graph.origin))
+            builder.body.add(Copy(value, accumulator, name, self.ipus.graph.origin))
             return
         zero = view.add_constant(np.zeros((), dtype), "0")
         map_linearly(view, zero)
-        self.prog.add(Copy(zero.broadcast_in_dim(held.shape, ()), held, f"{name}/zero", self.ipus.graph.origin))
-        values = [held, value, *([self._counter(builder)] if kind == "running_mean" else [])]
-        self.ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, held)
+        self.prog.add(
+            Copy(zero.broadcast_in_dim(accumulator.shape, ()), accumulator, f"{name}/zero", self.ipus.graph.origin)
+        )
+        values = [accumulator, value, *([self._counter(builder)] if kind == "running_mean" else [])]
+        self.ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, accumulator)
 
     def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
-        """What another stage on the same IPU adds its term of a result to, as those of a tied weight are."""
-        home = {
-            place: self.ipus.home(held.variables()[0]) for (n, place), held in self.accumulators.items() if n == number
+        """Accumulator of another stage on the same IPU for this result, as for a tied weight."""
+        ipu_of_term = {
+            position: self.ipus.variable_ipu(accumulator.variables()[0])
+            for (n, position), accumulator in self.accumulators.items()
+            if n == number
         }
-        return next((self.accumulators[number, place] for place, other in home.items() if other == ipu), None)
+        return next(
+            (self.accumulators[number, position] for position, other in ipu_of_term.items() if other == ipu), None
+        )
 
     def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], builder: PartBuilder) -> None:
         """Replaces the states that a stage holds, all at once."""
-        pairs = [(self._value(self.following[var], env, builder), self.states[var]) for var in states]
+        pairs = [(self._value(self.next_of_state[var], env, builder), self.states[var]) for var in states]
         if pairs:
             values, variables = zip(*pairs, strict=True)
             assign(self.ipus.view(builder.ipu), values, variables, builder.body, builder.name)
 
-    # --- blocks ---
-
     def _blocks(self) -> None:
-        """Calls and copies in the order of the schedule."""
+        """Adds calls and copies in the order of the schedule."""
         period = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
         links = [(task, send.reader) for task, sends in self.sends.items() for send in sends]
         self.marks = self.staged.marks(self.name, self.functions, links)
@@ -409,14 +429,14 @@ class _PipelineLowering:
         self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
-        """Copies what the tasks of a slot found, as few exchanges as may be, and receives it."""
+        """Copies the results of the tasks of a slot in as few exchanges as possible, and receives them."""
         groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
         buffered = self.ipus.graph.target.global_exchange == "buffered"
         for send, micro_batch in sends:
-            ends = (send.source_ipu, send.destination_ipu)
-            crosses = ends[0] != ends[1]
-            # In lockstep all IPUs exchange at once; else only those wait for one another that have to.
-            key = (send.value.dtype, crosses and (ends if buffered else True))
+            link = (send.source_ipu, send.destination_ipu)
+            crosses = link[0] != link[1]
+            # In lockstep all IPUs exchange at once; else a copy delays only the two IPUs of its link.
+            key = (send.value.dtype, crosses and (link if buffered else True))
             landing = send.arrival.landing
             groups.setdefault(key, []).append((send.value, landing[micro_batch % len(landing)]))
         for pairs in groups.values():
@@ -426,7 +446,7 @@ class _PipelineLowering:
                 steps.add(Call(send.arrival.receive, self.ipus.graph.origin))
 
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
-        """One copy of several tensors; the same node where the same is copied again."""
+        """One copy of several tensors; the same node if the same tensors are copied again."""
         key = tuple(id(tensor) for pair in pairs for tensor in pair)
         if key not in self.copies:
             sources, destinations = zip(*pairs, strict=True)
@@ -436,26 +456,26 @@ class _PipelineLowering:
             self.copies[key] = Copy(sources[0], destinations[0], f"{self.name}/exchange", self.ipus.graph.origin)
         return self.copies[key]
 
-    # --- after ---
-
     def _result(self, number: int) -> Tensor:
-        kind, aval = self.spec.kind_of(number), self.jaxpr.out_avals[number]
-        terms, body = self.staged.partition.results[number], self.jaxpr.jaxpr
+        kind = self.spec.kind_of(number)
+        aval = self.jaxpr.out_avals[number]
+        terms = self.staged.partition.results[number]
+        body = self.jaxpr.jaxpr
         if is_float0(aval):
             shape = (self.spec.micro_batches, *aval.shape) if kind == "stack" else aval.shape
             return self.ipus.graph.add_constant(np.zeros((), bool), "float0").broadcast_in_dim(shape, ())
         if kind == "carry":
             return self.states[body.invars[self.spec.states[number]]]
-        home = self.staged.home(terms)
-        held = (self.accumulators[number, place] for place in range(len(terms)))
-        parts = list({part.node: part for part in held}.values())
+        ipu = self.staged.result_ipu(terms)
+        accumulators = (self.accumulators[number, position] for position in range(len(terms)))
+        parts = list({part.node: part for part in accumulators}.values())
         if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
             return parts[0]
-        brought = [self.ipus.bring(part, home, self.prog) for part in parts]
+        local = [self.ipus.copy_to(part, ipu, self.prog) for part in parts]
         divisor = self.spec.micro_batches if kind == "mean" else None
 
-        def finished(*parts: jax.Array) -> jax.Array:
+        def total_or_mean(*parts: jax.Array) -> jax.Array:
             total = sum(parts[1:], parts[0])
             return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
 
-        return self.ipus.emit(home, finished, brought, self.prog, f"{self.name}/result {number}")
+        return self.ipus.emit(ipu, total_or_mean, local, self.prog, f"{self.name}/result {number}")

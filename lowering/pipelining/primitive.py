@@ -3,11 +3,11 @@
     results = pipeline_p.bind(*operands, spec=…, loop=…)
     results = staged_pipeline_p.bind(*operands, spec=…, loop=…, micro_batch=…)
 
-`loop` computes all micro-batches, one after the other, in a `lax.scan`, and is what the primitives mean: plain JAX
-evaluates it, and `ipu.jit` compiles it where there are no stages. Else `micro_batch` computes one of them. Both were
-traced together, so that names of axes that are bound around the pipeline are bound in them too.
+`loop` computes all micro-batches, one after the other, in a `lax.scan`, and defines the primitives: plain JAX evaluates
+it, and `ipu.jit` compiles it for a function without stages. With stages, `micro_batch` computes one micro-batch. Both
+are traced together, so that names of axes that are bound around the pipeline are bound in them too.
 
-Limits: no derivative; under `vmap` it is its loop, without stages.
+Limits: no derivative; `vmap` of it is `vmap` of its loop, without stages.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class PipelineSpec:
     """How micro-batches go through a function.
 
     Args:
-        name: the function's, for messages.
-        micro_batches: how many there are.
-        roles: of each operand: the same for all, split along its first axis, a key folded with the micro-batch's
-            number, or state handed from one to the next.
-        carries: (operand, result) pairs: the operand's next value is that result.
-        reduce: the reduction of each result over micro-batches.
-        accumulate_dtype: of sums and means of floating-point results; their own when None.
-        schedule: the order in which stages work; the one that suits the machine when None.
-        device_mapping: the IPU of each stage; as the schedule has it when None.
-        stages: number of stages to find, or "auto"; when None, equations are named after their stages.
+        name: name of the function, for messages.
+        micro_batches: number of micro-batches.
+        roles: of each operand: the same for all micro-batches, a batch split along its first axis, a key folded with
+            the index of the micro-batch, or a state carried from one to the next.
+        carries: (operand, result) pairs: the result is the next value of the operand, a state.
+        reduce: reduction of each result over micro-batches.
+        accumulate_dtype: dtype of sums and means of floating-point results; that of the result when None.
+        schedule: order in which stages work; the one that suits the target when None.
+        device_mapping: IPU of each stage; that of the schedule when None.
+        stages: number of stages to search, or "auto"; when None, equations are named after their stages.
     """
 
     name: str
@@ -67,43 +67,40 @@ class PipelineSpec:
         return "carry" if self.reduce[number] == "last" and number in self.states else self.reduce[number]
 
     def accumulator_dtype(self, aval: Any) -> Any:
-        """The dtype in which the values of a result are summed."""
-        wanted = self.accumulate_dtype
-        return aval.dtype if wanted is None or not jnp.issubdtype(aval.dtype, jnp.floating) else wanted
+        """The dtype in which a result of type `aval` is summed."""
+        dtype = self.accumulate_dtype
+        return aval.dtype if dtype is None or not jnp.issubdtype(aval.dtype, jnp.floating) else dtype
 
 
 def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., list[jax.Array]]:
-    """A function of a pipeline's operands that computes its results, one micro-batch after the other.
-
-    Args:
-        jaxpr: computes one micro-batch.
-        spec: how they go through it.
-    """
-    one = jaxpr_as_fun(jaxpr)
+    """Function from a pipeline's operands to its results that runs `jaxpr` for one micro-batch after the other."""
+    micro_batch_fun = jaxpr_as_fun(jaxpr)
     carried = dict(spec.carries)
     kinds = ["none" if is_float0(aval) else spec.kind_of(n) for n, aval in enumerate(jaxpr.out_avals)]
 
     def loop(*operands: jax.Array) -> list[Any]:
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
-            index, states, kept = state
+            index, states, accumulated = state
             values = [
                 rows[n] if role == "batch" else states[n] if role == "carry" else fold(x, index) if role == "key" else x
                 for n, (role, x) in enumerate(zip(spec.roles, operands, strict=True))
             ]
-            outs = one(*values)
-            following = {n: lax.convert_element_type(outs[result], states[n].dtype) for n, result in carried.items()}
-            reduced = {n: combine(kinds[n], held, outs[n], index) for n, held in kept.items()}
-            return (index + 1, following, reduced), {n: outs[n] for n, kind in enumerate(kinds) if kind == "stack"}
+            outs = micro_batch_fun(*values)
+            next_states = {n: lax.convert_element_type(outs[result], states[n].dtype) for n, result in carried.items()}
+            reduced = {n: combine(kinds[n], accumulator, outs[n], index) for n, accumulator in accumulated.items()}
+            return (index + 1, next_states, reduced), {n: outs[n] for n, kind in enumerate(kinds) if kind == "stack"}
 
-        starts = {n: lax.convert_element_type(operands[n], jaxpr.in_avals[n].dtype) for n in carried}
-        kept = {
+        initial_states = {n: lax.convert_element_type(operands[n], jaxpr.in_avals[n].dtype) for n in carried}
+        accumulated = {
             n: lax.full(aval.shape, 0, aval.dtype if kind == "last" else spec.accumulator_dtype(aval))
             for n, (kind, aval) in enumerate(zip(kinds, jaxpr.out_avals, strict=True))
             if kind in ("mean", "running_mean", "sum", "last")
         }
         batches = {n: split(operands[n], spec.micro_batches) for n, role in enumerate(spec.roles) if role == "batch"}
         with jax.named_scope(MICRO_BATCHES):
-            (_, states, kept), stacks = lax.scan(iteration, (jnp.int32(0), starts, kept), batches, spec.micro_batches)
+            (_, states, accumulated), stacks = lax.scan(
+                iteration, (jnp.int32(0), initial_states, accumulated), batches, spec.micro_batches
+            )
         results: list[Any] = []
         for n, kind in enumerate(kinds):
             if kind == "none":
@@ -114,7 +111,11 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
             elif kind == "stack":
                 results.append(stacks[n])
             else:
-                results.append(kept[n] / jnp.asarray(spec.micro_batches, kept[n].dtype) if kind == "mean" else kept[n])
+                results.append(
+                    accumulated[n] / jnp.asarray(spec.micro_batches, accumulated[n].dtype)
+                    if kind == "mean"
+                    else accumulated[n]
+                )
         return results
 
     return loop
@@ -130,16 +131,16 @@ def fold(key: jax.Array, index: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, index)
 
 
-def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
-    """The reduction of a result over micro-batches 0 … index."""
-    value = lax.convert_element_type(value, held.dtype)
+def combine(kind: str, accumulator: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
+    """The reduction of a result over micro-batches 0 … index, from that over 0 … index − 1."""
+    value = lax.convert_element_type(value, accumulator.dtype)
     if kind == "last":
         return value
-    if kind == "running_mean":  # as PopART's, which never holds more than a mean; so half precision does not overflow
-        before = lax.convert_element_type(index, jnp.float32)
-        share = lax.convert_element_type(1 / (before + 1), held.dtype)
-        return lax.convert_element_type(before / (before + 1), held.dtype) * held + share * value
-    return held + value
+    if kind == "running_mean":  # as in PopART: a mean, unlike a sum, does not overflow in half precision
+        count = lax.convert_element_type(index, jnp.float32)
+        share = lax.convert_element_type(1 / (count + 1), accumulator.dtype)
+        return lax.convert_element_type(count / (count + 1), accumulator.dtype) * accumulator + share * value
+    return accumulator + value
 
 
 def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
@@ -153,15 +154,10 @@ def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs that equations hold, but not this.
-
-    Args:
-        jaxpr: the jaxpr.
-        is_ready: whether the passes that come before it is cut have been over it.
-    """
+    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs of equations, but not this one."""
 
     jaxpr: ClosedJaxpr
-    is_ready: bool = False
+    is_ready: bool = False  # whether the passes that precede the cut into stages have run on it
 
 
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)
@@ -169,9 +165,9 @@ staged_pipeline_p = make_call_primitive(PIPELINE, "loop", _refuse_derivative)
 
 
 def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
-    """Binds one of the primitives, its loop traced where it is bound."""
+    """Binds one of the primitives to operands, arrays or tracers, with its loop traced in the caller's context."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
-    assert not loop.consts, "a loop over a closed jaxpr has no constants of its own"
+    assert not loop.consts, "a loop over a closed jaxpr has no further constants"
     if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2:
         return list(pipeline_p.bind(*operands, spec=spec, loop=loop))
     return list(staged_pipeline_p.bind(*operands, spec=spec, loop=loop, micro_batch=MicroBatch(jaxpr)))

@@ -1,12 +1,12 @@
-"""Which equations go row by row along the first axis of what they read and make: stacks of layers.
+"""Table of equations that go row by row along the first axis of their operands and results: stacks of layers.
 
     each      row i of the result comes from row i of the operands: x * y, casts, transposes of the other axes
-    chain     a `lax.scan`: rows are its iterations, and what it carries goes from row to row
-    combine   a reduction over rows: that of parts of them, combined
+    chain     a `lax.scan`: rows are its iterations, and the carry goes from row to row
+    combine   a reduction over rows, which combines those of groups of rows
     sums      a sum over replicas of several values, each by itself
 
-Input: an equation. Output: its `Rows`, None where rows are mixed, and the parameters of the equation for some rows.
-Limits: what is not in the table mixes rows; so do loops and branches, but for a scan of as many iterations.
+Input: an equation. Output: its `Rows`, None if rows are mixed, and the parameters of the equation for some rows.
+Limits: primitives outside the table mix rows; so do loops and branches, except a scan of as many iterations.
 """
 
 from __future__ import annotations
@@ -35,21 +35,15 @@ COMBINES: dict[str, Primitive] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which operands and results of an equation have rows.
-
-    Args:
-        kind: how it goes over them.
-        operands: for each operand whether it has.
-        results: for each result whether it has.
-    """
+    """The operands and results of an equation that have rows."""
 
     kind: Kind
-    operands: tuple[bool, ...]
-    results: tuple[bool, ...]
+    operands: tuple[bool, ...]  # for each operand whether it has rows
+    results: tuple[bool, ...]  # for each result whether it has rows
 
 
 def rows_of(eqn: JaxprEqn) -> Rows | None:
-    """How an equation goes over the rows of its operands, None if it mixes them."""
+    """The rows of an equation, None if it mixes them."""
     name = eqn.primitive.name
     if name in OP_COSTS:
         return _elementwise(eqn)
@@ -62,7 +56,7 @@ def rows_of(eqn: JaxprEqn) -> Rows | None:
 
 
 def params_for(eqn: JaxprEqn, rows: int) -> dict[str, Any]:
-    """The parameters of an equation that does some rows of another."""
+    """The parameters of an equation that computes only so many rows of another."""
     params = eqn.params
     match eqn.primitive.name:
         case "broadcast_in_dim":
@@ -75,20 +69,21 @@ def params_for(eqn: JaxprEqn, rows: int) -> dict[str, Any]:
 
 
 def _elementwise(eqn: JaxprEqn) -> Rows | None:
-    """Operands are scalars, or of the result's shape but for dimensions of 1, which stand for all."""
+    """Operands are scalars, or have the shape of the result except for broadcast dimensions of 1."""
     out = shape_of(eqn.outvars[0])
     shapes = [shape_of(atom) for atom in eqn.invars]
-    if not out or any(shape and not _spreads(shape, out) for shape in shapes):
+    if not out or any(shape and not _is_broadcastable(shape, out) for shape in shapes):
         return None
     return Rows("each", tuple(shape[:1] == out[:1] for shape in shapes), (True,))
 
 
-def _spreads(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
+def _is_broadcastable(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
     return len(shape) == len(out) and all(n in (1, m) for n, m in zip(shape, out, strict=True))
 
 
 def _broadcast(eqn: JaxprEqn) -> Rows | None:
-    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    shape = eqn.params["shape"]
+    dims = eqn.params["broadcast_dimensions"]
     if not shape or len(eqn.invars) > 1 or eqn.params["sharding"] is not None:
         return None
     has_rows = bool(dims) and dims[0] == 0 and shape_of(eqn.invars[0])[0] == shape[0]
@@ -96,9 +91,10 @@ def _broadcast(eqn: JaxprEqn) -> Rows | None:
 
 
 def _reshape(eqn: JaxprEqn) -> Rows | None:
-    before, after = shape_of(eqn.invars[0]), eqn.params["new_sizes"]
-    plain = eqn.params["dimensions"] is None and eqn.params["sharding"] is None
-    return _all_of(eqn) if plain and before and after and before[0] == after[0] else None
+    operand_shape = shape_of(eqn.invars[0])
+    result_shape = eqn.params["new_sizes"]
+    is_plain = eqn.params["dimensions"] is None and eqn.params["sharding"] is None
+    return _all_of(eqn) if is_plain and operand_shape and result_shape and operand_shape[0] == result_shape[0] else None
 
 
 def _reduce(eqn: JaxprEqn) -> Rows | None:
@@ -113,9 +109,10 @@ def _product(eqn: JaxprEqn) -> Rows | None:
 
 
 def _scan(eqn: JaxprEqn) -> Rows | None:
-    before, carried = eqn.params["num_consts"] + eqn.params["num_carry"], eqn.params["num_carry"]
-    operands = tuple(n >= before for n in range(len(eqn.invars)))
-    return Rows("chain", operands, tuple(n >= carried for n in range(len(eqn.outvars))))
+    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
+    num_carry = eqn.params["num_carry"]
+    operands = tuple(n >= first_stack for n in range(len(eqn.invars)))
+    return Rows("chain", operands, tuple(n >= num_carry for n in range(len(eqn.outvars))))
 
 
 def _all_of(eqn: JaxprEqn) -> Rows:

@@ -1,16 +1,16 @@
-"""Cuts stacks along their first axis, and all that is computed of them row by row, into shards.
+"""Shards: cuts stacks along their first axis, and all values computed from them row by row.
 
-Input: a jaxpr, and at which rows some of its values are cut. Output: a jaxpr of the same numbers in which they come in
-shards, inputs and results too:
+Input: a jaxpr, and bounds of rows at which some of its values are cut. Output: a jaxpr of the same numbers in which
+these values, inputs and results included, come in shards:
 
     h, ys = scan[length=24] h p            h0, y0 = scan[length=6] h p0;  h1, y1 = scan[length=6] h0 p1;  …
     h, gs = scan[length=24 reverse] h ys   h3, g3 = scan[length=6 reverse] h y3;  …;  h0, g0 = scan[…] h1 y0
     m = mul 0.9 gs                         m0 = mul 0.9 g0;  …;  m3 = mul 0.9 g3
 
-`spread` finds what goes with a stack: whatever row_rules says has the same rows. Before an equation that mixes rows the
-shards are concatenated, behind it results are sliced where needed; both are views once they are lowered.
+`spread` finds the values that have the same rows as a stack, by `row_rules`. An equation that mixes rows gets shards
+concatenated, and its results are sliced where needed; both are views after lowering.
 
-Limits: a reduction over rows is reassociated: that of each shard, then of all.
+Limits: a reduction over rows is reassociated: over each shard, then over all.
 """
 
 from __future__ import annotations
@@ -42,17 +42,11 @@ Bounds = tuple[int, ...]  # 0 = first row, …, number of rows
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of an equation in a cut jaxpr.
+    """The origin of an equation in a cut jaxpr."""
 
-    Args:
-        number: the equation of the whole.
-        first: its first row; 0 of one that is not cut.
-        rows: how many rows it does; 0 of one that is not cut.
-    """
-
-    number: int
-    first: int = 0
-    rows: int = 0
+    number: int  # index of the equation in the uncut jaxpr
+    first: int = 0  # its first row; 0 for an equation that is not cut
+    rows: int = 0  # number of its rows; 0 for an equation that is not cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +55,9 @@ class CutJaxpr:
 
     Args:
         jaxpr: the jaxpr, with an input for each shard.
-        inputs: for each input of the whole where it is cut, None where it is not.
-        outputs: the same for results.
-        sources: the origin of each of its equations; None for concatenations and slices of shards.
+        inputs: bounds of each input of the uncut jaxpr, None for one that is not cut.
+        outputs: bounds of each result.
+        sources: origin of each equation; None for concatenations and slices of shards.
     """
 
     jaxpr: ClosedJaxpr
@@ -74,16 +68,10 @@ class CutJaxpr:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """An equation that takes the place of another, with operands and results in shards.
+    """An equation that replaces another, with operands and results in shards."""
 
-    Args:
-        inputs: for each operand of the other where it is cut.
-        outputs: for each result.
-        params: its parameters.
-    """
-
-    inputs: tuple[Bounds | None, ...]
-    outputs: tuple[Bounds | None, ...]
+    inputs: tuple[Bounds | None, ...]  # bounds of each operand of the other
+    outputs: tuple[Bounds | None, ...]  # bounds of each result
     params: Mapping[str, Any]
 
 
@@ -94,126 +82,116 @@ def uncut(jaxpr: ClosedJaxpr) -> CutJaxpr:
 
 
 def num_shards(bounds: Bounds | None) -> int:
-    """Number of row shards."""
+    """Number of shards; 1 for a value that is not cut."""
     return 1 if bounds is None else len(bounds) - 1
 
 
 def spread(jaxpr: Jaxpr, seeds: Mapping[Var, Bounds]) -> dict[Var, Bounds]:
-    """Bounds of all values with the same rows as some that are cut; of several bounds the first found.
-
-    Args:
-        jaxpr: what computes them.
-        seeds: where some of its values are cut.
-    """
+    """Bounds of all values with the same rows as `seeds`; of several bounds the first that reach a value."""
     links: dict[Var, list[list[Var]]] = {}
     for eqn in jaxpr.eqns:
-        for together in _together(eqn):
-            for var in together:
-                links.setdefault(var, []).append(together)
-    found, waiting = dict(seeds), list(seeds)
-    while waiting:
-        var = waiting.pop()
-        for together in links.get(var, ()):
-            for other in together:
-                if other not in found:
-                    found[other] = found[var]
-                    waiting.append(other)
-    return found
+        for group in _row_groups(eqn):
+            for var in group:
+                links.setdefault(var, []).append(group)
+    bounds = dict(seeds)
+    pending = list(seeds)
+    while pending:
+        var = pending.pop()
+        for group in links.get(var, ()):
+            for other in group:
+                if other not in bounds:
+                    bounds[other] = bounds[var]
+                    pending.append(other)
+    return bounds
 
 
-def _together(eqn: JaxprEqn) -> list[list[Var]]:
-    """The variables of an equation that have the same rows."""
+def _row_groups(eqn: JaxprEqn) -> list[list[Var]]:
+    """Groups of variables of an equation that have the same rows."""
     rows = rows_of(eqn)
     if rows is None or rows.kind == "combine":
         return []
-    given = [atom for atom, has in zip(eqn.invars, rows.operands, strict=True) if has]
-    made = [var for var, has in zip(eqn.outvars, rows.results, strict=True) if has]
+    operands = [atom for atom, has in zip(eqn.invars, rows.operands, strict=True) if has]
+    results = [var for var, has in zip(eqn.outvars, rows.results, strict=True) if has]
     if rows.kind == "sums":
-        return [[x, y] for x, y in zip(given, made, strict=True) if not isinstance(x, Literal)]
-    return [[atom for atom in (*given, *made) if not isinstance(atom, Literal)]]
+        return [[x, y] for x, y in zip(operands, results, strict=True) if not isinstance(x, Literal)]
+    return [[atom for atom in (*operands, *results) if not isinstance(atom, Literal)]]
 
 
 def cut(
     jaxpr: ClosedJaxpr,
     bounds: Mapping[Var, Bounds],
-    whole: Collection[Var] = (),
+    unsplit: Collection[Var] = (),
     replaced: Mapping[int, Replacement] | None = None,
 ) -> CutJaxpr:
-    """Cuts values of a jaxpr into shards.
-
-    Args:
-        jaxpr: what computes them.
-        bounds: where they are cut, as `spread` has it.
-        whole: inputs and results that stay whole.
-        replaced: equations that are replaced, by number.
-    """
-    return _Cutter(jaxpr, bounds, set(whole), replaced or {}).run()
+    """Cuts values at `bounds`, except `unsplit` inputs and results; `replaced` equations are by index."""
+    return _Cutter(jaxpr, bounds, set(unsplit), replaced or {}).run()
 
 
 class _Cutter:
-    """Cuts one jaxpr; a value is known whole, in shards, or both."""
+    """Cuts one jaxpr; a value is available unsplit, in shards, or both."""
 
     def __init__(
-        self, jaxpr: ClosedJaxpr, bounds: Mapping[Var, Bounds], whole: set[Var], replaced: Mapping[int, Replacement]
+        self, jaxpr: ClosedJaxpr, bounds: Mapping[Var, Bounds], unsplit: set[Var], replaced: Mapping[int, Replacement]
     ) -> None:
-        self._jaxpr, self._bounds, self._keep, self._replaced = jaxpr, bounds, whole, replaced
-        self._wholes: dict[Var, Var] = {var: var for var in jaxpr.jaxpr.constvars}
+        self._jaxpr = jaxpr
+        self._bounds = bounds
+        self._kept_unsplit = unsplit
+        self._replaced = replaced
+        self._unsplit: dict[Var, Var] = {var: var for var in jaxpr.jaxpr.constvars}
         self._shards: dict[tuple[Var, Bounds], list[Var]] = {}
         self._eqns: list[JaxprEqn] = []
         self._sources: list[Source | None] = []
 
     def run(self) -> CutJaxpr:
         body = self._jaxpr.jaxpr
-        inputs = tuple(map(self._cut_at, body.invars))
-        invars = [var for var, at in zip(body.invars, inputs, strict=True) for var in self._made(var, at)]
+        inputs = tuple(map(self._bounds_of, body.invars))
+        invars = [var for var, bounds in zip(body.invars, inputs, strict=True) for var in self._define(var, bounds)]
         for n, eqn in enumerate(body.eqns):
             if n in self._replaced:
                 self._replace(eqn, self._replaced[n], n)
             else:
                 self._equation(eqn, rows_of(eqn), n)
-        outputs = tuple(map(self._cut_at, body.outvars))
-        last = body.eqns[-1] if body.eqns else None
-        outvars = [atom for each, at in zip(body.outvars, outputs, strict=True) for atom in self._read(each, at, last)]
-        is_whole = all(at is None for at in (*inputs, *outputs))
-        names = body.debug_info if is_whole else body.debug_info.with_unknown_names()
-        done = body.replace(invars=invars, outvars=outvars, eqns=self._eqns, debug_info=names)
-        return CutJaxpr(ClosedJaxpr(done, self._jaxpr.consts), inputs, outputs, tuple(self._sources))
+        outputs = tuple(map(self._bounds_of, body.outvars))
+        last_eqn = body.eqns[-1] if body.eqns else None
+        outvars = [
+            x for atom, bounds in zip(body.outvars, outputs, strict=True) for x in self._read(atom, bounds, last_eqn)
+        ]
+        is_uncut = all(bounds is None for bounds in (*inputs, *outputs))
+        names = body.debug_info if is_uncut else body.debug_info.with_unknown_names()
+        body_of_cut = body.replace(invars=invars, outvars=outvars, eqns=self._eqns, debug_info=names)
+        return CutJaxpr(ClosedJaxpr(body_of_cut, self._jaxpr.consts), inputs, outputs, tuple(self._sources))
 
-    def _cut_at(self, atom: Atom) -> Bounds | None:
-        """Where an input or a result is cut."""
-        return None if isinstance(atom, Literal) or atom in self._keep else self._bounds.get(atom)
+    def _bounds_of(self, atom: Atom) -> Bounds | None:
+        """Bounds of an input or a result."""
+        return None if isinstance(atom, Literal) or atom in self._kept_unsplit else self._bounds.get(atom)
 
-    # --- values ---
-
-    def _made(self, var: Var, bounds: Bounds | None) -> list[Var]:
-        """New variables for a value that is made in shards, or whole."""
+    def _define(self, var: Var, bounds: Bounds | None) -> list[Var]:
+        """New variables for a value that is defined in shards, or unsplit."""
         if bounds is None:
-            self._wholes[var] = var
+            self._unsplit[var] = var
             return [var]
-        made = self._shards[var, bounds] = shards_of(var, bounds)
-        return made
+        shards = self._shards[var, bounds] = shards_of(var, bounds)
+        return shards
 
     def _read(self, atom: Atom, bounds: Bounds | None, like: JaxprEqn | None) -> Sequence[Atom]:
-        """A value in shards, or whole; what puts it together or takes it apart comes from where `like` does."""
+        """A value in shards, or unsplit; concatenations and slices have the source line of `like`."""
         if isinstance(atom, Literal):
             return [atom]
         if bounds is None:
-            return [self._whole(atom, like)]
+            return [self._read_unsplit(atom, like)]
         if (atom, bounds) not in self._shards:
-            whole = self._whole(atom, like)
-            parts = self._made(atom, bounds)
-            for part, (a, b) in zip(parts, pairwise(bounds), strict=True):
-                self._add(slice_of(whole, part, a, b, like), None)
+            unsplit = self._read_unsplit(atom, like)
+            shards = self._define(atom, bounds)
+            for shard, (a, b) in zip(shards, pairwise(bounds), strict=True):
+                self._add(slice_eqn(unsplit, shard, a, b, like), None)
         return self._shards[atom, bounds]
 
-    def _whole(self, var: Var, like: JaxprEqn | None) -> Var:
-        if var not in self._wholes:
-            parts = next(parts for (known, _), parts in self._shards.items() if known is var)
-            self._wholes[var] = Var(var.aval)
-            self._add(join_of(parts, self._wholes[var], like), None)
-        return self._wholes[var]
-
-    # --- equations ---
+    def _read_unsplit(self, var: Var, like: JaxprEqn | None) -> Var:
+        if var not in self._unsplit:
+            shards = next(shards for (other, _), shards in self._shards.items() if other is var)
+            self._unsplit[var] = Var(var.aval)
+            self._add(concat_eqn(shards, self._unsplit[var], like), None)
+        return self._unsplit[var]
 
     def _add(self, eqn: JaxprEqn, source: Source | None) -> None:
         self._eqns.append(eqn)
@@ -226,8 +204,8 @@ class _Cutter:
             return
         bounds = None if rows is None else self._rows_cut_at(eqn, rows)
         if rows is None or bounds is None:
-            invars = [atom for each in eqn.invars for atom in self._read(each, None, eqn)]
-            self._wholes.update((var, var) for var in eqn.outvars)
+            invars = [x for atom in eqn.invars for x in self._read(atom, None, eqn)]
+            self._unsplit.update((var, var) for var in eqn.outvars)
             self._add(eqn.replace(invars=invars), Source(n))
             return
         {"each": self._each, "chain": self._chain, "combine": self._combine}[rows.kind](eqn, rows, bounds, n)
@@ -238,51 +216,60 @@ class _Cutter:
 
     def _operands(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds) -> list[list[Atom]]:
         """The operands of each shard."""
-        flags = zip(eqn.invars, rows.operands, strict=True)
-        given = [self._read(atom, bounds if has else None, eqn) for atom, has in flags]
-        return [[x[k] if len(x) > 1 else x[0] for x in given] for k in range(len(bounds) - 1)]
+        pairs = zip(eqn.invars, rows.operands, strict=True)
+        pieces = [self._read(atom, bounds if has else None, eqn) for atom, has in pairs]
+        return [[x[k] if len(x) > 1 else x[0] for x in pieces] for k in range(len(bounds) - 1)]
 
     def _each(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         operands = self._operands(eqn, rows, bounds)
-        results = [self._made(var, bounds) for var in eqn.outvars]
+        results = [self._define(var, bounds) for var in eqn.outvars]
         for k, (a, b) in enumerate(pairwise(bounds)):
-            outvars = [parts[k] for parts in results]
+            outvars = [shards[k] for shards in results]
             self._add(
                 eqn.replace(invars=operands[k], outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a)
             )
 
     def _chain(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         operands = self._operands(eqn, rows, bounds)
-        consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-        stacks = [self._made(var, bounds) for var in eqn.outvars[carried:]]
+        consts = eqn.params["num_consts"]
+        carried = eqn.params["num_carry"]
+        stacks = [self._define(var, bounds) for var in eqn.outvars[carried:]]
         state = operands[0][consts : consts + carried]
-        spans = list(enumerate(pairwise(bounds)))
+        spans = list(enumerate(pairwise(bounds)))  # a reverse loop runs its last shard first
         for k, (a, b) in reversed(spans) if eqn.params["reverse"] else spans:
             invars = [*operands[k][:consts], *state, *operands[k][consts + carried :]]
-            following = [Var(var.aval) for var in eqn.outvars[:carried]]
-            outvars = [*following, *(parts[k] for parts in stacks)]
+            next_state = [Var(var.aval) for var in eqn.outvars[:carried]]
+            outvars = [*next_state, *(shards[k] for shards in stacks)]
             self._add(eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a))
-            state = list(following)
-        self._wholes.update(zip(eqn.outvars[:carried], state, strict=True))  # type: ignore[arg-type]
+            state = list(next_state)
+        self._unsplit.update(zip(eqn.outvars[:carried], state, strict=True))  # type: ignore[arg-type]
 
     def _combine(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         (out,) = eqn.outvars
         total: Var | None = None
         for operands, (a, b) in zip(self._operands(eqn, rows, bounds), pairwise(bounds), strict=True):
-            part = Var(out.aval)
-            self._add(eqn.replace(invars=operands, outvars=[part]), Source(n, a, b - a))
+            reduced = Var(out.aval)
+            self._add(eqn.replace(invars=operands, outvars=[reduced]), Source(n, a, b - a))
             if total is not None:
-                both = total, part
-                part = Var(out.aval)
-                self._add(_new(both, [part], COMBINES[eqn.primitive.name], {}, eqn), None)
-            total = part
+                pair = total, reduced
+                reduced = Var(out.aval)
+                self._add(_new(pair, [reduced], COMBINES[eqn.primitive.name], {}, eqn), None)
+            total = reduced
         assert total is not None, "there is at least one shard"
-        self._wholes[out] = total
+        self._unsplit[out] = total
 
     def _sums(self, eqn: JaxprEqn, n: int) -> None:
-        at = [self._bounds.get(var) for var in eqn.outvars]
-        invars = [x for atom, each in zip(eqn.invars, at, strict=True) for x in self._read(atom, each, eqn)]
-        outvars = [x for var, each in zip(eqn.outvars, at, strict=True) for x in self._made(var, each)]
+        bounds = [self._bounds.get(var) for var in eqn.outvars]
+        invars = [
+            x
+            for atom, bounds_of_value in zip(eqn.invars, bounds, strict=True)
+            for x in self._read(atom, bounds_of_value, eqn)
+        ]
+        outvars = [
+            x
+            for var, bounds_of_value in zip(eqn.outvars, bounds, strict=True)
+            for x in self._define(var, bounds_of_value)
+        ]
         if len(outvars) == len(eqn.outvars):
             self._add(eqn.replace(invars=invars, outvars=outvars), Source(n))
             return
@@ -291,27 +278,27 @@ class _Cutter:
         self._add(new_jaxpr_eqn(invars, outvars, all_reduce_p, params, eqn.effects, eqn.source_info), Source(n))
 
     def _replace(self, eqn: JaxprEqn, new: Replacement, n: int) -> None:
-        invars = [x for atom, at in zip(eqn.invars, new.inputs, strict=True) for x in self._read(atom, at, eqn)]
-        outvars = [x for var, at in zip(eqn.outvars, new.outputs, strict=True) for x in self._made(var, at)]
+        invars = [x for atom, bounds in zip(eqn.invars, new.inputs, strict=True) for x in self._read(atom, bounds, eqn)]
+        outvars = [x for var, bounds in zip(eqn.outvars, new.outputs, strict=True) for x in self._define(var, bounds)]
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))
 
 
 def shards_of(atom: Any, bounds: Bounds) -> list[Var]:
-    """New variables for the row shards of a value."""
+    """New variables for the shards of a value."""
     return [Var(with_rows(atom.aval, b - a)) for a, b in pairwise(bounds)]
 
 
-def slice_of(whole: Atom, part: Var, first: int, last: int, like: JaxprEqn | None) -> JaxprEqn:
-    """The equation that takes rows out of a stack."""
-    shape = whole.aval.shape  # type: ignore[attr-defined]
-    rest = (0,) * (len(shape) - 1)
-    params = {"start_indices": (first, *rest), "limit_indices": (last, *shape[1:]), "strides": None}
-    return _new([whole], [part], lax.slice_p, params, like)
+def slice_eqn(stack: Atom, shard: Var, first: int, last: int, like: JaxprEqn | None) -> JaxprEqn:
+    """The equation that slices rows out of a stack."""
+    shape = stack.aval.shape  # type: ignore[attr-defined]
+    zeros = (0,) * (len(shape) - 1)
+    params = {"start_indices": (first, *zeros), "limit_indices": (last, *shape[1:]), "strides": None}
+    return _new([stack], [shard], lax.slice_p, params, like)
 
 
-def join_of(parts: Sequence[Atom], whole: Var, like: JaxprEqn | None) -> JaxprEqn:
-    """The equation that puts shards of a stack together."""
-    return _new(parts, [whole], lax.concatenate_p, {"dimension": 0}, like)
+def concat_eqn(shards: Sequence[Atom], stack: Var, like: JaxprEqn | None) -> JaxprEqn:
+    """The equation that concatenates the shards of a stack."""
+    return _new(shards, [stack], lax.concatenate_p, {"dimension": 0}, like)
 
 
 def _new(

@@ -1,10 +1,10 @@
 """Costs of the segments of a micro-batch, between which it may be cut into stages.
 
-Input: an inlined jaxpr without stages. Output: `Work`: the segment of each equation, see `segments`; what the cost
-model charges each segment on one IPU, what it keeps for its gradients, and what crosses each cut. Loops over layers are
-cut between iterations, see `layers`; every iteration costs what the first does.
+Input: an inlined jaxpr without stages. Output: `Work`: the segment of each equation, see `segments`; the cycles of each
+segment on one IPU, the bytes of its residuals, and the bytes that cross each cut. Loops over layers are cut between
+iterations, see `layers`; every iteration costs as much as the first.
 
-Limits: the state of an optimiser is not known here. Loops whose trip num_segments is data count as one iteration.
+Limits: the state of an optimiser is not known here. Loops whose trip count is data count as one iteration.
 """
 
 from __future__ import annotations
@@ -36,74 +36,55 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Costs of segments: their forward equations and the backward equations that belong to them.
+    """Costs of segments: their forward equations and the backward equations that belong to them."""
 
-    Args:
-        whole: the jaxpr, without dead equations.
-        whole_spec: how micro-batches go through it.
-        loops: the loops over layers in it, by the index of their equations, and where they may be cut.
-        shards: the jaxpr with these loops cut.
-        spec: how micro-batches go through that.
-        segments: for each equation of the shards the segment it goes with, −1 where it goes where it is used.
-        forward_cycles: of each segment, float64[segments].
-        backward_cycles: of the backward equations that go with each, float64[segments].
-        push_cycles: of keeping what the gradients of each segment need in a ring, float64[segments].
-        pop_cycles: of reading that again, float64[segments].
-        crossing_bytes: of each cut, before each segment: bytes that go over it for one micro-batch, float64[segments].
-        parameter_bytes: of each parameter (segments that use it, in order, bytes).
-        residual_bytes: of each segment what is kept for its gradients, float64[segments].
-        has_gradients: whether there are backward equations.
-    """
-
-    whole: ClosedJaxpr
-    whole_spec: PipelineSpec
-    loops: Mapping[int, Bounds]
-    shards: CutJaxpr
-    spec: PipelineSpec
-    segments: tuple[int, ...]
-    forward_cycles: np.ndarray
-    backward_cycles: np.ndarray
-    push_cycles: np.ndarray
-    pop_cycles: np.ndarray
-    crossing_bytes: np.ndarray
+    jaxpr: ClosedJaxpr  # the micro-batch, without dead equations
+    jaxpr_spec: PipelineSpec  # how micro-batches go through it
+    loops: Mapping[int, Bounds]  # bounds at which its loops over layers may be cut, by the index of their equations
+    shards: CutJaxpr  # the jaxpr with these loops cut
+    spec: PipelineSpec  # how micro-batches go through the shards
+    segments: tuple[int, ...]  # segment of each equation of the shards, −1 for one that belongs to its users
+    forward_cycles: np.ndarray  # of each segment, float64[segments]
+    backward_cycles: np.ndarray  # of the backward equations of each segment, float64[segments]
+    push_cycles: np.ndarray  # of pushing the residuals of each segment to a ring, float64[segments]
+    pop_cycles: np.ndarray  # of reading them from the ring, float64[segments]
+    crossing_bytes: np.ndarray  # sent for one micro-batch over the cut before each segment, float64[segments]
+    # (segments that use it, in order, bytes) of each parameter.
     parameter_bytes: tuple[tuple[tuple[int, ...], int], ...]
-    residual_bytes: np.ndarray
-    has_gradients: bool
+    residual_bytes: np.ndarray  # of the residuals of each segment, float64[segments]
+    has_gradients: bool  # whether there are backward equations
 
     def shard_segments(self) -> dict[tuple[int, int], int]:
-        """The segment of each shard of the equations of the whole, by equation and first row."""
+        """The segment of each shard, by equation of the uncut jaxpr and first row."""
         pairs = zip(self.shards.sources, self.segments, strict=True)
         return {(source.number, source.first): segment for source, segment in pairs if source is not None}
 
 
-def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLowering, byte_price: float) -> Work:
-    """Numbers the forward equations of a micro-batch, and finds what they cost.
-
-    Args:
-        jaxpr: computes one micro-batch; inlined.
-        spec: how micro-batches go through it.
-        target: one IPU.
-        make: makes what lowers equations into a graph.
-        byte_price: cycles that a byte on the fullest tile is worth.
-    """
-    whole = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
-    loops = layer_loops(whole.jaxpr, spec)
-    shards = into_shards(whole, spec, loops)
-    body, cut_spec = shards.jaxpr.jaxpr, spec_of_shards(spec, shards)
-    found = find_segments(body, cut_spec)
-    segments, is_same, num_segments = found.segments, found.is_same, found.num_segments
+def work_of(
+    jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make_lowering: MakeLowering, byte_price: float
+) -> Work:
+    """The segments of a micro-batch, and their costs on one IPU."""
+    live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
+    loops = layer_loops(live_jaxpr.jaxpr, spec)
+    shards = into_shards(live_jaxpr, spec, loops)
+    body = shards.jaxpr.jaxpr
+    cut_spec = spec_of_shards(spec, shards)
+    segmented = find_segments(body, cut_spec)
+    segments = segmented.segments
+    is_same = segmented.is_same
+    num_segments = segmented.num_segments
     roles = dict(zip(body.invars, cut_spec.roles, strict=True))
     return Work(
-        whole,
+        live_jaxpr,
         spec,
         loops,
         shards,
         cut_spec,
         segments,
-        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_price_cycles=byte_price), make),
+        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_price_cycles=byte_price), make_lowering),
         _crossing(body.eqns, segments, is_same, num_segments),
         _parameters(body.invars, body.eqns, segments, is_same, roles),
-        _residuals(_kept(body.eqns, segments, is_same), num_segments),
+        _residual_bytes(_residuals(body.eqns, segments, is_same), num_segments),
         any(segment >= 0 and is_backward(eqn) for eqn, segment in zip(body.eqns, segments, strict=True)),
     )
 
@@ -114,69 +95,76 @@ def _cycles(
     is_same: Sequence[bool],
     num_segments: int,
     graph: Graph,
-    make: MakeLowering,
+    make_lowering: MakeLowering,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Cycles of each segment in a graph of one IPU: forward, backward, of keeping and of reading what is kept."""
-    jaxpr, body = shards.jaxpr, shards.jaxpr.jaxpr
-    lowering = make(graph, {})
+    """Cycles of each segment: forward, backward, of pushing and of reading residuals, float64[segments] each."""
+    jaxpr = shards.jaxpr
+    body = shards.jaxpr.jaxpr
+    lowering = make_lowering(graph, {})
     env = {
         var: MemoryOrder.for_argument(var.aval.shape, in_groups).add_variable(graph, var.aval.dtype, "operand")
         for var, in_groups in zip(body.invars, grouped_inputs(body), strict=True)
     }
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
-    added: list[tuple[int, int, ProgramSequence]] = []  # of what, of which segment
-    alike: dict[tuple[int, int], tuple[Sequence[Tensor], ProgramSequence]] = {}  # of an equation's shards, by rows
-    for eqn, segment, key in zip(body.eqns, segments, _alike(shards), strict=True):
-        if key is None or key not in alike:
-            given, prog = [lowering.read(env, atom) for atom in eqn.invars], ProgramSequence()
-            done = lowering.equation(eqn, given, prog, {}), prog
-            alike |= {} if key is None else {key: done}
-        results, prog = done if key is None else alike[key]
+    added: list[tuple[int, int, ProgramSequence]] = []  # row of `cycles`, segment, program
+    lowered_shards: dict[tuple[int, int], tuple[Sequence[Tensor], ProgramSequence]] = {}
+    for eqn, segment, key in zip(body.eqns, segments, _shard_keys(shards), strict=True):
+        if key is None or key not in lowered_shards:
+            operands = [lowering.read(env, atom) for atom in eqn.invars]
+            prog = ProgramSequence()
+            lowered_eqn = lowering.equation(eqn, operands, prog, {}), prog
+            lowered_shards |= {} if key is None else {key: lowered_eqn}
+        results, prog = lowered_eqn if key is None else lowered_shards[key]
         env.update(zip(eqn.outvars, results, strict=True))
         added.append((int(is_backward(eqn)), segment, prog))
-    start = ProgramSequence()
-    counter = new_counter(graph, 0, start, "stash")
-    kept: dict[Tensor, tuple[ProgramSequence, ProgramSequence]] = {}
-    for var, segment in _kept(body.eqns, segments, is_same):
+    initial = ProgramSequence()
+    counter = new_counter(graph, 0, initial, "stash")
+    stash_programs: dict[Tensor, tuple[ProgramSequence, ProgramSequence]] = {}
+    for var, segment in _residuals(body.eqns, segments, is_same):
         value = env[var]
-        if value not in kept:
-            pushing, reading = kept[value] = ProgramSequence(), ProgramSequence()
-            stack = new_stack(graph, value, 2, start, "stash")
+        if value not in stash_programs:
+            pushing, reading = stash_programs[value] = ProgramSequence(), ProgramSequence()
+            stack = new_stack(graph, value, 2, initial, "stash")  # of any depth: the schedule is not known yet
             push(graph, stack, value, counter, pushing, "stash")
             slot_of(graph, stack, counter, reading, "stash")
-        added += [(2 + k, segment, prog) for k, prog in enumerate(kept[value])]
-    made = {var: (eqn, segment) for eqn, segment in zip(body.eqns, segments, strict=True) for var in eqn.outvars}
-    summed: dict[Tensor, ProgramSequence] = {}
+        added += [(2 + k, segment, prog) for k, prog in enumerate(stash_programs[value])]
+    definitions = {var: (eqn, segment) for eqn, segment in zip(body.eqns, segments, strict=True) for var in eqn.outvars}
+    sum_programs: dict[Tensor, ProgramSequence] = {}
     for var in dict.fromkeys(variables(body.outvars)):
         aval: Any = var.aval
-        if var in made and jnp.issubdtype(aval.dtype, jnp.inexact):
-            (eqn, segment), value = made[var], env[var]
-            if value not in summed:
-                adding = summed[value] = ProgramSequence()
-                held = elementwise(graph, Op("neg", lax.neg, aval.dtype), [value], start, "accumulator")
-                elementwise(graph, Op("add", lax.add, aval.dtype), [held, value], adding, "accumulator", held)
-            added.append((int(is_backward(eqn)), segment, summed[value]))
+        if var in definitions and jnp.issubdtype(aval.dtype, jnp.inexact):
+            eqn, segment = definitions[var]
+            value = env[var]
+            if value not in sum_programs:
+                adding = sum_programs[value] = ProgramSequence()
+                accumulator = elementwise(graph, Op("neg", lax.neg, aval.dtype), [value], initial, "accumulator")
+                elementwise(
+                    graph, Op("add", lax.add, aval.dtype), [accumulator, value], adding, "accumulator", accumulator
+                )
+            added.append((int(is_backward(eqn)), segment, sum_programs[value]))
+    # Variables that no rule has mapped, so that the costs of all programs are defined.
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
-    effects, cycles = EffectsOf(graph), np.zeros((4, num_segments))
-    taken: dict[ProgramSequence, int] = {}
+    effects = EffectsOf(graph)
+    cycles = np.zeros((4, num_segments))
+    cycles_of_program: dict[ProgramSequence, int] = {}
     for kind, segment, prog in added:
         if segment >= 0 and prog.children():
-            if prog not in taken:
-                taken[prog] = program_cycles(graph, prog, effects=effects)
-            cycles[kind, segment] += taken[prog]
+            if prog not in cycles_of_program:
+                cycles_of_program[prog] = program_cycles(graph, prog, effects=effects)
+            cycles[kind, segment] += cycles_of_program[prog]
     return cycles[0], cycles[1], cycles[2], cycles[3]
 
 
-def _alike(shards: CutJaxpr) -> list[tuple[int, int] | None]:
-    """For each equation what shards that cost the same have in common: the equation they are of, and their rows."""
+def _shard_keys(shards: CutJaxpr) -> list[tuple[int, int] | None]:
+    """For each equation a key (uncut equation, number of rows) that shards of equal cost share; None for others."""
     return [None if source is None or not source.rows else (source.number, source.rows) for source in shards.sources]
 
 
-def _kept(eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[bool]) -> list[tuple[Var, int]]:
+def _residuals(eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[bool]) -> list[tuple[Var, int]]:
     """Residuals: values from forward to backward equations, each with the first segment that needs it."""
-    made = {
+    forward_values = {
         var
         for eqn, segment, same in zip(eqns, segments, is_same, strict=True)
         for var in eqn.outvars
@@ -186,7 +174,7 @@ def _kept(eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[b
     for eqn, segment in zip(eqns, segments, strict=True):
         if is_backward(eqn) and segment >= 0:
             for var in variables(eqn.invars):
-                if var in made:
+                if var in forward_values:
                     needed[var] = min(needed.get(var, segment), segment)
     return list(needed.items())
 
@@ -194,9 +182,9 @@ def _kept(eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[b
 def _crossing(
     eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[bool], num_segments: int
 ) -> np.ndarray:
-    """Bytes over each cut: of what a micro-batch makes on one side and uses on the other, once a side."""
+    """Bytes over each cut of values that a micro-batch defines on one side and uses on the other, float64[segments]."""
     bytes_over = np.zeros(num_segments + 1)
-    made = {
+    defining_segment = {
         var: segment
         for eqn, segment, same in zip(eqns, segments, is_same, strict=True)
         for var in eqn.outvars
@@ -205,8 +193,8 @@ def _crossing(
     reach: dict[Var, tuple[int, int]] = {}
     for eqn, segment in zip(eqns, segments, strict=True):
         for var in variables(eqn.invars):
-            if var in made and segment >= 0:
-                low, high = reach.get(var, (made[var], made[var]))
+            if var in defining_segment and segment >= 0:
+                low, high = reach.get(var, (defining_segment[var], defining_segment[var]))
                 reach[var] = min(low, segment), max(high, segment)
     for var, (low, high) in reach.items():
         bytes_over[low + 1] += value_bytes(var.aval)
@@ -221,21 +209,27 @@ def _parameters(
     is_same: Sequence[bool],
     roles: dict[Var, str],
 ) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Of each parameter the segments that use it, or what is computed from it once for all micro-batches, and bytes."""
+    """Segments that use each parameter, or a value computed from it once for all micro-batches, and its bytes."""
     users: dict[Var, set[int]] = {var: set() for var in invars if roles[var] == "same"}
-    of: dict[Var, set[Var]] = {var: {var} for var in users}  # the parameters that a value is computed from once
+    parameters_of: dict[Var, set[Var]] = {
+        var: {var} for var in users
+    }  # the parameters that a value is computed from once
     for eqn, segment, same in zip(eqns, segments, is_same, strict=True):
-        read = {parameter for var in variables(eqn.invars) for parameter in of.get(var, ())}
+        parameters_read = {parameter for var in variables(eqn.invars) for parameter in parameters_of.get(var, ())}
         if same:
-            of.update(dict.fromkeys(eqn.outvars, read))
+            parameters_of.update(dict.fromkeys(eqn.outvars, parameters_read))
         elif segment >= 0:
-            for parameter in read:
+            for parameter in parameters_read:
                 users[parameter].add(segment)
-    return tuple((tuple(sorted(found)), value_bytes(var.aval)) for var, found in users.items() if found)
+    return tuple(
+        (tuple(sorted(segments_of_users)), value_bytes(var.aval))
+        for var, segments_of_users in users.items()
+        if segments_of_users
+    )
 
 
-def _residuals(kept: Sequence[tuple[Var, int]], num_segments: int) -> np.ndarray:
-    found = np.zeros(num_segments)
-    for var, segment in kept:
-        found[segment] += value_bytes(var.aval)
-    return found
+def _residual_bytes(residuals: Sequence[tuple[Var, int]], num_segments: int) -> np.ndarray:
+    num_bytes = np.zeros(num_segments)
+    for var, segment in residuals:
+        num_bytes[segment] += value_bytes(var.aval)
+    return num_bytes

@@ -1,13 +1,10 @@
-"""Finds stages for pipelines that have none: the best of the ways to cut them.
+"""Search for the stages of pipelines that have none: the cheapest candidate cut.
 
-Input: a jaxpr with pipelines, and the machine. Output: an equal jaxpr whose pipelines have stages, with the arguments
-and results of loops over layers in shards, each to lie with its stage. The most promising cuts are each lowered into a
-graph of their own and charged by the cost model, memory included: also that of arguments which a stage's results need
-later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. What is chosen
-is lowered with all around it, and has to fit the machine if any of those that are tried does.
-
-Limits: if what is chosen does not fit, the best cuts for less memory are tried, and all if they are no more than 256;
-no more than 24 are lowered whole.
+Input: a jaxpr with pipelines, and the target. Output: an equal jaxpr whose pipelines have stages, with the arguments
+and results of loops over layers in shards, each mapped to its stage. The most promising cuts are each lowered into a
+graph of their own for an estimate of cycles and memory, which includes arguments that the results of a stage need
+later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. The chosen cut
+is lowered with the entire program, and has to fit the target if any candidate does.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ from itertools import chain, pairwise
 from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import named_stages
-from ipujax.lowering.pipelining.charge import beside, charged, rough_bytes
-from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
+from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, cut_positions, name_stages
 from ipujax.lowering.pipelining.layers import replacement, spec_of_shards
+from ipujax.lowering.pipelining.pipeline_cost import other_arguments, pipeline_cost, rough_bytes
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_shards, spread, uncut
 from ipujax.lowering.pipelining.segments import same_values
@@ -37,256 +34,254 @@ from ipujax.runtime.logs import Log, step, subject
 from ipujax.runtime.target import Target
 
 _LOG = Log("lowering")
-_TRIED = 5  # cuts that are lowered for a given number of stages
-_TRIED_OF_EACH = 2  # where the number is open too
-_MEMORY_PARTS, _MEMORY_STEP = 64, 4  # if none of those fits, the best for 60/64, 56/64, … of the memory are
-_MOST_TRIED = 256  # and then all, if they are no more
-_MOST_WHOLE = 24  # cuts that are lowered with all around them
-_MOST_MOVES = 24  # cuts that are tried to make the best of these better
-_MANY_STAGES = 16  # of more, fewer cuts are tried: a cut takes time linear in the stages, and there are as many moves
+_ESTIMATED = 5  # cuts that are lowered for an estimate, of a given number of stages
+_ESTIMATED_OF_EACH = 2  # of each number of stages, if the number is searched too
+_MEMORY_FRACTIONS = 64
+_MEMORY_STEP = 4  # if none of them fits, the best cuts for 60/64, 56/64, … of the memory are estimated
+_MAX_CANDIDATES = 256  # if there are no more cuts than this, all of them are
+_MAX_PROGRAMS = 24  # cuts that are lowered with the entire program
+_MAX_MOVES = 24  # cuts that hill climbing estimates
+_MANY_STAGES = 16  # beyond this fewer cuts are tried: lowering and the number of moves are both linear in the stages
 
 Cuts = tuple[int, ...]  # the first segment of each stage but the first
-LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
+LowerProgram = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
 def find_stages(
     jaxpr: ClosedJaxpr,
     target: Target,
-    make: MakeLowering,
-    whole: LowerWhole,
+    make_lowering: MakeLowering,
+    lower_program: LowerProgram,
     byte_price: float,
     recomputation: Recomputation = KEEP_ALL,
     start: Sequence[Cuts] = (),
 ) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
-    """Finds stages for the pipelines that have none.
+    """The program with stages in the pipelines that had none, and the cuts of each of them.
 
     Args:
-        jaxpr: what is compiled, after all passes.
-        target: the machine of one replica.
-        make: makes what lowers equations into a graph.
-        whole: lowers what is compiled, with arguments and results in shards.
-        byte_price: cycles that a byte on the fullest tile is worth.
-        recomputation: what gradients compute again.
-        start: the cuts of each of them from which to look for better ones; all are weighed when empty.
-
-    Returns:
-        The jaxpr with stages, and the cuts of each pipeline.
+        jaxpr: the program, after all passes.
+        target: the target, with the IPUs of one replica.
+        make_lowering: creates the lowering of a graph.
+        lower_program: lowers the entire program, with arguments and results in shards.
+        byte_price: cost per byte of the fullest tile, in cycles.
+        recomputation: recomputation in gradients.
+        start: cuts of each pipeline from which to look for better ones; all candidates are compared when empty.
 
     Raises:
-        ArgumentError: for stages that make no sense, or none to be found.
+        ArgumentError: for invalid stages, or no cut that works.
     """
-    found, chosen = uncut(jaxpr), list[Cuts]()
-    while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
-        search, outer = Search(found.jaxpr, waiting[0], target, make, byte_price, recomputation), found
+    program = uncut(jaxpr)
+    cuts_of_pipelines = list[Cuts]()
+    while open_pipelines := [n for n, eqn in enumerate(program.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
+        outer = program
+        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_price, recomputation)
 
-        def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
-            return whole(_composed(outer, inner))
+        def lower_composed(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
+            return lower_program(_composed(outer, inner))
 
-        with raised_at(source_line(outer.jaxpr.jaxpr.eqns[waiting[0]])):
-            known = start[len(chosen)] if len(chosen) < len(start) else None
-            if known is not None and search.is_way(known):
-                cuts = search.climbed(known)
+        with raised_at(source_line(outer.jaxpr.jaxpr.eqns[open_pipelines[0]])):
+            start_cuts = start[len(cuts_of_pipelines)] if len(cuts_of_pipelines) < len(start) else None
+            if start_cuts is not None and search.is_candidate(start_cuts):
+                cuts = search.hill_climb(start_cuts)
             else:
-                cuts = search.chosen(whole_of if len(waiting) == 1 else None)
-        chosen.append(cuts)
-        found = _composed(outer, search.rewritten(cuts))
-    return found, tuple(chosen)
+                cuts = search.search(lower_composed if len(open_pipelines) == 1 else None)
+        cuts_of_pipelines.append(cuts)
+        program = _composed(outer, search.rewrite(cuts))
+    return program, tuple(cuts_of_pipelines)
 
 
 def _is_open(eqn: JaxprEqn) -> bool:
     return is_staged(eqn) and eqn.params["spec"].stages is not None
 
 
-class Search:
-    """Ways to cut a pipeline, each lowered and charged once.
-
-    Args:
-        jaxpr: what is compiled.
-        number: which of its equations is the pipeline.
-        target: the machine of one replica.
-        make: makes what lowers equations into a graph.
-        byte_price: cycles that a byte on the fullest tile is worth.
-        recomputation: what gradients compute again.
-    """
+class StageSearch:
+    """Candidate cuts of the pipeline at `jaxpr.eqns[number]`, each lowered once for an estimate."""
 
     def __init__(
         self,
         jaxpr: ClosedJaxpr,
         number: int,
         target: Target,
-        make: MakeLowering,
+        make_lowering: MakeLowering,
         byte_price: float,
         recomputation: Recomputation = KEEP_ALL,
     ) -> None:
-        self._jaxpr, self._number, self._target, self._make = jaxpr, number, target, make
-        self._byte_price, self._recomputation = byte_price, recomputation
+        self._jaxpr = jaxpr
+        self._number = number
+        self._target = target
+        self._make_lowering = make_lowering
+        self._byte_price = byte_price
+        self._recomputation = recomputation
         self._eqn = jaxpr.jaxpr.eqns[number]
         self._spec: PipelineSpec = self._eqn.params["spec"]
         micro_batch = micro_batch_of(self._eqn)
-        if known := named_stages(micro_batch.jaxpr):
+        if stages := named_stages(micro_batch.jaxpr):
             raise ArgumentError(
-                f"stages of ipu.pipeline({self._spec.name}) are to be found, and it has stages already",
+                f"ipu.pipeline({self._spec.name}) searches for stages, but its function has stages already",
                 where=source_line(self._eqn) or None,
                 expected="either stages=... or ipu.stage(i)",
-                got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
+                got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(stages)))} in the function",
             )
         modes_used = modes(micro_batch.jaxpr.eqns, recomputation)
-        self._keeps_all = modes_used <= {"none"}
-        self._may_keep_less = "auto" in modes_used
-        self._knows_what_is_kept = bool(recomputation.shares)
-        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make, byte_price)
-        self._rewritten: dict[Cuts, CutJaxpr] = {}
-        self._charges: dict[Cuts, tuple[int, int]] = {}
-        self._places = places(self.work)
+        self._stores_residuals = modes_used <= {"none"}
+        self._may_recompute = "auto" in modes_used
+        self._recomputation_is_chosen = bool(recomputation.shares)
+        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make_lowering, byte_price)
+        self._programs: dict[Cuts, CutJaxpr] = {}
+        self._estimates: dict[Cuts, tuple[int, int]] = {}
+        self._positions = cut_positions(self.work)
 
-    # --- one way ---
-
-    def rewritten(self, cuts: Cuts) -> CutJaxpr:
-        """The program with the stages between some cuts."""
-        if cuts not in self._rewritten:
-            found, spec = named(self.work, cuts), self._spec
+    def rewrite(self, cuts: Cuts) -> CutJaxpr:
+        """The program with the stages of a cut."""
+        if cuts not in self._programs:
+            shards = name_stages(self.work, cuts)
+            spec = self._spec
             plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._target)
-            same = same_values(found.jaxpr.jaxpr, spec_of_shards(spec, found))
+            same = same_values(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
             ipus = ipus_of_stages(self._eqn, plan, self._target.num_ipus)
-            found = share_layers(found, ipus, same, self._byte_price)
-            self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
-        return self._rewritten[cuts]
+            shards = share_layers(shards, ipus, same, self._byte_price)
+            self._programs[cuts] = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, shards))
+        return self._programs[cuts]
 
-    def charge(self, cuts: Cuts, more: int = 0) -> tuple[int, int]:
-        """By how many bytes it exceeds the memory of a tile, with some `more` beside it, and its cycles."""
-        need, cycles = self._charged(cuts)
-        return max(0, need + more - self._target.bytes_per_tile), cycles
+    def excess_and_cycles(self, cuts: Cuts, extra_bytes: int = 0) -> tuple[int, int]:
+        """Bytes by which a cut exceeds the memory of a tile, `extra_bytes` included, and its cycles."""
+        num_bytes, cycles = self._bytes_and_cycles(cuts)
+        return max(0, num_bytes + extra_bytes - self._target.bytes_per_tile), cycles
 
-    def _charged(self, cuts: Cuts) -> tuple[int, int]:
-        """About the bytes of a tile that it needs, and its cycles."""
-        if cuts not in self._charges:
-            jaxpr = self.rewritten(cuts).jaxpr
-            place = self._place_in(jaxpr)
-            with step(_LOG, "stages", detail=f"cut {len(self._charges) + 1} into stages"):
-                found = charged(jaxpr, place, self._target, self._make, self._byte_price, self._recomputation)
-            self._charges[cuts] = need, cycles = found
-            what = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"
-            _LOG.info(what, subject(), cuts, f"{cycles:,}", f"{need:,}")
-        return self._charges[cuts]
+    def _bytes_and_cycles(self, cuts: Cuts) -> tuple[int, int]:
+        """Estimated bytes of the fullest tile, and cycles."""
+        if cuts not in self._estimates:
+            jaxpr = self.rewrite(cuts).jaxpr
+            index = self._pipeline_index(jaxpr)
+            with step(_LOG, "stages", detail=f"cut {len(self._estimates) + 1} into stages"):
+                estimate = pipeline_cost(
+                    jaxpr, index, self._target, self._make_lowering, self._byte_price, self._recomputation
+                )
+            self._estimates[cuts] = num_bytes, cycles = estimate
+            message = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"
+            _LOG.info(message, subject(), cuts, f"{cycles:,}", f"{num_bytes:,}")
+        return self._estimates[cuts]
 
-    def _place_in(self, jaxpr: ClosedJaxpr) -> int:
-        """Which equation of what is compiled the pipeline is, when that is cut."""
-        which = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
-        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][which]
+    def _pipeline_index(self, jaxpr: ClosedJaxpr) -> int:
+        """Index of the pipeline in the program after its other equations were cut."""
+        pipeline = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
+        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][pipeline]
 
-    # --- the best of them ---
-
-    def chosen(self, whole: LowerWhole | None = None) -> Cuts:
-        """The best way that is found.
-
-        Args:
-            whole: lowers what is compiled; whether that fits is not looked at when None.
-
-        Raises:
-            ArgumentError: if there is no way to cut.
-        """
-        ways = self._promising()
-        is_open = self._may_keep_less and not self._knows_what_is_kept
-        if is_open and len(self._plans) == 1 and self.charge(ways[0])[0]:
-            return ways[0]  # when less is kept, the search goes on from here
-        best = min(ways, key=self.charge)
-        if is_open and self.charge(best)[0]:
+    def search(self, lower_program: LowerProgram | None = None) -> Cuts:
+        """The best cut, or the best whose entire program fits if `lower_program` is given."""
+        candidates = self._initial_candidates()
+        is_open = self._may_recompute and not self._recomputation_is_chosen
+        if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0])[0]:
+            return candidates[0]  # the search goes on from here once recomputation is chosen
+        best = min(candidates, key=self.excess_and_cycles)
+        if is_open and self.excess_and_cycles(best)[0]:
             return best
-        if self.charge(best)[0]:  # none fits
-            others = chain(self._roomier(), self._all(best))
-            fitting = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
-            best = min(self._charges, key=self.charge) if self.charge(fitting)[0] else fitting
-        best = self.climbed(best)
-        return best if whole is None or self._knows_what_is_kept else self._fitting(best, whole)
+        if self.excess_and_cycles(best)[0]:  # none fits
+            further_candidates = chain(self._low_memory_candidates(), self._all_candidates(best))
+            fitting = next((cuts for cuts in further_candidates if not self.excess_and_cycles(cuts)[0]), best)
+            best = min(self._estimates, key=self.excess_and_cycles) if self.excess_and_cycles(fitting)[0] else fitting
+        best = self.hill_climb(best)
+        return (
+            best
+            if lower_program is None or self._recomputation_is_chosen
+            else self._best_that_fits(best, lower_program)
+        )
 
-    def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
-        """The best cuts whose whole program fits, or else the best."""
-        beyond = dict[Cuts, int]()  # what whole programs need beyond their charge
-        for ways in self._from_best_to_all(best):
-            while len(beyond) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in beyond]):
-                most, least = max(beyond.values(), default=0), min(beyond.values(), default=0)
-                if all(self.charge(each, least)[0] for each in left):
+    def _best_that_fits(self, best: Cuts, lower_program: LowerProgram) -> Cuts:
+        """The best cut whose entire program fits, else the best."""
+        extra_bytes: dict[Cuts, int] = {}  # bytes of the entire program less the estimate
+        for candidates in self._candidate_batches(best):
+            while len(extra_bytes) < _MAX_PROGRAMS and (
+                remaining := [cuts for cuts in candidates if cuts not in extra_bytes]
+            ):
+                max_extra = max(extra_bytes.values(), default=0)
+                min_extra = min(extra_bytes.values(), default=0)
+                if all(self.excess_and_cycles(cuts, min_extra)[0] for cuts in remaining):
                     break  # none is expected to fit
-                cuts = min(left, key=lambda each: self.charge(each, most))
-                need = rough_bytes(*whole(self.rewritten(cuts)))
-                if need <= self._target.bytes_per_tile:
+                cuts = min(remaining, key=lambda candidate: self.excess_and_cycles(candidate, max_extra))
+                num_bytes = rough_bytes(*lower_program(self.rewrite(cuts)))
+                if num_bytes <= self._target.bytes_per_tile:
                     return cuts
-                beyond[cuts] = need - self._charged(cuts)[0]
+                extra_bytes[cuts] = num_bytes - self._bytes_and_cycles(cuts)[0]
         return best
 
-    def _from_best_to_all(self, best: Cuts) -> Iterator[list[Cuts]]:
-        """Ways to try one after the other: the best, what was charged and what needs less memory, and all."""
+    def _candidate_batches(self, best: Cuts) -> Iterator[list[Cuts]]:
+        """Batches of candidates in order of trial: the best, those estimated or of less memory, and all."""
         yield [best]
-        yield [*self._charges, *self._roomier()]
-        yield self._all(best)
+        yield [*self._estimates, *self._low_memory_candidates()]
+        yield self._all_candidates(best)
 
-    def _all(self, best: Cuts) -> list[Cuts]:
-        """All ways with as many stages, if they are few."""
-        found = list(all_cuts(self.work, len(best) + 1, _MOST_TRIED + 1))
-        return found if len(found) <= _MOST_TRIED else []
+    def _all_candidates(self, best: Cuts) -> list[Cuts]:
+        """All cuts into as many stages, if they are few."""
+        candidates = list(all_cuts(self.work, len(best) + 1, _MAX_CANDIDATES + 1))
+        return candidates if len(candidates) <= _MAX_CANDIDATES else []
 
-    def _roomier(self) -> Iterator[Cuts]:
-        """The best ways for machines of less and less memory, down to the least that there is a way for."""
-        one = self._target.replace(num_ipus=1)
+    def _low_memory_candidates(self) -> Iterator[Cuts]:
+        """The best cuts for less and less memory, down to the least that allows one."""
+        one_ipu = self._target.replace(num_ipus=1)
 
-        def ways(plan: SchedulePlan, part: int) -> list[Cuts]:
-            less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
+        def best_for(plan: SchedulePlan, fraction: int) -> list[Cuts]:
+            smaller = one_ipu.replace(bytes_per_tile=one_ipu.bytes_per_tile * fraction // _MEMORY_FRACTIONS)
             try:
-                return best_cuts(self.work, plan, less, 1, self.resident, self._keeps_all)
+                return best_cuts(self.work, plan, smaller, 1, self.resident, self._stores_residuals)
             except ArgumentError:  # no cut is so small
                 return []
 
         for plan in self._plans:
-            for part in range(_MEMORY_PARTS - _MEMORY_STEP, 0, -_MEMORY_STEP):
-                if not (found := ways(plan, part)):
-                    between = range(part + 1, part + _MEMORY_STEP)
-                    yield from next((found for each in between if (found := ways(plan, each))), [])
+            for fraction in range(_MEMORY_FRACTIONS - _MEMORY_STEP, 0, -_MEMORY_STEP):
+                if not (cuts := best_for(plan, fraction)):
+                    finer_fractions = range(fraction + 1, fraction + _MEMORY_STEP)
+                    yield from next((cuts for finer in finer_fractions if (cuts := best_for(plan, finer))), [])
                     break
-                yield from found
+                yield from cuts
 
-    def is_way(self, cuts: Cuts) -> bool:
-        """Whether there are places for some cuts."""
-        return set(cuts) <= set(self._places)
+    def is_candidate(self, cuts: Cuts) -> bool:
+        """True if the program has these positions to cut at."""
+        return set(cuts) <= set(self._positions)
 
-    def climbed(self, best: Cuts) -> Cuts:
-        """The best that is reached by moving one cut at a time to the next place."""
-        if self._may_keep_less and (self._knows_what_is_kept or self.charge(best)[0]):
+    def hill_climb(self, best: Cuts) -> Cuts:
+        """The best cut reached by moving one position at a time to a neighbour (hill climbing)."""
+        if self._may_recompute and (self._recomputation_is_chosen or self.excess_and_cycles(best)[0]):
             return best
-        until = len(self._charges) + _fewer(_MOST_MOVES, len(best) + 1)
-        while len(self._charges) < until:
-            moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
-            better = min([best, *moved], key=self.charge)
+        limit = len(self._estimates) + _reduced(_MAX_MOVES, len(best) + 1)
+        while len(self._estimates) < limit:
+            neighbours = [
+                cuts for cuts in self._neighbours(best) if cuts in self._estimates or len(self._estimates) < limit
+            ]
+            better = min([best, *neighbours], key=self.excess_and_cycles)
             if better == best:
                 break
             best = better
         return best
 
     def _neighbours(self, cuts: Cuts) -> list[Cuts]:
-        found = []
-        for number, at in enumerate(map(self._places.index, cuts)):
-            for place in self._places[max(at - 1, 0) : at + 2]:
-                way = (*cuts[:number], place, *cuts[number + 1 :])
-                if way != cuts and all(a < b for a, b in pairwise(way)):
-                    found.append(way)
-        return found
+        neighbours = []
+        for number, index in enumerate(map(self._positions.index, cuts)):
+            for position in self._positions[max(index - 1, 0) : index + 2]:
+                neighbour = (*cuts[:number], position, *cuts[number + 1 :])
+                if neighbour != cuts and all(a < b for a, b in pairwise(neighbour)):
+                    neighbours.append(neighbour)
+        return neighbours
 
     @cached_property
     def _plans(self) -> list[SchedulePlan]:
-        """The schedule for the number of stages that is given, or for all that the machine has IPUs for."""
-        spec, training = self._spec, self.work.has_gradients
+        """The schedule for the given number of stages, or one for each number up to that of IPUs."""
+        spec = self._spec
+        training = self.work.has_gradients
         if spec.stages != "auto":
             assert spec.stages is not None
             plan = plan_of(spec, spec.stages, training, self._target)
             ipus_of_stages(self._eqn, plan, self._target.num_ipus)
             return [plan]
-        plans, refused = list[SchedulePlan](), None
+        plans: list[SchedulePlan] = []
+        first_error = None
         for count in range(2, self._target.num_ipus + 1):
             try:
                 plans.append(plan_of(spec, count, training, self._target))
             except ArgumentError as error:  # impossible with this number of stages
-                refused = refused or error
+                first_error = first_error or error
         if not plans:
-            raise refused or ArgumentError(
+            raise first_error or ArgumentError(
                 f"ipu.pipeline({spec.name}) has nothing to be cut for",
                 where=source_line(self._eqn) or None,
                 expected="two IPUs or more for each replica",
@@ -294,75 +289,74 @@ class Search:
             )
         return plans
 
-    def _promising(self) -> list[Cuts]:
-        """The cuts to try."""
-        one, few = self._target.replace(num_ipus=1), _TRIED if len(self._plans) == 1 else _TRIED_OF_EACH
-        ways, refused = list[Cuts](), list[ArgumentError]()
+    def _initial_candidates(self) -> list[Cuts]:
+        """Most promising cuts of all schedules."""
+        one_ipu = self._target.replace(num_ipus=1)
+        max_cuts = _ESTIMATED if len(self._plans) == 1 else _ESTIMATED_OF_EACH
+        candidates: list[Cuts] = []
+        errors: list[ArgumentError] = []
         for plan in self._plans:
             try:
-                tried = _fewer(few, plan.num_stages)
-                ways += best_cuts(self.work, plan, one, tried, self.resident, self._keeps_all)
+                max_cuts_of_plan = _reduced(max_cuts, plan.num_stages)
+                candidates += best_cuts(
+                    self.work, plan, one_ipu, max_cuts_of_plan, self.resident, self._stores_residuals
+                )
             except ArgumentError as error:  # impossible with this number of stages
-                refused.append(error)
-        if not ways:
-            raise refused[0]
-        return ways
+                errors.append(error)
+        if not candidates:
+            raise errors[0]
+        return candidates
 
     @cached_property
     def resident(self) -> list[tuple[int, int]]:
-        """Other arguments that lie with the parameters of a segment: the segment, and bytes.
-
-        Found by placing what is compiled as if each segment were a stage.
-        """
-        around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.shards)).jaxpr
-        others = beside(around, self._place_in(around), _span_of_segments(self.work))
-        return [(home, value_bytes(var.aval)) for var, home in others]
+        """Segment and bytes of each other argument, placed as if each segment were a stage."""
+        program = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, self.work.shards)).jaxpr
+        arguments = other_arguments(program, self._pipeline_index(program), _span_of_segments(self.work))
+        return [(home, value_bytes(var.aval)) for var, home in arguments]
 
 
-def _fewer(count: int, num_stages: int) -> int:
-    """So many cuts, or fewer for very many stages."""
+def _reduced(count: int, num_stages: int) -> int:
+    """The number of candidates, reduced for very many stages."""
     return max(1, count * _MANY_STAGES**2 // max(_MANY_STAGES, num_stages) ** 2)
 
 
-# --- around the pipeline ----------------------------------------------------------------------------------------------
-
-
-def _around(jaxpr: ClosedJaxpr, number: int, new: Replacement) -> CutJaxpr:
-    """The program with a pipeline replaced, and all values with the rows of its operands cut alike."""
+def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) -> CutJaxpr:
+    """The program with a pipeline replaced, and values that share rows with its operands cut alike."""
     eqn = jaxpr.jaxpr.eqns[number]
-    atoms = zip((*eqn.outvars, *eqn.invars), (*new.outputs, *new.inputs), strict=True)
-    seeds = {atom: at for atom, at in atoms if at is not None and not isinstance(atom, Literal)}
-    return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: new})
+    atoms = zip((*eqn.outvars, *eqn.invars), (*pipeline.outputs, *pipeline.inputs), strict=True)
+    seeds = {atom: bounds for atom, bounds in atoms if bounds is not None and not isinstance(atom, Literal)}
+    return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: pipeline})
 
 
 def _span_of_segments(work: Work) -> Span:
-    """A pipeline as if each segment were a stage on an IPU of its own."""
+    """The pipeline's span if each segment were a stage on an IPU of its own."""
     body = work.shards.jaxpr.jaxpr
-    first: dict[Var, int] = {}
-    made: dict[Var, int] = {}
+    first_segment: dict[Var, int] = {}
+    defining_segment: dict[Var, int] = {}
     for eqn, segment in zip(body.eqns, work.segments, strict=True):
-        made.update(dict.fromkeys(eqn.outvars, max(segment, 0)))
+        defining_segment.update(dict.fromkeys(eqn.outvars, max(segment, 0)))
         for atom in eqn.invars:
             if segment >= 0 and not isinstance(atom, Literal):
-                first[atom] = min(first.get(atom, segment), segment)
-    results = tuple(0 if isinstance(atom, Literal) else made.get(atom, 0) for atom in body.outvars)
-    return Span(tuple(map(first.get, body.invars)), results, len(work.forward_cycles))
+                first_segment[atom] = min(first_segment.get(atom, segment), segment)
+    results = tuple(0 if isinstance(atom, Literal) else defining_segment.get(atom, 0) for atom in body.outvars)
+    return Span(tuple(map(first_segment.get, body.invars)), results, len(work.forward_cycles))
 
 
 def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
-    """A jaxpr whose shards are cut once more."""
-    ends = _composed_bounds(outer.inputs, inner.inputs), _composed_bounds(outer.outputs, inner.outputs)
-    return CutJaxpr(inner.jaxpr, *ends, inner.sources)
+    """The cut from the uncut program of `outer` to the jaxpr of `inner`, which cuts the jaxpr of `outer`."""
+    bounds = _composed_bounds(outer.inputs, inner.inputs), _composed_bounds(outer.outputs, inner.outputs)
+    return CutJaxpr(inner.jaxpr, *bounds, inner.sources)
 
 
 def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
-    remaining, found = iter(inner), list[Bounds | None]()
-    for at in outer:
-        parts = [next(remaining) for _ in range(num_shards(at))]
-        if at is None:
-            found += parts
+    remaining = iter(inner)
+    composed: list[Bounds | None] = []
+    for bounds in outer:
+        bounds_of_shards = [next(remaining) for _ in range(num_shards(bounds))]
+        if bounds is None:
+            composed += bounds_of_shards
             continue
-        spans = zip(pairwise(at), parts, strict=True)
-        inside = [[a + row for row in (part or (0, b - a))[1:]] for (a, b), part in spans]
-        found.append((0, *chain.from_iterable(inside)))
-    return tuple(found)
+        spans = zip(pairwise(bounds), bounds_of_shards, strict=True)
+        cuts_of_shards = [[a + row for row in (inner_bounds or (0, b - a))[1:]] for (a, b), inner_bounds in spans]
+        composed.append((0, *chain.from_iterable(cuts_of_shards)))
+    return tuple(composed)

@@ -1,6 +1,6 @@
 """A pipeline with all choices made: its parts, its schedule, and the IPU of each stage.
 
-Input: an equation of the primitive of pipelines with stages. Output: `StagedPipeline`, which `program` lowers.
+Input: an equation of the primitive of pipelines with stages. Output: `StagedPipeline`, which `pipeline_program` lowers.
 """
 
 from __future__ import annotations
@@ -29,23 +29,14 @@ from ipujax.runtime.tensor import Tensor, Variable
 
 @dataclass(frozen=True)
 class StagedPipeline:
-    """A pipeline before tile mapping.
-
-    Args:
-        spec: how micro-batches go through it.
-        partition: equations computed once, and the terms of results.
-        parts: what tasks compute, in an order in which they can run.
-        plan: which task runs when.
-        ipus: the IPU of each stage.
-        trades: what recomputation saves and costs in each stage that finds out by itself.
-    """
+    """A pipeline before tile mapping."""
 
     spec: PipelineSpec
-    partition: Partition
-    parts: tuple[StagePart, ...]
-    plan: SchedulePlan
-    ipus: tuple[int, ...]
-    trades: tuple[ChainTrade, ...] = ()
+    partition: Partition  # equations computed once, and the terms of results
+    parts: tuple[StagePart, ...]  # jaxprs of the tasks, in an order in which they can run
+    plan: SchedulePlan  # order of tasks on each IPU
+    ipus: tuple[int, ...]  # IPU of each stage
+    trades: tuple[ChainTrade, ...] = ()  # trade-offs of recomputation in each stage whose mode is "auto"
 
     @cached_property
     def part_of(self) -> Mapping[TaskKind, StagePart]:
@@ -53,92 +44,83 @@ class StagedPipeline:
         return {part.task: part for part in self.parts}
 
     @cached_property
-    def made_in(self) -> Mapping[Var, StagePart]:
-        """The part that makes each value that is handed on; a state is made where it is held."""
-        found: dict[Var, StagePart] = {var: part for part in self.parts for var in variables(part.jaxpr.outvars)}
-        return found | {state: self.parts[stage] for state, stage in self.partition.carried.items()}
+    def defining_part(self) -> Mapping[Var, StagePart]:
+        """The part that defines each value that is handed on; a state is defined in the stage that holds it."""
+        parts_of_values: dict[Var, StagePart] = {
+            var: part for part in self.parts for var in variables(part.jaxpr.outvars)
+        }
+        return parts_of_values | {state: self.parts[stage] for state, stage in self.partition.carried.items()}
 
     def part_with(self, atom: object) -> StagePart:
-        """The part that has a value first: that makes it, or the first of all."""
-        return self.made_in.get(atom, self.parts[0]) if isinstance(atom, Var) else self.parts[0]
+        """The part that defines a value, or else the first of all."""
+        return self.defining_part.get(atom, self.parts[0]) if isinstance(atom, Var) else self.parts[0]
 
     def input_ipus(self) -> tuple[int | None, ...]:
-        """For each operand the IPU that uses it first, None for one that is not used."""
-        first: dict[Var, int] = {state: self.ipus[stage] for state, stage in self.partition.carried.items()}
+        """The IPU that uses each operand first, None for one that is not used."""
+        first_ipu: dict[Var, int] = {state: self.ipus[stage] for state, stage in self.partition.carried.items()}
         for part in self.parts:
             for var in part.jaxpr.invars:
-                first.setdefault(var, self.ipus[part.stage])
-        for eqn, stage in self.partition.before:
+                first_ipu.setdefault(var, self.ipus[part.stage])
+        for eqn, stage in self.partition.shared:
             for var in variables(eqn.invars):
-                first.setdefault(var, self.ipus[stage])
-        return tuple(first.get(var) for var in self.partition.jaxpr.jaxpr.invars)
+                first_ipu.setdefault(var, self.ipus[stage])
+        return tuple(first_ipu.get(var) for var in self.partition.jaxpr.jaxpr.invars)
 
     def result_ipus(self) -> tuple[int, ...]:
-        """For each result the IPU it ends on: that of the first of the stages that add to it."""
-        return tuple(self.home(terms) for terms in self.partition.results)
+        """The IPU of each result: that of the first stage that adds to it."""
+        return tuple(self.result_ipu(terms) for terms in self.partition.results)
 
     def span(self) -> Span:
-        """Where its operands and results are, for placement."""
+        """IPUs of operands and results, for placement."""
         return Span(self.input_ipus(), self.result_ipus(), self.partition.num_stages)
 
-    def viewed_whole(self, same: Mapping[Var, Tensor]) -> set[tuple[Variable, int]]:
-        """Variables of which an IPU reads several views, as a parameter and its transpose, as large as it together.
-
-        Args:
-            same: the tensors of what is the same for all micro-batches.
-        """
+    def fully_viewed(self, same: Mapping[Var, Tensor]) -> set[tuple[Variable, int]]:
+        """(variable, IPU) pairs where the IPU reads several views, together as large as the variable."""
         views: dict[tuple[Variable, int], dict[Tensor, None]] = {}
         for part in self.parts:
             for value in (same[var] for var in part.jaxpr.invars if var in same):
                 if len(value.variables()) == 1:
                     views.setdefault((value.variables()[0], self.ipus[part.stage]), {})[value] = None
-        return {key for key, seen in views.items() if len(seen) > 1 and sum(x.size for x in seen) >= key[0].size}
+        return {
+            key
+            for key, distinct_views in views.items()
+            if len(distinct_views) > 1 and sum(x.size for x in distinct_views) >= key[0].size
+        }
 
     def marks(
         self, name: str, tasks: Iterable[TaskKind], links: Iterable[tuple[TaskKind, TaskKind]]
     ) -> dict[TaskKind, PipelineTask]:
-        """What marks the calls of each kind of task in the program, for profiles.
+        """Marks of the calls of each kind of task, for profiles; a link is from the writer of a value to a reader."""
+        named_tasks = {task: (task[0], task[1].name.lower()) for task in tasks}
+        named_links = tuple(
+            dict.fromkeys((named_tasks[a], named_tasks[b]) for a, b in links if a in named_tasks and b in named_tasks)
+        )
+        names = tuple(named_tasks.values())
+        layout = PipelineLayout(
+            name, self.plan.schedule.name, tuple(self.ipus), self.spec.micro_batches, names, named_links
+        )
+        return {task: PipelineTask(layout, *mark) for task, mark in named_tasks.items()}
 
-        Args:
-            name: debug name.
-            tasks: the kinds of task that do anything.
-            links: which task hands something on to which, also to such that do nothing.
-        """
-        named = {task: (task[0], task[1].name.lower()) for task in tasks}
-        linked = tuple(dict.fromkeys((named[a], named[b]) for a, b in links if a in named and b in named))
-        names = tuple(named.values())
-        layout = PipelineLayout(name, self.plan.schedule.name, tuple(self.ipus), self.spec.micro_batches, names, linked)
-        return {task: PipelineTask(layout, *mark) for task, mark in named.items()}
-
-    def home(self, terms: Sequence[object]) -> int:
-        """The IPU on which the parts of a result are added."""
+    def result_ipu(self, terms: Sequence[object]) -> int:
+        """The IPU on which the terms of a result are added."""
         return self.ipus[min(self.part_with(term).stage for term in terms)]
 
 
 def is_staged(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a pipeline that has stages; those without are inlined."""
+    """True if an equation is a pipeline that has stages; those without are inlined."""
     return eqn.primitive is staged_pipeline_p
 
 
 def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr of one micro-batch of a pipeline, before the passes that its parts go through."""
-    given = eqn.params["micro_batch"]
-    return given.jaxpr if given.is_ready else ready(given.jaxpr, is_cut=True)
+    micro_batch = eqn.params["micro_batch"]
+    return micro_batch.jaxpr if micro_batch.is_ready else ready(micro_batch.jaxpr, is_cut=True)
 
 
 def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target) -> SchedulePlan:
-    """The schedule of a pipeline for a number of stages: as asked for, or the one that suits the machine.
-
-    Args:
-        spec: the pipeline.
-        num_stages: stages of the model.
-        training: whether there are backward tasks.
-        target: the machine of one replica.
-
-    Raises:
-        ScheduleError: as `schedule_plan`.
-    """
-    schedule, count = spec.schedule, spec.micro_batches
+    """The schedule of a pipeline for a number of stages; without a `schedule`, the one that suits the target."""
+    schedule = spec.schedule
+    count = spec.micro_batches
     if schedule is None:
         schedule = default_schedule(target.global_exchange, num_stages, count, training)
     return schedule_plan(schedule, num_stages, count, training)
@@ -150,71 +132,60 @@ def staged_pipeline(
     byte_price: float = BYTE_PRICE_CYCLES,
     recomputation: Recomputation = KEEP_ALL,
 ) -> StagedPipeline:
-    """Partitions and schedules a pipeline, maps its stages to IPUs, and has them compute values again.
-
-    Args:
-        eqn: its equation; those of its micro-batch are named after stages.
-        target: the machine of one replica.
-        byte_price: cycles that a byte on the fullest tile is worth.
-        recomputation: what gradients compute again.
+    """Partitions and schedules a pipeline, maps its stages to IPUs, and adds recomputation.
 
     Raises:
-        ArgumentError: for stages that make no sense, a schedule that does not work for so many micro-batches, or more
-            stages than IPUs or than a mapping names.
+        ArgumentError: for invalid stages, a schedule that does not work for so many micro-batches, or more stages than
+            IPUs or than `device_mapping` names.
     """
     spec: PipelineSpec = eqn.params["spec"]
     jaxpr = micro_batch_of(eqn)
-    cut = partition(jaxpr, spec)
+    partitioned = partition(jaxpr, spec)
     with raised_at(source_line(eqn)):
-        plan = plan_of(spec, cut.num_stages, cut.training, target)
+        plan = plan_of(spec, partitioned.num_stages, partitioned.training, target)
     ipus = ipus_of_stages(eqn, plan, target.num_ipus, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
-    trades = list[ChainTrade]()
-    cut = _recomputed(cut, plan, ipus, recomputation, trades)
-    return StagedPipeline(spec, cut, stage_parts(cut, split, byte_price), plan, ipus, tuple(trades))
+    trades: list[ChainTrade] = []
+    partitioned = _recomputed(partitioned, plan, ipus, recomputation, trades)
+    return StagedPipeline(spec, partitioned, stage_parts(partitioned, split, byte_price), plan, ipus, tuple(trades))
 
 
 def _recomputed(
-    cut: Partition, plan: SchedulePlan, ipus: Sequence[int], recomputation: Recomputation, trades: list[ChainTrade]
+    partitioned: Partition,
+    plan: SchedulePlan,
+    ipus: Sequence[int],
+    recomputation: Recomputation,
+    trades: list[ChainTrade],
 ) -> Partition:
-    """The partition with backward parts that compute again what their forward parts have computed."""
-    part_of = {part.task: part.eqns for part in cut.parts}
-    results = {var for terms in cut.results for var in variables(terms)}
-    results |= set(variables(cut.jaxpr.jaxpr.outvars))
-    for stage in range(cut.num_stages if cut.training else 0):
-        forward, backward = (stage, FORWARD), (stage, BACKWARD)
-        others = (eqns for task, eqns in part_of.items() if task not in (forward, backward))
-        sent = {var for eqns in others for eqn in eqns for var in variables(eqn.invars)}
-        made = {var for eqn in part_of[backward] for var in eqn.outvars}
-        before, after = recomputed_parts(
+    """The partition with backward parts that recompute values of their forward parts."""
+    part_of = {part.task: part.eqns for part in partitioned.parts}
+    results = {var for terms in partitioned.results for var in variables(terms)}
+    results |= set(variables(partitioned.jaxpr.jaxpr.outvars))
+    for stage in range(partitioned.num_stages if partitioned.training else 0):
+        forward = (stage, FORWARD)
+        backward = (stage, BACKWARD)
+        other_eqns = (eqns for task, eqns in part_of.items() if task not in (forward, backward))
+        sent = {var for eqns in other_eqns for eqn in eqns for var in variables(eqn.invars)}
+        gradients = {var for eqn in part_of[backward] for var in eqn.outvars}
+        forward_eqns, backward_eqns = recomputed_parts(
             part_of[forward],
             part_of[backward],
-            results | (sent & made),
+            results | (sent & gradients),
             recomputation,
             trades,
             ipu=ipus[stage],
             in_flight=plan.in_flight(stage),
             is_summed=True,
-            feeds_loss=stage == cut.num_stages - 1,
+            feeds_loss=stage == partitioned.num_stages - 1,
         )
-        part_of |= {forward: tuple(before), backward: tuple(after)}
-    return replace(cut, parts=tuple(Part(task, eqns) for task, eqns in part_of.items()))
+        part_of |= {forward: tuple(forward_eqns), backward: tuple(backward_eqns)}
+    return replace(partitioned, parts=tuple(Part(task, eqns) for task, eqns in part_of.items()))
 
 
 def ipus_of_stages(
     eqn: JaxprEqn, plan: SchedulePlan, num_ipus: int, jaxpr: ClosedJaxpr | None = None
 ) -> tuple[int, ...]:
-    """The IPU of each stage: as mapped, or as the schedule has it.
-
-    Args:
-        eqn: the pipeline.
-        plan: its schedule.
-        num_ipus: IPUs of a replica.
-        jaxpr: where the line of a stage is found that has no IPU.
-
-    Raises:
-        ArgumentError: a mapping for another number of stages, or more IPUs than there are.
-    """
+    """The IPU of each stage: that of `device_mapping`, or else of the schedule; refuses missing IPUs."""
     spec: PipelineSpec = eqn.params["spec"]
     ipus = plan.ipus if spec.device_mapping is None else spec.device_mapping
     if len(ipus) != plan.num_stages:

@@ -1,4 +1,4 @@
-"""What a backward pass computes again in place of keeping it."""
+"""Recomputation: values that a backward pass computes again instead of reading them from memory."""
 
 from ipujax.lowering.recomputation.chain import (
     ChainPlans as ChainPlans,

@@ -1,16 +1,16 @@
-"""A training step as a chain: where its forward part is cut into steps, and what each step costs and holds.
+"""A training step as a chain: the steps of its forward part, with the cycles and bytes of each.
 
-Input: the `Flow` of a forward and a backward part, and places to cut at. Output: `Steps`: the forward equations of each
-step, the equations of the gradient that go with each, and a `ChainStep` of each for the planner.
+Input: the `Flow` of a forward and a backward part, and cuts. Output: `Steps`: the forward equations of each step, the
+equations of the gradient that belong to each, and a `ChainStep` of each for the planner.
 
-An equation of the gradient goes with the last step in which the gradients it reads are there, and all the values it
-reads: those of the step, and those that cross into it. It never waits for an earlier step, except for what reads no
-gradient or makes more than it reads, which goes where it is read; products only where whole layers are computed again:
-the first of a layer's gradient otherwise goes with the layer behind. A value that is read with a step before its own is
-fixed.
+An equation of the gradient belongs to the last step in which all its operands are available: gradients, values of the
+step, and values that cross into it. It never waits for an earlier step, except equations that read no gradient or whose
+results are larger than their operands, which belong to their users; products do so only if entire layers are
+recomputed: else the first product of a layer's gradient belongs to the following layer. A value that is read in a step
+before its own is fixed.
 
-Limits: bytes of whole values, evenly spread; cycles in the elements that are moved, see `work_of_equation`. What a part
-holds besides is estimated equation by equation, as if nothing were fused.
+Limits: bytes of entire values, evenly spread; cycles in elements that are moved, see `work_of_equation`. Temporary
+bytes are estimated equation by equation, as if nothing were fused.
 """
 
 from __future__ import annotations
@@ -40,231 +40,241 @@ _VECTOR_ELEMENTS = 2  # floats of a vector instruction, Target.vector_bytes
 
 
 class Steps:
-    """The steps between some cuts.
-
-    Args:
-        flow: of the whole.
-        cuts: places of the first equation of each step but the first, ascending.
-        is_summed: whether what the gradient leaves for others is added at once to sums that are there already.
-        whole_layers: whether steps are to be alike, as layers are.
-
-    Attributes:
-        forward: equations of each step.
-        backward: equations of the gradient of each, in order.
-        fixed: values that are always kept.
-        chain: what each costs and holds.
-    """
+    """The steps between cuts; `is_summed` if gradients are added to existing accumulators, so take no bytes."""
 
     def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
-        self.flow, self._starts = flow, [0, *cuts]
-        self._staying = frozenset[str]() if whole_layers else PRODUCTS  # what waits for no earlier step
-        self._maker = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
-        ends = pairwise([*self._starts, len(flow.forward)])
-        self.forward = [flow.forward[a:b] for a, b in ends]
-        self.fixed = set(flow.fixed)
-        while late := self._assigned():
-            self.fixed |= late
+        self.flow = flow
+        self._starts = [0, *cuts]  # first equation of each step
+        # Primitives that never wait for an earlier step, whatever the size of their results.
+        self._undelayed = frozenset[str]() if whole_layers else PRODUCTS
+        self._defining_eqn = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
+        bounds = pairwise([*self._starts, len(flow.forward)])
+        self.forward = [flow.forward[a:b] for a, b in bounds]
+        self.fixed = set(flow.fixed)  # values that are always stored
+        # A value that is needed before its step runs again must be stored. That moves other equations, so repeat.
+        while late_values := self._assign():
+            self.fixed |= late_values
         self.chain = [self._chain_step(n, is_summed) for n in range(len(self._starts))]
 
-    def step_of(self, place: int) -> int:
-        """The step of an equation."""
-        return bisect_right(self._starts, place) - 1
+    def step_of(self, index: int) -> int:
+        """The step of a forward equation."""
+        return bisect_right(self._starts, index) - 1
 
-    def _free(self, atoms: Sequence[Atom]) -> list[Var]:
-        """The values that are read, but for fixed ones."""
+    def _unfixed(self, atoms: Sequence[Atom]) -> list[Var]:
+        """The values that are read, without fixed ones."""
         return [value for value in self.flow.values_of(atoms) if value not in self.fixed]
 
-    def _assigned(self) -> set[Var]:
-        """Assigns equations of the gradient to steps; returns values that have to be fixed before that can be done."""
-        flow, maker, last = self.flow, self._maker, len(self._starts) - 1
-        step: dict[int, int] = {}  # of each equation
-        starts_anew = set[int]()  # reads no gradient
+    def _assign(self) -> set[Var]:
+        """Assigns equations of the gradient to steps; returns values that must be fixed first, if any."""
+        flow = self.flow
+        defining_eqn = self._defining_eqn
+        last = len(self._starts) - 1
+        step: dict[int, int] = {}  # of each equation of the gradient
+        gradient_free: set[int] = set()  # equations that depend on no gradient
         for n, eqn in enumerate(flow.gradient):
-            before = [maker[var] for var in self.read(eqn.invars) if var in maker]
-            latest = [self.step_of(flow.last[value]) for value in self._free(eqn.invars)]
-            there = max((self.step_of(flow.made[value]) for value in self._free(eqn.invars)), default=0)
-            latest += [max(there, self.step_of(flow.last[v])) for v in flow.values_of(eqn.invars) if v in self.fixed]
-            step[n] = min([last, *latest, *(step[m] for m in before)])
-            if starts_anew.issuperset(before) and (not before or stage_name(eqn).is_recomputed):
-                starts_anew.add(n)
+            operand_eqns = [defining_eqn[var] for var in self.operands(eqn.invars) if var in defining_eqn]
+            limits = [self.step_of(flow.last_use[value]) for value in self._unfixed(eqn.invars)]
+            min_step = max((self.step_of(flow.definition[value]) for value in self._unfixed(eqn.invars)), default=0)
+            limits += [
+                max(min_step, self.step_of(flow.last_use[v])) for v in flow.values_of(eqn.invars) if v in self.fixed
+            ]
+            step[n] = min([last, *limits, *(step[m] for m in operand_eqns)])
+            if gradient_free.issuperset(operand_eqns) and (not operand_eqns or stage_name(eqn).is_recomputed):
+                gradient_free.add(n)
         users: dict[int, list[int]] = {}
         for n, eqn in enumerate(flow.gradient):
-            for var in self.read(eqn.invars):
-                if var in maker:
-                    users.setdefault(maker[var], []).append(n)
+            for var in self.operands(eqn.invars):
+                if var in defining_eqn:
+                    users.setdefault(defining_eqn[var], []).append(n)
         for n in reversed(range(len(flow.gradient))):
-            if n in users and (n in starts_anew or self._grows(flow.gradient[n])):
+            if n in users and (n in gradient_free or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
-        late = {
+        late_values = {
             value
             for n, eqn in enumerate(flow.gradient)
-            for value in self._free(eqn.invars)
-            if self.step_of(flow.made[value]) > step[n]
+            for value in self._unfixed(eqn.invars)
+            if self.step_of(flow.definition[value]) > step[n]
         }
         self.backward = [[eqn for n, eqn in enumerate(flow.gradient) if step[n] == k] for k in range(last + 1)]
-        return late
+        return late_values
 
     def _grows(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation of the gradient makes more than it reads, which is no value to be kept."""
-        if eqn.primitive.name in self._staying or self.flow.is_view(eqn) or self._free(eqn.invars):
+        """True if results of an equation of the gradient are larger than its operands, so that it should run late."""
+        if eqn.primitive.name in self._undelayed or self.flow.is_view(eqn) or self._unfixed(eqn.invars):
             return False
-        return bytes_of(eqn.outvars) > bytes_of(self._held_by(eqn.invars))
+        return bytes_of(eqn.outvars) > bytes_of(self._live_operands(eqn.invars))
 
-    def _held_by(self, atoms: Sequence[Atom]) -> list[Var]:
-        """What has to be held for an equation of the gradient that reads some variables: not views of it."""
-        gradient, found = self.flow.gradient, dict[Var, None]()
+    def _live_operands(self, atoms: Sequence[Atom]) -> list[Var]:
+        """Values that an equation of the gradient needs in memory: its operands, or the values that these view."""
+        gradient = self.flow.gradient
+        live = dict[Var, None]()
         for atom in atoms:
-            while isinstance(atom, Var) and atom in self._maker and self.flow.is_view(gradient[self._maker[atom]]):
-                (atom,) = variables_read(gradient[self._maker[atom]])
+            while isinstance(atom, Var) and (n := self._defining_eqn.get(atom)) is not None:
+                if not self.flow.is_view(gradient[n]):
+                    break
+                (atom,) = variables_read(gradient[n])
             value = self.flow.value(atom)
-            if value is not None or (isinstance(atom, Var) and atom in self._maker):
-                found[atom if value is None else value] = None  # type: ignore[index]
-        return list(found)
+            if value is not None or (isinstance(atom, Var) and atom in self._defining_eqn):
+                live[atom if value is None else value] = None  # type: ignore[index]
+        return list(live)
 
-    def read(self, atoms: Sequence[Atom]) -> list[Var]:
-        """The variables that are read, past views of the forward part's values."""
+    def operands(self, atoms: Sequence[Atom]) -> list[Var]:
+        """The variables that are read, with forward values in place of their views."""
         return [v if (value := self.flow.value(v)) is None else value for v in variables(atoms)]
-
-    # --- what a step costs and holds ---
 
     def crossing(self, step: int) -> set[Var]:
         """The values that cross into a step and are not fixed."""
-        flow, start = self.flow, self._starts[step]
-        return {v for v, place in flow.made.items() if place < start <= flow.last[v] and v not in self.fixed}
+        flow = self.flow
+        start = self._starts[step]
+        return {v for v, index in flow.definition.items() if index < start <= flow.last_use[v] and v not in self.fixed}
 
     def _chain_step(self, n: int, is_summed: bool) -> ChainStep:
-        flow, eqns, gradient = self.flow, self.forward[n], self.backward[n]
-        own = {v for eqn in eqns for v in eqn.outvars if v in flow.made and v not in self.fixed}
-        leaving = self.crossing(n + 1) & own if n + 1 < len(self._starts) else set[Var]()
-        saved = leaving | {value for eqn in gradient for value in flow.values_of(eqn.invars) if value in own}
-        left = {var for eqn in gradient for var in eqn.outvars if var in flow.outside}
-        passed = {var for earlier in self.backward[:n] for eqn in earlier for var in variables_read(eqn)}
+        flow = self.flow
+        eqns = self.forward[n]
+        gradient = self.backward[n]
+        defined = {v for eqn in eqns for v in eqn.outvars if v in flow.definition and v not in self.fixed}
+        leaving = self.crossing(n + 1) & defined if n + 1 < len(self._starts) else set[Var]()
+        saved = leaving | {value for eqn in gradient for value in flow.values_of(eqn.invars) if value in defined}
+        results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}
+        earlier_operands = {
+            var for eqns_of_step in self.backward[:n] for eqn in eqns_of_step for var in variables_read(eqn)
+        }
         return ChainStep(
             forward_cycles=round(sum(map(_cycles, eqns))),
             backward_cycles=round(sum(map(_cycles, gradient))),
             input_bytes=bytes_of(self.crossing(n)) if n else 0,
             saved_bytes=bytes_of(saved),
-            forward_temp_bytes=_most_held(eqns, saved | self.fixed, flow.values_of),
-            backward_temp_bytes=_most_held(gradient, left | passed, self._held_by),
-            left_bytes=0 if is_summed else bytes_of(left),
+            forward_temp_bytes=_peak_temp_bytes(eqns, saved | self.fixed, flow.values_of),
+            backward_temp_bytes=_peak_temp_bytes(gradient, results | earlier_operands, self._live_operands),
+            left_bytes=0 if is_summed else bytes_of(results),
         )
 
 
 def _cycles(eqn: JaxprEqn) -> float:
-    """The time of an equation, in that of moving an element. What is done element by element is done in registers."""
-    work, written = work_of_equation(eqn).elements, elements_of(eqn.outvars[0]) if eqn.outvars else 0
-    is_elementwise = all(elements_of(atom) in (1, written) for atom in (*eqn.invars, *eqn.outvars))
-    return min(work, written / _VECTOR_ELEMENTS) if is_elementwise and eqn.primitive.name not in PRODUCTS else work
+    """Estimated time of an equation, in units of moving an element; elementwise equations run in registers."""
+    work = work_of_equation(eqn).elements
+    num_results = elements_of(eqn.outvars[0]) if eqn.outvars else 0
+    is_elementwise = all(elements_of(atom) in (1, num_results) for atom in (*eqn.invars, *eqn.outvars))
+    return min(work, num_results / _VECTOR_ELEMENTS) if is_elementwise and eqn.primitive.name not in PRODUCTS else work
 
 
-def _most_held(eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of) -> int:  # type: ignore[no-untyped-def]
-    """The most bytes that equations hold at once of what they make, but for what is counted already."""
+def _peak_temp_bytes(eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of) -> int:  # type: ignore[no-untyped-def]
+    """Peak live bytes of results of equations, without those in `counted`."""
     uses = Counter[Var](v for eqn in eqns for v in values_of(eqn.invars))
-    held, most = set[Var](), 0
+    live: set[Var] = set()
+    peak = 0
     total = 0
     for eqn in eqns:
-        new = {v for v in eqn.outvars if v in uses and v not in counted}
-        total += bytes_of(new)
-        held |= new
-        most = max(most, total)
+        defined = {v for v in eqn.outvars if v in uses and v not in counted}
+        total += bytes_of(defined)
+        live |= defined
+        peak = max(peak, total)
         for v in values_of(eqn.invars):
             uses[v] -= 1
-            if not uses[v] and v in held:
-                held.discard(v)
+            if not uses[v] and v in live:
+                live.discard(v)
                 total -= value_bytes(v.aval)
-    return most
+    return peak
 
 
-# --- where to cut -----------------------------------------------------------------------------------------------------
-
-_MOST_CUTS = 31
+_MAX_CUTS = 31
 _INTERVAL_FACTOR = 0.75  # PopART's, `willow/src/intervals.cpp`
 
 
 def best_cuts(flow: Flow) -> list[int]:
-    """Places with fewest bytes to keep, at most 31 of them; of places that are alike all, or every so many.
+    """Cuts with fewest bytes to store, at most 31; of cuts with equally many bytes all, or every so many.
 
-    So equal layers are cut at equal places, and what is computed again is the same code in all of them.
+    So equal layers are cut at equal positions, and the recomputed code of all of them is the same.
     """
-    places, num_bytes = _places(flow)
-    if not len(places):
+    positions, num_bytes = _positions(flow)
+    if not len(positions):
         return []
-    before, after = np.append(num_bytes[0] + 1, num_bytes[:-1]), np.append(num_bytes[1:], num_bytes[-1] + 1)
-    low = (num_bytes < before) & (num_bytes <= after)
-    places, num_bytes = places[low], num_bytes[low]
+    previous = np.append(num_bytes[0] + 1, num_bytes[:-1])
+    following = np.append(num_bytes[1:], num_bytes[-1] + 1)
+    is_minimum = (num_bytes < previous) & (num_bytes <= following)  # of a plateau, its first position
+    positions = positions[is_minimum]
+    num_bytes = num_bytes[is_minimum]
     cuts = np.zeros(0, np.int64)
     for level in np.unique(num_bytes):
-        alike = places[num_bytes == level]
-        if len(cuts) + len(alike) > _MOST_CUTS:
-            return sorted((cuts if len(cuts) else alike[:: -(-len(alike) // _MOST_CUTS)]).tolist())
-        cuts = np.append(cuts, alike)
+        equal_cuts = positions[num_bytes == level]
+        if len(cuts) + len(equal_cuts) > _MAX_CUTS:
+            return sorted((cuts if len(cuts) else equal_cuts[:: -(-len(equal_cuts) // _MAX_CUTS)]).tolist())
+        cuts = np.append(cuts, equal_cuts)
     return sorted(cuts.tolist())
 
 
 def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
-    """The places but for those inside of layers: of equal runs of equations, one behind the other, from place to place.
+    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut.
 
-    So what is computed again is whole layers, the same code in all of them, the first and the last too.
+    So entire layers are recomputed, with the same code for all of them, the first and the last too.
     """
     kinds = [(eqn.primitive, *(str(var.aval) for var in eqn.outvars)) for eqn in flow.forward]
-    places = [0, *cuts, len(kinds)]
-    found = [(start, end - start) for n, start in enumerate(places) for end in places[n + 1 :]]
-    rows = [(_layers(kinds, start, length, places), length, start) for start, length in found]
-    taken, inside = list[range](), set[int]()
-    for count, length, start in sorted(rows, key=lambda row: (-row[0] * row[1], *row[1:])):
+    positions = [0, *cuts, len(kinds)]
+    spans = [(start, end - start) for n, start in enumerate(positions) for end in positions[n + 1 :]]
+    repetitions = [(_layers(kinds, start, length, positions), length, start) for start, length in spans]
+    layers: list[range] = []
+    inner_cuts: set[int] = set()
+    # Repetitions of most equations first, so that the halves of a layer are not taken for layers.
+    for count, length, start in sorted(repetitions, key=lambda row: (-row[0] * row[1], *row[1:])):
         run = range(start, start + count * length)
-        if count > 1 and all(run.stop <= other.start or other.stop <= run.start for other in taken):
-            taken.append(run)
-            inside.update(cut for cut in cuts if cut in run and (cut - start) % length)
-    return [cut for cut in cuts if cut not in inside]
+        if count > 1 and all(run.stop <= other.start or other.stop <= run.start for other in layers):
+            layers.append(run)
+            inner_cuts.update(cut for cut in cuts if cut in run and (cut - start) % length)
+    return [cut for cut in cuts if cut not in inner_cuts]
 
 
-def _layers(kinds: Sequence[object], start: int, length: int, places: Collection[int]) -> int:
-    """How often equations like those of a given length are repeated from a start, each time from place to place."""
-    first, count = kinds[start : start + length], 1
-    while start + (count + 1) * length in places and kinds[start + count * length :][:length] == first:
+def _layers(kinds: Sequence[object], start: int, length: int, positions: Collection[int]) -> int:
+    """Number of repetitions from `start` of equations like the first `length`, each from position to position."""
+    pattern = kinds[start : start + length]
+    count = 1
+    while start + (count + 1) * length in positions and kinds[start + count * length :][:length] == pattern:
         count += 1
     return count
 
 
 def standard_cuts(flow: Flow) -> list[int]:
-    """PopART's: of intervals of K, K − 1, … operations the place of each with the fewest bytes to keep.
+    """PopART's cuts: of intervals of K, K − 1, … operations the position of each with the fewest bytes to store.
 
     Source: `willow/src/intervals.cpp` (reference machine.md §4), K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋ of N operations.
     """
-    places, num_bytes = _places(flow)
-    length = int(_INTERVAL_FACTOR * (int((2 * len(places)) ** 0.5) - 1))
-    cuts, start = list[int](), 0
-    while length > 0 and start < len(places):
-        inside = slice(start, start + length)
-        cuts.append(int(places[inside][np.argmin(num_bytes[inside])]))
-        start, length = start + length, length - 1
+    positions, num_bytes = _positions(flow)
+    length = int(_INTERVAL_FACTOR * (int((2 * len(positions)) ** 0.5) - 1))
+    cuts: list[int] = []
+    start = 0
+    while length > 0 and start < len(positions):
+        interval = slice(start, start + length)
+        cuts.append(int(positions[interval][np.argmin(num_bytes[interval])]))
+        start += length
+        length -= 1
     return cuts
 
 
 def between_phases(flow: Flow) -> list[int]:
-    """Places where another phase begins: what is computed again then stays in the phase that it is for."""
-    named = [(place, phase) for place, eqn in enumerate(flow.forward) if (phase := phase_of(eqn)) is not None]
-    return [place for (_, before), (place, phase) in pairwise(named) if phase != before]
+    """Positions where another phase begins, so that recomputation stays in the phase of its gradient."""
+    phases = [(index, phase) for index, eqn in enumerate(flow.forward) if (phase := phase_of(eqn)) is not None]
+    return [index for (_, previous), (index, phase) in pairwise(phases) if phase != previous]
 
 
-def _places(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
-    """Places behind operations, and the bytes that cross each and have to be kept.
+def _positions(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
+    """Positions after operations, int64[positions], and the bytes that cross each and must be stored, int64[positions].
 
-    Of a value that the gradient reads too half counts. No place is inside what a checkpoint of the user's repeats.
+    A value that the gradient reads too counts half. No position is inside a region that a user's checkpoint repeats.
     """
     count = len(flow.forward)
-    cross, forbidden = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    for var, place in flow.made.items():
-        num_bytes, last = value_bytes(var.aval), flow.last[var]
+    crossing_bytes = np.zeros(count + 1, np.int64)
+    num_repeated = np.zeros(count + 1, np.int64)
+    for var, index in flow.definition.items():
+        num_bytes = value_bytes(var.aval)
+        last_use = flow.last_use[var]
         if var in flow.repeated:
-            forbidden[place + 1] += 1
-            forbidden[last + 1] -= 1
+            num_repeated[index + 1] += 1
+            num_repeated[last_use + 1] -= 1
         elif var not in flow.fixed:
             weight = num_bytes if var in flow.needed else 2 * num_bytes
-            cross[place + 1] += weight
-            cross[last + 1] -= weight
-    cross, forbidden = np.cumsum(cross), np.cumsum(forbidden)
-    works = np.array([work_of_equation(eqn).elements > 0 for eqn in flow.forward], bool)
-    places = np.flatnonzero(works[:-1] & (forbidden[1:count] == 0)) + 1
-    return places, cross[places]
+            crossing_bytes[index + 1] += weight
+            crossing_bytes[last_use + 1] -= weight
+    crossing_bytes = np.cumsum(crossing_bytes)
+    num_repeated = np.cumsum(num_repeated)
+    is_operation = np.array([work_of_equation(eqn).elements > 0 for eqn in flow.forward], bool)
+    positions = np.flatnonzero(is_operation[:-1] & (num_repeated[1:count] == 0)) + 1
+    return positions, crossing_bytes[positions]

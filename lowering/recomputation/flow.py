@@ -1,11 +1,11 @@
-"""Which values of a forward part are read where: by the forward part, and by the gradient.
+"""Uses of the values of a forward part: by the forward part, and by the gradient.
 
-Input: the equations of a forward and a backward part, and the variables that others need. Output: a `Flow`, in which a
-value is the variable that holds its data: views of it cost nothing, and are viewed again where they are read.
+Input: the equations of a forward and a backward part, and the variables with other uses. Output: a `Flow`, in which a
+value is the variable that holds its data: views of it cost nothing, and are repeated where they are read.
 
-Some values are fixed, that is, they are always kept: what others need, what an effect, a collective or a random state
-of the machine has made, and what a policy of `jax.checkpoint` saves or offloads. What a checkpoint computes again
-is never kept.
+Some values are fixed, that is, they are always stored: those with other uses, results of an effect, a collective or a
+random state of the hardware, and values that a policy of `jax.checkpoint` saves or offloads. Values that a checkpoint
+recomputes are never stored.
 """
 
 from __future__ import annotations
@@ -31,88 +31,77 @@ _VIEWS = VIEWS | PARTS
 
 
 class Flow:
-    """The values of a forward part, by the place of the equation that makes them.
+    """The values of a forward part, by the index of the equation that defines them."""
 
-    Args:
-        forward: its equations, in order.
-        backward: those of the gradient.
-        outside: variables that others need.
-
-    Attributes:
-        made: place of the equation that makes each value.
-        last: place of the last forward equation that reads it, its own if none does.
-        fixed: values that are always kept.
-        repeated: values that a checkpoint of the user's computes again.
-        needed: values that the gradient reads.
-    """
-
-    def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], outside: Collection[Var]) -> None:
-        self.forward, self.backward, self.outside = forward, backward, outside
+    def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], external: Collection[Var]) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.external = external  # variables with other uses than the gradient
         self.views: dict[Var, JaxprEqn] = {}
-        self.made: dict[Var, int] = {}
-        self.last: dict[Var, int] = {}
-        for place, eqn in enumerate(forward):
+        self.definition: dict[Var, int] = {}
+        self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
+        for index, eqn in enumerate(forward):
             if self.is_view(eqn):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
             else:
-                self.last.update((var, place) for var in self.values_of(eqn.invars))
+                self.last_use.update((var, index) for var in self.values_of(eqn.invars))
                 for var in eqn.outvars:
                     if not isinstance(var, DropVar):
-                        self.made[var] = self.last[var] = place
+                        self.definition[var] = self.last_use[var] = index
         for eqn in backward:
             if self.is_view(eqn) and self.values_of(eqn.invars):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
         self.gradient = [eqn for eqn in backward if not self.is_forward_view(eqn)]
         self.needed = {var for eqn in self.gradient for var in self.values_of(eqn.invars)}
-        self.fixed = self._fixed()
-        self.repeated = self._repeated()
+        self.fixed = self._fixed()  # values that are always stored
+        self.repeated = self._repeated()  # values that a user's checkpoint recomputes
 
     @staticmethod
     def is_view(eqn: JaxprEqn) -> bool:
-        """Whether an equation only views what it reads."""
+        """True if an equation only views its operand."""
         return eqn.primitive.name in _VIEWS and len(variables_read(eqn)) == 1
 
     def value(self, atom: Atom) -> Var | None:
-        """The value that a variable views, None for what the forward part does not make."""
+        """The value that a variable views, None if the forward part does not define it."""
         while not isinstance(atom, Literal) and atom in self.views:
             (atom,) = variables_read(self.views[atom])
-        return atom if isinstance(atom, Var) and atom in self.made else None
+        return atom if isinstance(atom, Var) and atom in self.definition else None
 
     def values_of(self, atoms: Sequence[Atom]) -> list[Var]:
         """The values that variables view, each once."""
         return list(dict.fromkeys(value for atom in atoms if (value := self.value(atom)) is not None))
 
     def is_forward_view(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation only views what the forward part has made or was given."""
+        """True if an equation only views values or arguments of the forward part."""
         return bool(eqn.outvars) and eqn.outvars[0] in self.views
 
     def _fixed(self) -> set[Var]:
-        found = set(self.values_of(list(self.outside)))
+        fixed = set(self.values_of(list(self.external)))
         for eqn in self.forward:
             if eqn.effects or is_collective(eqn) or holds_pipeline(eqn):
-                found.update(var for var in eqn.outvars if var in self.made)
+                fixed.update(var for var in eqn.outvars if var in self.definition)
             if _is_saved_by_policy(eqn):
-                found.update(self.values_of([*eqn.invars, *eqn.outvars]))
-        return found
+                fixed.update(self.values_of([*eqn.invars, *eqn.outvars]))
+        return fixed
 
     def _repeated(self) -> set[Var]:
         """Values of which the gradient has a copy: of the same primitive, on the same operands."""
         originals: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
         original: dict[Atom, Atom] = {}
-        found = set[Var]()
+        repeated = set[Var]()
         for eqn in self.backward:
             if stage_name(eqn).is_recomputed:
-                same = originals.get(
+                outvars = originals.get(
                     _identity(eqn, [original.get(v, v) if isinstance(v, Var) else v for v in eqn.invars])
                 )
-                if same is not None:
-                    original.update(zip(eqn.outvars, same, strict=True))
-                    found.update(var for var in same if var in self.made)
-        return found - self.fixed
+                if outvars is not None:
+                    original.update(zip(eqn.outvars, outvars, strict=True))
+                    repeated.update(var for var in outvars if var in self.definition)
+        return repeated - self.fixed
 
 
 def _is_saved_by_policy(eqn: JaxprEqn) -> bool:
-    """Whether JAX marks with an equation what a policy of a checkpoint saves, or offloads to the host."""
+    """True if JAX marks with an equation a value that a policy of a checkpoint saves, or offloads to the host."""
     if eqn.primitive.name == "host_put":
         return True
     return eqn.primitive.name == "reduce_precision" and _keeps_precision(eqn)
@@ -125,10 +114,10 @@ def _keeps_precision(eqn: JaxprEqn) -> bool:
 
 
 def _identity(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Any, ...]:
-    """What an equation and its copy have in common."""
-    read = tuple(repr(atom.val) if isinstance(atom, Literal) else id(atom) for atom in operands)
+    """A key that an equation shares with its copies: primitive, operands, types of results."""
+    operand_keys = tuple(repr(atom.val) if isinstance(atom, Literal) else id(atom) for atom in operands)
     results: list[Any] = [var.aval for var in eqn.outvars]
-    return eqn.primitive, read, tuple((aval.shape, aval.dtype) for aval in results)
+    return eqn.primitive, operand_keys, tuple((aval.shape, aval.dtype) for aval in results)
 
 
 def bytes_of(values: Collection[Var]) -> int:

@@ -1,19 +1,20 @@
-"""Pass `recompute`: values that the gradient needs are computed again in place of being kept.
+"""Pass `recompute`: recomputes values that the gradient needs instead of storing them.
 
     h = tanh(x @ w)                      h = tanh(x @ w)
     …                                    …
     dw = xᵀ @ (dy * (1 - h²))            h2 = tanh(x @ w); dw = xᵀ @ (dy * (1 - h2²))
 
-Each jaxpr with a gradient, in the bodies of loops too, is rewritten by itself. What `jax.checkpoint` keeps and computes
-again stays as it is. Random numbers are drawn again from the same keys.
+Each jaxpr with a gradient, bodies of loops too, is rewritten by itself. Values that `jax.checkpoint` stores and
+recomputes stay unchanged. Random numbers are drawn again from the same keys.
 
-    none      nothing is computed again
-    all       all, from the arguments, or what enters a stage or a phase
-    standard  PopART's: what lies between places with few bytes to keep, or phases; not what feeds the loss last
-    auto      what takes fewest cycles in a share of the bytes that keeping all takes
+    none      no recomputation
+    all       all values, from the arguments, or the inputs of a stage or a phase
+    standard  as PopART: values between cuts with few bytes to store, or phases; not the last ones before the loss
+    auto      fewest cycles in a share of the bytes of storing all values
 
-Limits: a gradient whose effects would come in another order stays as it is. A loop over layers is one operation, whose
-gradient is another loop: what the first keeps for each iteration of the second stays, or the whole loop is run again.
+Limits: a gradient whose effects would come in another order stays unchanged. A loop over layers is one operation, whose
+gradient is another loop: the values that the first stores for each iteration of the second stay, or the entire loop is
+run again.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from ipujax.lowering.source_info import name_stack
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """What to compute again.
+    """Options of recomputation.
 
     Args:
-        mode: one of `Options.recompute`; a scope of the user's may say another.
-        shares: for each IPU of a replica, of the bytes that it takes to keep all for a gradient, the share that
-            `auto` may take; all of them for IPUs behind the last.
-        whole_layers: whether `auto` repeats layers as a whole, for less code.
+        mode: one of `Options.recompute`; a user's scope may set another.
+        shares: for each IPU of a replica, the share of the bytes of storing all values for a gradient that `auto` may
+            take; 1 for IPUs after the last.
+        whole_layers: whether `auto` repeats entire layers, for less code.
     """
 
     mode: str = "none"
@@ -58,7 +59,7 @@ class Recomputation:
     whole_layers: bool = False
 
     def share(self, ipu: int | None = None) -> float:
-        """The share of an IPU, the least of all for None."""
+        """The share of an IPU; for None the lowest."""
         if ipu is None:
             return min(self.shares, default=1.0)
         return self.shares[ipu] if ipu < len(self.shares) else 1.0
@@ -69,13 +70,13 @@ KEEP_ALL = Recomputation()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainTrade:
-    """What computing again in one gradient saves and costs.
+    """The trade-off of recomputation in one gradient.
 
     Args:
-        ipu: where it runs, None on all.
-        plans: what can be planned; cycles are elements that are moved.
-        all_bytes: to keep all.
-        planned: what is planned.
+        ipu: IPU it runs on, None for all.
+        plans: possible plans; cycles are elements that are moved.
+        all_bytes: peak bytes without recomputation.
+        planned: the chosen plan.
     """
 
     ipu: int | None
@@ -85,35 +86,35 @@ class ChainTrade:
 
     @property
     def least_bytes(self) -> int:
-        """The least that a plan takes."""
+        """Peak bytes of the smallest plan."""
         return self.plans.points[0][0]
 
     def cycles_with(self, share: float) -> int:
-        """Cycles with a share of the bytes that it takes to keep all, or with as few as can be."""
+        """Cycles with a share of the bytes without recomputation, or with as few as possible."""
         return self.plans.plan(max(self.least_bytes, int(share * self.all_bytes))).cycles
 
 
 def recompute(
     jaxpr: ClosedJaxpr, recomputation: Recomputation = KEEP_ALL, trades: list[ChainTrade] | None = None
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr that computes values again.
+    """Returns an equal jaxpr with recomputation.
 
     Args:
         jaxpr: an inlined jaxpr.
-        recomputation: what to compute again.
-        trades: takes what `auto` saves and costs, of each gradient.
+        recomputation: its options.
+        trades: list that trade-offs of `auto` are appended to, one for each gradient.
     """
 
-    def rewritten(body: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
-        before = [_inside(eqn, inside) for eqn in body.jaxpr.eqns]
-        after = _recomputed(before, set(variables(body.jaxpr.outvars)), recomputation, trades)
-        is_same = len(after) == len(body.jaxpr.eqns) and set(map(id, after)) == set(map(id, body.jaxpr.eqns))
-        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=after), body.consts)
+    def with_recomputation(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        eqns = [_with_inner(eqn, rewrite) for eqn in body.jaxpr.eqns]
+        new_eqns = _recomputed(eqns, set(variables(body.jaxpr.outvars)), recomputation, trades)
+        is_same = len(new_eqns) == len(body.jaxpr.eqns) and set(map(id, new_eqns)) == set(map(id, body.jaxpr.eqns))
+        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=new_eqns), body.consts)
 
-    return everywhere(rewritten)(jaxpr)
+    return everywhere(with_recomputation)(jaxpr)
 
 
-def _inside(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     if eqn.primitive.name == PIPELINE:
         return eqn  # its stages are rewritten one by one when they are known
     return with_inner(eqn, rewrite)
@@ -121,22 +122,22 @@ def _inside(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 def _recomputed(
     eqns: Sequence[JaxprEqn],
-    wanted: Collection[Var],
+    results: Collection[Var],
     recomputation: Recomputation,
     trades: list[ChainTrade] | None,
 ) -> list[JaxprEqn]:
     parts = split(eqns) if modes(eqns, recomputation) - {"none"} else None
     if parts is None:
         return list(eqns)
-    outside = {*wanted, *(var for eqn in parts.rest for var in variables_read(eqn))}
-    before, after = recomputed_parts(parts.forward, parts.backward, outside, recomputation, trades)
-    return [*before, *after, *_recomputed(parts.rest, wanted, recomputation, trades)]
+    external = {*results, *(var for eqn in parts.update for var in variables_read(eqn))}
+    forward, backward = recomputed_parts(parts.forward, parts.backward, external, recomputation, trades)
+    return [*forward, *backward, *_recomputed(parts.update, results, recomputation, trades)]
 
 
 def recomputed_parts(
     forward: Sequence[JaxprEqn],
     backward: Sequence[JaxprEqn],
-    outside: Collection[Var],
+    external: Collection[Var],
     recomputation: Recomputation,
     trades: list[ChainTrade] | None = None,
     *,
@@ -145,44 +146,44 @@ def recomputed_parts(
     feeds_loss: bool = True,
     is_summed: bool = False,
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of a forward part and of its gradient, which computes values of the former again.
+    """The equations of a forward part, and of its gradient with recomputation.
 
     Args:
         forward: equations of the forward part.
         backward: those of the gradient.
-        outside: variables that are always kept, or that others need of the gradient.
-        recomputation: what to compute again.
-        trades: takes what `auto` saves and costs.
-        ipu: where both parts run.
-        in_flight: inputs whose forward parts have run, and whose backward parts have not, at once.
+        external: variables of either that others need.
+        recomputation: options of recomputation.
+        trades: list that trade-offs of `auto` are appended to.
+        ipu: IPU of both parts.
+        in_flight: number of inputs at once whose forward parts have run and whose backward parts have not.
         feeds_loss: whether the forward part ends in the loss.
-        is_summed: whether what the gradient leaves is added at once to sums that are there already.
+        is_summed: whether results of the gradient are added at once to accumulators that exist already.
     """
     mode = next((_mode(eqn, recomputation) for eqn in backward), "none")
     share = recomputation.share(ipu)
     if mode == "none" or (mode == "auto" and share >= 1 and trades is None):
         return list(forward), list(backward)
-    flow = Flow(forward, backward, outside)
+    flow = Flow(forward, backward, external)
     cuts = _CUTS[mode](flow)
     whole_layers = mode == "auto" and recomputation.whole_layers
     if whole_layers:
         cuts = between_layers(flow, cuts)
     steps = Steps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
-        return replay(steps, _all_again(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
+        return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     plans = ChainPlans(steps.chain, 0, in_flight)
-    everything = plans.keep_all()
-    planned = everything
+    keep_all_plan = plans.keep_all()
+    planned = keep_all_plan
     if share < 1:
-        planned = plans.plan(max(plans.points[0][0], int(share * everything.peak_bytes)))
+        planned = plans.plan(max(plans.points[0][0], int(share * keep_all_plan.peak_bytes)))
     if trades is not None:
-        trades.append(ChainTrade(ipu, plans, everything.peak_bytes, planned))
-    is_everything = planned.actions == everything.actions
-    return (list(forward), list(backward)) if is_everything else replay(steps, planned.actions)
+        trades.append(ChainTrade(ipu, plans, keep_all_plan.peak_bytes, planned))
+    keeps_all = planned.actions == keep_all_plan.actions
+    return (list(forward), list(backward)) if keeps_all else replay(steps, planned.actions)
 
 
 def modes(eqns: Iterable[JaxprEqn], recomputation: Recomputation) -> set[str]:
-    """The modes of gradients among some equations."""
+    """The modes of gradients among equations."""
     return {_mode(eqn, recomputation) for eqn in eqns if stage_name(eqn).is_backward}
 
 
@@ -197,10 +198,11 @@ _CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
 }
 
 
-def _all_again(count: int, saves_last: bool) -> list[tuple[Action, int]]:
-    """Keeps what enters each step, and computes the rest again; not what is in the last one, if that is saved."""
-    first: list[tuple[Action, int]] = [("keep", n) for n in range(count)]
-    again: list[list[tuple[Action, int]]] = [[("save", n), ("backward", n)] for n in reversed(range(count))]
+def _recompute_all(count: int, saves_last: bool) -> list[tuple[Action, int]]:
+    """Actions that store the input of each step and recompute the rest; not that of the last step if `saves_last`."""
+    forward_actions: list[tuple[Action, int]] = [("keep", n) for n in range(count)]
+    backward_actions: list[list[tuple[Action, int]]] = [[("save", n), ("backward", n)] for n in reversed(range(count))]
     if saves_last:
-        first[-1], again[0] = ("save", count - 1), [("backward", count - 1)]
-    return [*first, *chain.from_iterable(again)]
+        forward_actions[-1] = ("save", count - 1)
+        backward_actions[0] = [("backward", count - 1)]
+    return [*forward_actions, *chain.from_iterable(backward_actions)]

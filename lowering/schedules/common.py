@@ -1,16 +1,17 @@
-"""The schedules every pipeline library has: one stage on one IPU, forward and backward tasks whole.
+"""The schedules of every pipeline library: one stage on one IPU, unsplit forward and backward tasks.
 
     sequential    one task at a time, on one IPU after the other
     gpipe         all forward tasks, then all backward tasks
     1f1b          as few forward tasks ahead as keep all IPUs busy, then one forward, one backward
     eager-1f1b    the same with twice as many ahead, which hides the time of copies between IPUs
 
-With p stages, m micro-batches and equal stages that take T_F and T_B, free copies and buffers enough, the last three
-idle for (p − 1)(T_F + T_B) on every IPU; stage s keeps m, min(m, p − s) and min(m, 2(p − 1 − s) + 1) micro-batches.
+With p stages, m micro-batches and equal stages that take T_F and T_B, free copies and enough buffers, the last three
+idle for (p − 1)(T_F + T_B) on every IPU; the stash of stage s holds m, min(m, p − s) and min(m, 2(p − 1 − s) + 1)
+micro-batches.
 
 Source: GPipe (arXiv 1811.06965), PipeDream-flush (arXiv 2006.09503) for 1F1B, JaxPP for eager 1F1B.
-Limits: backward tasks go first in, first out everywhere, also in GPipe, so that all schedules add up gradients in the
-same order and give the same bits.
+Limits: backward tasks run first in, first out in all schedules, also in GPipe, so that all add up gradients in the same
+order and give the same bits.
 """
 
 from __future__ import annotations

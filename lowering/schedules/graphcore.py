@@ -1,17 +1,18 @@
 """Graphcore's two pipeline schedules: the orders of eager-1f1b and 1f1b, on grids of their own.
 
-    grouped       in a slot every IPU that works runs a forward task, in the next one every IPU a backward task
+    grouped       in a slot every busy IPU runs a forward task, in the next one every IPU a backward task
     interleaved   in a slot half of the IPUs run forward tasks and the others backward tasks
 
-A grid matters where IPUs meet at every exchange: grouped slots last as long as a forward or a backward task,
-interleaved ones as long as the longer of the two. Grouped keeps 2(p − 1 − s) + 1 micro-batches on stage s, interleaved
-p − s.
+A grid matters where all IPUs sync at every exchange: grouped slots last as long as a forward or a backward task,
+interleaved ones as long as the longer of the two. The stash of stage s holds 2(p − 1 − s) + 1 micro-batches with
+grouped, p − s with interleaved.
 
 Source: PopART, docs/notes/transforms/pipelining.md and willow/src/transforms/pipeline.cpp (stash sizes, at least as
 many micro-batches as its 2p − 1 pipeline stages); TF-IPU, pipelining_ops.py and keras.rst (interleaved, whose number of
 micro-batches is a multiple of the rotations of the IPUs, p).
-Limits: TF-IPU counts 2p pipeline stages and asks grouped pipelines for a multiple of them, as its loop is unrolled so
-often; here PopART's bound holds, as the loop is not. TF-IPU refuses two stages on one IPU when it trains interleaved.
+Limits: TF-IPU counts 2p pipeline stages and requires a multiple of them of grouped pipelines, because it unrolls its
+loop so often; this loop is not unrolled, so PopART's bound holds. TF-IPU refuses two stages on one IPU when it trains
+interleaved.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The grid of a pipeline: in which slot every task runs, so that nothing waits for a later slot.
+"""The grid of a pipeline: the slot of every task, such that no task waits for a later slot.
 
-Input: the tasks of each IPU, in order. Output: `Grid`. A slot holds at most one task of each IPU; what a task of a slot
-waits for ran in earlier slots, and what goes to another IPU is copied between two slots. A schedule may name the slots
-of its tasks; otherwise a task takes the first slot that is after its predecessor on the IPU and after all it waits for.
+Input: the tasks of each IPU, in order. Output: `Grid`. A slot holds at most one task of each IPU; the tasks that a task
+waits for are in earlier slots, and values for other IPUs are copied between two slots. A schedule may set the slots of
+its tasks; otherwise a task takes the first slot after its predecessor on the IPU and after all tasks it waits for.
 
-Limits: slots have no length; which grid is best on a machine, its timeline tells.
+Limits: slots have no length; only a timeline shows which grid is best on a target.
 """
 
 from __future__ import annotations
@@ -25,61 +25,42 @@ from ipujax.lowering.schedules.tasks import (
 from ipujax.runtime.errors import ScheduleError
 
 _FORWARD, _BACKWARD, _WEIGHT = range(3)  # planes of the table of slots
-_PLANE = np.array([_FORWARD, _BACKWARD, _BACKWARD, _WEIGHT])  # by kind
+# By kind. BACKWARD reads the plane of input gradients, where unsplit backward tasks are entered, as in that of weights.
+_PLANE = np.array([_FORWARD, _BACKWARD, _BACKWARD, _WEIGHT])
 _UNKNOWN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """The slot of every task.
+    """The slot of every task."""
 
-    Args:
-        slots: the slot of each task of each IPU, rising, int64[tasks] by IPU; no slot is empty on all IPUs.
-        table: the slots of the forward tasks, of those that find the gradients of inputs and of those that find the
-            gradients of parameters (the latter two the same where backward tasks are whole), int64[3, stages,
-            micro-batches]; `_UNKNOWN` where there are none.
-        length: number of slots.
-    """
-
+    # The slot of each task of each IPU, rising, int64[tasks] by IPU; no slot is empty on all IPUs.
     slots: tuple[np.ndarray, ...]
+    # The slots of the forward tasks, of the tasks of input gradients and of those of weight gradients (the latter two
+    # equal for unsplit backward tasks), int64[3, stages, micro-batches]; `_UNKNOWN` where there are none.
     table: np.ndarray
-    length: int
+    length: int  # number of slots
 
     def of(self, stage: int, kind: Kind) -> np.ndarray:
-        """The slots of the tasks that do the work of a kind for a stage, by micro-batch, int64[micro_batches].
-
-        Args:
-            stage: the stage.
-            kind: the kind; a whole backward task also does the work of `BACKWARD_INPUT` and `BACKWARD_WEIGHT`, and
-                `BACKWARD` means the task that finds the gradients of inputs.
-        """
+        """Slots of the tasks that do the work of a kind for a stage, int64[micro_batches]; see `_PLANE` for kinds."""
         return self.table[_PLANE[kind], stage]
 
 
 def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid:
-    """The grid of some lists of tasks, each of which occurs once.
-
-    Args:
-        lists: the tasks of each IPU.
-        num_stages: stages of the model.
-        micro_batches: micro-batches of a step.
-
-    Raises:
-        ScheduleError: naming the first task that waits for ever, or whose own slot is too early.
-    """
+    """The grid of lists of unique tasks; refuses a task that never becomes ready, or in too early a slot."""
     waits = [_Waits.of(tasks, num_stages, micro_batches) for tasks in lists]
     table = np.full(3 * num_stages * micro_batches + 1, _UNKNOWN)
-    table[-1] = -1  # what a task waits for that waits for nothing
+    table[-1] = -1  # awaited by tasks that wait for nothing
     if lists[0].slots is None:
         slots = _earliest(lists, waits, table, num_stages, micro_batches)
     else:
-        slots = _own_slots(lists, waits, table)
+        slots = _checked_slots(lists, waits, table)
     used, numbers = np.unique(np.concatenate(slots), return_inverse=True)
     slots = np.split(numbers, np.cumsum([len(tasks) for tasks in lists])[:-1])
-    for tasks, wait, own in zip(lists, waits, slots, strict=True):
-        table[wait.own] = own
-        whole = tasks.kinds == BACKWARD
-        table[wait.own[whole] + num_stages * micro_batches] = own[whole]
+    for tasks, wait, slots_of_ipu in zip(lists, waits, slots, strict=True):
+        table[wait.task] = slots_of_ipu
+        is_unsplit = tasks.kinds == BACKWARD
+        table[wait.task[is_unsplit] + num_stages * micro_batches] = slots_of_ipu[is_unsplit]
     planes = table[:-1].reshape(3, num_stages, micro_batches)
     for array in (*slots, planes):
         array.setflags(write=False)
@@ -88,82 +69,83 @@ def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waits:
-    """For each task of an IPU the place in the flat table of slots of itself and of the two tasks it waits for."""
+    """Positions in the flat table of slots of each task of an IPU and of the two tasks it waits for, int64[tasks]."""
 
-    own: np.ndarray
+    task: np.ndarray
     first: np.ndarray
     second: np.ndarray
 
     @classmethod
     def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Waits:
         plane = num_stages * micro_batches
-        here = tasks.stages * micro_batches + tasks.micro_batches
-        own = _PLANE[tasks.kinds] * plane + here
+        forward = tasks.stages * micro_batches + tasks.micro_batches
+        task = _PLANE[tasks.kinds] * plane + forward
         nothing = np.full(len(tasks), 3 * plane)
-        is_forward, is_weight = tasks.kinds == FORWARD, tasks.kinds == BACKWARD_WEIGHT
+        is_forward = tasks.kinds == FORWARD
+        is_weight = tasks.kinds == BACKWARD_WEIGHT
         is_backward = ~(is_forward | is_weight)
-        before = np.where(tasks.stages > 0, here - micro_batches, nothing)
-        after = np.where(tasks.stages < num_stages - 1, _BACKWARD * plane + here + micro_batches, nothing)
-        first = np.select([is_forward, is_weight], [before, _BACKWARD * plane + here], here)
-        return cls(own, first, np.where(is_backward, after, nothing))
+        previous_stage = np.where(tasks.stages > 0, forward - micro_batches, nothing)
+        next_stage = np.where(tasks.stages < num_stages - 1, _BACKWARD * plane + forward + micro_batches, nothing)
+        first = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
+        return cls(task, first, np.where(is_backward, next_stage, nothing))
 
 
 def _earliest(
     lists: Sequence[TaskList], waits: Sequence[_Waits], table: np.ndarray, num_stages: int, micro_batches: int
 ) -> list[np.ndarray]:
-    """Each task in the first slot it can have: every IPU runs as far as it can, in turns, until all are done."""
-    done = table.tolist()
-    rows = [(wait.own.tolist(), wait.first.tolist(), wait.second.tolist()) for wait in waits]
+    """Each task in its earliest slot: every IPU in rotation runs as far as it can, until all tasks have run."""
+    slot_at = table.tolist()
+    rows = [(wait.task.tolist(), wait.first.tolist(), wait.second.tolist()) for wait in waits]
     slots: list[list[int]] = [[] for _ in lists]
-    moved = True
-    while moved:
-        moved = False
-        for mine, (own, first, second) in zip(slots, rows, strict=True):
-            last = mine[-1] if mine else -1
-            for task in range(len(mine), len(own)):
-                latest = max(done[first[task]], done[second[task]])
-                if latest == _UNKNOWN:
+    has_progress = True
+    while has_progress:
+        has_progress = False
+        for slots_of_ipu, (position, first, second) in zip(slots, rows, strict=True):
+            last = slots_of_ipu[-1] if slots_of_ipu else -1
+            for task in range(len(slots_of_ipu), len(position)):
+                ready = max(slot_at[first[task]], slot_at[second[task]])
+                if ready == _UNKNOWN:
                     break
-                last = max(last, latest) + 1
-                done[own[task]] = last
-                mine.append(last)
-                moved = True
-    for ipu, (mine, tasks, (_, first, second)) in enumerate(zip(slots, lists, rows, strict=True)):
-        stuck = len(mine)
+                last = max(last, ready) + 1
+                slot_at[position[task]] = last
+                slots_of_ipu.append(last)
+                has_progress = True
+    for ipu, (slots_of_ipu, tasks, (_, first, second)) in enumerate(zip(slots, lists, rows, strict=True)):
+        stuck = len(slots_of_ipu)
         if stuck < len(tasks):
-            awaited = first[stuck] if done[first[stuck]] == _UNKNOWN else second[stuck]
+            awaited = first[stuck] if slot_at[first[stuck]] == _UNKNOWN else second[stuck]
             raise ScheduleError(
-                f"the schedule never ends: {tasks[stuck]} waits for ever, and IPU {ipu} with it",
+                f"the schedule has a deadlock: {tasks[stuck]} never becomes ready, and blocks IPU {ipu}",
                 expected=f"{_task_at(awaited, num_stages, micro_batches)} can run before it",
                 got=f"{stuck} of the {len(tasks)} tasks of IPU {ipu} run",
-                hint="an IPU does its tasks in the order given, and waits at the first that is not ready",
+                hint="an IPU runs its tasks in order, and waits at the first that is not ready",
             )
-    return [np.array(mine, np.int64) for mine in slots]
+    return [np.array(slots_of_ipu, np.int64) for slots_of_ipu in slots]
 
 
-def _task_at(place: int, num_stages: int, micro_batches: int) -> Task:
-    """The task of a place in the flat table; a backward task by the name of a whole one."""
-    plane, stage, micro_batch = (int(index) for index in np.unravel_index(place, (3, num_stages, micro_batches)))
+def _task_at(position: int, num_stages: int, micro_batches: int) -> Task:
+    """The task at a position in the flat table; a backward task as an unsplit one."""
+    plane, stage, micro_batch = (int(index) for index in np.unravel_index(position, (3, num_stages, micro_batches)))
     return Task(stage, micro_batch, (FORWARD, BACKWARD, BACKWARD_WEIGHT)[plane])
 
 
-def _own_slots(lists: Sequence[TaskList], waits: Sequence[_Waits], table: np.ndarray) -> list[np.ndarray]:
-    """The slots the schedule names, checked."""
+def _checked_slots(lists: Sequence[TaskList], waits: Sequence[_Waits], table: np.ndarray) -> list[np.ndarray]:
+    """The slots that the schedule sets, checked."""
     slots = [tasks.slots for tasks in lists if tasks.slots is not None]
-    for wait, own in zip(waits, slots, strict=True):
-        table[wait.own] = own
-    for ipu, (tasks, wait, own) in enumerate(zip(lists, waits, slots, strict=True)):
-        early = np.flatnonzero(np.diff(own, prepend=-1) <= 0)
+    for wait, slots_of_ipu in zip(waits, slots, strict=True):
+        table[wait.task] = slots_of_ipu
+    for ipu, (tasks, wait, slots_of_ipu) in enumerate(zip(lists, waits, slots, strict=True)):
+        early = np.flatnonzero(np.diff(slots_of_ipu, prepend=-1) <= 0)
         if len(early):
             raise ScheduleError(
-                f"the slots of IPU {ipu} do not rise at {tasks[early[0]]}", got=f"slot {own[early[0]]} for it"
+                f"the slots of IPU {ipu} do not rise at {tasks[early[0]]}", got=f"slot {slots_of_ipu[early[0]]} for it"
             )
         ready = np.maximum(table[wait.first], table[wait.second])
-        early = np.flatnonzero(ready >= own)
+        early = np.flatnonzero(ready >= slots_of_ipu)
         if len(early):
             raise ScheduleError(
                 f"{tasks[early[0]]} on IPU {ipu} is in a slot before it is ready",
                 expected=f"a slot after {ready[early[0]]}",
-                got=f"slot {own[early[0]]}",
+                got=f"slot {slots_of_ipu[early[0]]}",
             )
     return slots

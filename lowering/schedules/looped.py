@@ -1,10 +1,10 @@
 """Several stages on each IPU, far apart in the model, so that the pipeline fills sooner: looped 1F1B.
 
-IPU d of p holds the stages d, d + p, d + 2p, …: v of them, its chunks. Micro-batches go through the chunks in groups of
-p. With p IPUs and chunks that take t_F and t_B each, every IPU idles for (p − 1)(t_F + t_B), a v-th of what 1F1B idles
-with stages v times as long, and keeps (v − 1)p + 2(p − 1 − d) + 1 chunks at most.
+IPU d of p has the stages d, d + p, d + 2p, …: v of them, its chunks. Micro-batches go through the chunks in groups of
+p. With p IPUs and chunks that take t_F and t_B each, every IPU idles for (p − 1)(t_F + t_B), a v-th of 1F1B with stages
+v times as long, and its stashes hold (v − 1)p + 2(p − 1 − d) + 1 chunks at most.
 
-Source: Megatron-LM's interleaved 1F1B (arXiv 2104.04473); Graphcore's "interleaved" means something else.
+Source: Megatron-LM's interleaved 1F1B (arXiv 2104.04473); Graphcore's "interleaved" is another schedule.
 Limits: micro-batches are a multiple of the IPUs, and stages a multiple of the chunks.
 """
 
@@ -58,9 +58,9 @@ class LoopedOneForwardOneBackward(Schedule):
         forward, backward = alternating(tasks, ahead)
         # The k-th forward task is of this chunk; chunks go backwards in backward tasks.
         chunk = np.arange(tasks) // num_ipus % self.chunks
-        parts = []
+        times = []
         for c in range(self.chunks):
             stage = c * num_ipus + ipu
-            parts.append(Times(stage, FORWARD, forward[chunk == c]))
-            parts.append(Times(stage, BACKWARD, backward[chunk == self.chunks - 1 - c]))
-        return in_order(parts)
+            times.append(Times(stage, FORWARD, forward[chunk == c]))
+            times.append(Times(stage, BACKWARD, backward[chunk == self.chunks - 1 - c]))
+        return in_order(times)

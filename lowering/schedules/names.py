@@ -1,6 +1,6 @@
-"""The schedules a user can call by name, and the one that is taken when none is called.
+"""The schedules with a name, and the default schedule.
 
-A schedule with numbers of its own stands here with its default; others of its kind are passed as values.
+A schedule with parameters is here with their defaults; others of its class are passed as values.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def as_schedule(schedule: str | Schedule) -> Schedule:
-    """The schedule of a name, or a schedule as it is.
+    """The schedule of a name, or a schedule unchanged.
 
     Args:
         schedule: a name in `SCHEDULES`, or a schedule.
 
     Raises:
-        ScheduleError: there is none of that name (the nearest is named), or it is something else.
+        ScheduleError: for an unknown name (the error has the nearest), or another type.
     """
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, str) and schedule in SCHEDULES:
         return SCHEDULES[schedule]
     raise ScheduleError(
-        f"no pipeline schedule is called {schedule!r}" if isinstance(schedule, str) else "this is no pipeline schedule",
+        f"no pipeline schedule is called {schedule!r}"
+        if isinstance(schedule, str)
+        else "the argument is no pipeline schedule",
         expected=f"one of {', '.join(map(repr, SCHEDULES))}, or a Schedule",
         got=None if isinstance(schedule, str) else repr(schedule),
         hint=nearest(schedule, SCHEDULES)
@@ -54,19 +56,9 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
 
 
 def default_schedule(exchange: GlobalExchange, num_stages: int, micro_batches: int, training: bool) -> Schedule:
-    """The schedule that suits a machine: `grouped` where all IPUs meet at every exchange, else `1f1b`.
-
-    Where all meet, a slot lasts as long as its longest task, so IPUs shall do tasks of one kind together. Too few
-    micro-batches for `grouped` take `1f1b`, which works for any number.
-
-    Args:
-        exchange: how IPUs meet.
-        num_stages: stages of the model.
-        micro_batches: micro-batches of a step.
-        training: whether there are backward tasks.
-
-    Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
-    """
+    """The schedule that suits a target: `grouped` if all IPUs sync at every exchange, else `1f1b`."""
+    # With such syncs a slot lasts as long as its longest task, so all IPUs should run tasks of one kind together; too
+    # few micro-batches for that take 1f1b. Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
     grouped = SCHEDULES["grouped"]
     fits = micro_batches >= grouped.domain(num_stages, training).least
     return grouped if exchange == "lockstep" and fits else SCHEDULES["1f1b"]

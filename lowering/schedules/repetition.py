@@ -1,14 +1,14 @@
-"""A grid as a short program: slots that run once, and blocks of slots that repeat.
+"""Compression of a grid: slots that run once, and blocks of slots that repeat.
 
-Input: the grid of a pipeline. Output: a list of `Block`s which, unrolled, are the slots of the grid exactly:
+Input: the grid of a pipeline. Output: a list of `Block`s which, unrolled, are exactly the slots of the grid:
 
     Block ::= count × slots        iteration i runs each task of the slots on micro-batch task.micro_batch + i·stride
 
-1F1B becomes a ramp-up, one repeated block, a ramp-down; GPipe has a second block, of backward tasks. A block is found
-where slot t + period does in the same places the same tasks as slot t, all of them `stride` micro-batches later. The
-block that leaves the fewest slots to write down is taken first, then what is before and after it likewise.
+1F1B becomes a ramp-up, one repeated block, a ramp-down; GPipe has a second block, of backward tasks. Slots repeat if
+slot t + period has the same tasks on the same IPUs as slot t, all of them `stride` micro-batches later. The block that
+leaves the fewest slots is taken first, then the slots before and after it are compressed likewise.
 
-Limits: a grid in which nothing repeats is written down as it is, and grows with the number of micro-batches.
+Limits: a grid in which nothing repeats is not compressed, and grows with the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -23,61 +23,45 @@ from ipujax.lowering.schedules.grid import Grid
 from ipujax.lowering.schedules.tasks import Kind, Task, TaskList
 
 Slot = tuple[Task, ...]  # the tasks of a slot, by IPU
-_FEWEST_REPEATS = 3  # two iterations are as short written out
+_MIN_REPEATS = 3  # two iterations take as many nodes as two copies of the slots
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some slots, run some times.
+    """Slots that run several times."""
 
-    Args:
-        slots: what runs, with the micro-batches of the first iteration.
-        count: number of iterations, at least 1.
-        stride: how many micro-batches later each iteration is than the one before.
-    """
-
-    slots: tuple[Slot, ...]
-    count: int = 1
-    stride: int = 0
+    slots: tuple[Slot, ...]  # tasks, with the micro-batches of the first iteration
+    count: int = 1  # number of iterations, at least 1
+    stride: int = 0  # difference of micro-batches between two iterations
 
     def unrolled(self) -> Iterator[Slot]:
         """The slots of all iterations, in order."""
         return self._iterations(0, self.count)
 
     def by(self, multiple: int) -> tuple[Block, ...]:
-        """The same slots in blocks whose stride is a multiple of a number.
-
-        Micro-batch j is then in slot j mod `multiple` of a ring in every iteration alike, so that the ring can be that
-        many variables.
-
-        Args:
-            multiple: the number, at least 1.
-        """
+        """Equal slots in blocks whose stride is a multiple: micro-batch j then uses variable j mod `multiple`."""
         if self.count == 1:
             return (self,)
-        together = multiple // gcd(multiple, self.stride)
-        count = self.count // together
-        parts = []
+        iterations = multiple // gcd(multiple, self.stride)
+        count = self.count // iterations
+        blocks_ = []
         if count:
-            parts.append(Block(tuple(self._iterations(0, together)), count, self.stride * together if count > 1 else 0))
-        if count * together < self.count:
-            parts.append(Block(tuple(self._iterations(count * together, self.count))))
-        return tuple(parts)
+            blocks_.append(
+                Block(tuple(self._iterations(0, iterations)), count, self.stride * iterations if count > 1 else 0)
+            )
+        if count * iterations < self.count:
+            blocks_.append(Block(tuple(self._iterations(count * iterations, self.count))))
+        return tuple(blocks_)
 
     def _iterations(self, start: int, stop: int) -> Iterator[Slot]:
         for iteration in range(start, stop):
-            later = iteration * self.stride
+            shift = iteration * self.stride
             for slot in self.slots:
-                yield tuple(Task(task.stage, task.micro_batch + later, task.kind) for task in slot)
+                yield tuple(Task(task.stage, task.micro_batch + shift, task.kind) for task in slot)
 
 
 def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
-    """The blocks of a grid, in order.
-
-    Args:
-        lists: the tasks of each IPU.
-        grid: their slots.
-    """
+    """The blocks of a grid, in order."""
     # One row a slot, with the kind, stage and micro-batch of the task of each IPU; −1 where it has none.
     rows = np.full((grid.length, len(lists), 3), -1, np.int64)
     for ipu, (tasks, slots) in enumerate(zip(lists, grid.slots, strict=True)):
@@ -87,37 +71,33 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
     relative = rows.copy()
     relative[:, :, 2] = np.where(has_task, rows[:, :, 2] - first[:, None], 0)
     # Slots with equal numbers do the same tasks, up to a shift of all micro-batches, which `first` tells.
-    known: dict[bytes, int] = {}
-    numbers = np.array([known.setdefault(row.tobytes(), len(known)) for row in relative])
+    number_of_row: dict[bytes, int] = {}
+    numbers = np.array([number_of_row.setdefault(row.tobytes(), len(number_of_row)) for row in relative])
     return tuple(_cut(rows, numbers, first, 0, len(rows)))
 
 
 def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int) -> Iterator[Block]:
     """The blocks of slots `start` to `stop`."""
-    found = best_repetition(numbers[start:stop], first[start:stop])
-    if found is None:
+    repetition = best_repetition(numbers[start:stop], first[start:stop])
+    if repetition is None:
         if start < stop:
             yield Block(_slots(rows[start:stop]))
         return
-    offset, period, count = found
-    begin, end = start + offset, start + offset + period * count
+    offset, period, count = repetition
+    begin = start + offset
+    end = start + offset + period * count
     yield from _cut(rows, numbers, first, start, begin)
     yield Block(_slots(rows[begin : begin + period]), count, int(first[begin + period] - first[begin]))
     yield from _cut(rows, numbers, first, end, stop)
 
 
 def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
-    """The repetition in some slots that leaves the fewest to write down.
-
-    Args:
-        numbers: what each slot does, up to a shift of all micro-batches, int64[slots].
-        first: the micro-batch each slot begins with, int64[slots].
-
-    Returns:
-        (offset, period, count): from `offset` on, `period` slots run `count` times; None if none runs three times.
-    """
-    length, saved, best = len(numbers), 0, None
-    for period in range(1, length // _FEWEST_REPEATS + 1):
+    """(offset, period, count) of the repetition that saves most slots; None if none runs three times."""
+    # Slots repeat if they have equal numbers, int64[slots], and first micro-batches at one stride, int64[slots].
+    length = len(numbers)
+    saved = 0
+    best = None
+    for period in range(1, length // _MIN_REPEATS + 1):
         if saved >= length - period:  # no longer period can save more
             break
         edge = length - (saved + period + 1)  # a slot of every repetition that saves more, if no later than `saved`
@@ -131,8 +111,9 @@ def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, i
         counts[~same[bounds[:-1]]] = 1
         longest = int(counts.argmax())
         count = int(counts[longest])
-        if count >= _FEWEST_REPEATS and (count - 1) * period > saved:
-            saved, best = (count - 1) * period, (int(bounds[longest]), period, count)
+        if count >= _MIN_REPEATS and (count - 1) * period > saved:
+            saved = (count - 1) * period
+            best = (int(bounds[longest]), period, count)
     return best
 
 
@@ -140,7 +121,7 @@ _NO_SHIFT = np.iinfo(np.int64).min // 2
 
 
 def _slots(rows: np.ndarray) -> tuple[Slot, ...]:
-    """The tasks of some rows."""
+    """The tasks of an array of rows."""
     return tuple(
         tuple(Task(stage, micro_batch, Kind(kind)) for kind, stage, micro_batch in row if kind >= 0)
         for row in rows.tolist()

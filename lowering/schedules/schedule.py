@@ -1,15 +1,14 @@
-"""What a schedule is: which tasks each IPU does, in which order.
+"""Base class of schedules: the tasks of each IPU, in order.
 
-Input: a number of stages and of micro-batches. Output: a `TaskList` for each IPU. Which IPU a stage is on follows from
-the lists, as every task of a stage is in the list of one IPU. A schedule of one's own is a class with one method:
+Input: a number of stages and of micro-batches. Output: a `TaskList` for each IPU. The IPU of a stage follows from the
+lists, as every task of a stage is in the list of one IPU. A user's schedule is a class with one method:
 
     class FirstInFirstOut(Schedule):
         def tasks(self, num_stages, micro_batches):
             return [[Task(stage, j, kind) for kind in (FORWARD, BACKWARD) for j in range(micro_batches)]
                     for stage in range(num_stages)]
 
-A schedule is a value: equal schedules give equal lists. It is checked when a plan is made of it (`plan.plan`), so it
-need not check anything but its own domain.
+A schedule is a value: equal schedules give equal lists. `schedule_plan` checks it, so it need only check its domain.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class Domain:
     """Numbers of micro-batches a schedule works for.
 
     Args:
-        least: the fewest.
-        multiple: they are a multiple of this.
-        why: the reason, as the end of a sentence.
+        least: lowest number.
+        multiple: numbers are a multiple of this.
+        why: reason, as the end of a sentence.
     """
 
     least: int = 1
@@ -46,7 +45,7 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """Its name in messages and comparisons."""
+        """Name in messages and comparisons."""
         return type(self).__name__
 
     @abstractmethod
@@ -68,14 +67,14 @@ class Schedule(ABC):
         return [as_task_list(tasks).forward_only() for tasks in self.tasks(num_stages, micro_batches)]
 
     def domain(self, num_stages: int, training: bool) -> Domain:
-        """For how many micro-batches this many stages work; any number, by default.
+        """Numbers of micro-batches that work with so many stages; any number, by default.
 
         Args:
             num_stages: stages of the model, at least 1.
             training: whether there are backward tasks.
 
         Raises:
-            ScheduleError: for so many stages it never works.
+            ScheduleError: if no number works.
         """
         return Domain()
 
@@ -83,18 +82,18 @@ class Schedule(ABC):
         """Refuses numbers outside the domain.
 
         Raises:
-            ScheduleError: saying how many there must be, and why.
+            ScheduleError: with the numbers that work, and why.
         """
-        for what, number in (("stage", num_stages), ("micro-batch", micro_batches)):
+        for noun, number in (("stage", num_stages), ("micro-batch", micro_batches)):
             if number < 1:
-                raise ScheduleError(f"a pipeline has at least one {what}", got=number)
+                raise ScheduleError(f"a pipeline has at least one {noun}", got=number)
         domain = self.domain(num_stages, training)
-        of = f"the schedule {self.name!r} over {num_stages} stages"
+        subject = f"the schedule {self.name!r} over {num_stages} stages"
         if micro_batches < domain.least:
-            fewest = _multiple_from(domain.least, domain.multiple)
+            min_number = _multiple_from(domain.least, domain.multiple)
             raise ScheduleError(
-                f"{of} needs at least {fewest} micro-batches: {domain.why}",
-                expected=f"micro_batches ≥ {fewest}",
+                f"{subject} needs at least {min_number} micro-batches: {domain.why}",
+                expected=f"micro_batches ≥ {min_number}",
                 got=micro_batches,
                 hint="more and smaller micro-batches, fewer stages, or the schedule '1f1b', which takes any number",
             )
@@ -103,61 +102,46 @@ class Schedule(ABC):
             below = above - domain.multiple
             nearest = f"{below} or {above}" if below >= domain.least else f"{above}"
             raise ScheduleError(
-                f"{of} needs a multiple of {domain.multiple} micro-batches: {domain.why}",
+                f"{subject} needs a multiple of {domain.multiple} micro-batches: {domain.why}",
                 expected=f"micro_batches={nearest}, or another multiple of {domain.multiple}",
                 got=micro_batches,
                 hint="the schedule '1f1b' takes any number",
             )
 
 
-def _multiple_from(least: int, of: int) -> int:
-    return -(-least // of) * of
+def _multiple_from(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor
 
 
 def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
-    """A `TaskList` of what a schedule gave for one IPU.
-
-    Raises:
-        ScheduleError: it holds something that is no task.
-    """
+    """A schedule's tasks of one IPU as a `TaskList`; a `ScheduleError` for anything but tasks."""
     if isinstance(tasks, TaskList):
         return tasks
     if not isinstance(tasks, Iterable):
-        raise ScheduleError("a schedule gave an IPU no tasks", expected="a list of Tasks", got=repr(tasks))
+        raise ScheduleError("a schedule returned no tasks for an IPU", expected="a list of Tasks", got=repr(tasks))
     listed = list(tasks)
     for number, task in enumerate(listed):
         if not isinstance(task, Task):
-            raise ScheduleError(f"number {number} of what a schedule gave an IPU is no Task", got=repr(task))
-        if not all(hasattr(part, "__index__") for part in (task.stage, task.micro_batch, task.kind)):
+            raise ScheduleError(f"item {number} in the list of an IPU is not a Task", got=repr(task))
+        if not all(hasattr(field, "__index__") for field in (task.stage, task.micro_batch, task.kind)):
             expected = "Task(stage, micro_batch, kind): whole numbers, and a Kind"
             raise ScheduleError(
-                f"task {number} of an IPU has something else for a number", expected=expected, got=repr(task)
+                f"task {number} of an IPU has a field that is not an integer", expected=expected, got=repr(task)
             )
     return TaskList.of(listed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """When one IPU does the tasks of one kind of one stage: micro-batch j at `times[j]`.
-
-    Args:
-        stage: the stage.
-        kind: the kind of tasks.
-        times: rising, int64[micro_batches]; no two tasks of an IPU have the same.
-    """
+    """Times at which one IPU runs the tasks of one kind of one stage: micro-batch j at `times[j]`."""
 
     stage: int
     kind: Kind
-    times: np.ndarray
+    times: np.ndarray  # rising, int64[micro_batches]; no two tasks of an IPU have the same
 
 
 def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
-    """The tasks of one IPU, by their times.
-
-    Args:
-        parts: its tasks.
-        as_slots: whether the times are those of the grid, or only tell the order.
-    """
+    """The tasks of one IPU, by their times; with `as_slots` the times are their slots in the grid."""
     times = np.concatenate([part.times for part in parts])
     order = np.argsort(times, kind="stable")
     lengths = [len(part.times) for part in parts]
@@ -168,20 +152,12 @@ def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
 
 
 def forward_backward(stage: int, forward: np.ndarray, backward: np.ndarray, as_slots: bool = False) -> TaskList:
-    """The whole forward and backward tasks of one stage by their times, see `in_order`."""
+    """The unsplit forward and backward tasks of one stage by their times, see `in_order`."""
     return in_order((Times(stage, FORWARD, forward), Times(stage, BACKWARD, backward)), as_slots)
 
 
 def alternating(tasks: int, ahead: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of forward and backward tasks that alternate, forwards `ahead` of backwards.
-
-    Args:
-        tasks: how many there are of each.
-        ahead: forward tasks before the first pair of one forward and one backward task, at most `tasks`.
-
-    Returns:
-        The times of the forward and of the backward tasks, int64[tasks] each; together they are 0 to 2·tasks − 1.
-    """
+    """Times of forward and backward tasks, int64[tasks] each: `ahead` forward tasks, then one of each in turn."""
     j = np.arange(tasks)
     forward = np.where(j < ahead, j, 2 * j - ahead)
     backward = np.where(j < tasks - ahead, ahead + 1 + 2 * j, tasks + j)

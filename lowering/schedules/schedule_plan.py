@@ -2,10 +2,10 @@
 
 Input: a schedule, the number of stages and of micro-batches. Output: `SchedulePlan`, from which a program is emitted:
 
-    for each block: Repeat(block.count): for each slot: each task on its IPU; then copies of what goes to other IPUs
+    for each block: Repeat(block.count): for each slot: each task on its IPU; then copies of values for other IPUs
 
-What is written for a micro-batch and read later lies in a ring of slots, micro-batch j in slot j mod depth;
-`SchedulePlan.depth` says how many it takes.
+A value that one task writes for a micro-batch and a later one reads is in a ring of slots, micro-batch j in slot
+j mod depth; `SchedulePlan.depth` is the depth it needs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class SchedulePlan:
         num_stages: stages of the model.
         micro_batches: micro-batches of a step.
         training: whether there are backward tasks.
-        ipus: the IPU of each stage, numbered as the schedule does.
+        ipus: the IPU of each stage, in the schedule's numbering.
         lists: the tasks of each IPU, in order.
         grid: the slot of each task.
-        blocks: the slots in order, what repeats written once.
+        blocks: the slots in order, repeated ones once.
     """
 
     schedule: Schedule
@@ -56,46 +56,43 @@ class SchedulePlan:
     def depth(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
         """Slots of a ring that holds a value from the task that writes it to the task that reads it.
 
-        A value that goes to another IPU is written there after the slot of the task that found it, and a slot may be
-        written again after the slot of the task that reads it.
+        A value for another IPU is written there after the slot of the task that computes it, and a slot may be written
+        again after the slot of the task that reads it.
 
         Args:
-            written: stage and kind of the tasks that find the values.
+            written: stage and kind of the tasks that compute the values.
             read: stage and kind of the tasks that read them last.
 
         Returns:
             The fewest slots such that no value is overwritten before it is read.
         """
-        writes, reads = self.grid.of(*written), self.grid.of(*read)
+        writes = self.grid.of(*written)
+        reads = self.grid.of(*read)
         return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
 
     def buffers(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
-        """Variables that values take turns in on their way to another IPU: one more than the `depth` of their ring.
+        """Variables in rotation for values on their way to another IPU: one more than the `depth` of their ring.
 
-        A sender waits until the variable it writes has been read. With one to spare, that never lengthens a step of the
-        schedules here, whatever the stages cost: it takes what it takes with as many variables as there are values.
+        A sender waits until the variable it writes has been read. With one to spare, this never lengthens a step of the
+        schedules here, whatever the costs of the stages: a step takes as long as with a variable for each value.
 
         Args:
-            written: stage and kind of the tasks that find the values.
+            written: stage and kind of the tasks that compute the values.
             read: stage and kind of the tasks that read them.
         """
         return self.depth(written, read) + 1
 
     def in_flight(self, stage: int, until: Kind = BACKWARD) -> int:
-        """Micro-batches a stage keeps at once, from the forward task to a backward task: the depth of its stash.
+        """Micro-batches in the stash of a stage at once, from the forward task to a backward task.
 
         Args:
             stage: the stage.
-            until: which backward task; `BACKWARD_WEIGHT` for what only gradients of parameters need.
+            until: kind of the backward task; `BACKWARD_WEIGHT` for values that only weight gradients need.
         """
         return self.depth((stage, FORWARD), (stage, until))
 
     def blocks_by(self, multiple: int) -> tuple[Block, ...]:
-        """The blocks, each with a stride that is a multiple of a number, see `Block.by`.
-
-        Args:
-            multiple: the number, at least 1; a common multiple of the depths of rings that are so many variables.
-        """
+        """The blocks, each with a stride that is a multiple of a number, at least 1, see `Block.by`."""
         return tuple(part for block in self.blocks for part in block.by(multiple))
 
     def slots(self) -> Iterator[Slot]:
@@ -104,7 +101,7 @@ class SchedulePlan:
             yield from block.unrolled()
 
     def drawing(self) -> str:
-        """One line an IPU with a column a slot: F, B, I (input) or W (weight gradients), then stage.micro-batch."""
+        """One line per IPU, one column per slot: F, B, I (input) or W (weight gradients), then stage.micro-batch."""
         cells = [[""] * self.grid.length for _ in self.lists]
         for row, tasks, slots in zip(cells, self.lists, self.grid.slots, strict=True):
             for task, slot in zip(tasks, slots.tolist(), strict=True):
@@ -114,7 +111,7 @@ class SchedulePlan:
 
 
 def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
-    """Lays out a schedule for a number of stages and micro-batches, and checks it.
+    """Computes and checks the plan of a schedule for a number of stages and micro-batches.
 
     Args:
         schedule: the schedule, or its name.
@@ -123,17 +120,16 @@ def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int,
         training: whether there are backward tasks.
 
     Raises:
-        ScheduleError: no schedule has this name, the numbers are outside its domain, or its tasks are wrong, naming
-            the first that is.
+        ScheduleError: for an unknown name, numbers outside its domain, or wrong tasks, with the first of them.
     """
     schedule = as_schedule(schedule)
     schedule.check(num_stages, micro_batches, training)
-    given = (schedule.tasks if training else schedule.forward_tasks)(num_stages, micro_batches)
-    if not isinstance(given, Iterable):
+    tasks_of_ipus = (schedule.tasks if training else schedule.forward_tasks)(num_stages, micro_batches)
+    if not isinstance(tasks_of_ipus, Iterable):
         raise ScheduleError(
-            f"{schedule.name!r} gives no tasks", expected="a list of Tasks for each IPU", got=repr(given)
+            f"{schedule.name!r} returned no tasks", expected="a list of Tasks for each IPU", got=repr(tasks_of_ipus)
         )
-    lists = tuple(map(as_task_list, given))
+    lists = tuple(map(as_task_list, tasks_of_ipus))
     ipus = validate(lists, num_stages, micro_batches, training)
     slots = grid(lists, num_stages, micro_batches)
     return SchedulePlan(schedule, num_stages, micro_batches, training, ipus, lists, slots, blocks(lists, slots))

@@ -1,11 +1,12 @@
-"""Tasks of a pipeline, and the order in which one IPU does its own.
+"""Tasks of a pipeline, and the order in which one IPU runs them.
 
     Task     ::= (stage, micro-batch, kind)
     Kind     ::= FORWARD | BACKWARD | BACKWARD_INPUT | BACKWARD_WEIGHT
-    TaskList ::= Task*                 what one IPU does, in order; stored as arrays
+    TaskList ::= Task*                 tasks of one IPU, in order; stored as arrays
 
-The backward work of a stage on a micro-batch is either one BACKWARD task, or is split into BACKWARD_INPUT, which finds
-the gradients the stage before waits for, and BACKWARD_WEIGHT, which finds those of the parameters, later.
+The backward work of a stage on a micro-batch is either one BACKWARD task, or is split into BACKWARD_INPUT, which
+computes the gradients that the previous stage waits for, and BACKWARD_WEIGHT, which computes those of the parameters,
+later.
 
 A task waits for
 
@@ -41,12 +42,12 @@ _SHORT = {FORWARD: "F", BACKWARD: "B", BACKWARD_INPUT: "I", BACKWARD_WEIGHT: "W"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One piece of work of a pipeline.
+    """The work of a stage on a micro-batch.
 
     Args:
         stage: stage of the model, from 0.
         micro_batch: micro-batch, from 0.
-        kind: what is computed.
+        kind: forward, or all or half of backward.
     """
 
     stage: int
@@ -58,7 +59,7 @@ class Task:
 
     @property
     def short(self) -> str:
-        """A letter and two numbers, as in drawings: F1.0 is the forward task of stage 1 on micro-batch 0."""
+        """A letter and two numbers, for drawings: F1.0 is the forward task of stage 1 on micro-batch 0."""
         return f"{_SHORT[self.kind]}{self.stage}.{self.micro_batch}"
 
 
@@ -70,7 +71,7 @@ class TaskList:
         stages: the stage of each task, int64[tasks].
         micro_batches: its micro-batch, int64[tasks].
         kinds: its `Kind`, int64[tasks].
-        slots: the slot of the pipeline's grid in which it runs, int64[tasks], rising; None: as early as can be.
+        slots: its slot in the pipeline's grid, int64[tasks], rising; the earliest possible when None.
     """
 
     stages: np.ndarray
@@ -88,7 +89,7 @@ class TaskList:
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> TaskList:
-        """The list of some tasks, in the order given."""
+        """A list of tasks, in their order."""
         rows = np.array([(task.stage, task.micro_batch, int(task.kind)) for task in tasks], np.int64).reshape(-1, 3)
         return cls(rows[:, 0], rows[:, 1], rows[:, 2])
 
@@ -102,6 +103,6 @@ class TaskList:
         return map(self.__getitem__, range(len(self)))
 
     def forward_only(self) -> TaskList:
-        """Its forward tasks, in the same order, each as early as can be."""
-        keep = self.kinds == FORWARD
-        return TaskList(self.stages[keep], self.micro_batches[keep], self.kinds[keep])
+        """Its forward tasks, in the same order, each as early as possible."""
+        is_forward = self.kinds == FORWARD
+        return TaskList(self.stages[is_forward], self.micro_batches[is_forward], self.kinds[is_forward])

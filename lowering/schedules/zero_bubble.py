@@ -1,9 +1,9 @@
-"""1F1B with the gradients of parameters put off to where an IPU would idle: ZB-H1.
+"""1F1B with gradients of parameters delayed to times when an IPU would idle: ZB-H1.
 
-Stage s runs 1F1B with backward tasks that only find the gradients of inputs; each parameter gradient comes s
-micro-batches later. The first stage has nobody to send gradients to, so its backward tasks stay whole. With equal
-stages that take T_F, T_B and T_W, where T_W ≤ T_F and T_W ≤ T_B, every IPU idles for (p − 1)(T_F + T_B − T_W); stage s
-keeps p − s micro-batches until their backward task, and what parameter gradients need for s more.
+Stage s runs 1F1B with backward tasks that compute only the gradients of inputs; each parameter gradient follows s
+micro-batches later. The first stage sends no gradients, so its backward tasks stay unsplit. With equal stages that take
+T_F, T_B and T_W, where T_W ≤ T_F and T_W ≤ T_B, every IPU idles for (p − 1)(T_F + T_B − T_W); the stash of stage s
+holds p − s micro-batches until their backward task, and operands of parameter gradients for s more.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), the handcrafted schedule H1.
 """
@@ -36,9 +36,11 @@ class ZeroBubbleH1(Schedule):
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
         if stage == 0:
             return forward_backward(0, forward, backward)
-        after = np.arange(micro_batches) + stage  # the backward task each parameter gradient follows, if there is one
-        following = 2 * backward[np.minimum(after, micro_batches - 1)] + 1
-        weight = np.where(after < micro_batches, following, 2 * after + 2 * micro_batches)
+        predecessor = (
+            np.arange(micro_batches) + stage
+        )  # the backward task that each parameter gradient follows, if it exists
+        next_time = 2 * backward[np.minimum(predecessor, micro_batches - 1)] + 1
+        weight = np.where(predecessor < micro_batches, next_time, 2 * predecessor + 2 * micro_batches)
         return in_order(
             (
                 Times(stage, FORWARD, 2 * forward),

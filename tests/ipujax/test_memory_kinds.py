@@ -203,7 +203,7 @@ def test_parameters_of_a_pipeline_that_are_on_the_host(fetch_inside: bool) -> No
 def test_what_a_pipeline_with_stages_offloads_is_refused() -> None:
     params, _, x = training()
     step = ipu.jit(batches(jax.value_and_grad(offloading_loss)), device=device(2))
-    with pytest.raises(ipu.IpuError, match=r"(?s)put on the host inside of what runs as one piece.*test_memory_kinds"):
+    with pytest.raises(ipu.IpuError, match=r"(?s)put on the host inside a stage.*test_memory_kinds"):
         step(params, x)
 
 

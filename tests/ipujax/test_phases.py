@@ -226,7 +226,7 @@ def test_phases_after_an_update_are_refused() -> None:
         ws = jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
         return ws, loss(ws, x)
 
-    words = r"phase 0 uses what a gradient or an update makes, which runs after all phases(.|\n)*try: .*call of its own"
+    words = r"phase 0 uses a result of a gradient or an update, which runs after all phases(.|\n)*call of its own"
     with pytest.raises(ipu.ArgumentError, match=words):
         compiled(fun, parameters(layers=3), rows(0))
 

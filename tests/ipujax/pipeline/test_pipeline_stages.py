@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.ipus.placement import place
+from ipujax.lowering.ipus.placement import assign_stages
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.graph.program import Copy
 from ipujax.runtime.graph.steps import distinct
@@ -163,10 +163,11 @@ def test_where_equations_without_a_stage_belong() -> None:
     jaxpr = jax.jit(fun).trace(w, w, w).jaxpr
     for _, run in PASSES:
         jaxpr = run(jaxpr)
-    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], place(jaxpr.jaxpr), strict=True))
+    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
     names = {"sin": 1, "gt": 1, "exp": 0, "reduce_sum": 1, "cos": 0}
     assert {name: found[name] for name in names} == names
-    products = [s for eqn, s in zip(jaxpr.jaxpr.eqns, place(jaxpr.jaxpr), strict=True) if eqn.primitive.name == "mul"]
+    pairs = zip(jaxpr.jaxpr.eqns, assign_stages(jaxpr.jaxpr), strict=True)
+    products = [stage for eqn, stage in pairs if eqn.primitive.name == "mul"]
     assert products == [0, 1, 0, 1]
 
 
@@ -182,7 +183,7 @@ def test_what_sums_over_replicas_give_is_where_the_operands_are() -> None:
     jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", 2)])(jnp.ones((3, 3)))
     for _, run in PASSES:
         jaxpr = run(jaxpr)
-    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], place(jaxpr.jaxpr), strict=True))
+    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
     assert {name: found[name] for name in ("tanh", "exp")} == {"tanh": 0, "exp": 1}
 
 

@@ -1,4 +1,4 @@
-"""Functions of arguments in streaming memory: which lie there, which are donated, and what is to move."""
+"""Functions of arguments in streaming memory, with their expected loads and stores."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ALL = 0, 1
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and what is to move of its arguments, in order.
+    """A function, and the expected moves of its arguments, in order.
 
     Args:
         fun: the function.
         args: its arguments.
         moves: `l0` loads all of argument 0, `r0` some of its rows, `x0` each of them in an iteration of a loop; `s0`
             stores all of it, `u0` some of its rows.
-        offloaded: numbers of the arguments that lie in streaming memory.
-        donated: numbers of those that are donated.
+        offloaded: indices of the arguments in streaming memory.
+        donated: indices of those that are donated.
     """
 
     fun: Callable[..., Any]
@@ -43,7 +43,7 @@ def array(*shape: int, seed: int = 0) -> jax.Array:
 
 A, B, C, X = (array(7, 3, seed=n) for n in range(4))
 V = array(3)
-ROWS = jnp.array([0, 3, -1, 9, 3, -9])  # twice the same, from the end, behind the end, before the start
+ROWS = jnp.array([0, 3, -1, 9, 3, -9])  # a duplicate, from the end, beyond the end, before the start
 GRID = ROWS.reshape(2, 3)
 NEW = array(6, 3)
 
@@ -79,7 +79,7 @@ def training(name: str, layers: int = 3) -> tuple[Callable[..., Any], tuple[Any,
     return training_step(OPTIMIZERS[name]), (weights, OPTIMIZERS[name].init(weights), array(5, 4))
 
 
-def both(value: Any) -> Any:
+def twice(value: Any) -> Any:
     return value, value
 
 
@@ -88,20 +88,20 @@ def rows_added(a: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def printing(a: jax.Array, x: jax.Array) -> Any:
-    """Says what it adds, before and behind."""
+    """Prints figures of the old and of the new value."""
     jax.debug.print("a {}", a.sum())
     new = a + x
     jax.debug.print("new {}", new.sum())
     return new
 
 
-def with_view_read_behind(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
-    """Reads a view of the old table once it has made the new one."""
+def with_late_view(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
+    """Reads a view of the old table after it has computed the new one."""
     view = a[::-1]
     return a.at[rows].add(u), jnp.sin(view)
 
 
-WHOLE = {
+ENTIRE = {
     "not used": Case(lambda a, x: x + 1, (A, V), ""),
     "handed on": Case(lambda a, x: (a, x + 1), (A, V), ""),
     "handed on, not donated": Case(lambda a: a, (A,), "l0", donated=()),
@@ -122,8 +122,8 @@ WHOLE = {
     "round in a ring": Case(
         lambda a, b, c: (b + 1, c, a), (A, B, C), "l1 l2 l0 s0 s1 s2", (0, 1, 2), donated=(0, 1, 2)
     ),
-    "one result for two": Case(lambda a, b: both(a + b), (A, B), "l0 l1 s0 s1", offloaded=ALL),
-    "one result for one": Case(lambda a, b: both(a + b), (A, B), "l0 s0", donated=(0,)),
+    "one result for two": Case(lambda a, b: twice(a + b), (A, B), "l0 l1 s0 s1", offloaded=ALL),
+    "one result for one": Case(lambda a, b: twice(a + b), (A, B), "l0 s0", donated=(0,)),
     "one argument for three": Case(lambda a, b: (a, a, a), (A, B), "l0 s1", offloaded=ALL),
     "along a scan": Case(lambda a, x: lax.scan(lambda c, r: (c * r + 1, c), x, a), (A, V), "x0 s0"),
     "along a scan, and whole": Case(lambda a, x: (rows_added(a, x), a * 2), (A, V), "x0 l0 s0"),
@@ -141,68 +141,68 @@ WHOLE = {
 
 
 def rows_from(a: jax.Array, start: jax.Array, count: int = 3) -> jax.Array:
-    """Rows one after the other."""
+    """Consecutive rows."""
     return lax.dynamic_slice_in_dim(a, start, count)
 
 
-def laid_out(a: jax.Array, i: jax.Array, axes: tuple[int, ...], size: int = 1, mode: str = "clip") -> jax.Array:
-    """Rows from each number on, whose dimensions are `axes` of the result."""
+def gathered_rows(a: jax.Array, i: jax.Array, axes: tuple[int, ...], size: int = 1, mode: str = "clip") -> jax.Array:
+    """Rows from each index on, whose dimensions are `axes` of the result."""
     collapsed = (0,) if len(axes) < a.ndim else ()
     dims = lax.GatherDimensionNumbers(axes, collapsed, (0,))
     return lax.gather(a, i[:, None], dims, (size, *a.shape[1:]), mode=mode)
 
 
-def with_old_printed(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
-    """Says what it has replaced."""
+def printing_old(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
+    """Prints the value it has replaced."""
     new = a.at[rows].set(u)
     jax.debug.print("old {}", a)
     return new
 
 
-def looked_up_between(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
-    """Reads each table once the next is made."""
+def with_reads_between(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
+    """Reads each table after the next is computed."""
     second = a.at[rows].add(u)
     third = second.at[rows[::-1]].subtract(2 * u)
     return third, third[rows], second[rows], a[rows]
 
 
-def by_what_it_holds(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
-    """Rows that were set say which are added to."""
+def indexed_by_itself(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
+    """Adds to rows whose indices are in rows that were set."""
     new = a.at[rows].set(u)
     return new.at[new[rows][:, 0].astype(int)].add(u)
 
 
-def each_by_the_other(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
-    """Two tables are updated in turns by rows of each other, the old ones too."""
+def updated_by_each_other(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
+    """Two tables are updated alternately by rows of each other, the old ones too."""
     a1 = a.at[rows].add(b[rows])
     b1 = b.at[rows[:3]].add(a[rows[3:]])
     a2 = a1.at[rows].subtract(b1[rows])
     return a2, b1, b[rows] + a1[rows]
 
 
-def old_by_new(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
-    """Old rows of one table that new rows of another name, whose old rows are read before that."""
+def old_rows_by_new(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
+    """Reads old rows of one table whose indices are in new rows of another, after reads of that one's old rows."""
     b1 = b.at[rows].add(1)
     old = a[rows]
     a1 = a.at[rows].set(2)
     return a1, b1, old, b[a1[rows][:, 0].astype(int)]
 
 
-def at_start(a: jax.Array, i: jax.Array, u: jax.Array, fun: Callable[..., Any], mode: str) -> jax.Array:
-    """Rows one after the other, from each number on, are changed."""
+def scatter_rows(a: jax.Array, i: jax.Array, u: jax.Array, fun: Callable[..., Any], mode: str) -> jax.Array:
+    """Updates consecutive rows from each index on."""
     window = tuple(range(i.ndim, u.ndim))
     return fun(a, i[..., None], u, lax.ScatterDimensionNumbers(window, (), (0,)), mode=mode)
 
 
-def in_the_middle(a: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
-    """Rows are added that lie along the second dimension of the updates."""
+def scatter_middle(a: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
+    """Adds rows that are the second dimension of the updates."""
     return lax.scatter_add(a, i[:, None], u, lax.ScatterDimensionNumbers((0, 2), (0,), (0,)), mode="clip")
 
 
 def look_up(
     fun: Callable[..., Any], args: tuple[Any, ...], moves: str = "r0", offloaded: tuple[int, ...] = (0,)
 ) -> Case:
-    """A function that reads rows of its first argument."""
+    """A case that reads rows of its first argument."""
     return Case(fun, args, moves, offloaded)
 
 
@@ -239,12 +239,14 @@ LOOK_UPS = {
     "bytes for a start": look_up(rows_from, (A, np.uint8(200))),
     "one row of a slice": look_up(lambda a, i: lax.dynamic_slice_in_dim(a, i[0], 1), (A, ROWS)),
     "two rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (array(30, 3), ROWS * 4)),
-    "rows in the middle": look_up(partial(laid_out, axes=(0, 2)), (array(5, 2, 4), ROWS)),
+    "rows in the middle": look_up(partial(gathered_rows, axes=(0, 2)), (array(5, 2, 4), ROWS)),
     **{
-        f"windows, mode {mode}": look_up(partial(laid_out, axes=(0, 2, 3), size=2, mode=mode), (array(30, 2, 4), ROWS))
+        f"windows, mode {mode}": look_up(
+            partial(gathered_rows, axes=(0, 2, 3), size=2, mode=mode), (array(30, 2, 4), ROWS)
+        )
         for mode in ("clip", "fill")
     },
-    # All of the table moves: most of it is named, or what is named is not whole rows.
+    # The entire table moves: most rows are accessed, or parts of rows.
     "most rows": look_up(partial(rows_from, count=4), (A, jnp.int32(2)), "l0"),
     "many rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (A, ROWS), "l0"),
     "parts of rows": look_up(lambda a, i: lax.dynamic_slice(a, (i[0], i[1]), (1, 2)), (A, ROWS), "l0"),
@@ -279,7 +281,7 @@ UPDATES = {
     ),
     **{
         f"three rows at {n}, {fun.__name__}, mode {mode}": Case(
-            partial(at_start, fun=fun, mode=mode), (A, jnp.int32(n), NEW[:3]), moves
+            partial(scatter_rows, fun=fun, mode=mode), (A, jnp.int32(n), NEW[:3]), moves
         )
         for fun, moves in ((lax.scatter, "u0"), (lax.scatter_add, "r0 u0"), (lax.scatter_sub, "r0 u0"))
         for n in (2, 5, -1)
@@ -297,16 +299,16 @@ UPDATES = {
         "u0",
     ),
     "pairs of rows": Case(
-        partial(at_start, fun=lax.scatter, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "u0"
+        partial(scatter_rows, fun=lax.scatter, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "u0"
     ),
-    "in the middle": Case(in_the_middle, (array(5, 2, 4), ROWS, array(2, 6, 4)), "r0 u0"),
+    "in the middle": Case(scatter_middle, (array(5, 2, 4), ROWS, array(2, 6, 4)), "r0 u0"),
     "of what is there": Case(lambda a, i, u: a.at[i].add(u + a[i]), (A, ROWS, NEW), "r0 r0 u0"),
     "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
     "added, of another": Case(lambda a, u, i: a.at[i].add(u), (A, NEW, ROWS), "l1 r0 u0", offloaded=ALL),
     "set, of another": Case(lambda a, u, i: a.at[i].set(u), (A, NEW, ROWS), "l1 u0", offloaded=ALL),
-    # What reads the old table comes before the update.
+    # Reads of the old table come before the update.
     "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 r0 u0"),
-    "and a view read behind": Case(with_view_read_behind, (A, ROWS, NEW), "l0 r0 u0"),
+    "and a view read behind": Case(with_late_view, (A, ROWS, NEW), "l0 r0 u0"),
     "and old rows": Case(lambda a, i, u: (a.at[i].add(u), jnp.sin(a[i[::-1]]).sum()), (A, ROWS, NEW), "r0 r0 u0"),
     "and old rows that a row names": Case(
         lambda a, i, u: (a.at[i].set(u), a[a[i[0]].astype(int)]), (A, ROWS, NEW), "r0 r0 u0"
@@ -331,10 +333,10 @@ UPDATES = {
         "r0 u0 r0 u0 r0 u0",
     ),
     "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "r0 u0 r0"),
-    "and looked up between": Case(looked_up_between, (A, ROWS, NEW), "r0 r0 u0 r0 r0 u0 r0"),
-    "by what it holds": Case(by_what_it_holds, (A, ROWS, NEW), "u0 r0 r0 u0"),
-    "two, each by the other's rows": Case(each_by_the_other, (A, B, ROWS), "r1 r0 r0 u0 r1 r1 u1 r1 r0 r0 u0", ALL),
-    # All of the table moves: it, or what becomes of it, is read as a whole or too late, or goes to another place.
+    "and looked up between": Case(with_reads_between, (A, ROWS, NEW), "r0 r0 u0 r0 r0 u0 r0"),
+    "by what it holds": Case(indexed_by_itself, (A, ROWS, NEW), "u0 r0 r0 u0"),
+    "two, each by the other's rows": Case(updated_by_each_other, (A, B, ROWS), "r1 r0 r0 u0 r1 r1 u1 r1 r0 r0 u0", ALL),
+    # The entire table moves: it, or the new one, is read entirely or too late, or goes to another buffer.
     "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
     "and a view of old": Case(lambda a, i, u: (a.at[i].add(u), a.T), (A, ROWS, NEW), "l0 s0"),
     "and a view of new": Case(lambda a, i, u: (lambda new: (new, new.T))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
@@ -346,17 +348,17 @@ UPDATES = {
     "and old rows that a new row names": Case(
         lambda a, i, u: (lambda new: (new, a[new[i[0]].astype(int)]))(a.at[i].set(u)), (A, ROWS, NEW), "l0 r0 s0"
     ),
-    "old rows that new rows of another name": Case(old_by_new, (A, B, ROWS), "l1 r0 u0 r0 r1 s1", ALL),
+    "old rows that new rows of another name": Case(old_rows_by_new, (A, B, ROWS), "l1 r0 u0 r0 r1 s1", ALL),
     "two ways": Case(
         lambda a, i, u: (lambda new: (new.at[i].add(u), new.at[i].set(u)[0]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"
     ),
-    "and printed": Case(with_old_printed, (A, ROWS, NEW), "l0 s0"),
-    "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "and printed": Case(printing_old, (A, ROWS, NEW), "l0 s0"),
+    "under two names": Case(lambda a, i, u: twice(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
     "for another": Case(lambda a, b, i, u: b.at[i].add(u), (A, B, ROWS, NEW), "l1 s0", offloaded=ALL),
     "not donated": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW), "l0", donated=()),
-    # Several rows at several places would be added to one by one; most of the table is replaced.
+    # Sums of several rows at several indices are not supported; most of the table is replaced.
     "pairs of rows added": Case(
-        partial(at_start, fun=lax.scatter_add, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "l0 s0"
+        partial(scatter_rows, fun=lax.scatter_add, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "l0 s0"
     ),
     "most rows of a slice": Case(
         lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i[0], 0), (A, ROWS, NEW), "l0 s0"
@@ -377,7 +379,7 @@ UPDATES = {
 
 
 CASES: dict[str, Case] = {
-    **WHOLE,
+    **ENTIRE,
     **{f"look up, {name}": case for name, case in LOOK_UPS.items()},
     **{f"update, {name}": case for name, case in UPDATES.items()},
 }

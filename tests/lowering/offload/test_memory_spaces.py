@@ -1,4 +1,4 @@
-"""The pass `memory_spaces`, and what `offload` makes of it: jaxprs without the host, equal after each pass."""
+"""The pass `memory_spaces`, and `offload` after it: jaxprs without the host, equal after each pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.inline import inline
 from tests.ipujax.memory_kind_cases import CASES, copied, double, get, is_key, put
 
-SOME = [name for name, case in CASES.items() if not any(map(is_key, jax.tree.leaves(case.args())))]
+NAMES = [name for name, case in CASES.items() if not any(map(is_key, jax.tree.leaves(case.args())))]
 
 
 def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
@@ -27,53 +27,54 @@ def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
 
 
 def values(jaxpr: ClosedJaxpr) -> list[Any]:
-    """All variables of a jaxpr and of those inside it."""
+    """All variables of a jaxpr and of its inner ones."""
     body = jaxpr.jaxpr
     return [*body.invars, *body.constvars, *(var for eqn in equations(body) for var in (*eqn.invars, *eqn.outvars))]
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_jaxprs_are_on_the_device_and_equal_after_each_pass(name: str) -> None:
-    case, args = CASES[name], CASES[name].args()
+@pytest.mark.parametrize("name", NAMES)
+def test_moves_jaxprs_to_the_device_and_preserves_results(name: str) -> None:
+    case = CASES[name]
+    args = CASES[name].args()
     expected = jax.tree.leaves(jax.jit(case.fun)(*copied(args)))
     jaxpr = traced(case.fun, *args)
     hosted = tuple(is_on_host(aval) and aval.size > 1 for aval in jaxpr.in_avals)
     offloading = Offloading(hosted, (None,) * len(jaxpr.out_avals), hosted=hosted)
     passed = run_passes(jaxpr, offloading=offloading)
-    for step, after in list(passed.items())[list(passed).index("memory_spaces") :]:
-        check_jaxpr(after.jaxpr)
-        assert not [var for var in values(after) if is_on_host(var.aval)], step
-        found = jaxpr_as_fun(after)(*map(get, jax.tree.leaves(args)))
-        for x, y in zip(found, expected, strict=True):
+    for step, rewritten in list(passed.items())[list(passed).index("memory_spaces") :]:
+        check_jaxpr(rewritten.jaxpr)
+        assert not [var for var in values(rewritten) if is_on_host(var.aval)], step
+        results = jaxpr_as_fun(rewritten)(*map(get, jax.tree.leaves(args)))
+        for x, y in zip(results, expected, strict=True):
             np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=1e-5, atol=1e-6)
 
 
-def test_a_jaxpr_without_the_host_stays_itself() -> None:
+def test_preserves_a_jaxpr_without_the_host() -> None:
     jaxpr = inline(traced(lambda x: jnp.tanh(x) * 2, jnp.ones(4)))
     assert memory_spaces(jaxpr) is jaxpr and offload(jaxpr) is jaxpr
 
 
-def test_what_is_fetched_is_the_value_itself() -> None:
+def test_replaces_a_fetched_value_by_the_value() -> None:
     jaxpr = memory_spaces(inline(traced(lambda h: get(h) * 2, put(jnp.ones(4)))))
     (eqn,) = jaxpr.jaxpr.eqns
     assert eqn.primitive.name == "mul" and eqn.invars[0] is jaxpr.jaxpr.invars[0]
 
 
-def test_each_result_on_the_host_has_a_put_of_its_own() -> None:
+def test_adds_a_put_for_each_result_on_the_host() -> None:
     jaxpr = memory_spaces(inline(traced(lambda w, h: (put(w), put(w), h, h * 2), jnp.ones(4), put(jnp.ones(4)))))
     puts = [eqn.outvars[0] for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "host_put"]
     assert len(puts) == 4 and set(puts) == set(jaxpr.jaxpr.outvars)
 
 
-def test_a_state_is_stored_in_the_memory_of_the_argument_that_it_replaces() -> None:
+def test_stores_a_state_in_the_memory_of_its_argument() -> None:
     def fun(h: jax.Array) -> jax.Array:
         return lax.scan(lambda c, _: (double(c), None), h, None, length=3)[0]
 
-    whole = ipu.jit(fun, donate_argnums=0).lower(put(jnp.ones((4, 3)))).jaxpr.jaxpr
-    (loop,) = whole.eqns
+    body = ipu.jit(fun, donate_argnums=0).lower(put(jnp.ones((4, 3)))).jaxpr.jaxpr
+    (loop,) = body.eqns
     names = [eqn.primitive.name for eqn in loop.params["jaxpr"].jaxpr.eqns]
-    assert loop.invars == whole.invars and names == ["remote_load", "mul", "remote_store"]
-    assert whole.outvars == loop.outvars
+    assert loop.invars == body.invars and names == ["remote_load", "mul", "remote_store"]
+    assert body.outvars == loop.outvars
 
 
 def test_stores_come_before_loops_that_read_them() -> None:

@@ -1,4 +1,4 @@
-"""Pass `offload`: the numbers stay, only loads and stores touch streaming memory, and nothing is read too late."""
+"""Pass `offload`: preserves results, moves values by loads and stores only, and reads none too late."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.lowering.test_random_programs import EVERY
 from tests.marks import slow_but
 
 MOVES = {"remote_load": "l", "remote_rows": "r", "remote_store": "s", "remote_update": "u"}
-WHERE = {"state": (1,), "all": ALL}
+OFFLOADED = {"state": (1,), "all": ALL}
 
 
-class Passed:
-    """A function before and behind the pass.
+class OffloadedProgram:
+    """A function before and after the pass.
 
     Args:
         fun: the function.
         args: its arguments.
-        offloaded: numbers of the arguments that lie in streaming memory; scalars of them do not.
-        donated: numbers of those that are donated.
+        offloaded: indices of the arguments in streaming memory; scalars of them are not.
+        donated: indices of those that are donated.
         batch_bytes: of a batch of loads, or of stores.
     """
 
@@ -53,70 +53,71 @@ class Passed:
         leaves = [(number, x) for number, arg in enumerate(args) for x in jax.tree.leaves(arg)]
         traced = jax.make_jaxpr(fun)(*args)
         self.leaves = [x for _, x in leaves]
-        self.before = list(run_passes(traced).values())[-1]
+        self.original = list(run_passes(traced).values())[-1]
         aliases = donated_aliases(unwrapped(traced), [number in donated for number, _ in leaves])
         inputs = tuple(number in offloaded and x.size > 1 for number, x in leaves)
-        self.places = Offloading(inputs, aliases, batch_bytes=batch_bytes)
-        self.after = offload(self.before, self.places, grouped_inputs)
+        self.offloading = Offloading(inputs, aliases, batch_bytes=batch_bytes)
+        self.offloaded = offload(self.original, self.offloading, grouped_inputs)
 
     @staticmethod
-    def of(case: Case) -> Passed:
-        return Passed(case.fun, case.args, case.offloaded, case.donated)
+    def of(case: Case) -> OffloadedProgram:
+        return OffloadedProgram(case.fun, case.args, case.offloaded, case.donated)
 
     @property
     def moves(self) -> list[str]:
-        """What moves of which input, in order: "l0" loads the first."""
-        inputs = {var: number for number, var in enumerate(self.after.jaxpr.invars)}
-        found = list[str]()
-        for eqn in self.after.jaxpr.eqns:
+        """Moves in order, with the index of the input: "l0" loads the first."""
+        inputs = {var: number for number, var in enumerate(self.offloaded.jaxpr.invars)}
+        moves = list[str]()
+        for eqn in self.offloaded.jaxpr.eqns:
             if eqn.primitive.name in MOVES:
-                found.append(f"{MOVES[eqn.primitive.name]}{inputs[eqn.invars[0]]}")
+                moves.append(f"{MOVES[eqn.primitive.name]}{inputs[eqn.invars[0]]}")
                 inputs.update(dict.fromkeys(eqn.outvars, inputs[eqn.invars[0]]))
-            found += [f"x{inputs[x]}" for x in streamed(eqn) if x in self.remote]
-        return found
+            moves += [f"x{inputs[x]}" for x in streamed(eqn) if x in self.remote]
+        return moves
 
     @property
     def remote(self) -> dict[Var, int]:
-        """The inputs that lie in streaming memory, with their numbers."""
-        inputs = zip(self.after.jaxpr.invars, self.places.inputs, strict=True)
-        return {var: number for number, (var, is_there) in enumerate(inputs) if is_there}
+        """The inputs in streaming memory, with their indices."""
+        inputs = zip(self.offloaded.jaxpr.invars, self.offloading.inputs, strict=True)
+        return {var: number for number, (var, is_remote) in enumerate(inputs) if is_remote}
 
     def check(self) -> None:
-        """Asserts that the results have the same bits, and that buffers are read and written as they may be."""
-        check_jaxpr(self.after.jaxpr)
-        for got, want in zip(run(self.after, self.leaves), run(self.before, self.leaves), strict=True):
-            assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
+        """Asserts that the results have the same bits, and that buffers are read and written correctly."""
+        check_jaxpr(self.offloaded.jaxpr)
+        for got, expected in zip(run(self.offloaded, self.leaves), run(self.original, self.leaves), strict=True):
+            assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes()
         self._check_buffers()
 
     def _check_buffers(self) -> None:
-        """What lies in streaming memory is read by loads and written by stores alone, and read as it was written last.
+        """Asserts that loads alone read buffers, stores alone write them, and reads get the last write.
 
-        Loops load the rows that they go along.
+        Loops load rows of their stacks.
         """
-        held, body = self.remote, self.after.jaxpr
-        latest = {number: var for var, number in held.items()}
+        buffer_of = self.remote
+        body = self.offloaded.jaxpr
+        latest = {number: var for var, number in buffer_of.items()}
         for eqn in body.eqns:
-            read = [held[x] for x in variables_read(eqn) if x in held]
-            assert all(latest[held[x]] is x for x in variables_read(eqn) if x in held), eqn
-            if read:
-                own = eqn.invars[:1] if eqn.primitive.name in MOVES else streamed(eqn)
-                assert read == [held[x] for x in own if x in held], eqn
+            buffers_read = [buffer_of[x] for x in variables_read(eqn) if x in buffer_of]
+            assert all(latest[buffer_of[x]] is x for x in variables_read(eqn) if x in buffer_of), eqn
+            if buffers_read:
+                remote_operands = eqn.invars[:1] if eqn.primitive.name in MOVES else streamed(eqn)
+                assert buffers_read == [buffer_of[x] for x in remote_operands if x in buffer_of], eqn
             if eqn.primitive.name in ("remote_store", "remote_update"):
-                held[eqn.outvars[0]] = read[0]
-                latest[read[0]] = eqn.outvars[0]
-        for result, alias in zip(body.outvars, self.places.aliases, strict=True):
-            is_there = alias is not None and self.places.inputs[alias]
-            assert held.get(result) == (alias if is_there else None)
-            assert alias is None or not is_there or latest[alias] is result
+                buffer_of[eqn.outvars[0]] = buffers_read[0]
+                latest[buffers_read[0]] = eqn.outvars[0]
+        for result, alias in zip(body.outvars, self.offloading.aliases, strict=True):
+            is_remote = alias is not None and self.offloading.inputs[alias]
+            assert buffer_of.get(result) == (alias if is_remote else None)
+            assert alias is None or not is_remote or latest[alias] is result
 
 
 def streamed(eqn: JaxprEqn) -> list[Atom]:
-    """What a loop goes along, row by row."""
+    """Stacks that a loop reads row by row."""
     return eqn.invars[eqn.params["num_consts"] + eqn.params["num_carry"] :] if eqn.primitive.name == "scan" else []
 
 
 def run(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> list[np.ndarray]:
-    """The results, one equation after the other."""
+    """The results, evaluated equation by equation."""
 
     def equation(eqn: Any, operands: list[Any]) -> list[Any]:
         return list(eval_equation(eqn, *operands))
@@ -125,83 +126,80 @@ def run(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> list[np.ndarray]:
         return [np.asarray(x) for x in eval_jaxpr(jaxpr, list(leaves), equation, jax.numpy.asarray)]
 
 
-# --- numbers and buffers ----------------------------------------------------------------------------------------------
+# Cases that differ from others in dtype only.
+SIMILAR_CASES = {"look up, half", "look up, integers", "look up, unsigned", "update, integers", "look up, booleans"}
 
 
-# Dtypes of which there is another.
-LIKE_OTHERS = {"look up, half", "look up, integers", "look up, unsigned", "update, integers", "look up, booleans"}
-
-
-@pytest.mark.parametrize("name", slow_but(CASES.keys() - LIKE_OTHERS, CASES))
+@pytest.mark.parametrize("name", slow_but(CASES.keys() - SIMILAR_CASES, CASES))
 def test_small_functions(name: str) -> None:
-    passed = Passed.of(CASES[name])
-    passed.check()
-    assert " ".join(passed.moves) == CASES[name].moves
+    program = OffloadedProgram.of(CASES[name])
+    program.check()
+    assert " ".join(program.moves) == CASES[name].moves
 
 
 LONG = {("momentum", "state"), ("lamb", "state"), ("if finite", "state")}
 
 
-@pytest.mark.parametrize(("name", "where"), slow_but({*product(OPTIMIZERS, WHERE)} - LONG, product(OPTIMIZERS, WHERE)))
-def test_optimizer_steps(name: str, where: str) -> None:
-    """What is donated is replaced; all is loaded at least once."""
+@pytest.mark.parametrize(
+    ("name", "kind"), slow_but({*product(OPTIMIZERS, OFFLOADED)} - LONG, product(OPTIMIZERS, OFFLOADED))
+)
+def test_optimizer_steps(name: str, kind: str) -> None:
+    """Donated arguments are replaced; all are loaded at least once."""
     fun, args = training(name)
     for donated in (ALL, ()):
-        passed = Passed(fun, args, WHERE[where], donated)
-        passed.check()
-        there = {n for n, is_there in enumerate(passed.places.inputs) if is_there}
-        assert {move for move in passed.moves if move[0] == "l"} == {f"l{n}" for n in there}
-        stored = [move for move in passed.moves if move[0] != "l"]
-        assert sorted(stored) == sorted(f"s{n}" for n in there if donated)
+        program = OffloadedProgram(fun, args, OFFLOADED[kind], donated)
+        program.check()
+        remote = {n for n, is_remote in enumerate(program.offloading.inputs) if is_remote}
+        assert {move for move in program.moves if move[0] == "l"} == {f"l{n}" for n in remote}
+        stored = [move for move in program.moves if move[0] != "l"]
+        assert sorted(stored) == sorted(f"s{n}" for n in remote if donated)
 
 
 @seed(1)
 @settings(EVERY, max_examples=2)
 @given(programs(3, 6))
 def test_random_programs(program: Program) -> None:
-    """Arguments come back changed, for one another, and as they are."""
+    """Arguments come back updated, exchanged for one another, and unchanged."""
     args = [jax.numpy.asarray(x) for x in program.arguments()]
 
     def fun(*args: Any) -> Any:
-        made = program(*args)
+        results = program(*args)
         grads = program.gradient(*args) if program.differentiable else args
         changed = [x - g if g.dtype == x.dtype else -x for x, g in zip(args, grads, strict=True)]
-        return changed[program.seed % 2 :], made, args
+        return changed[program.seed % 2 :], results, args
 
-    Passed(fun, args, range(0, len(args), 1 + program.seed % 3), range(len(args))).check()
+    OffloadedProgram(fun, args, range(0, len(args), 1 + program.seed % 3), range(len(args))).check()
 
 
-def test_without_offloaded_arguments_nothing_changes() -> None:
+def test_preserves_programs_without_offloaded_arguments() -> None:
     fun, args = training("adam")
-    passed = Passed(fun, args, (), ALL)
-    assert passed.after is passed.before
+    program = OffloadedProgram(fun, args, (), ALL)
+    assert program.offloaded is program.original
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool"])
-def test_rows_beyond_a_buffer_are_zeros_and_are_lost(dtype: str) -> None:
-    table, rows = A.astype(dtype), np.array([2, -1, 7, 6], np.int32)
-    (found,) = remote_rows_p.bind(table, rows)
+def test_rows_beyond_a_buffer_read_zeros_and_drop_writes(dtype: str) -> None:
+    table = A.astype(dtype)
+    rows = np.array([2, -1, 7, 6], np.int32)
+    (loaded,) = remote_rows_p.bind(table, rows)
     zeros = np.zeros(3, dtype)
-    np.testing.assert_array_equal(found, [table[2], zeros, zeros, table[6]])
+    np.testing.assert_array_equal(loaded, [table[2], zeros, zeros, table[6]])
     (updated,) = remote_update_p.bind(table, rows, np.ones((4, 3), dtype))
     np.testing.assert_array_equal(updated, table.at[jnp.array([2, 6])].set(np.ones(3, dtype)))
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["momentum", "adam", "clipped adamw", "lamb"])
-def test_one_parameter_is_updated_after_the_other(name: str) -> None:
-    """Where the state of one fills a batch, that of the next is loaded when the update has ended."""
+def test_updates_one_parameter_after_the_other(name: str) -> None:
+    """If the state of one fills a batch, that of the next is loaded after its update."""
     fun, args = training(name)
     state = [n for n, x in enumerate(jax.tree.leaves(args)) if x.size > 1][len(args[0]) : -1]
-    of_each = [state[n :: len(args[0])] for n in range(len(args[0]))]
-    passed = Passed(fun, args, (1,), ALL, len(of_each[0]) * args[0][0].nbytes)
-    passed.check()
-    assert passed.moves == [f"{way}{n}" for own in of_each for way in "ls" for n in own]
+    states_of_parameters = [state[n :: len(args[0])] for n in range(len(args[0]))]
+    program = OffloadedProgram(fun, args, (1,), ALL, len(states_of_parameters[0]) * args[0][0].nbytes)
+    program.check()
+    assert program.moves == [f"{direction}{n}" for states in states_of_parameters for direction in "ls" for n in states]
 
 
-def test_sums_over_replicas_do_not_keep_the_order_of_updates() -> None:
+def test_reorders_updates_with_sums_over_replicas() -> None:
     def step(ws: list[jax.Array], ms: list[jax.Array], x: jax.Array) -> Any:
         grads = jax.grad(lambda ws: jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]).sum())(ws)
         ms = [0.9 * m + g for m, g in zip(ms, lax.psum(grads, "replica"), strict=True)]
@@ -209,29 +207,29 @@ def test_sums_over_replicas_do_not_keep_the_order_of_updates() -> None:
 
     square = jnp.ones((3, 3))
     traced = jax.make_jaxpr(step, axis_env=[("replica", 2)])([square] * 2, [square] * 2, square).jaxpr
-    traced_order, own_order = (
+    traced_order, new_order = (
         [
             next(n for n, eqn in enumerate(eqns) if traced.outvars[0] in eqn.outvars),
             next(n for n, eqn in enumerate(eqns) if traced.invars[3] in eqn.invars),
         ]
         for eqns in (traced.eqns, depth_first(traced.eqns, traced.outvars))
     )
-    assert traced_order[0] > traced_order[1] and own_order[0] < own_order[1]
+    assert traced_order[0] > traced_order[1] and new_order[0] < new_order[1]
 
 
-@pytest.mark.parametrize(("most_bytes", "together"), [(1, [1] * 4), (84, [1] * 4), (168, [2] * 2), (1 << 20, [4])])
-def test_batches_are_bounded(most_bytes: int, together: list[int]) -> None:
+@pytest.mark.parametrize(("max_bytes", "batch_sizes"), [(1, [1] * 4), (84, [1] * 4), (168, [2] * 2), (1 << 20, [4])])
+def test_bounds_batches(max_bytes: int, batch_sizes: list[int]) -> None:
     """Four arguments of 84 bytes, each doubled."""
-    every = tuple(range(4))
-    passed = Passed(lambda *args: [x * 2 for x in args], [A] * 4, every, every, most_bytes)
-    passed.check()
-    runs = [(way, len(list(run))) for way, run in groupby(passed.moves, key=lambda move: move[0])]
-    assert runs == [(way, count) for count in together for way in "ls"]
+    all_arguments = tuple(range(4))
+    program = OffloadedProgram(lambda *args: [x * 2 for x in args], [A] * 4, all_arguments, all_arguments, max_bytes)
+    program.check()
+    runs = [(direction, len(list(run))) for direction, run in groupby(program.moves, key=lambda move: move[0])]
+    assert runs == [(direction, count) for count in batch_sizes for direction in "ls"]
 
 
 @pytest.mark.parametrize(("between", "loads"), [(0, 1), (3, 1), (4, 2), (6, 2)])
-def test_what_was_used_long_ago_is_loaded_anew(between: int, loads: int) -> None:
-    """An argument that is used, then others one by one, then the first again."""
+def test_reloads_values_not_used_recently(between: int, loads: int) -> None:
+    """An argument is used, then others one by one, then the first again."""
 
     def fun(first: jax.Array, *others: jax.Array) -> jax.Array:
         total = lax.cumsum(first)
@@ -239,54 +237,53 @@ def test_what_was_used_long_ago_is_loaded_anew(between: int, loads: int) -> None
             total = lax.cumsum(total * other)
         return lax.cumsum(total * first)
 
-    passed = Passed(fun, [A] * (1 + between), range(1 + between), ())
-    passed.check()
-    assert passed.moves.count("l0") == loads and len(passed.moves) == loads + between
+    program = OffloadedProgram(fun, [A] * (1 + between), range(1 + between), ())
+    program.check()
+    assert program.moves.count("l0") == loads and len(program.moves) == loads + between
 
 
-def test_what_is_printed_keeps_its_order(capfd: pytest.CaptureFixture[str]) -> None:
+def test_preserves_the_order_of_prints(capfd: pytest.CaptureFixture[str]) -> None:
     def fun(weights: Any, state: Any, x: jax.Array) -> Any:
-        new, state, value = step(weights, state, x)
-        for n, w in enumerate(new):
+        new_weights, state, value = step(weights, state, x)
+        for n, w in enumerate(new_weights):
             jax.debug.print("w{} {}", n, w[0, 0])
         jax.debug.print("loss {}", value)
-        return new, state, value
+        return new_weights, state, value
 
     step, args = training("adam")
-    passed = Passed(fun, args, ALL, ALL)
+    program = OffloadedProgram(fun, args, ALL, ALL)
     printed = []
-    for jaxpr in (passed.before, passed.after):
-        run(jaxpr, passed.leaves)
+    for jaxpr in (program.original, program.offloaded):
+        run(jaxpr, program.leaves)
         jax.effects_barrier()
         printed.append(capfd.readouterr().out)
     assert printed[0] == printed[1] and [line[:2] for line in printed[0].split("\n")] == ["w0", "w1", "w2", "lo", ""]
 
 
-# --- loads ------------------------------------------------------------------------------------------------------------
-
-
-def test_loads_and_stores_belong_to_the_line_that_needs_them() -> None:
+def test_gives_loads_and_stores_the_line_of_their_user() -> None:
     def fun(a: jax.Array, b: jax.Array) -> Any:
         c = jnp.sin(a)
         d = a.T @ b
         return c, d
 
-    passed = Passed(fun, (A, B), ALL, ALL)
-    lines = [source_line(eqn) for eqn in passed.after.jaxpr.eqns]
+    program = OffloadedProgram(fun, (A, B), ALL, ALL)
+    lines = [source_line(eqn) for eqn in program.offloaded.jaxpr.eqns]
     start = fun.__code__.co_firstlineno
-    names = [eqn.primitive.name for eqn in passed.after.jaxpr.eqns]
-    of = {name: [line for line, own in zip(lines, names, strict=True) if own == name] for name in names}
-    assert [f":{start + n} " in line for n, line in zip((1, 2), of["remote_load"], strict=True)] == [True, True]
-    assert f":{start + 1} " in of["remote_store"][0]
+    names = [eqn.primitive.name for eqn in program.offloaded.jaxpr.eqns]
+    lines_of = {name: [line for line, other in zip(lines, names, strict=True) if other == name] for name in names}
+    assert [f":{start + n} " in line for n, line in zip((1, 2), lines_of["remote_load"], strict=True)] == [True, True]
+    assert f":{start + 1} " in lines_of["remote_store"][0]
 
 
-def test_loads_are_laid_out_as_arguments_on_chip_are() -> None:
-    """Operands of products, and what is combined with them, in groups of columns."""
+def test_loads_have_the_layout_of_arguments_on_chip() -> None:
+    """Operands of products, and values combined with them, in groups of columns."""
     fun, args = training("adam")
-    passed = Passed(fun, args, (0, 1, 2), ())
-    on_chip = dict(zip(passed.before.jaxpr.invars, grouped_inputs(passed.before.jaxpr), strict=True))
-    loads = [eqn for eqn in passed.after.jaxpr.eqns if eqn.primitive.name == "remote_load"]
+    program = OffloadedProgram(fun, args, (0, 1, 2), ())
+    on_chip = dict(zip(program.original.jaxpr.invars, grouped_inputs(program.original.jaxpr), strict=True))
+    loads = [eqn for eqn in program.offloaded.jaxpr.eqns if eqn.primitive.name == "remote_load"]
     assert all(eqn.params["in_groups"] == on_chip[eqn.invars[0]] for eqn in loads)
     assert [eqn.params["in_groups"] for eqn in loads] == [True] * len(loads)
-    (load,) = (e for e in Passed.of(CASES["replaced"]).after.jaxpr.eqns if e.primitive.name == "remote_load")
+    (load,) = (
+        e for e in OffloadedProgram.of(CASES["replaced"]).offloaded.jaxpr.eqns if e.primitive.name == "remote_load"
+    )
     assert not load.params["in_groups"]

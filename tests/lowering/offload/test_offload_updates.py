@@ -1,4 +1,4 @@
-"""Updates of parameters whose state lies in streaming memory: on replicas, and of any equation."""
+"""Updates of parameters with state in streaming memory: on replicas, and of any equation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import ipujax as ipu
 STATE = [jnp.arange(12.0).reshape(4, 3), jnp.ones((4, 3)), jnp.full((4, 3), 2.0)]
 
 
-def test_an_equation_may_read_nothing() -> None:
+def test_updates_with_an_equation_without_operands() -> None:
     step = ipu.jit(lambda m: m + jnp.arange(12.0).reshape(4, 3), donate_argnums=0, offload_argnums=0)
     np.testing.assert_array_equal(step(jnp.ones((4, 3))), 1 + np.arange(12.0).reshape(4, 3))
 
 
-def test_updates_on_replicas_go_one_after_the_other() -> None:
-    """Sums over replicas have no effect that orders: the state of the next parameter is loaded behind the first's."""
+def test_updates_parameters_on_replicas_in_sequence() -> None:
+    """Sums over replicas have no ordering effect: the state of the next parameter is loaded after the first's."""
 
     def step(state: Any, grads: Any) -> Any:
         scaled = [0.5 * g[0] for g in grads]
@@ -39,14 +39,12 @@ def test_updates_on_replicas_go_one_after_the_other() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-# --- tables by rows ---------------------------------------------------------------------------------------------------
-
 TABLE = jnp.asarray(np.random.default_rng(0).integers(-8, 9, (8, 3)) / 4, jnp.float32)
-ROWS = jnp.array([0, 1, 1, 3, 2, -1, 4, -9])  # twice the same, from the end, beyond a half of the table, before it
+ROWS = jnp.array([0, 1, 1, 3, 2, -1, 4, -9])  # a duplicate, from the end, beyond a half of the table, before it
 
 
 def updated_twice(table: jax.Array, rows: jax.Array) -> Any:
-    """Two updates, and reads of each table once the next is made."""
+    """Two updates, and reads of each table after the next is computed."""
     change = jnp.arange(rows.size, dtype=table.dtype)[:, None] / 2
     second = table.at[rows].add(change)
     third = second.at[rows[::-1]].subtract(change)
@@ -54,31 +52,31 @@ def updated_twice(table: jax.Array, rows: jax.Array) -> Any:
 
 
 def in_stages(table: jax.Array, rows: jax.Array) -> Any:
-    """A stage updates what another has updated, and reads what was there before."""
+    """A stage updates results of another's update, and reads the old values."""
     with ipu.stage(0):
-        new = table.at[rows].add(1.0)
-        read = jnp.tanh(new[rows])
+        updated = table.at[rows].add(1.0)
+        activations = jnp.tanh(updated[rows])
     with ipu.stage(1):
-        return new.at[rows[:3]].subtract(read[:3]), table[rows] + new[rows]
+        return updated.at[rows[:3]].subtract(activations[:3]), table[rows] + updated[rows]
 
 
 def in_phases(table: jax.Array, rows: jax.Array) -> Any:
-    """A later phase than the next reads and updates what the first has updated."""
+    """A phase after the next reads and updates results of the first phase's update."""
     with ipu.phase(0):
-        new = table.at[rows].add(1.0)
-        read = jnp.tanh(new[rows])
+        updated = table.at[rows].add(1.0)
+        activations = jnp.tanh(updated[rows])
     with ipu.phase(1):
-        read = jnp.tanh(2 * read)
+        activations = jnp.tanh(2 * activations)
     with ipu.phase(2):
-        return new.at[rows[:3]].subtract(read[:3]), new[rows]
+        return updated.at[rows[:3]].subtract(activations[:3]), updated[rows]
 
 
 def read_in_the_next_phase(table: jax.Array, rows: jax.Array) -> Any:
-    """What reads the old table stays in its phase, so all of the table moves."""
+    """Reads of the old table stay in their phase, so the entire table moves."""
     with ipu.phase(0):
-        new = table.at[rows].add(1.0)
+        updated = table.at[rows].add(1.0)
     with ipu.phase(1):
-        return new, table[rows]
+        return updated, table[rows]
 
 
 def moves_of(lowered: Any) -> str:
@@ -102,7 +100,9 @@ TWICE = "rows rows update rows rows update rows"
         (read_in_the_next_phase, 1, {}, "load load rows store put"),
     ],
 )
-def test_updates_and_reads_keep_their_order(fun: Any, num_ipus: int, settings: dict[str, Any], moves: str) -> None:
+def test_preserves_the_order_of_updates_and_reads(
+    fun: Any, num_ipus: int, settings: dict[str, Any], moves: str
+) -> None:
     device = ipu.IPUModel(num_ipus, tiles_per_ipu=8)
     step = ipu.jit(fun, device=device, donate_argnums=0, offload_argnums=0, **settings)
     assert moves_of(step.lower(TABLE, ROWS)) == moves
@@ -112,16 +112,16 @@ def test_updates_and_reads_keep_their_order(fun: Any, num_ipus: int, settings: d
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("spec", [P(), P("replica")], ids=["whole", "split"])
-def test_updates_one_after_the_other_on_replicas(spec: P, dtype: str) -> None:
-    """Each has all of the table, or a part of its own."""
+def test_updates_tables_in_sequence_on_replicas(spec: P, dtype: str) -> None:
+    """Each has the entire table, or a part."""
     table = TABLE.astype(dtype)
     parts = [(table, ROWS)] if spec == P() else zip(jnp.split(table, 2), jnp.split(ROWS, 2), strict=True)
     expected = [jnp.concatenate(of_each) for of_each in zip(*(updated_twice(*part) for part in parts), strict=True)]
     specs = {"replicas": 2, "in_specs": spec, "out_specs": spec, "donate_argnums": 0, "offload_argnums": 0}
     step = ipu.jit(updated_twice, device=ipu.IPUModel(2, tiles_per_ipu=4), **specs)
     assert moves_of(step.lower(table, ROWS)) == TWICE
-    for got, want in zip(step(jnp.copy(table), ROWS), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
+    for got, expected_value in zip(step(jnp.copy(table), ROWS), expected, strict=True):
+        np.testing.assert_array_equal(got, expected_value)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,9 @@ def test_updates_one_after_the_other_on_replicas(spec: P, dtype: str) -> None:
     ],
     ids=["old rows", "twice", "subtract", "one", "vmap", "new rows", "slice"],
 )
-def test_a_large_table_stays_where_it_is(fun: Any) -> None:
+def test_never_loads_a_large_table(fun: Any) -> None:
     """Loading all of it takes 3.4 million cycles."""
-    table, rows = jax.ShapeDtypeStruct((200_000, 64), jnp.float32), jax.ShapeDtypeStruct((256,), jnp.int32)
+    table = jax.ShapeDtypeStruct((200_000, 64), jnp.float32)
+    rows = jax.ShapeDtypeStruct((256,), jnp.int32)
     step = ipu.jit(fun, donate_argnums=0, offload_argnums=0)
     assert step.lower(table, rows, rows).compile().profile.cycles < 120_000

@@ -1,18 +1,18 @@
-"""What the tests of automatic stages share: the search for the stages of a function's one pipeline."""
+"""Search for the stages of a function's only pipeline, for the tests of automatic stages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
-from ipujax.lowering.pipelining.stage_search import Search
+from ipujax.lowering.pipelining.stage_search import StageSearch
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target.target import Target
 from tests.lowering.helpers import passed
 
 
-def search_of(fun: Any, args: Any, target: Target, make: Any = Lowering) -> Search:
+def search_of(fun: Any, args: Any, target: Target, make: Any = Lowering) -> StageSearch:
     jaxpr = passed(fun, *args)
     (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, target, make, BYTE_PRICE_CYCLES)
+    return StageSearch(jaxpr, number, target, make, BYTE_PRICE_CYCLES)

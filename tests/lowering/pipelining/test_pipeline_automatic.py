@@ -1,4 +1,4 @@
-"""Stages that are found: against all ways to cut, within memory, with the numbers of plain JAX; what is refused."""
+"""Automatic stages: against all cuts, within memory, with the numbers of plain JAX; refused inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.lower import lower
-from ipujax.lowering.pipelining.charge import rough_bytes
-from ipujax.lowering.pipelining.cuts import named
-from ipujax.lowering.pipelining.stage_search import Cuts, Search
+from ipujax.lowering.pipelining.cuts import name_stages
+from ipujax.lowering.pipelining.pipeline_cost import rough_bytes
+from ipujax.lowering.pipelining.stage_search import Cuts, StageSearch
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, passed, run_engine, run_tiles, small_target
 from tests.lowering.pipelining.search_helpers import search_of
@@ -25,7 +25,7 @@ WIDTHS = {"even": (8,) * 8, "narrow": (32, 8, 4, 4, 4, 8, 16, 32), "wide": (4, 8
 
 
 def chain(widths: tuple[int, ...]) -> tuple[Any, Any]:
-    """Products of unequal sizes, one after the other: nine places to cut."""
+    """Products of unequal sizes, one after the other: nine positions to cut at."""
 
     def loss(params: list[Any], x: jax.Array) -> jax.Array:
         for w in params:
@@ -44,70 +44,72 @@ MACHINES = [
 
 
 @pytest.mark.parametrize(("shape", "exchange", "schedule"), MACHINES)
-def test_no_way_to_cut_is_better_by_more_than_two_percent(shape: str, exchange: str, schedule: str) -> None:
+def test_search_is_within_two_percent_of_the_best_cut(shape: str, exchange: str, schedule: str) -> None:
     loss, args = chain(WIDTHS[shape])
     target = small_target(4, num_ipus=4, global_exchange=exchange)
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3, schedule=schedule)
     search = search_of(fun, args, target)
     assert len(search.work.forward_cycles) == 10
-    charges = [search.charge(cuts) for cuts in combinations(range(1, 10), 2)]
-    chosen = search_of(fun, args, target)
-    assert chosen.charge(chosen.chosen())[1] <= 1.02 * min(charges)[1]
+    costs = [search.excess_and_cycles(cuts) for cuts in combinations(range(1, 10), 2)]
+    new_search = search_of(fun, args, target)
+    assert new_search.excess_and_cycles(new_search.search())[1] <= 1.02 * min(costs)[1]
 
 
-def test_a_cut_that_fits_is_found_if_there_is_one() -> None:
+def test_finds_a_cut_that_fits_if_one_exists() -> None:
     """The fastest cut needs more memory than there is."""
     loss, args = chain((64, 64, 4, 4, 4, 4, 4, 4, 4, 4))
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=2, schedule="gpipe")
 
-    def search_on(num_bytes: int) -> Search:
+    def search_on(num_bytes: int) -> StageSearch:
         """On tiles of which any part is for code."""
         tiles = small_target(4, num_ipus=4, bytes_per_tile=num_bytes, interleaved_offset_bytes=2**20)
         return search_of(fun, args, tiles)
 
-    tiny = search_on(1)
-    needs = {cut: 1 + tiny.charge((cut,))[0] for cut in range(1, 10)}
-    tight = search_on(int(1.02 * min(needs.values())))  # for gaps
-    assert sum(tight.charge((cut,))[0] == 0 for cut in needs) < 9
-    assert tight.charge(tight.chosen())[0] == 0
+    one_byte = search_on(1)
+    needed_bytes = {cut: 1 + one_byte.excess_and_cycles((cut,))[0] for cut in range(1, 10)}
+    tight = search_on(int(1.02 * min(needed_bytes.values())))  # for gaps
+    assert sum(tight.excess_and_cycles((cut,))[0] == 0 for cut in needed_bytes) < 9
+    assert tight.excess_and_cycles(tight.search())[0] == 0
 
 
-def test_memory_is_charged_as_the_whole_program_needs_it() -> None:
-    """But for what moves from and to the host. What products read lies in groups of columns, which takes less code."""
+def test_estimates_the_memory_of_the_entire_program() -> None:
+    """Except for host exchange. Operands of products are in groups of columns, which takes less code."""
     loss, args = chain((128,) * 5)
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
     too_small = small_target(16, num_ipus=4, bytes_per_tile=2**12, interleaved_offset_bytes=2**20)
-    search, cuts = search_of(fun, args, too_small), (2, 4)
-    need, _ = search.charge(cuts, too_small.bytes_per_tile)
-    program = lower(search.rewritten(cuts).jaxpr, too_small)
-    whole = rough_bytes(program.graph, program.program)
-    assert 0.98 * whole <= need <= whole
+    search = search_of(fun, args, too_small)
+    cuts = (2, 4)
+    estimate, _ = search.excess_and_cycles(cuts, too_small.bytes_per_tile)
+    program = lower(search.rewrite(cuts).jaxpr, too_small)
+    program_bytes = rough_bytes(program.graph, program.program)
+    assert 0.98 * program_bytes <= estimate <= program_bytes
 
 
-def test_a_search_goes_on_from_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned anew, as for a dearer byte, a pipeline is cut where it was, or near that if that is faster."""
+def test_resumes_a_search_from_earlier_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned anew, as for a higher cost per byte, a pipeline is cut at the same positions, or at faster neighbours."""
     loss, args = chain(WIDTHS["wide"])
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
-    jaxpr, target = passed(fun, *args), small_target(4, num_ipus=4)
-    tried = list[Cuts]()
-    charged = Search.charge
+    jaxpr = passed(fun, *args)
+    target = small_target(4, num_ipus=4)
+    estimated = list[Cuts]()
+    excess_and_cycles = StageSearch.excess_and_cycles
 
-    def counted(self: Search, cuts: Cuts, more: int = 0) -> tuple[int, int]:
-        tried.append(cuts)
-        return charged(self, cuts, more)
+    def recorded(self: StageSearch, cuts: Cuts, extra_bytes: int = 0) -> tuple[int, int]:
+        estimated.append(cuts)
+        return excess_and_cycles(self, cuts, extra_bytes)
 
     first = lower(jaxpr, target)
-    monkeypatch.setattr(Search, "charge", counted)
-    again = lower(jaxpr, target, cuts=first.cuts)
+    monkeypatch.setattr(StageSearch, "excess_and_cycles", recorded)
+    second = lower(jaxpr, target, cuts=first.cuts)
     (cuts,) = first.cuts
-    assert again.cuts == first.cuts and 1 < len(set(tried)) <= 1 + 2 * len(cuts)
-    assert lower(jaxpr, target, cuts=((1, 99),)).cuts == first.cuts  # no such place
+    assert second.cuts == first.cuts and 1 < len(set(estimated)) <= 1 + 2 * len(cuts)
+    assert lower(jaxpr, target, cuts=((1, 99),)).cuts == first.cuts  # no such position
 
 
 @pytest.mark.parametrize(
     "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_numbers_are_those_of_plain_jax(name: str) -> None:
+def test_equals_plain_jax(name: str) -> None:
     args = parameters(4), jax.random.key(2), batch(8)
     loss = MODELS[name](4, no_stage)
     expected = jax.tree.leaves(ipu.pipeline(jax.value_and_grad(loss), micro_batches=4, rng_argnums=1)(*args))
@@ -119,7 +121,7 @@ def test_numbers_are_those_of_plain_jax(name: str) -> None:
         assert_same(run_engine(program, args), expected, 1e-6, 1e-7, name)
 
 
-def test_the_number_of_stages_is_found_too() -> None:
+def test_chooses_the_number_of_stages() -> None:
     """Work for two is not spread over four, and inference is cut as well."""
     loss, args = chain(WIDTHS["even"])
     fun = ipu.pipeline(loss, micro_batches=8, stages="auto", reduce="stack")
@@ -130,30 +132,27 @@ def test_the_number_of_stages_is_found_too() -> None:
     for count in (2, 3, 4):
         fun = ipu.pipeline(loss, micro_batches=8, stages=count, reduce="stack")
         search = search_of(fun, args, small_target(4, num_ipus=4))
-        by_number[count] = search.charge(search.chosen())
+        by_number[count] = search.excess_and_cycles(search.search())
     assert by_number[run.plan.num_stages][1] <= 1.02 * min(by_number.values())[1]
 
 
-def test_gradients_go_with_the_stage_of_their_parameters() -> None:
+def test_assigns_gradients_to_the_stage_of_their_parameters() -> None:
     loss, args = chain(WIDTHS["even"])
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
-    jaxpr = named(search_of(fun, args, small_target(4)).work, (3, 6)).jaxpr
+    jaxpr = name_stages(search_of(fun, args, small_target(4)).work, (3, 6)).jaxpr
     assert named_stages(jaxpr.jaxpr) == {0, 1, 2}
     products: dict[bool, list[int]] = {False: [], True: []}
-    for each in jaxpr.jaxpr.eqns:
-        if each.primitive.name == "dot_general":
-            name = stage_name(each)
+    for eqn in jaxpr.jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            name = stage_name(eqn)
             assert name.stage is not None
             products[name.is_backward].append(name.stage)
     assert products[False] == [0, 0, 0, 1, 1, 1, 2]
     assert sorted(products[True]) == sorted([0] * 5 + [1] * 6 + [2] * 2)  # the first has no gradient of its operand
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
 def over_time(w: Any, x: Any) -> Any:
-    """A recurrent network: what it is looped over is no parameter."""
+    """A recurrent network: its loop is over inputs, not over parameters."""
     return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros(6), x)[0])
 
 
@@ -163,7 +162,7 @@ BAD: dict[str, tuple[Any, Any, int, dict[str, Any], str]] = {
         (parameters(2), array(16, 6)),
         4,
         {"stages": 2},
-        "it has stages already",
+        "its function has stages already",
     ),
     "nothing to cut": (over_time, (array(6, 6), array(16, 6)), 4, {"stages": 3}, "there is nothing to cut"),
     "one IPU": (chain(WIDTHS["even"])[0], chain(WIDTHS["even"])[1], 1, {"stages": "auto"}, "nothing to be cut for"),
@@ -173,7 +172,7 @@ BAD: dict[str, tuple[Any, Any, int, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_cut_is_refused(name: str) -> None:
+def test_refuses_invalid_cuts(name: str) -> None:
     fun, args, ipus, settings, match = BAD[name]
     target = small_target(2, num_ipus=ipus, **({"bytes_per_tile": 100_000} if name == "too large" else {}))
     pipelined = ipu.pipeline(jax.value_and_grad(fun), micro_batches=8, **settings)
@@ -181,7 +180,7 @@ def test_what_cannot_be_cut_is_refused(name: str) -> None:
         lowered(pipelined, args, target)
 
 
-def test_plain_jax_needs_no_stages() -> None:
+def test_plain_jax_ignores_stages() -> None:
     loss, args = chain(WIDTHS["even"])
     got = ipu.pipeline(loss, micro_batches=8, stages=3)(*args)
     np.testing.assert_allclose(got, ipu.pipeline(loss, micro_batches=8)(*args), rtol=1e-6)

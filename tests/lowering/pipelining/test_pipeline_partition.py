@@ -1,4 +1,4 @@
-"""Parts of a micro-batch: run one after the other they compute what the jaxpr computes; what goes where."""
+"""Parts of a micro-batch: run one after the other they compute the jaxpr; the part of each equation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluate(cut: Partition, args: Any, split: tuple[int, ...] = ()) -> list[Any
         )
         env.update(zip(outvars, jaxpr_as_fun(ClosedJaxpr(part, ()))(*(env[v] for v in invars)), strict=True))
 
-    for eqn, _ in cut.before:
+    for eqn, _ in cut.shared:
         run([v for v in eqn.invars if not isinstance(v, Literal)], eqn.outvars, [eqn])
     for part in stage_parts(cut, split):
         run(part.jaxpr.invars, part.jaxpr.outvars, part.jaxpr.eqns)
@@ -61,17 +61,17 @@ def training(name: str, stages: int) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("stages", slow_but([1, 4], [1, 2, 3, 4]))
 @pytest.mark.parametrize("name", MODELS)
-def test_parts_compute_what_the_whole_computes(name: str, stages: int) -> None:
+def test_parts_compute_the_jaxpr(name: str, stages: int) -> None:
     jaxpr, spec, args = training(name, stages)
     cut = partition(jaxpr, spec)
     assert (cut.num_stages, cut.training) == (stages, True)
     expected = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(args))
     for split in ((), tuple(range(1, stages)), tuple(range(stages))):
-        for got, want in zip(evaluate(cut, args, split), expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+        for got, expected_value in zip(evaluate(cut, args, split), expected, strict=True):
+            np.testing.assert_allclose(got, expected_value, rtol=1e-6, atol=1e-7)
 
 
-def test_inference_has_forward_parts_alone() -> None:
+def test_inference_has_forward_parts_only() -> None:
     args = parameters(3), jax.random.key(1), batch(4)
     jaxpr, spec = traced(MODELS["tied"](3), args, ROLES)
     cut = partition(jaxpr, spec)
@@ -79,12 +79,12 @@ def test_inference_has_forward_parts_alone() -> None:
     np.testing.assert_allclose(evaluate(cut, args)[0], MODELS["tied"](3)(*args), rtol=1e-6)
 
 
-def test_values_go_from_stage_to_next_stage_alone() -> None:
+def test_sends_values_to_neighbouring_stages_only() -> None:
     """Activations forwards, their gradients backwards: nothing else leaves a stage, and residuals stay in it."""
     jaxpr, spec, _ = training("mlp", 4)
     cut = partition(jaxpr, spec)
     parts = stage_parts(cut)
-    inputs = {*jaxpr.jaxpr.invars, *(var for eqn, _ in cut.before for var in eqn.outvars)}
+    inputs = {*jaxpr.jaxpr.invars, *(var for eqn, _ in cut.shared for var in eqn.outvars)}
     maker = {var: part.task for part in parts for var in part.jaxpr.outvars}
     arriving: dict[int, set[Any]] = {stage: set() for stage in range(4)}
     for part in parts:
@@ -99,7 +99,7 @@ def test_values_go_from_stage_to_next_stage_alone() -> None:
         assert sorted((task, v.aval.shape) for task, v in values) == expected
 
 
-def test_a_table_of_two_stages_has_an_accumulator_in_each() -> None:
+def test_accumulates_a_table_of_two_stages_in_each() -> None:
     jaxpr, spec, _ = training("tied", 3)
     cut = partition(jaxpr, spec)
     (terms,) = [t for t in cut.results if t[0].aval.shape == (WORDS, WIDTH)]
@@ -108,7 +108,7 @@ def test_a_table_of_two_stages_has_an_accumulator_in_each() -> None:
     assert all(len(t) == 1 for t in cut.results if t is not terms)
 
 
-def test_gradients_of_parameters_are_what_nobody_waits_for() -> None:
+def test_splits_off_gradients_of_parameters() -> None:
     jaxpr, spec, _ = training("mlp", 3)
     parts = {part.task: part for part in stage_parts(partition(jaxpr, spec), (1, 2))}
     assert set(parts) == {(0, FORWARD), (1, FORWARD), (2, FORWARD), (0, BACKWARD)} | {
@@ -122,7 +122,7 @@ def test_gradients_of_parameters_are_what_nobody_waits_for() -> None:
         assert products == {BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
 
 
-def test_what_is_the_same_for_all_is_computed_before() -> None:
+def test_computes_values_of_no_micro_batch_once() -> None:
     def fun(w: Any, x: Any) -> Any:
         doubled = w * 2
         with ipu.stage(0):
@@ -132,12 +132,12 @@ def test_what_is_the_same_for_all_is_computed_before() -> None:
 
     jaxpr, spec = traced(fun, (jnp.ones((3, 3)), jnp.ones((2, 3))), ("same", "batch"))
     cut = partition(jaxpr, spec)
-    before = {eqn.primitive.name: stage for eqn, stage in cut.before}
-    assert before["mul"] == 0 and before["exp"] == 1
+    stage_of_shared = {eqn.primitive.name: stage for eqn, stage in cut.shared}
+    assert stage_of_shared["mul"] == 0 and stage_of_shared["exp"] == 1
     assert [[eqn.primitive.name for eqn in part.eqns] for part in cut.parts] == [["dot_general"]] * 2
 
 
-def test_frozen_stages_have_no_backward_work() -> None:
+def test_frozen_stages_have_no_backward_equations() -> None:
     def loss(trained: Any, params: Any, key: Any, rows: Any) -> Any:
         return MODELS["mlp"](3)(params | trained, key, rows)
 
@@ -147,7 +147,7 @@ def test_frozen_stages_have_no_backward_work() -> None:
     assert [len(part.eqns) > 0 for part in cut.parts] == [True, True, True, True, False, False]
 
 
-def test_state_belongs_to_the_stage_that_finds_it() -> None:
+def test_assigns_state_to_the_stage_that_computes_it() -> None:
     def fun(w: Any, mean: Any, x: Any) -> Any:
         with ipu.stage(0):
             h = x @ w
@@ -158,11 +158,8 @@ def test_state_belongs_to_the_stage_that_finds_it() -> None:
     args = jnp.ones((3, 3)), jnp.ones(3), jnp.ones((2, 3))
     cut = partition(*traced(fun, args, ("same", "carry", "batch"), [(1, 1)]))
     assert list(cut.carried.values()) == [1]
-    for got, want in zip(evaluate(cut, args), fun(*args), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
+    for got, expected_value in zip(evaluate(cut, args), fun(*args), strict=True):
+        np.testing.assert_allclose(got, expected_value, rtol=1e-6)
 
 
 def spanning(w: Any, x: Any) -> Any:
@@ -176,7 +173,7 @@ def spanning(w: Any, x: Any) -> Any:
     return jnp.sum(both(w, x))
 
 
-def test_a_checkpoint_around_stages_is_refused() -> None:
+def test_refuses_a_checkpoint_around_stages() -> None:
     args = jnp.ones((3, 3)), jnp.ones((2, 3))
     with pytest.raises(ipu.ArgumentError, match=r"checkpoint spans stages(.|\n)*checkpoint inside stages"):
         partition(*traced(jax.grad(spanning), args, ("same", "batch")))
@@ -189,15 +186,15 @@ def crossing(w: Any, mean: Any, x: Any) -> Any:
         return jnp.sum(h), h.mean(0)
 
 
-def test_state_that_crosses_stages_is_refused() -> None:
+def test_refuses_state_that_crosses_stages() -> None:
     args = jnp.ones((3, 3)), jnp.ones(3), jnp.ones((2, 3))
     with pytest.raises(ipu.ArgumentError, match=r"state carried .* crosses stages") as caught:
         partition(*traced(crossing, args, ("same", "carry", "batch"), [(1, 1)]))
     assert "test_pipeline_partition.py" in str(caught.value) and "stage 1, used before it" in str(caught.value)
 
 
-def test_equal_masks_of_a_stage_are_computed_once() -> None:
-    """Each layer makes its own of nothing but constants."""
+def test_computes_equal_masks_of_a_stage_once() -> None:
+    """Each layer computes its own mask from constants alone."""
 
     def loss(ws: Any, x: jax.Array) -> jax.Array:
         for number, w in enumerate(ws):
@@ -210,7 +207,7 @@ def test_equal_masks_of_a_stage_are_computed_once() -> None:
     args = [np.eye(4, dtype=np.float32) + n for n in range(4)], np.arange(16, dtype=np.float32).reshape(4, 4)
     jaxpr, spec = traced(jax.value_and_grad(loss), args, ("same", "batch"))
     cut = partition(jaxpr, spec)
-    compared = [stage for eqn, stage in cut.before if eqn.primitive.name == "ge"]
+    compared = [stage for eqn, stage in cut.shared if eqn.primitive.name == "ge"]
     assert sorted(compared) == [0, 1]
-    for got, want in zip(evaluate(cut, args), jax.tree.leaves(jax.value_and_grad(loss)(*args)), strict=True):
-        np.testing.assert_array_equal(got, want)
+    for got, expected_value in zip(evaluate(cut, args), jax.tree.leaves(jax.value_and_grad(loss)(*args)), strict=True):
+        np.testing.assert_array_equal(got, expected_value)

@@ -29,7 +29,7 @@ from tests.marks import slow_but
 
 STAGES = 4
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
-FREE = {  # whatever is not computing takes no time, but for what is rounded up to a cycle
+FREE = {  # phases other than compute take no time, except for rounding up to a cycle
     "global_exchange": "buffered",
     "exchange_startup_cycles": 0,
     "exchange_fragment_cycles": 0,
@@ -82,13 +82,10 @@ def functions(program: Program) -> dict[str, Function]:
     return {node.function.name: node.function for node in distinct(program) if isinstance(node, Call)}
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", slow_but([0], range(2)))
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_timeline_is_that_of_a_dependency_simulator(schedule: str, seed: int) -> None:
-    """Where IPUs wait for nothing but the values they need: whatever the stages cost."""
+def test_timeline_equals_a_dependency_simulator(schedule: str, seed: int) -> None:
+    """With IPUs that wait only for operands, for any costs of stages."""
     repeats = tuple(np.random.default_rng(seed).integers(0, 30, STAGES).tolist())
     args = {f"w{n}": array(WIDTH, WIDTH, seed=n) for n in range(STAGES)}, batch(16)
     fun = pipelined(uneven(repeats), schedule, 8)
@@ -101,21 +98,21 @@ def test_the_timeline_is_that_of_a_dependency_simulator(schedule: str, seed: int
 
 
 def task_cycles(steps: tuple[Program, ...], executable: Executable) -> list[dict[str, int]]:
-    """For each stage what a task of each kind costs its IPU: taking what arrived, the function, and sending."""
+    """Cycles of a task of each kind of each stage on its IPU: receiving, the function, and sending."""
     cycles: dict[str, int] = {}
     last: dict[int, str] = {}  # on each IPU
-    counted: set[str] = set()
+    measured: set[str] = set()
     waiting = [0] * STAGES
     for step in leaves_in_order(steps):
         if isinstance(step, Call):
             name = step.function.name
-            spent = sum(executable.steps[node].cycles for node in distinct(step) if node in executable.steps)
-            assert np.count_nonzero(spent) == 1
-            (ipu_of,) = np.flatnonzero(spent).tolist()
+            cycles_of_step = sum(executable.steps[node].cycles for node in distinct(step) if node in executable.steps)
+            assert np.count_nonzero(cycles_of_step) == 1
+            (ipu_of,) = np.flatnonzero(cycles_of_step).tolist()
             if last.get(ipu_of) in cycles:
-                counted.add(last[ipu_of])
-            if name not in counted and name not in cycles:
-                cycles[name] = int(spent[ipu_of]) + waiting[ipu_of]
+                measured.add(last[ipu_of])
+            if name not in measured and name not in cycles:
+                cycles[name] = int(cycles_of_step[ipu_of]) + waiting[ipu_of]
             waiting[ipu_of] = 0
             last[ipu_of] = name
             continue
@@ -123,39 +120,43 @@ def task_cycles(steps: tuple[Program, ...], executable: Executable) -> list[dict
         (ipu_of,) = clock.senders or np.flatnonzero(clock.cycles).tolist()
         if not clock.senders:
             waiting[ipu_of] += int(clock.cycles[ipu_of])
-        elif last[ipu_of] not in counted:
+        elif last[ipu_of] not in measured:
             cycles[last[ipu_of]] += int(clock.cycles[ipu_of])
-    found: list[dict[str, int]] = [{} for _ in range(STAGES)]
-    for name, spent in cycles.items():
+    cycles_of_stage: list[dict[str, int]] = [{} for _ in range(STAGES)]
+    for name, cycles_of_step in cycles.items():
         stage, kind = name.rpartition("stage ")[2].split(" ")
-        found[int(stage)][LETTERS[kind]] = spent
-    for stage in found:  # stage 0 need not find the gradients of what comes in
+        cycles_of_stage[int(stage)][LETTERS[kind]] = cycles_of_step
+    for stage in cycles_of_stage:  # stage 0 computes no gradients of its inputs
         stage.setdefault("I", 0)
-    return found
+    return cycles_of_stage
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b", "eager-1f1b"])
-def test_in_lockstep_the_slowest_ipu_of_each_slot_counts(schedule: str) -> None:
-    """All IPUs meet at each exchange between any two of them."""
+def test_lockstep_slot_takes_the_slowest_ipu(schedule: str) -> None:
+    """All IPUs sync at each exchange between any two of them."""
     args = {f"w{n}": array(WIDTH, WIDTH, seed=n) for n in range(STAGES)}, batch(16)
     program, executable = compiled(
         pipelined(uneven((3, 9, 1, 5)), schedule, 8), args, **FREE | {"global_exchange": "lockstep"}
     )
     steps = blocks(program)
     run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
-    total, since, meetings = 0, np.zeros(STAGES, np.int64), 0
+    total = 0
+    cycles_since_sync = np.zeros(STAGES, np.int64)
+    num_syncs = 0
     for step in unrolled(ProgramSequence(*steps)):
         for leaf in leaves_in_order([step.function.body] if isinstance(step, Call) else [step]):
             if isinstance(cost := executable.costs.get(leaf), CopyCost) and cost.is_global:
-                total, since, meetings = total + int(since.max()), np.zeros(STAGES, np.int64), meetings + 1
+                total = total + int(cycles_since_sync.max())
+                cycles_since_sync = np.zeros(STAGES, np.int64)
+                num_syncs = num_syncs + 1
             if leaf in executable.steps:
-                since += executable.steps[leaf].cycles
-    assert run.cycles == total + int(since.max())
-    assert meetings >= 8
+                cycles_since_sync += executable.steps[leaf].cycles
+    assert run.cycles == total + int(cycles_since_sync.max())
+    assert num_syncs >= 8
 
 
 def unrolled(step: Program) -> Any:
-    """The steps of a step that may repeat, each as often as it runs."""
+    """The steps of a program with loops unrolled."""
     if isinstance(step, Repeat):
         for _ in range(step.count):
             yield from unrolled(step.body)
@@ -167,7 +168,7 @@ def unrolled(step: Program) -> Any:
 
 
 def leaves_in_order(steps: Any) -> Any:
-    """Steps as they run, calls whole, loops once."""
+    """Steps in program order, without entering calls, loops once."""
     for step in steps:
         if isinstance(step, Repeat | ProgramSequence):
             yield from leaves_in_order(step.children())
@@ -175,15 +176,12 @@ def leaves_in_order(steps: Any) -> Any:
             yield step
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 QUICK = [*(("mlp", schedule) for schedule in SCHEDULES), ("layers", "1f1b"), ("layers", "zb-h1")]
 
 
 @pytest.mark.parametrize(("name", "schedule"), slow_but(QUICK, product(("mlp", "layers"), SCHEDULES)))
-def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, schedule: str) -> None:
-    """A ring for each value that a stage keeps for its gradients, of as many slots as the schedule needs."""
+def test_stashes_hold_residuals_of_micro_batches_in_flight(name: str, schedule: str) -> None:
+    """A ring for each residual of a stage, of as many slots as the schedule needs."""
     args = parameters(STAGES), jax.random.key(0), batch(16)
     fun = pipelined(MODELS[name](STAGES), schedule, 8, rng_argnums=1)
     staged = plan_of(fun, args)
@@ -192,7 +190,7 @@ def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, sc
         rings = [v for v in program.graph.variables if v.name == f"loss/stage {stage} forward/stack"]
         residuals = {
             var: max(staged.plan.depth((stage, FORWARD), part.task) for part in readers)
-            for var, readers in kept(staged, stage).items()
+            for var, readers in residuals_of(staged, stage).items()
         }
         expected = sum(value_bytes(var.aval) * depth for var, depth in residuals.items())
         assert sum(ring.num_bytes for ring in rings) == expected
@@ -201,19 +199,17 @@ def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, sc
         assert all(depth == in_flight for depth in residuals.values()) or schedule == "zb-h1"
 
 
-def kept(staged: StagedPipeline, stage: int) -> dict[Any, list[Any]]:
-    """What later parts of a stage read that its forward part found or was sent."""
-    forward, found = staged.part_of[stage, FORWARD], dict[Any, list[Any]]()
-    inputs = set(staged.partition.jaxpr.jaxpr.invars) | {v for e, _ in staged.partition.before for v in e.outvars}
+def residuals_of(staged: StagedPipeline, stage: int) -> dict[Any, list[Any]]:
+    """Residuals of a stage, each with the later parts that read it."""
+    forward = staged.part_of[stage, FORWARD]
+    readers = dict[Any, list[Any]]()
+    inputs = set(staged.partition.jaxpr.jaxpr.invars) | {v for e, _ in staged.partition.shared for v in e.outvars}
     for part in staged.parts:
         if part.stage == stage and part is not forward:
             for var in part.jaxpr.invars:
                 if var in {*forward.jaxpr.invars, *forward.jaxpr.outvars} - inputs:
-                    found.setdefault(var, []).append(part)
-    return found
-
-
-# --- size -------------------------------------------------------------------------------------------------------------
+                    readers.setdefault(var, []).append(part)
+    return readers
 
 
 @cache
@@ -234,22 +230,22 @@ def size(schedule: str, micro_batches: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("schedule", slow_but(["1f1b", "grouped", "looped-1f1b", "zb-h1"], SCHEDULES))
-def test_the_program_does_not_grow_with_the_number_of_micro_batches(schedule: str) -> None:
-    """But for what is left over where blocks of two or three turns do not divide it."""
-    few, many, most = (size(schedule, count) for count in (64, 128, 512))
-    assert many[1:] == few[1:] == most[1:]
-    assert max(few[0], many[0], most[0]) <= 1.5 * min(few[0], many[0], most[0])
+def test_program_size_is_independent_of_micro_batches(schedule: str) -> None:
+    """Except for the remainder of blocks of two or three iterations."""
+    size_64, size_128, size_512 = (size(schedule, count) for count in (64, 128, 512))
+    assert size_128[1:] == size_64[1:] == size_512[1:]
+    assert max(size_64[0], size_128[0], size_512[0]) <= 1.5 * min(size_64[0], size_128[0], size_512[0])
 
 
-def test_each_part_is_lowered_once() -> None:
+def test_lowers_each_part_once() -> None:
     args = parameters(STAGES), jax.random.key(0), batch(16)
     program = lowered(pipelined(MODELS["mlp"](STAGES), "1f1b", 8), args, small_target(4, num_ipus=STAGES))
     assert len(functions(program.program)) == 2 * STAGES
     assert sum(isinstance(node, Repeat) for step in blocks(program) for node in [step]) == 1
 
 
-def test_gradients_are_added_up_as_soon_as_they_are_made() -> None:
-    """What is kept of the gradient of the last layer is written before that of the first is made."""
+def test_accumulates_gradients_as_soon_as_computed() -> None:
+    """The accumulator of the last layer is written before the gradient of the first layer is computed."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         with ipu.stage(0):
@@ -264,6 +260,8 @@ def test_gradients_are_added_up_as_soon_as_they_are_made() -> None:
     (run,) = program.pipelines
     (backward,) = [f for name, f in functions(run.program).items() if "stage 0 backward" in name]
     steps = [step.compute_set.name for step in distinct(backward.body) if isinstance(step, Execute)]
-    kept = {number: next(n for n, name in enumerate(steps) if f"result {number}/" in name) for number in range(3)}
+    accumulated = {
+        number: next(n for n, name in enumerate(steps) if f"result {number}/" in name) for number in range(3)
+    }
     products = [n for n, name in enumerate(steps) if "dot_general" in name]
-    assert kept[2] < kept[1] < kept[0] and kept[2] < products[-1]
+    assert accumulated[2] < accumulated[1] < accumulated[0] and accumulated[2] < products[-1]

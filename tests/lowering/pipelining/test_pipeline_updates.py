@@ -1,4 +1,4 @@
-"""The update behind a pipeline: equal runs are functions, and gradients lie as parameters do."""
+"""The update after a pipeline: equal runs are functions, and gradients have the layout of parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.pipelining.staged import is_staged, micro_batch_of
 from ipujax.lowering.replicas import unwrapped
 
-WIDTH, REPLICAS = 8, 2
+WIDTH = 8
+REPLICAS = 2
 PARAMS = [{"w": jnp.full((WIDTH, WIDTH), 0.1), "b": jnp.zeros(WIDTH)} for _ in range(4)]
 X = jnp.linspace(-1.0, 1.0, 8 * WIDTH).reshape(8, WIDTH)
 OPTIMIZER = ipu.optim.shard(optax.lamb(1e-2, weight_decay=0.1), replicas=REPLICAS, min_elements=16)
@@ -35,12 +36,12 @@ def step(params: Any, state: Any, x: jax.Array) -> Any:
     return optax.apply_updates(params, updates), state, lax.pmean(value, "replica")
 
 
-def lowered(on: Any = None, **options: Any) -> Any:
+def lowered(device: Any = None, **options: Any) -> Any:
     state = OPTIMIZER.init(PARAMS)
     specs = P(), ipu.optim.shard_specs(state)
     fun = ipu.jit(
         step,
-        device=on or ipu.IPUModel(2 * REPLICAS, tiles_per_ipu=4),
+        device=device or ipu.IPUModel(2 * REPLICAS, tiles_per_ipu=4),
         replicas=REPLICAS,
         in_specs=(*specs, P("replica")),
         out_specs=(*specs, P()),
@@ -50,14 +51,14 @@ def lowered(on: Any = None, **options: Any) -> Any:
     return fun, (PARAMS, state, X)
 
 
-def test_gradients_are_not_transposed() -> None:
+def test_does_not_transpose_gradients() -> None:
     fun, args = lowered()
     jaxpr = unwrapped(fun.lower(*args).jaxpr).jaxpr
     (pipeline,) = (eqn for eqn in jaxpr.jaxpr.eqns if is_staged(eqn))
     assert "transpose" not in primitive_names(micro_batch_of(pipeline).jaxpr)
 
 
-def test_equal_updates_are_one_function_of_each_ipu() -> None:
+def test_shares_a_function_for_equal_updates_of_an_ipu() -> None:
     def functions(price: float) -> int:
         fun, args = lowered(byte_price=price)
         return sum(line.strip().startswith("call") for line in fun.lower(*args).as_text().splitlines())
@@ -65,7 +66,8 @@ def test_equal_updates_are_one_function_of_each_ipu() -> None:
     assert functions(1e6) > functions(0)
 
 
-def test_numbers_are_those_of_the_plain_update() -> None:
-    (fun, args), (plain, _) = lowered(byte_price=1e6), lowered(ipu.CPU())
+def test_equals_the_plain_update() -> None:
+    fun, args = lowered(byte_price=1e6)
+    plain, _ = lowered(ipu.CPU())
     for got, expected in zip(jax.tree.leaves(fun(*args)), jax.tree.leaves(plain(*args)), strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Stacks in shards: the same numbers, a valid jaxpr, and only what mixes rows is put together."""
+"""Stacks in shards: the same numbers, a valid jaxpr, and concatenations only for equations that mix rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun, trace
 from ipujax.lowering.passes import ready
-from ipujax.lowering.pipelining.layers import finest, together
+from ipujax.lowering.pipelining.layers import finest_bounds, share_bounds
 from ipujax.lowering.pipelining.row_rules import rows_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, spread
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
@@ -22,7 +22,7 @@ from tests.ipujax.pipeline.pipeline_models import array
 
 
 def passed(fun: Any, *args: Any) -> ClosedJaxpr:
-    """What is cut: the jaxpr of `fun` before its equations are fused."""
+    """The jaxpr of `fun` before its equations are fused, which is cut."""
     return ready(trace(fun, args, {}, ()).jaxpr, is_cut=True)
 
 
@@ -35,38 +35,40 @@ def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
 
 def into_shards(values: Any, cuts: Any) -> list[Any]:
     pairs = zip(values, cuts, strict=True)
-    return [part for x, at in pairs for part in ([x] if at is None else [x[a:b] for a, b in pairwise(at)])]
+    return [
+        shard for x, bounds in pairs for shard in ([x] if bounds is None else [x[a:b] for a, b in pairwise(bounds)])
+    ]
 
 
-def check(jaxpr: ClosedJaxpr, found: CutJaxpr, args: Any, rtol: float = 1e-6) -> None:
-    """The numbers of the whole, from a valid jaxpr."""
-    check_jaxpr(found.jaxpr.jaxpr)
-    assert len(found.sources) == len(found.jaxpr.eqns)
+def check(jaxpr: ClosedJaxpr, cut_jaxpr: CutJaxpr, args: Any, rtol: float = 1e-6) -> None:
+    """The cut jaxpr is valid and computes the numbers of the uncut one."""
+    check_jaxpr(cut_jaxpr.jaxpr.jaxpr)
+    assert len(cut_jaxpr.sources) == len(cut_jaxpr.jaxpr.eqns)
     flat = jax.tree.leaves(args)
     expected = jax.jit(jaxpr_as_fun(jaxpr))(*flat)
-    got = jax.jit(jaxpr_as_fun(found.jaxpr))(*into_shards(flat, found.inputs))
-    assert sum(map(num_shards, found.outputs)) == len(got)
-    for a, b in zip(got, into_shards(expected, found.outputs), strict=True):
+    got = jax.jit(jaxpr_as_fun(cut_jaxpr.jaxpr))(*into_shards(flat, cut_jaxpr.inputs))
+    assert sum(map(num_shards, cut_jaxpr.outputs)) == len(got)
+    for a, b in zip(got, into_shards(expected, cut_jaxpr.outputs), strict=True):
         np.testing.assert_allclose(a, b, rtol, 1e-7)
 
 
-ALL_TURNS = (0, 1, 2, 3, 4, 5)
+ALL_ITERATIONS = (0, 1, 2, 3, 4, 5)
 CUTS = [
     *(pytest.param(n, (0, 2, 5), marks=pytest.mark.slow if n == "checkpointed" else ()) for n in MODELS),
-    pytest.param("rich", ALL_TURNS, marks=pytest.mark.slow),
+    pytest.param("rich", ALL_ITERATIONS, marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize(("name", "bounds"), CUTS)
-def test_gradients_of_loops_in_shards(name: str, bounds: tuple[int, ...]) -> None:
+def test_cuts_gradients_of_loops(name: str, bounds: tuple[int, ...]) -> None:
     args = parameters(5), jax.random.key(2), batch(4)
     jaxpr = passed(jax.value_and_grad(MODELS[name](5)), *args)
-    found = cut_loops(jaxpr, bounds)
-    check(jaxpr, found, args)
-    leaves = dict(zip(sorted(args[0]), found.inputs, strict=False))
+    cut_jaxpr = cut_loops(jaxpr, bounds)
+    check(jaxpr, cut_jaxpr, args)
+    leaves = dict(zip(sorted(args[0]), cut_jaxpr.inputs, strict=False))
     assert leaves["w"] == leaves["b"] == bounds and leaves["table"] is None
-    assert sum(at == bounds for at in found.outputs) == 2, "both gradients come in shards"
-    loops = {id(eqn.params["jaxpr"]) for eqn in found.jaxpr.eqns if eqn.primitive.name == "scan"}
+    assert sum(output_bounds == bounds for output_bounds in cut_jaxpr.outputs) == 2, "both gradients come in shards"
+    loops = {id(eqn.params["jaxpr"]) for eqn in cut_jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"}
     assert len(loops) == sum(eqn.primitive.name == "scan" for eqn in jaxpr.eqns), "shards share their body"
 
 
@@ -81,9 +83,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "clipped" else pytest.mark.slow) for name in OPTIMIZERS]
 )
-def test_updates_in_shards(name: str) -> None:
-    """An optimiser does each shard by itself, its state too; norms over all layers are added up."""
-    optimizer, loss = OPTIMIZERS[name], MODELS["plain"](4)
+def test_cuts_optimiser_updates(name: str) -> None:
+    """An optimiser updates each shard and its state by itself; norms over all layers are added up."""
+    optimizer = OPTIMIZERS[name]
+    loss = MODELS["plain"](4)
 
     def step(params: Any, state: Any, rows: Any) -> Any:
         updates, state = optimizer.update(jax.grad(loss)(params, jax.random.key(0), rows), state, params)
@@ -92,15 +95,15 @@ def test_updates_in_shards(name: str) -> None:
     params = jax.tree.map(jnp.asarray, parameters(4))
     args = params, optimizer.init(params), batch(8)
     jaxpr = passed(step, *args)
-    found = cut_loops(jaxpr, (0, 1, 4))
-    check(jaxpr, found, args, rtol=1e-5)
-    for aval, at in zip((*jaxpr.in_avals, *jaxpr.out_avals), (*found.inputs, *found.outputs), strict=True):
-        assert at == ((0, 1, 4) if aval.shape[:1] == (4,) else None), aval
-    joins = [eqn for eqn, source in zip(found.jaxpr.eqns, found.sources, strict=True) if source is None]
+    cut_jaxpr = cut_loops(jaxpr, (0, 1, 4))
+    check(jaxpr, cut_jaxpr, args, rtol=1e-5)
+    for aval, bounds in zip((*jaxpr.in_avals, *jaxpr.out_avals), (*cut_jaxpr.inputs, *cut_jaxpr.outputs), strict=True):
+        assert bounds == ((0, 1, 4) if aval.shape[:1] == (4,) else None), aval
+    joins = [eqn for eqn, source in zip(cut_jaxpr.jaxpr.eqns, cut_jaxpr.sources, strict=True) if source is None]
     assert all(eqn.primitive.name == "add" for eqn in joins), "norms alone are of all layers"
 
 
-def test_what_mixes_rows_is_put_together_and_taken_apart() -> None:
+def test_concatenates_shards_for_equations_that_mix_rows() -> None:
     def fun(w: jax.Array, x: jax.Array) -> Any:
         h, rows = lax.scan(lambda h, w: (jnp.tanh(h @ w), h[0]), x, w)
         order = jnp.argsort(jnp.sum(rows, 1))  # of all rows together
@@ -108,22 +111,22 @@ def test_what_mixes_rows_is_put_together_and_taken_apart() -> None:
 
     args = array(4, 3, 3), array(2, 3)
     jaxpr = passed(fun, *args)
-    found = cut_loops(jaxpr, (0, 2, 4))
-    check(jaxpr, found, args)
-    assert found.outputs == (None, None, (0, 2, 4), None, None, None)
-    joins = [eqn for eqn, source in zip(found.jaxpr.eqns, found.sources, strict=True) if source is None]
+    cut_jaxpr = cut_loops(jaxpr, (0, 2, 4))
+    check(jaxpr, cut_jaxpr, args)
+    assert cut_jaxpr.outputs == (None, None, (0, 2, 4), None, None, None)
+    joins = [eqn for eqn, source in zip(cut_jaxpr.jaxpr.eqns, cut_jaxpr.sources, strict=True) if source is None]
     assert sorted(eqn.primitive.name for eqn in joins) == ["add", "concatenate", "concatenate", "max"]
 
 
-def test_inputs_may_stay_whole() -> None:
+def test_inputs_may_stay_unsplit() -> None:
     args = array(4, 3, 3), array(2, 3)
     jaxpr = passed(lambda w, x: lax.scan(lambda h, w: (h @ w, h), x, w), *args)
     loop = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
     stack = loop.invars[-1]
     bounds = spread(jaxpr.jaxpr, {stack: (0, 3, 4)})
-    found = cut(jaxpr, bounds, whole=[stack])
-    check(jaxpr, found, args)
-    assert found.inputs == (None, None) and found.outputs == (None, (0, 3, 4))
+    cut_jaxpr = cut(jaxpr, bounds, unsplit=[stack])
+    check(jaxpr, cut_jaxpr, args)
+    assert cut_jaxpr.inputs == (None, None) and cut_jaxpr.outputs == (None, (0, 3, 4))
 
 
 ROWS = {
@@ -146,22 +149,22 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_has_rows(name: str) -> None:
+def test_recognises_rows(name: str) -> None:
     fun, kind = ROWS[name]
     eqn = passed(fun, array(4, 5), array(4, 5, seed=1)).eqns[-1]
     rows = rows_of(eqn)
     assert (rows and rows.kind) == kind, eqn
 
 
-def test_many_layers_are_cut_at_some_turns() -> None:
-    assert finest(5) == (0, 1, 2, 3, 4, 5)
-    assert len(finest(24)) == 25 and len(finest(97)) == 33
-    assert set(np.diff(finest(97))) == {3, 4} and finest(96)[:3] == (0, 3, 6)
+def test_cuts_many_layers_at_some_iterations() -> None:
+    assert finest_bounds(5) == (0, 1, 2, 3, 4, 5)
+    assert len(finest_bounds(24)) == 25 and len(finest_bounds(97)) == 33
+    assert set(np.diff(finest_bounds(97))) == {3, 4} and finest_bounds(96)[:3] == (0, 3, 6)
 
 
-def test_loops_over_one_stack_are_cut_alike() -> None:
+def test_cuts_loops_over_one_stack_alike() -> None:
     args = parameters(6), jax.random.key(2), batch(4)
     jaxpr = passed(MODELS["rich"](6), *args)
     loops = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "scan"]
-    found = together(jaxpr.jaxpr, dict(zip(loops, [(0, 2, 6), (0, 5, 6)], strict=True)))
-    assert found == dict.fromkeys(loops, (0, 2, 5, 6))
+    bounds = share_bounds(jaxpr.jaxpr, dict(zip(loops, [(0, 2, 6), (0, 5, 6)], strict=True)))
+    assert bounds == dict.fromkeys(loops, (0, 2, 5, 6))

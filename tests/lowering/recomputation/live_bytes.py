@@ -1,6 +1,6 @@
-"""The bytes that a jaxpr holds when its equations run in order: independent of the compiler's own plans.
+"""Live bytes of a jaxpr whose equations run in order: independent of the compiler's own plans.
 
-Values are those that equations make; a view of one is that value, and is live as long as any view of it is read.
+Values are results of equations; a view of one is that value, and is live as long as any view of it is read.
 """
 
 from __future__ import annotations
@@ -19,38 +19,41 @@ def _size(var: Var) -> int:
 
 
 def live_values(jaxpr: ClosedJaxpr) -> dict[Var, tuple[int, int]]:
-    """Of each value the equation that makes it, and the last that reads it; results live on."""
-    held: dict[Any, Var] = {}
+    """Definition and last use of each value, as indices of equations; results are live to the end."""
+    value_of: dict[Any, Var] = {}
     lives: dict[Var, tuple[int, int]] = {}
     for number, eqn in enumerate([*jaxpr.jaxpr.eqns, None]):
         atoms = jaxpr.jaxpr.outvars if eqn is None else eqn.invars
-        read = [held[atom] for atom in atoms if not isinstance(atom, Literal) and atom in held]
-        lives.update((var, (lives[var][0], number)) for var in read)
+        operands = [value_of[atom] for atom in atoms if not isinstance(atom, Literal) and atom in value_of]
+        lives.update((var, (lives[var][0], number)) for var in operands)
         if eqn is None:
             break
         if eqn.primitive.name in _VIEWS:
-            held.update((var, read[0]) for var in eqn.outvars if read)
+            value_of.update((var, operands[0]) for var in eqn.outvars if operands)
             continue
         for var in eqn.outvars:
             if not isinstance(var, DropVar):
-                held[var], lives[var] = var, (number, number)
+                value_of[var] = var
+                lives[var] = (number, number)
     return lives
 
 
 def live_bytes(jaxpr: ClosedJaxpr) -> list[int]:
-    """Bytes while each equation runs: its operands and its results among them."""
+    """Live bytes at each equation, its operands and results among them."""
     change = [0] * (len(jaxpr.jaxpr.eqns) + 2)
-    for var, (made, last) in live_values(jaxpr).items():
-        change[made] += _size(var)
-        change[last + 1] -= _size(var)
+    for var, (definition, last_use) in live_values(jaxpr).items():
+        change[definition] += _size(var)
+        change[last_use + 1] -= _size(var)
     return list(accumulate(change))[: len(jaxpr.jaxpr.eqns)]
 
 
 def peak(jaxpr: ClosedJaxpr) -> int:
-    """The most bytes at once."""
+    """Peak live bytes."""
     return max(live_bytes(jaxpr))
 
 
-def bytes_across(jaxpr: ClosedJaxpr, place: int) -> int:
-    """Bytes of what is made before an equation and read at it or behind it, results included."""
-    return sum(_size(var) for var, (made, last) in live_values(jaxpr).items() if made < place <= last)
+def bytes_across(jaxpr: ClosedJaxpr, index: int) -> int:
+    """Bytes of values that are defined before an equation and read at it or later, results included."""
+    return sum(
+        _size(var) for var, (definition, last_use) in live_values(jaxpr).items() if definition < index <= last_use
+    )

@@ -16,25 +16,26 @@ from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 
 
 @st.composite
-def chains(draw, most=4):
+def chains(draw, max_steps=4):
     """A chain of different steps, and the bytes of its result."""
-    number, small = draw(st.integers(1, most)), st.integers(0, 2)
+    number = draw(st.integers(1, max_steps))
+    small = st.integers(0, 2)
     inputs = [*(draw(st.integers(1, 4)) for _ in range(number)), draw(st.integers(0, 3))]
     return [
         ChainStep(
             forward_cycles=draw(st.integers(1, 5)),
             backward_cycles=draw(st.integers(1, 9)),
-            input_bytes=own,
-            saved_bytes=after + draw(st.integers(0, 5)),
+            input_bytes=input_bytes,
+            saved_bytes=result_bytes + draw(st.integers(0, 5)),
             forward_temp_bytes=draw(small),
             backward_temp_bytes=draw(small),
             left_bytes=draw(small),
         )
-        for own, after in pairwise(inputs)
+        for input_bytes, result_bytes in pairwise(inputs)
     ], inputs[-1]
 
 
-def like_each_other(number: int) -> list[ChainStep]:
+def equal_steps(number: int) -> list[ChainStep]:
     return [ChainStep(1, 1, 1, 1) for _ in range(number)]
 
 
@@ -42,61 +43,61 @@ def fewest_cycles(
     steps: list[ChainStep],
     result_bytes: int,
     budget_bytes: int,
-    held_at_first: frozenset[int] = frozenset({0}),
-    saved_at_first: frozenset[int] = frozenset(),
+    stored_at_start: frozenset[int] = frozenset({0}),
+    saved_at_start: frozenset[int] = frozenset(),
 ) -> int | None:
-    """Of all orders, by Dijkstra's algorithm over what is held; None if none keeps the budget."""
+    """Minimum over all orders, by Dijkstra's algorithm over sets of live values; None if none fits the budget."""
     inputs = [*(step.input_bytes for step in steps), result_bytes]
-    queue = [(0, (held_at_first, saved_at_first, len(steps)))]
-    seen = set()
+    queue = [(0, (stored_at_start, saved_at_start, len(steps)))]
+    visited = set()
     while queue:
         cycles, state = heapq.heappop(queue)
-        if state in seen:
+        if state in visited:
             continue
-        seen.add(state)
-        held, saved, gradient = state
+        visited.add(state)
+        stored, saved, gradient = state
         if gradient == 0:
             return cycles
-        base = sum(inputs[n] for n in held if n - 1 not in saved) + inputs[gradient]
+        base = sum(inputs[n] for n in stored if n - 1 not in saved) + inputs[gradient]
         base += sum(step.left_bytes for step in steps[gradient:])
         free = budget_bytes - base - sum(steps[n].saved_bytes for n in saved)
-        for n in held:
+        for n in stored:
             if n >= gradient:
                 continue
             step = steps[n]
-            after = held | {n + 1} if n + 1 < len(steps) else held
+            stored_after = stored | {n + 1} if n + 1 < len(steps) else stored
             if free >= inputs[n + 1] + step.forward_temp_bytes and n + 1 < len(steps):
-                heapq.heappush(queue, (cycles + step.forward_cycles, (after, saved, gradient)))
+                heapq.heappush(queue, (cycles + step.forward_cycles, (stored_after, saved, gradient)))
             if n not in saved and free >= step.saved_bytes + step.forward_temp_bytes:
-                heapq.heappush(queue, (cycles + step.forward_cycles, (after, saved | {n}, gradient)))
+                heapq.heappush(queue, (cycles + step.forward_cycles, (stored_after, saved | {n}, gradient)))
         last = gradient - 1
         needed = inputs[last] + steps[last].backward_temp_bytes + steps[last].left_bytes
-        if last in saved and last in held and free >= needed:
-            kept = frozenset(n for n in held if n < last)
-            heapq.heappush(queue, (cycles + steps[last].backward_cycles, (kept | {0}, saved - {last}, last)))
-        for n in held - {0}:
-            heapq.heappush(queue, (cycles, (held - {n}, saved, gradient)))
+        if last in saved and last in stored and free >= needed:
+            remaining = frozenset(n for n in stored if n < last)
+            heapq.heappush(queue, (cycles + steps[last].backward_cycles, (remaining | {0}, saved - {last}, last)))
+        for n in stored - {0}:
+            heapq.heappush(queue, (cycles, (stored - {n}, saved, gradient)))
         for n in saved:
-            heapq.heappush(queue, (cycles, (held - {n + 1}, saved - {n}, gradient)))
+            heapq.heappush(queue, (cycles, (stored - {n + 1}, saved - {n}, gradient)))
     return None
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(chains(), st.integers(3, 34))
-def test_it_fits_whenever_any_order_does_and_costs_hardly_more(drawn, budget):
-    """The same chains each time: among all there are some that cost more, see below."""
+def test_fits_if_any_order_does_at_little_more_cost(drawn, budget):
+    """Derandomised: some chains cost more, see below."""
     steps, result_bytes = drawn
     best = fewest_cycles(steps, result_bytes, budget)
     if best is None:
-        with pytest.raises(ArgumentValueError, match="no order of recomputation keeps the budget"):
+        with pytest.raises(ArgumentValueError, match="no order of recomputation fits the budget"):
             plan_recompute(steps, result_bytes, budget)
         return
     plan = plan_recompute(steps, result_bytes, budget)
     assert best <= plan.cycles <= 1.25 * best
 
 
-def test_an_order_that_drops_what_it_kept_may_cost_less():
-    """Plans keep what they keep until its gradient: of a chain of four steps they take 13 cycles, where 10 would do."""
+def test_orders_that_drop_stored_values_may_cost_less():
+    """Plans store a value until its gradient: 13 cycles in a chain of four steps, where 10 are possible."""
     sizes = [(1, 1), (1, 3), (3, 4), (4, 2)]
     steps = [
         ChainStep(1, 1, saved_bytes=saved, input_bytes=size, backward_temp_bytes=2 * (n == 3))
@@ -106,173 +107,178 @@ def test_an_order_that_drops_what_it_kept_may_cost_less():
 
 
 @settings(max_examples=50, deadline=None)
-@given(chains(most=7), st.integers(0, 60))
-def test_a_plan_runs_every_part_in_order_within_the_budget(drawn, more):
+@given(chains(max_steps=7), st.integers(0, 60))
+def test_plan_runs_every_part_in_order_within_the_budget(drawn, extra_bytes):
     steps, result_bytes = drawn
-    budget = trade_off(steps, result_bytes)[0][0] + more
+    budget = trade_off(steps, result_bytes)[0][0] + extra_bytes
     plan = plan_recompute(steps, result_bytes, budget)
     assert plan.peak_bytes <= budget
     assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions)
-    held, saved, gradient, cycles = {0}, set(), len(steps), 0
+    stored = {0}
+    saved = set()
+    gradient = len(steps)
+    cycles = 0
     for action, n in plan.actions:
-        assert n in held
+        assert n in stored
         if action == "backward":
             assert n in saved and gradient == n + 1
-            gradient, cycles = n, cycles + steps[n].backward_cycles
+            gradient = n
+            cycles = cycles + steps[n].backward_cycles
             saved.discard(n)
             continue
-        held.add(n + 1)
+        stored.add(n + 1)
         saved |= {n} if action == "save" else set()
-        held -= {n} if action == "forward" else set()
+        stored -= {n} if action == "forward" else set()
         cycles += steps[n].forward_cycles
     assert gradient == 0 and cycles == plan.cycles
 
 
 @settings(max_examples=50, deadline=None)
-@given(chains(most=7))
-def test_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn):
+@given(chains(max_steps=7))
+def test_cycles_fall_with_memory_until_nothing_is_recomputed(drawn):
     steps, result_bytes = drawn
     curve = trade_off(steps, result_bytes)
-    assert all(few < many and slow > fast for (few, slow), (many, fast) in pairwise(curve))
+    assert all(small < large and slow > fast for (small, slow), (large, fast) in pairwise(curve))
     assert curve[-1][1] == sum(step.forward_cycles + step.backward_cycles for step in steps)
     for budget, cycles in curve:
         assert plan_recompute(steps, result_bytes, budget).cycles == cycles
 
 
-# --- several inputs in flight -----------------------------------------------------------------------------------------
-
-
 def forward_tasks(steps: list[ChainStep], result_bytes: int) -> list[tuple[int, int, frozenset[int], frozenset[int]]]:
-    """All ways to run the forward parts once: bytes at most, bytes at the end, what is held then, what is saved."""
+    """All ways to run the forward parts once: peak bytes, bytes at the end, stored and saved values then."""
     inputs = [*(step.input_bytes for step in steps), result_bytes]
-    found = []
+    tasks = []
     for actions in product(("forward", "keep", "save"), repeat=len(steps)):
         if actions[0] == "forward":
             continue
-        held, saved, most = {0}, set(), 0
+        stored = {0}
+        saved = set()
+        peak = 0
         for n, (action, step) in enumerate(zip(actions, steps, strict=True)):
-            now = sum(inputs[m] for m in held if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
-            made = step.saved_bytes if action == "save" else inputs[n + 1]
-            most = max(most, now + made + step.forward_temp_bytes + result_bytes)
-            held -= {n} if action == "forward" else set()
+            live_bytes = sum(inputs[m] for m in stored if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
+            new_bytes = step.saved_bytes if action == "save" else inputs[n + 1]
+            peak = max(peak, live_bytes + new_bytes + step.forward_temp_bytes + result_bytes)
+            stored -= {n} if action == "forward" else set()
             saved |= {n} if action == "save" else set()
-            held |= {n + 1} if n + 1 < len(steps) else set()
-        end = sum(inputs[m] for m in held if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
-        found.append((most, end, frozenset(held), frozenset(saved)))
-    return found
+            stored |= {n + 1} if n + 1 < len(steps) else set()
+        end = sum(inputs[m] for m in stored if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
+        tasks.append((peak, end, frozenset(stored), frozenset(saved)))
+    return tasks
 
 
 def fewest_in_flight(steps: list[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int) -> int | None:
-    """Of all that forward tasks can keep, and of all orders in which backward tasks go on from that."""
-    found = list[int]()
-    for most, kept, held, saved in forward_tasks(steps, result_bytes):
-        budget = budget_bytes - (in_flight - 1) * kept
-        if most <= budget:
-            cycles = fewest_cycles(steps, result_bytes, budget, held, saved)
-            found += [] if cycles is None else [cycles]
-    return min(found) + sum(step.forward_cycles for step in steps) if found else None
+    """Minimum over all values that forward tasks can store, and all orders of backward tasks from there."""
+    cycles_of_orders = list[int]()
+    for peak, stored_bytes, stored, saved in forward_tasks(steps, result_bytes):
+        budget = budget_bytes - (in_flight - 1) * stored_bytes
+        if peak <= budget:
+            cycles = fewest_cycles(steps, result_bytes, budget, stored, saved)
+            cycles_of_orders += [] if cycles is None else [cycles]
+    return min(cycles_of_orders) + sum(step.forward_cycles for step in steps) if cycles_of_orders else None
 
 
 @settings(max_examples=100, deadline=None)
 @given(chains(), st.integers(2, 5), st.integers(-12, 40))
-def test_in_flight_it_fits_whenever_any_order_does(drawn, in_flight, more):
+def test_in_flight_fits_if_any_order_does(drawn, in_flight, extra_bytes):
     """Cycles are at least the fewest, and at most a quarter above the fewest of one input more in flight.
 
-    What one input keeps is counted until its backward task ends; in truth it is freed on the way.
+    Stored bytes of an input count until its backward task ends; in truth they are freed on the way.
     """
     steps, result_bytes = drawn
-    least = trade_off(steps, result_bytes, in_flight)[0][0]
-    budget = max(1, least + more)
+    min_bytes = trade_off(steps, result_bytes, in_flight)[0][0]
+    budget = max(1, min_bytes + extra_bytes)
     best = fewest_in_flight(steps, result_bytes, budget, in_flight)
-    assert (best is None) == (budget < least)
+    assert (best is None) == (budget < min_bytes)
     if best is None:
-        with pytest.raises(ArgumentValueError, match=rf"expected: at least {least:,} bytes(.|\n)*got: {budget:,}"):
+        with pytest.raises(ArgumentValueError, match=rf"expected: at least {min_bytes:,} bytes(.|\n)*got: {budget:,}"):
             plan_recompute(steps, result_bytes, budget, in_flight)
         return
     plan = plan_recompute(steps, result_bytes, budget, in_flight)
     assert plan.cycles >= best
-    above = fewest_in_flight(steps, result_bytes, budget, in_flight + 1)
-    assert above is None or plan.cycles <= 1.25 * above
+    fewest_of_one_more = fewest_in_flight(steps, result_bytes, budget, in_flight + 1)
+    assert fewest_of_one_more is None or plan.cycles <= 1.25 * fewest_of_one_more
 
 
 @settings(max_examples=50, deadline=None)
-@given(chains(most=7), st.integers(2, 5))
+@given(chains(max_steps=7), st.integers(2, 5))
 @example(([ChainStep(1, 1, 1, 1), ChainStep(1, 1, 1, 1, forward_temp_bytes=2)], 1), 2)  # forward tasks need most
 @example(([ChainStep(1, 6, 1, 5, forward_temp_bytes=6)], 6), 4)
-def test_in_flight_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn, in_flight):
+def test_in_flight_cycles_fall_with_memory_until_nothing_is_recomputed(drawn, in_flight):
     steps, result_bytes = drawn
     curve = trade_off(steps, result_bytes, in_flight)
-    everything = ChainPlans(steps, result_bytes, in_flight).keep_all()
-    assert all(few < many and slow > fast for (few, slow), (many, fast) in pairwise(curve))
-    assert curve[-1][1] == everything.cycles == sum(step.forward_cycles + step.backward_cycles for step in steps)
+    keep_all_plan = ChainPlans(steps, result_bytes, in_flight).keep_all()
+    assert all(small < large and slow > fast for (small, slow), (large, fast) in pairwise(curve))
+    assert curve[-1][1] == keep_all_plan.cycles == sum(step.forward_cycles + step.backward_cycles for step in steps)
     ample = plan_recompute(steps, result_bytes, curve[-1][0] + 9, in_flight)
-    assert ample.actions == everything.actions and ample.peak_bytes == everything.peak_bytes <= curve[-1][0]
+    assert ample.actions == keep_all_plan.actions and ample.peak_bytes == keep_all_plan.peak_bytes <= curve[-1][0]
     for budget, cycles in curve:
         plan = plan_recompute(steps, result_bytes, budget, in_flight)
         assert plan.cycles == cycles and plan.peak_bytes <= budget
         assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions, in_flight)
-        first, second = plan.actions[: len(steps)], plan.actions[len(steps) :]
+        first = plan.actions[: len(steps)]
+        second = plan.actions[len(steps) :]
         assert [n for _, n in first] == list(range(len(steps))) and "backward" not in {action for action, _ in first}
         assert [n for action, n in second if action == "backward"] == list(reversed(range(len(steps))))
 
 
 @settings(max_examples=50, deadline=None)
-@given(chains(most=7), st.integers(1, 5), st.lists(st.integers(0, 60), min_size=2, max_size=4))
-def test_what_keeping_all_takes_is_enough_to_keep_all(drawn, in_flight, more):
-    """Budgets between the points take what the point below them takes."""
+@given(chains(max_steps=7), st.integers(1, 5), st.lists(st.integers(0, 60), min_size=2, max_size=4))
+def test_stores_all_in_the_bytes_of_storing_all(drawn, in_flight, extra_bytes):
+    """Budgets between two points take as many cycles as the point below them."""
     steps, result_bytes = drawn
     plans = ChainPlans(steps, result_bytes, in_flight)
-    everything, points = plans.keep_all(), plans.points
-    assert plans.plan(everything.peak_bytes).actions == everything.actions
-    assert points[-1][1] == everything.cycles and points[-1][0] <= everything.peak_bytes
-    budgets = sorted(points[0][0] + each for each in more)
-    found = [plans.plan(budget) for budget in budgets]
-    for budget, plan in zip(budgets, found, strict=True):
-        assert plan.cycles == min(cycles for least, cycles in points if least <= budget)
+    keep_all_plan = plans.keep_all()
+    points = plans.points
+    assert plans.plan(keep_all_plan.peak_bytes).actions == keep_all_plan.actions
+    assert points[-1][1] == keep_all_plan.cycles and points[-1][0] <= keep_all_plan.peak_bytes
+    budgets = sorted(points[0][0] + extra for extra in extra_bytes)
+    plans_of_budgets = [plans.plan(budget) for budget in budgets]
+    for budget, plan in zip(budgets, plans_of_budgets, strict=True):
+        assert plan.cycles == min(cycles for num_bytes, cycles in points if num_bytes <= budget)
         assert plan.peak_bytes <= budget
-    assert all(slow.cycles >= fast.cycles for slow, fast in pairwise(found))
+    assert all(slow.cycles >= fast.cycles for slow, fast in pairwise(plans_of_budgets))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
-def test_equal_steps_are_all_kept_in_the_bytes_that_takes(in_flight):
+def test_stores_all_equal_steps_in_exactly_their_bytes(in_flight):
     steps = [ChainStep(100, 200, 1000, 3000, 500, 500)] * 6
-    everything = ChainPlans(steps, 0, in_flight).keep_all()
-    assert plan_recompute(steps, 0, everything.peak_bytes, in_flight).cycles == everything.cycles == 6 * 300
-    assert plan_recompute(steps, 0, everything.peak_bytes - 1, in_flight).cycles > everything.cycles
+    keep_all_plan = ChainPlans(steps, 0, in_flight).keep_all()
+    assert plan_recompute(steps, 0, keep_all_plan.peak_bytes, in_flight).cycles == keep_all_plan.cycles == 6 * 300
+    assert plan_recompute(steps, 0, keep_all_plan.peak_bytes - 1, in_flight).cycles > keep_all_plan.cycles
 
 
 @pytest.mark.parametrize("in_flight", [2, 4])
-def test_the_least_that_long_chains_take_is_that_of_one_input_and_the_inputs_of_others(in_flight):
-    """Of sizes that are all different, more than are tried."""
+def test_smallest_plan_of_long_chains_adds_only_inputs(in_flight):
+    """With more distinct sizes than working sizes that are tried."""
     rng = np.random.default_rng(0)
     steps = [ChainStep(1, 1, *rng.integers(300, 1700, 4).tolist()) for _ in range(12)]
-    alone, together = (trade_off(steps, 0, count)[0][0] for count in (1, in_flight))
-    assert together == alone + (in_flight - 1) * steps[0].input_bytes
+    bytes_of_one, bytes_of_all = (trade_off(steps, 0, count)[0][0] for count in (1, in_flight))
+    assert bytes_of_all == bytes_of_one + (in_flight - 1) * steps[0].input_bytes
 
 
-def test_one_input_more_in_flight_takes_what_one_keeps():
-    """Of three equal steps, each of an input of 2 bytes and 5 saved: all is kept once more."""
+def test_each_input_in_flight_adds_its_stored_bytes():
+    """Of three equal steps, each of an input of 2 bytes and 5 saved: all is stored once more."""
     steps = [ChainStep(1, 2, 2, 5) for _ in range(3)]
     sizes = [ChainPlans(steps, 0, count).keep_all().peak_bytes for count in (1, 2, 3)]
-    kept = 2 + 3 * 5
-    assert sizes == [sizes[0], sizes[0] + kept, sizes[0] + 2 * kept]
+    stored_bytes = 2 + 3 * 5
+    assert sizes == [sizes[0], sizes[0] + stored_bytes, sizes[0] + 2 * stored_bytes]
     for count in (2, 3):
         plan = plan_recompute(steps, 0, sizes[count - 1] - 1, count)
         assert plan.cycles > sum(step.forward_cycles + step.backward_cycles for step in steps)
 
 
-def test_nothing_in_flight():
+def test_refuses_no_input_in_flight():
     with pytest.raises(ArgumentValueError, match=r"in_flight of 1 or more(.|\n)*got: 0"):
-        plan_recompute(like_each_other(2), 0, 99, 0)
+        plan_recompute(equal_steps(2), 0, 99, 0)
 
 
-def test_what_could_be_met_is_said():
+def test_error_has_the_smallest_budget():
     with pytest.raises(ArgumentValueError, match=r"expected: at least 5 bytes(.|\n)*got: 3"):
-        plan_recompute(like_each_other(5), 0, 3)
+        plan_recompute(equal_steps(5), 0, 3)
 
 
 @pytest.mark.parametrize("wrong", [{"forward_cycles": -1}, {"input_bytes": -4}])
-def test_numbers_below_zero(wrong):
+def test_refuses_numbers_below_zero(wrong):
     step = ChainStep(**{"forward_cycles": 1, "backward_cycles": 1, "input_bytes": 1, "saved_bytes": 1, **wrong})
     with pytest.raises(ArgumentValueError, match=next(iter(wrong))):
         plan_recompute([step], 1, 9)
@@ -282,8 +288,8 @@ STEP = ChainStep(1, 1, 1, 1)
 OF_OTHER_TYPES = [
     ({"steps": [STEP, 1]}, r"step 1 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 1"),
     ({"steps": "ab"}, r"step 0 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 'a'"),
-    ({"steps": STEP}, r"steps of a chain(.|\n)*expected: a sequence of ChainStep(.|\n)*got: a ChainStep"),
-    ({"steps": None}, r"steps of a chain(.|\n)*expected: a sequence of ChainStep(.|\n)*got: None"),
+    ({"steps": STEP}, r"chain steps(.|\n)*expected: a sequence of ChainStep(.|\n)*got: a ChainStep"),
+    ({"steps": None}, r"chain steps(.|\n)*expected: a sequence of ChainStep(.|\n)*got: None"),
     ({"steps": [ChainStep(1, 1, 1, 2.5)]}, r"saved_bytes of step 0(.|\n)*expected: a whole number(.|\n)*got: 2.5"),
     ({"steps": [ChainStep("1", 1, 1, 1)]}, r"forward_cycles of step 0(.|\n)*expected: a whole number(.|\n)*got: '1'"),
     ({"result_bytes": 0.5}, r"result_bytes(.|\n)*expected: a whole number(.|\n)*got: 0.5"),
@@ -295,27 +301,24 @@ OF_OTHER_TYPES = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "said"), OF_OTHER_TYPES)
-def test_arguments_of_other_types(wrong, said):
-    with pytest.raises(ArgumentTypeError, match=said):
+@pytest.mark.parametrize(("wrong", "message"), OF_OTHER_TYPES)
+def test_refuses_arguments_of_other_types(wrong, message):
+    with pytest.raises(ArgumentTypeError, match=message):
         plan_recompute(**{"steps": [STEP], "result_bytes": 0, "budget_bytes": 9, **wrong})
 
 
-def test_numbers_of_numpy_are_whole_numbers():
+def test_accepts_integers_of_numpy():
     """Narrow ones too: sums of them do not overflow."""
     narrow = [ChainStep(*np.array([9, 9, 100, 120, 90, 90], np.int8)) for _ in range(4)]
     wide = [ChainStep(9, 9, 100, 120, 90, 90)] * 4
     for in_flight in (1, 3):
-        found = plan_recompute(narrow, np.int64(0), np.int64(2000), np.int32(in_flight))
-        assert found == plan_recompute(wide, 0, 2000, in_flight) and type(found.peak_bytes) is int
+        plan = plan_recompute(narrow, np.int64(0), np.int64(2000), np.int32(in_flight))
+        assert plan == plan_recompute(wide, 0, 2000, in_flight) and type(plan.peak_bytes) is int
 
 
-def test_no_steps():
+def test_refuses_an_empty_chain():
     with pytest.raises(ArgumentValueError, match="no steps"):
         plan_recompute([], 1, 9)
-
-
-# --- the exact program ------------------------------------------------------------------------------------------------
 
 
 def exact_cycles(number: int, budget: int) -> int | None:
@@ -332,24 +335,26 @@ def exact_cycles(number: int, budget: int) -> int | None:
     edges = [(i, k) for k in range(nodes) for i in reads[k]]
     readers = {i: [k for j, k in edges if j == i] for i in range(nodes)}
     size = nodes * nodes
-    after = 2 * size + nodes * len(edges)
+    first_used = 2 * size + nodes * len(edges)
 
     def run(t: int, i: int) -> int:
         return t * nodes + i
 
-    def kept(t: int, i: int) -> int:
+    def stored(t: int, i: int) -> int:
         return size + t * nodes + i
 
     def free(t: int, e: int) -> int:
         return 2 * size + t * len(edges) + e
 
     def used(t: int, k: int) -> int:
-        return after + t * nodes + k
+        return first_used + t * nodes + k
 
-    total = after + size
+    total = first_used + size
     rows: list[tuple[dict[int, float], float, float]] = []
-    upper, integral = np.ones(total), np.ones(total)
-    upper[after:], integral[after:] = budget, 0
+    upper = np.ones(total)
+    integral = np.ones(total)
+    upper[first_used:] = budget
+    integral[first_used:] = 0
     lower = np.zeros(total)
     for t in range(nodes):
         lower[run(t, t)] = 1
@@ -357,23 +362,24 @@ def exact_cycles(number: int, budget: int) -> int | None:
             if i > t:
                 upper[run(t, i)] = 0
             if i >= t:
-                upper[kept(t, i)] = 0
+                upper[stored(t, i)] = 0
             if t + 1 < nodes:
-                rows.append(({kept(t + 1, i): 1, kept(t, i): -1, run(t, i): -1}, -np.inf, 0))
-        rows += [({run(t, k): 1, run(t, i): -1, kept(t, i): -1}, -np.inf, 0) for i, k in edges]
-        first = {used(t, 0): 1, run(t, 0): -1, **{kept(t, i): -1 for i in range(nodes)}}
-        rows.append((first, 0, 0))
+                rows.append(({stored(t + 1, i): 1, stored(t, i): -1, run(t, i): -1}, -np.inf, 0))
+        rows += [({run(t, k): 1, run(t, i): -1, stored(t, i): -1}, -np.inf, 0) for i, k in edges]
+        initial = {used(t, 0): 1, run(t, 0): -1, **{stored(t, i): -1 for i in range(nodes)}}
+        rows.append((initial, 0, 0))
         for k in range(nodes - 1):
             freed = {free(t, e): 1 for e, (_, reader) in enumerate(edges) if reader == k}
             rows.append(({used(t, k + 1): 1, used(t, k): -1, run(t, k + 1): -1, **freed}, 0, 0))
         for e, (i, k) in enumerate(edges):
             later = [run(t, j) for j in readers[i] if j > k]
-            stays = [kept(t + 1, i)] if t + 1 < nodes else []
-            hazards = {**dict.fromkeys(later, 1.0), **dict.fromkeys(stays, 1.0)}
-            # Freed exactly if it runs and nobody needs it later: 1 − free ≤ hazards + 1 − run ≤ many (1 − free).
+            stored_later = [stored(t + 1, i)] if t + 1 < nodes else []
+            hazards = {**dict.fromkeys(later, 1.0), **dict.fromkeys(stored_later, 1.0)}
+            # Freed exactly if its reader runs and no later one does:
+            # 1 − free ≤ hazards + 1 − run ≤ num_hazards (1 − free).
             rows.append(({free(t, e): 1, run(t, k): -1, **hazards}, 0, np.inf))
-            many = len(hazards) + 1
-            rows.append(({run(t, k): -1, free(t, e): many, **hazards}, -np.inf, many - 1))
+            num_hazards = len(hazards) + 1
+            rows.append(({run(t, k): -1, free(t, e): num_hazards, **hazards}, -np.inf, num_hazards - 1))
     matrix = lil_array((len(rows), total))
     for number_of_row, (row, _, _) in enumerate(rows):
         for column, value in row.items():
@@ -381,14 +387,14 @@ def exact_cycles(number: int, budget: int) -> int | None:
     cost = np.zeros(total)
     cost[:size] = 1
     limits = LinearConstraint(matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows])
-    found = milp(cost, constraints=limits, integrality=integral, bounds=Bounds(lower, upper))
-    return round(found.fun) if found.success else None
+    solution = milp(cost, constraints=limits, integrality=integral, bounds=Bounds(lower, upper))
+    return round(solution.fun) if solution.success else None
 
 
 @pytest.mark.parametrize(("number", "budget"), [(4, 5), (6, 5), (8, 6), (10, 6), (10, 8), (15, 9)])
-def test_against_an_integer_program(number, budget):
-    """Of the same memory: the chain's input is free there, as nothing computes it; a gradient of nothing starts it."""
+def test_compares_to_an_integer_program(number, budget):
+    """In equal memory: the program's input is free, as no node computes it, and its first gradient reads nothing."""
     best = exact_cycles(number, budget)
     assert best is not None
-    plan = plan_recompute(like_each_other(number), 0, budget + 1)
+    plan = plan_recompute(equal_steps(number), 0, budget + 1)
     assert plan.cycles <= 1.25 * best

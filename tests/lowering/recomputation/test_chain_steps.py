@@ -1,4 +1,4 @@
-"""Where a step is cut for recomputation, and where its gradient's equations run."""
+"""Cuts of a step for recomputation, and the step of each equation of its gradient."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_
 from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.gradient_parts import split
 
-ROWS, WIDTH, LAYERS = 8, 16, 4
+ROWS = 8
+WIDTH = 16
+LAYERS = 4
 X = np.ones((ROWS, WIDTH), np.float32)
 
 
 def layer(p: Any, x: jax.Array) -> jax.Array:
-    """Two halves that end alike, as attention and the dense layer behind it."""
+    """Two halves with equal ends, as attention and the dense layer after it."""
     x = x + jnp.tanh(x @ p["first"]) @ p["second"]
     return x + jax.nn.sigmoid(x @ p["first"]) @ p["second"]
 
@@ -36,7 +38,7 @@ def layered(params: Any, x: jax.Array) -> jax.Array:
 
 
 def flow_of(fun: Any, *args: Any) -> Flow:
-    """Of a function and its gradient, as the pass `recompute` finds them."""
+    """The flow of a function and its gradient, as in the pass `recompute`."""
     jaxpr = run_passes(jax.make_jaxpr(jax.value_and_grad(fun))(*args))["dce"]
     parts = split(jaxpr.eqns)
     assert parts is not None
@@ -47,20 +49,20 @@ def kinds(eqns: Sequence[JaxprEqn]) -> Counter[str]:
     return Counter(eqn.primitive.name for eqn in eqns)
 
 
-def test_layers_are_cut_as_a_whole() -> None:
-    """Between them, before the first, and behind the last: not where their halves meet."""
+def test_cuts_between_layers_only() -> None:
+    """Cuts are between layers, before the first, and after the last: not between their halves."""
     p = {"first": np.ones((WIDTH, 4 * WIDTH), np.float32), "second": np.ones((4 * WIDTH, WIDTH), np.float32)}
     params = {"start": np.ones((WIDTH, WIDTH), np.float32), "layers": [p] * LAYERS}
     flow = flow_of(layered, params, X)
-    fine = best_cuts(flow)
-    whole = between_layers(flow, fine)
-    assert len(fine) >= 2 * LAYERS and set(whole) < set(fine)
-    runs = [flow.forward[a:b] for a, b in pairwise(whole)]
+    all_cuts = best_cuts(flow)
+    layer_cuts = between_layers(flow, all_cuts)
+    assert len(all_cuts) >= 2 * LAYERS and set(layer_cuts) < set(all_cuts)
+    runs = [flow.forward[a:b] for a, b in pairwise(layer_cuts)]
     assert [kinds(run)["dot_general"] for run in runs].count(4) == LAYERS
 
 
-def test_the_gradients_of_whole_layers_are_alike() -> None:
-    """The first product of a layer's gradient, which makes four times what it reads, waits for its layer."""
+def test_gradients_of_entire_layers_are_equal() -> None:
+    """The first product of a layer's gradient, whose result is four times its operands, waits for its layer."""
     p = {"first": np.ones((WIDTH, 4 * WIDTH), np.float32), "second": np.ones((4 * WIDTH, WIDTH), np.float32)}
     flow = flow_of(layered, {"start": np.ones((WIDTH, WIDTH), np.float32), "layers": [p] * LAYERS}, X)
     cuts = between_layers(flow, best_cuts(flow))
@@ -68,25 +70,25 @@ def test_the_gradients_of_whole_layers_are_alike() -> None:
     def products(*, whole_layers: bool) -> list[int]:
         return [kinds(eqns)["dot_general"] for eqns in Steps(flow, cuts, whole_layers=whole_layers).backward]
 
-    both_of_each = [8] * (LAYERS - 1)
-    assert products(whole_layers=True) == [0, 8 + 1, *both_of_each, 0, 0]  # with that of the start
-    assert products(whole_layers=False) == [0, 8, *both_of_each, 1, 0]
+    products_of_layers = [8] * (LAYERS - 1)
+    assert products(whole_layers=True) == [0, 8 + 1, *products_of_layers, 0, 0]  # with that of the start
+    assert products(whole_layers=False) == [0, 8, *products_of_layers, 1, 0]
 
 
-def test_a_gradient_waits_where_it_grows() -> None:
-    """That of a sum of rows is one number each, and a row of numbers once it is masked."""
+def test_gradient_waits_before_it_grows() -> None:
+    """The gradient of a sum of rows is a number per row, and a row of numbers after the mask."""
 
     def fun(w: jax.Array, mask: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.exp(jnp.exp((jnp.tanh(x @ w) ** 3 * mask).sum(1))).sum()
 
     flow = flow_of(fun, np.ones((WIDTH, WIDTH), np.float32), np.ones((ROWS, WIDTH), np.float32), X)
-    behind_sums = [eqn.primitive.name for eqn in flow.forward].index("reduce_sum") + 1
-    of_rows, of_sums = Steps(flow, [behind_sums]).backward
+    cut_after_sums = [eqn.primitive.name for eqn in flow.forward].index("reduce_sum") + 1
+    of_rows, of_sums = Steps(flow, [cut_after_sums]).backward
     shapes = [[eqn.outvars[0].aval.shape for eqn in eqns if eqn.primitive.name == "mul"] for eqns in (of_sums, of_rows)]
     assert shapes[0] == [(ROWS,)] * 2 and len(shapes[1]) > 2 and set(shapes[1]) == {(ROWS, WIDTH)}
 
 
-def test_cuts_of_what_is_not_repeated_stay() -> None:
+def test_keeps_cuts_of_equations_that_do_not_repeat() -> None:
     def fun(w: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.tanh(jnp.exp(x @ w) @ w.T) ** 2).sum()
 
@@ -94,7 +96,7 @@ def test_cuts_of_what_is_not_repeated_stay() -> None:
     assert between_layers(flow, best_cuts(flow)) == best_cuts(flow)
 
 
-def test_a_parameter_and_its_transpose_are_sent_once() -> None:
+def test_sends_a_parameter_and_its_transpose_once() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         with ipu.stage(0):
             x = jnp.tanh(x @ w)

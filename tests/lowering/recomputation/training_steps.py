@@ -1,4 +1,4 @@
-"""Training steps of every kind that gradients come in: functions of small arrays."""
+"""Training steps with every kind of gradient: functions of small arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-WIDTH, ROWS, DEPTH = 4, 16, 8
+WIDTH = 4
+ROWS = 16
+DEPTH = 8
 save_products = jax.checkpoint_policies.dots_saveable
 save_named = jax.checkpoint_policies.save_only_these_names("kept")
 offload_named = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -28,14 +30,14 @@ class Step(NamedTuple):
     Args:
         fun: function of the arguments.
         args: arrays, or trees of them.
-        replicas: over how many the axis "replica" runs, 0 without.
-        left: modes that find nothing to compute again.
+        replicas: size of the axis "replica", 0 without.
+        modes_without_effect: modes that have nothing to recompute.
     """
 
     fun: Callable[..., Any]
     args: tuple[Any, ...]
     replicas: int = 0
-    left: tuple[str, ...] = ()
+    modes_without_effect: tuple[str, ...] = ()
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:
@@ -62,7 +64,7 @@ def gelu_block(w: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def named_block(w: jax.Array, h: jax.Array) -> jax.Array:
-    """The same, with a name for what is between the products."""
+    """The same, with a name for the value between the products."""
     return h + jnp.sin(checkpoint_name(jnp.tanh(h @ w), "kept") @ w.T)
 
 
@@ -88,7 +90,7 @@ def trained(loss: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
 
 def skips(ws: Any, x: jax.Array) -> jax.Array:
-    """What goes down comes up again, as in a U-Net."""
+    """Values of the way down are read on the way up, as in a U-Net."""
     downs = []
     for w in ws:
         downs.append(x)
@@ -99,14 +101,14 @@ def skips(ws: Any, x: jax.Array) -> jax.Array:
 
 
 def dropout(ws: Any, key: jax.Array, x: jax.Array) -> jax.Array:
-    """A mask of its own after each layer."""
+    """A different mask after each layer."""
     for number, w in enumerate(ws):
         x = dense(w, x) * jax.random.bernoulli(jax.random.fold_in(key, number), 0.7, x.shape)
     return (x**2).mean()
 
 
 def metrics(ws: Any, x: jax.Array) -> Any:
-    """A loss, and figures that need values of the middle."""
+    """A loss, and figures of values in the middle."""
     middle = x
     for number, w in enumerate(ws):
         x = dense(w, x)
@@ -116,12 +118,12 @@ def metrics(ws: Any, x: jax.Array) -> Any:
 
 def normalised(ws: Any, state: Any, x: jax.Array) -> Any:
     """Batch normalisation, with moving averages that are returned."""
-    new = []
+    new_state = []
     for w, (mean, var) in zip(ws, state, strict=True):
         h = x @ w
-        new.append((0.9 * mean + 0.1 * h.mean(0), 0.9 * var + 0.1 * h.var(0)))
+        new_state.append((0.9 * mean + 0.1 * h.mean(0), 0.9 * var + 0.1 * h.var(0)))
         x = jnp.tanh((h - h.mean(0)) * lax.rsqrt(h.var(0) + 1e-3))
-    return (x**2).mean(), new
+    return (x**2).mean(), new_state
 
 
 def scanned(ws: jax.Array, x: jax.Array) -> jax.Array:
@@ -141,7 +143,7 @@ def accumulated(ws: Any, xs: jax.Array) -> Any:
 
 
 def branching(ws: Any, x: jax.Array) -> jax.Array:
-    """One of two layers, as the data says."""
+    """One of two layers, by the data."""
     for w in ws:
         x = lax.cond(x[0, 0] > 0.1, lambda w, x: jnp.tanh(x @ w), lambda w, x: jnp.sin(x @ w) * x, w, x)
     return (x**2).mean()
@@ -149,7 +151,7 @@ def branching(ws: Any, x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def halved(x: jax.Array) -> jax.Array:
-    """With half of its gradient, which reads what it was given and what it gave."""
+    """Sine with half of its gradient, which reads its operand and its result."""
     return jnp.sin(x)
 
 
@@ -157,7 +159,7 @@ halved.defvjp(lambda x: (jnp.sin(x), (x, jnp.cos(x))), lambda kept, g: (g * kept
 
 
 def two_networks(generator: Any, critic: Any, noise: jax.Array, x: jax.Array) -> Any:
-    """The first is trained against the second, which is trained on what the new first makes."""
+    """The first is trained against the second, which is trained on results of the updated first."""
 
     def run(ws: Any, x: jax.Array) -> jax.Array:
         for w in ws:
@@ -179,7 +181,7 @@ def second_order(ws: Any, x: jax.Array) -> Any:
 
 
 def printing(ws: Any, x: jax.Array) -> jax.Array:
-    """Says what goes through its layers."""
+    """Prints a figure of each layer."""
     for w in ws:
         x = dense(w, x)
         jax.debug.print("mean {}", x.mean())
@@ -202,27 +204,33 @@ def over_replicas(ws: Any, x: jax.Array) -> Any:
 
 _STATE = [(array(WIDTH, seed=9), np.ones(WIDTH, np.float32))] * DEPTH
 STEPS: dict[str, Step] = {
-    "mlp": Step(trained(chain_of(dense)), (weights(), X), left=("standard",)),
+    "mlp": Step(trained(chain_of(dense)), (weights(), X), modes_without_effect=("standard",)),
     "residual": Step(trained(chain_of(gelu_block)), (weights(), X)),
-    "skips": Step(trained(skips), (weights(), X), left=("auto",)),
+    "skips": Step(trained(skips), (weights(), X), modes_without_effect=("auto",)),
     "dropout": Step(trained(dropout), (weights(), jax.random.key(3), X)),
-    "metrics": Step(trained(metrics, has_aux=True), (weights(), X), left=("standard",)),
+    "metrics": Step(trained(metrics, has_aux=True), (weights(), X), modes_without_effect=("standard",)),
     "batch norm": Step(trained(normalised, has_aux=True), (weights(), _STATE, X)),
-    "checkpoint": Step(trained(chain_of(jax.checkpoint(gelu_block))), (weights(), X), left=("standard",)),
+    "checkpoint": Step(
+        trained(chain_of(jax.checkpoint(gelu_block))), (weights(), X), modes_without_effect=("standard",)
+    ),
     "nested checkpoint": Step(
-        trained(jax.checkpoint(chain_of(jax.checkpoint(gelu_block)))), (weights(), X), left=("all", "standard", "auto")
+        trained(jax.checkpoint(chain_of(jax.checkpoint(gelu_block)))),
+        (weights(), X),
+        modes_without_effect=("all", "standard", "auto"),
     ),
     "products saved": Step(
-        trained(chain_of(jax.checkpoint(gelu_block, policy=save_products))), (weights(), X), left=("standard",)
+        trained(chain_of(jax.checkpoint(gelu_block, policy=save_products))),
+        (weights(), X),
+        modes_without_effect=("standard",),
     ),
     "names saved": Step(trained(chain_of(jax.checkpoint(named_block, policy=save_named))), (weights(), X)),
     "names offloaded": Step(trained(chain_of(jax.checkpoint(named_block, policy=offload_named))), (weights(), X)),
-    "scan": Step(trained(scanned), (np.stack(weights()), X), left=("standard", "auto")),
-    "micro-batches": Step(accumulated, (weights(), array(3, ROWS, WIDTH)), left=("standard",)),
+    "scan": Step(trained(scanned), (np.stack(weights()), X), modes_without_effect=("standard", "auto")),
+    "micro-batches": Step(accumulated, (weights(), array(3, ROWS, WIDTH)), modes_without_effect=("standard",)),
     "branches": Step(trained(branching), (weights(), X)),
     "custom gradient": Step(trained(chain_of(lambda w, h: halved(h @ w))), (weights(), X)),
     "two networks": Step(two_networks, (weights(6), weights(6), array(ROWS, WIDTH, seed=1), X)),
-    "second order": Step(second_order, (weights(6), X), left=("standard", "auto")),
-    "printing": Step(trained(printing), (weights(), X), left=("standard",)),
+    "second order": Step(second_order, (weights(6), X), modes_without_effect=("standard", "auto")),
+    "printing": Step(trained(printing), (weights(), X), modes_without_effect=("standard",)),
     "replicas": Step(over_replicas, (weights(6), array(2, ROWS, WIDTH)), 2, ("standard",)),
 }

@@ -1,4 +1,4 @@
-"""What the tests of pipeline schedules share: plans by name, combinations a schedule takes, and a replay of slots."""
+"""Helpers for tests of schedules: plans by name, combinations in a domain, and a replay of slots."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ipujax.lowering.schedules import SCHEDULES, LoopedOneForwardOneBackward, Sc
 from ipujax.runtime.errors import ScheduleError
 from tests.lowering.schedules.schedule_simulator import letters, waits_for
 
-EVERY = (*SCHEDULES.values(), LoopedOneForwardOneBackward(1), LoopedOneForwardOneBackward(3))
+ALL_SCHEDULES = (*SCHEDULES.values(), LoopedOneForwardOneBackward(1), LoopedOneForwardOneBackward(3))
 
 
 def names(schedule):
     return schedule.name + (str(schedule.chunks) if isinstance(schedule, LoopedOneForwardOneBackward) else "")
 
 
-every_schedule = pytest.mark.parametrize("schedule", EVERY, ids=names)
+every_schedule = pytest.mark.parametrize("schedule", ALL_SCHEDULES, ids=names)
 
 
 def plan_of(schedule, num_stages, micro_batches, training=True):
@@ -38,8 +38,9 @@ def in_domain(schedule, stages, micro_batches, training=True):
 
 
 def check_slots(plan):
-    """The tasks of a plan's unrolled blocks, once they are found to be those of its lists, none before it is ready."""
-    by_ipu, slot_of = [[] for _ in plan.lists], {}
+    """Checks that a plan's unrolled blocks are its lists, each task after those it waits for; returns slots by task."""
+    by_ipu = [[] for _ in plan.lists]
+    slot_of = {}
     for number, slot in enumerate(plan.slots()):
         assert slot
         assert len({plan.ipus[task.stage] for task in slot}) == len(slot)
@@ -48,12 +49,12 @@ def check_slots(plan):
             slot_of[letters(task)] = number
     assert by_ipu == lists_of(plan)
     for task, slot in slot_of.items():
-        assert all(slot_of[need] < slot for need in waits_for(task, plan.num_stages, slot_of))
+        assert all(slot_of[awaited] < slot for awaited in waits_for(task, plan.num_stages, slot_of))
     return slot_of
 
 
-class Given(Schedule):
-    """The lists one gives it."""
+class FixedSchedule(Schedule):
+    """A schedule of fixed lists."""
 
     def __init__(self, *lists):
         self.lists = lists

@@ -1,22 +1,22 @@
-"""A pipeline in time, from nothing but the order of tasks and what each of them waits for.
+"""A pipeline in time, from the order of tasks and their dependencies alone.
 
-    start(task) = max(end of the task before it on its IPU, for each task it waits for: its end + comm if elsewhere)
+    start(task) = max(end of the previous task on its IPU, end of each task it waits for, + comm if on another IPU)
 
-Written apart from `ipujax.lowering.schedules`, as its oracle: it shares only the names of tasks.
+Independent of `ipujax.lowering.schedules`, as its oracle: it shares only the names of tasks.
 """
 
 from __future__ import annotations
 
 
 def waits_for(task, num_stages, all_tasks):
-    """(stage, micro-batch, kind) of what `task` waits for; kinds are the letters of `letters`."""
+    """(stage, micro-batch, kind) of the tasks that `task` waits for; kinds are the letters of `letters`."""
     stage, j, kind = task
     if kind == "F":
         return [(stage - 1, j, "F")] if stage > 0 else []
     if kind == "W":
         return [(stage, j, "I")]
-    after = [(stage + 1, j, "B" if (stage + 1, j, "B") in all_tasks else "I")] if stage + 1 < num_stages else []
-    return [(stage, j, "F"), *after]
+    next_stage = [(stage + 1, j, "B" if (stage + 1, j, "B") in all_tasks else "I")] if stage + 1 < num_stages else []
+    return [(stage, j, "F"), *next_stage]
 
 
 def letters(task):
@@ -32,21 +32,23 @@ def simulate(lists, num_stages, cost, comm=0):
         ValueError: a deadlock.
     """
     ipu_of = {task: ipu for ipu, tasks in enumerate(lists) for task in tasks}
-    times, clock, place = {}, [0] * len(lists), [0] * len(lists)
+    times = {}
+    clock = [0] * len(lists)
+    position = [0] * len(lists)
     while len(times) < len(ipu_of):
-        before = len(times)
+        num_started = len(times)
         for ipu, tasks in enumerate(lists):
-            while place[ipu] < len(tasks):
-                task = tasks[place[ipu]]
-                needs = waits_for(task, num_stages, ipu_of)
-                if not all(need in times for need in needs):
+            while position[ipu] < len(tasks):
+                task = tasks[position[ipu]]
+                awaited_tasks = waits_for(task, num_stages, ipu_of)
+                if not all(awaited in times for awaited in awaited_tasks):
                     break
-                arrivals = [times[need][1] + comm * (ipu_of[need] != ipu) for need in needs]
+                arrivals = [times[awaited][1] + comm * (ipu_of[awaited] != ipu) for awaited in awaited_tasks]
                 start = max([clock[ipu], *arrivals])
                 clock[ipu] = start + cost[task[0]][task[2]]
                 times[task] = (start, clock[ipu])
-                place[ipu] += 1
-        if len(times) == before:
+                position[ipu] += 1
+        if len(times) == num_started:
             raise ValueError("deadlock")
     return times
 

@@ -1,7 +1,7 @@
 """Pipeline schedules on the clocks of IPUs that exchange through buffers, against a simulator of dependencies alone.
 
-Each task is a step of its IPU, each value that goes to another IPU a step of the sender, right after the slot; values
-take turns in the buffers the plan gives. Exchange is free, so that only waiting counts.
+Each task is a step of its IPU, each value for another IPU a step of the sender, right after the slot; values rotate
+through the buffers of the plan. Exchange is free, so that only waiting counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ class Clocks:
     """A plan as a program of steps, whose tasks cost `costs[stage][kind]` cycles."""
 
     def __init__(self, plan, costs):
-        self.plan, self.costs, self.steps, self.leaves = plan, costs, {}, {}
-        # Rows of the clock state of each buffer: since when it is free, and then when a value arrived there.
+        self.plan = plan
+        self.costs = costs
+        self.steps = {}
+        self.leaves = {}
+        # Two rows of the clock state for each buffer: the time it became free, and the time a value arrived.
         self.buffers = {edge: plan.buffers(*edge) for edge in self.edges()}
         self.rows = {}
         for edge, number in self.buffers.items():
@@ -32,7 +35,7 @@ class Clocks:
                 self.rows[edge, buffer] = plan.num_ipus + 2 * len(self.rows)
 
     def edges(self):
-        """(writer, reader), each a stage and a kind, of what goes from IPU to IPU."""
+        """(writer, reader) of values that go from IPU to IPU, each a stage and a kind."""
         for stage in range(self.plan.num_stages - 1):
             if self.plan.ipus[stage] != self.plan.ipus[stage + 1]:
                 yield (stage, FORWARD), (stage + 1, FORWARD)
@@ -48,18 +51,20 @@ class Clocks:
         """The row of the buffer a task writes (end 0) or reads (end 1), None if there is none."""
         stage, j, kind = letters(task)
         work = (stage, FORWARD if kind == "F" else BACKWARD)
-        found = [edge for edge in self.buffers if edge[end] == work and kind != "W"]
-        return self.rows[found[0], j % self.buffers[found[0]]] if found else None
+        edges = [edge for edge in self.buffers if edge[end] == work and kind != "W"]
+        return self.rows[edges[0], j % self.buffers[edges[0]]] if edges else None
 
     def task(self, task):
-        ipu, row = self.plan.ipus[task.stage], self.row(task, 1)
+        ipu = self.plan.ipus[task.stage]
+        row = self.row(task, 1)
         work = np.zeros((self.plan.num_ipus, len(PHASES)), np.int64)
         work[ipu, COMPUTE] = self.costs[task.stage][letters(task)[2]]
-        waits = {} if row is None else {"frees": (row,), "awaits": ((ipu, row + 1),)}
-        return self.leaf((task.stage, task.kind, row), ClockStep(work, (ipu,), **waits))
+        conditions = {} if row is None else {"frees": (row,), "awaits": ((ipu, row + 1),)}
+        return self.leaf((task.stage, task.kind, row), ClockStep(work, (ipu,), **conditions))
 
     def send(self, task):
-        ipu, row = self.plan.ipus[task.stage], self.row(task, 0)
+        ipu = self.plan.ipus[task.stage]
+        row = self.row(task, 0)
         if row is None:
             return Sequence()
         work = np.zeros((self.plan.num_ipus, len(PHASES)), np.int64)
@@ -81,7 +86,7 @@ class Clocks:
 
 
 @every_schedule
-def test_ipus_that_exchange_through_buffers_take_what_dependencies_take(schedule):
+def test_buffered_exchange_takes_as_long_as_dependencies(schedule):
     random = Random(names(schedule))
     for p, m in in_domain(schedule, (2, 3, 4, 6), (6, 12, 48)):
         plan = plan_of(schedule, p, m)

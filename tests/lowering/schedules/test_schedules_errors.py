@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, the numbers each takes, and what is refused: one error for each thing that is wrong."""
+"""Pipeline schedules by name, their domains, and an error for each invalid schedule."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ipujax.lowering.schedules import (
     as_schedule,
 )
 from ipujax.runtime.errors import ArgumentError, ScheduleError
-from tests.lowering.schedules.schedule_helpers import Given, check_slots, in_domain, plan_of
+from tests.lowering.schedules.schedule_helpers import FixedSchedule, check_slots, in_domain, plan_of
 
 
-def test_names_find_their_schedules():
+def test_finds_schedules_by_name():
     assert list(SCHEDULES) == [
         "sequential",
         "gpipe",
@@ -58,13 +58,13 @@ def test_names_find_their_schedules():
         ("1f1b", 0, 4, r"at least one stage"),
     ],
 )
-def test_numbers_outside_a_domain_are_refused_with_the_reason(name, stages, micro_batches, message):
+def test_refuses_numbers_outside_a_domain_with_the_reason(name, stages, micro_batches, message):
     with pytest.raises(ScheduleError, match=message):
         plan_of(name, stages, micro_batches)
 
 
-def test_domains_are_as_declared():
-    """Of 2 to 4 stages and 1, 4, 7, 16 micro-batches, what each schedule takes."""
+def test_accepts_the_numbers_of_each_domain():
+    """Accepted numbers out of 2 to 4 stages and 1, 4, 7, 16 micro-batches."""
     everything = {(p, m) for p in (2, 3, 4) for m in (1, 4, 7, 16)}
     accepted = {name: set(in_domain(s, (2, 3, 4), (1, 4, 7, 16))) for name, s in SCHEDULES.items()}
     for name in ("sequential", "gpipe", "1f1b", "eager-1f1b"):
@@ -75,7 +75,7 @@ def test_domains_are_as_declared():
     assert accepted["zb-h1"] == {(p, m) for p, m in everything if m >= p}
 
 
-def test_inference_needs_no_more_than_it_must():
+def test_inference_needs_fewer_micro_batches():
     for name in ("sequential", "gpipe", "1f1b", "eager-1f1b", "zb-h1"):
         assert check_slots(plan_of(name, 4, 1, training=False))
     assert check_slots(plan_of("grouped", 4, 4, training=False))
@@ -83,7 +83,7 @@ def test_inference_needs_no_more_than_it_must():
         plan_of("grouped", 4, 3, training=False)
 
 
-def test_looped_has_a_chunk():
+def test_refuses_a_looped_schedule_without_chunks():
     with pytest.raises(ScheduleError, match="at least one chunk"):
         LoopedOneForwardOneBackward(0)
 
@@ -93,8 +93,8 @@ F10, F11, B10, B11 = (Task(1, j, kind) for kind in (FORWARD, BACKWARD) for j in 
 GOOD = ([F00, F01, B00, B01], [F10, F11, B10, B11])
 
 
-def test_the_good_one_is_good():
-    assert check_slots(plan_of(Given(*GOOD), 2, 2))
+def test_accepts_a_good_schedule():
+    assert check_slots(plan_of(FixedSchedule(*GOOD), 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_good_one_is_good():
         (([F00, F01, B00], [F10, F11, B10, B11]), r"BACKWARD\(stage 0, micro-batch 1\) is missing"),
         (([F00, B00, B01], [F10, F11, B10, B11]), r"FORWARD\(stage 0, micro-batch 1\) is missing"),
         (([F00, F01, F01, B00, B01], GOOD[1]), r"FORWARD\(stage 0, micro-batch 1\) occurs more than once"),
-        (([F00, F01, B00, Task(0, 0, Kind.BACKWARD_INPUT), B01], GOOD[1]), r"BACKWARD\(stage 0.*whole and in parts"),
+        (([F00, F01, B00, Task(0, 0, Kind.BACKWARD_INPUT), B01], GOOD[1]), r"BACKWARD\(stage 0.*unsplit and split"),
         (([F00, F01, Task(0, 0, Kind.BACKWARD_INPUT), B01], GOOD[1]), r"BACKWARD_WEIGHT\(stage 0, .* 0\) is missing"),
         (([F00, F01, Task(0, 0, BACKWARD_WEIGHT), B01], GOOD[1]), r"BACKWARD_INPUT\(stage 0, .* 0\) is missing"),
         (([F01, F00, B00, B01], GOOD[1]), r"(?s)FORWARD\(stage 0, micro-batch 0\) comes after micro-batch 1.*first in"),
@@ -113,17 +113,17 @@ def test_the_good_one_is_good():
         ),
         (
             ([F00, B00, B01, F01], GOOD[1]),
-            r"BACKWARD\(stage 0, micro-batch 1\) reads what FORWARD\(stage 0, micro-batch 1",
+            r"BACKWARD\(stage 0, micro-batch 1\) reads a stash before FORWARD\(stage 0, micro-batch 1",
         ),
-        ((GOOD[0], [F10, B10, B11, F11]), r"BACKWARD\(stage 1, micro-batch 1\) reads what"),
+        ((GOOD[0], [F10, B10, B11, F11]), r"BACKWARD\(stage 1, micro-batch 1\) reads a stash"),
         (
             ([F00, B00, F01, B01], GOOD[1]),
-            r"(?s)never ends: BACKWARD\(stage 0, .* 0\) waits.*BACKWARD\(stage 1, .* 0\) can",
+            r"(?s)deadlock: BACKWARD\(stage 0, .* 0\) never.*BACKWARD\(stage 1, .* 0\) can",
         ),
         (([*GOOD[0], F10], GOOD[1][1:]), r"FORWARD\(stage 1, micro-batch 1\) is on IPU 1, but stage 1 is on IPU 0"),
-        ((GOOD[0], []), r"IPU 1 nothing to do"),
+        ((GOOD[0], []), r"no tasks for IPU 1"),
         ((GOOD[0],), r"stage 1 has no tasks"),
-        ((), r"no IPU anything to do"),
+        ((), r"no list of tasks"),
         (
             ([*GOOD[0], Task(2, 0, FORWARD)], GOOD[1]),
             r"(?s)task 4 of IPU 0 is of a stage that does not exist.*0 to 1.*got: 2",
@@ -133,27 +133,27 @@ def test_the_good_one_is_good():
         (([Task(0, 0, 4), *GOOD[0]], GOOD[1]), r"(?s)task 0 of IPU 0 is of a kind.*FORWARD.*got: 4"),
     ],
 )
-def test_a_bad_schedule_is_refused_by_its_first_bad_task(lists, message):
+def test_refuses_a_bad_schedule_by_its_first_bad_task(lists, message):
     with pytest.raises(ScheduleError, match=message):
-        plan_of(Given(*lists), 2, 2)
+        plan_of(FixedSchedule(*lists), 2, 2)
 
 
 class NoLists(Schedule):
-    """Forgets to return what it made."""
+    """Returns nothing, as if a return statement were missing."""
 
     def tasks(self, num_stages, micro_batches):
         return None
 
 
-def test_what_is_no_list_of_tasks_is_refused():
-    with pytest.raises(ScheduleError, match=r"(?s)number 1 of what a schedule gave an IPU is no Task.*\(0, 1\)"):
-        plan_of(Given([F00, (0, 1)]), 1, 1)
-    for gives_nothing in (NoLists(), Given(None)):
+def test_refuses_values_that_are_not_lists_of_tasks():
+    with pytest.raises(ScheduleError, match=r"(?s)item 1 in the list of an IPU is not a Task.*\(0, 1\)"):
+        plan_of(FixedSchedule([F00, (0, 1)]), 1, 1)
+    for schedule in (NoLists(), FixedSchedule(None)):
         with pytest.raises(ScheduleError, match="no tasks"):
-            plan_of(gives_nothing, 1, 1)
-    with pytest.raises(ScheduleError, match="task 1 of an IPU has something else for a number"):
-        plan_of(Given([F00, Task(None, 0, Kind.FORWARD)]), 1, 1)
-    with pytest.raises(ScheduleError, match=r"(?s)this is no pipeline schedule.*try: NoLists\(\)"):
+            plan_of(schedule, 1, 1)
+    with pytest.raises(ScheduleError, match="task 1 of an IPU has a field that is not an integer"):
+        plan_of(FixedSchedule([F00, Task(None, 0, Kind.FORWARD)]), 1, 1)
+    with pytest.raises(ScheduleError, match=r"(?s)argument is no pipeline schedule.*try: NoLists\(\)"):
         as_schedule(NoLists)
     with pytest.raises(ScheduleError, match="2 stages, but not as many micro_batches"):
         TaskList([0, 0], [0], [0, 0])
@@ -161,13 +161,15 @@ def test_what_is_no_list_of_tasks_is_refused():
         TaskList([0, 0], [0, 1], [0, 0], [1])
 
 
-def test_slots_of_a_schedule_s_own_are_checked():
+def test_checks_slots_that_a_schedule_sets():
     def with_slots(tasks, slots):
         tasks = TaskList.of(tasks)
         return TaskList(tasks.stages, tasks.micro_batches, tasks.kinds, slots)
 
-    one = with_slots(GOOD[1], [1, 2, 3, 5])
-    assert [len(slot) for slot in plan_of(Given(with_slots(GOOD[0], [0, 1, 7, 9]), one), 2, 2).slots()] == [
+    list_of_ipu_1 = with_slots(GOOD[1], [1, 2, 3, 5])
+    assert [
+        len(slot) for slot in plan_of(FixedSchedule(with_slots(GOOD[0], [0, 1, 7, 9]), list_of_ipu_1), 2, 2).slots()
+    ] == [
         1,
         2,
         1,
@@ -182,12 +184,12 @@ def test_slots_of_a_schedule_s_own_are_checked():
         ([0, 1, 4, 5], r"(?s)BACKWARD\(stage 0, micro-batch 1\) on IPU 0 is in a slot before .*after 5.*slot 5"),
     ):
         with pytest.raises(ScheduleError, match=message):
-            plan_of(Given(with_slots(GOOD[0], slots), one), 2, 2)
+            plan_of(FixedSchedule(with_slots(GOOD[0], slots), list_of_ipu_1), 2, 2)
     with pytest.raises(ScheduleError, match="slots of all its tasks or of none"):
-        plan_of(Given(GOOD[0], one), 2, 2)
+        plan_of(FixedSchedule(GOOD[0], list_of_ipu_1), 2, 2)
 
 
-def test_a_schedule_of_one_s_own_is_one_method():
+def test_a_user_schedule_needs_one_method():
     class FirstBackward(Schedule):
         def tasks(self, num_stages, micro_batches):
             return [
@@ -195,20 +197,21 @@ def test_a_schedule_of_one_s_own_is_one_method():
                 for s in range(num_stages)
             ]
 
-    mine, gpipe = plan_of(FirstBackward(), 3, 20), plan_of("gpipe", 3, 20)
-    assert mine.schedule.name == "FirstBackward"
-    assert mine.drawing() == gpipe.drawing()
-    assert mine.blocks == gpipe.blocks
+    user_plan = plan_of(FirstBackward(), 3, 20)
+    gpipe = plan_of("gpipe", 3, 20)
+    assert user_plan.schedule.name == "FirstBackward"
+    assert user_plan.drawing() == gpipe.drawing()
+    assert user_plan.blocks == gpipe.blocks
     assert plan_of(FirstBackward(), 3, 20, training=False).blocks == plan_of("gpipe", 3, 20, training=False).blocks
 
 
-def test_the_public_module_s_example_runs(capsys):
+def test_runs_the_example_of_the_public_module(capsys):
     _, example = schedules.__doc__.split("::\n")
     exec(textwrap.dedent(example), {"schedule_plan": schedules.schedule_plan})
     assert capsys.readouterr().out.rstrip() == plan_of("gpipe", 4, 8).drawing()
 
 
-def test_1f1b_is_drawn_as_in_the_paper():
+def test_draws_1f1b_as_in_the_paper():
     assert plan_of("1f1b", 2, 3).drawing().splitlines() == [
         "F0.0 F0.1      B0.0 F0.2 B0.1      B0.2",
         "     F1.0 B1.0 F1.1 B1.1 F1.2 B1.2",

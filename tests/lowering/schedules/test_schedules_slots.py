@@ -1,4 +1,4 @@
-"""Slots, blocks and rings of every pipeline schedule: replayed, against the lists of tasks and what each waits for."""
+"""Slots, blocks and rings of every pipeline schedule, replayed against lists of tasks and their dependencies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
 from ipujax.lowering.schedules.repetition import best_repetition
 from tests.lowering.schedules.schedule_helpers import (
-    EVERY,
-    Given,
+    ALL_SCHEDULES,
+    FixedSchedule,
     check_slots,
     every_schedule,
     in_domain,
@@ -25,20 +25,20 @@ from tests.lowering.schedules.schedule_simulator import letters, makespan, waits
 
 @every_schedule
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-def test_slots_hold_every_task_once_in_an_order_that_works(schedule, training):
+def test_slots_hold_every_task_once_in_a_valid_order(schedule, training):
     for p, m in in_domain(schedule, (1, 2, 3, 4, 6, 8), (1, 2, 4, 7, 8, 16, 24, 40), training):
         plan = plan_of(schedule, p, m, training)
         tasks = check_slots(plan)
         split = {(s, j) for s, j, kind in tasks if kind == "I"}
         assert split == {(s, j) for s, j, kind in tasks if kind == "W"}
-        everything = {(s, j) for s in range(p) for j in range(m)}
-        assert {(s, j) for s, j, kind in tasks if kind == "F"} == everything
-        assert {(s, j) for s, j, kind in tasks if kind == "B"} == (everything - split if training else set())
+        all_pairs = {(s, j) for s in range(p) for j in range(m)}
+        assert {(s, j) for s, j, kind in tasks if kind == "F"} == all_pairs
+        assert {(s, j) for s, j, kind in tasks if kind == "B"} == (all_pairs - split if training else set())
 
 
 @every_schedule
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-def test_what_is_written_down_does_not_grow_with_micro_batches(schedule, training):
+def test_number_of_blocks_is_independent_of_micro_batches(schedule, training):
     for p in (2, 4, 6):
         if p % getattr(schedule, "chunks", 1):
             continue
@@ -47,12 +47,15 @@ def test_what_is_written_down_does_not_grow_with_micro_batches(schedule, trainin
         assert len(shapes) == 1
         assert sum(len(block.slots) for block in plans[0].blocks) <= 20 * p
         repeats = [[block.count for block in plan.blocks] for plan in plans]
-        assert all(few == more or few < more for few, more in zip(repeats[0], repeats[2], strict=True))
+        assert all(
+            count == larger_count or count < larger_count
+            for count, larger_count in zip(repeats[0], repeats[2], strict=True)
+        )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    schedule=st.sampled_from(EVERY),
+    schedule=st.sampled_from(ALL_SCHEDULES),
     scale=st.tuples(st.integers(1, 6), st.integers(1, 60)),
     odd=st.integers(0, 5),
     training=st.booleans(),
@@ -66,29 +69,32 @@ def test_blocks_unroll_to_the_tasks_for_any_numbers(schedule, scale, odd, traini
 
 @settings(max_examples=60, deadline=None)
 @given(p=st.integers(1, 4), m=st.integers(1, 12), random=st.randoms(use_true_random=False))
-def test_any_order_that_can_run_is_accepted_and_kept(p, m, random):
-    """Each IPU takes at random any task that is ready, first in, first out; some backward work is split."""
+def test_accepts_any_order_without_deadlock(p, m, random):
+    """Each IPU runs any ready task at random, first in, first out; some backward work is split."""
     split = [random.random() < 0.5 for _ in range(p)]
     kinds = [("F", "I", "W") if split[s] else ("F", "B") for s in range(p)]
-    done, lists = set(), [[] for _ in range(p)]
-    whole = {(s, j, kind) for s in range(p) for j in range(m) for kind in kinds[s]}
-    while len(done) < len(whole):
-        following = [
-            min((t for t in whole - done if t[0] == s and t[2] == k), default=None) for s in range(p) for k in kinds[s]
+    finished = set()
+    lists = [[] for _ in range(p)]
+    all_tasks = {(s, j, kind) for s in range(p) for j in range(m) for kind in kinds[s]}
+    while len(finished) < len(all_tasks):
+        next_tasks = [
+            min((t for t in all_tasks - finished if t[0] == s and t[2] == k), default=None)
+            for s in range(p)
+            for k in kinds[s]
         ]
-        ready = [t for t in following if t and all(need in done for need in waits_for(t, p, whole))]
+        ready = [t for t in next_tasks if t and all(awaited in finished for awaited in waits_for(t, p, all_tasks))]
         task = random.choice(sorted(ready))
-        done.add(task)
+        finished.add(task)
         lists[task[0]].append(task)
     kind_of = dict(zip("FBIW", Kind, strict=True))
-    plan = plan_of(Given(*[[Task(s, j, kind_of[k]) for s, j, k in tasks] for tasks in lists]), p, m)
+    plan = plan_of(FixedSchedule(*[[Task(s, j, kind_of[k]) for s, j, k in tasks] for tasks in lists]), p, m)
     check_slots(plan)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=8), st.integers(1, 5), st.data())
-def test_the_best_repetition_is_found(start, times, data):
-    """Against all (offset, period, count), on sequences that have some repetition or other."""
+def test_finds_the_best_repetition(start, times, data):
+    """Against all (offset, period, count), on sequences with some repetition."""
     repeated = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=4))
     slots = [*start, *repeated * times, *data.draw(st.lists(st.sampled_from([(0, 0), (1, 0), (0, 1)]), max_size=6))]
     numbers = np.array([number for number, _ in slots], np.int64)
@@ -108,17 +114,17 @@ def test_the_best_repetition_is_found(start, times, data):
         for count in range(3, (len(slots) - offset) // period + 1)
         if repeats(offset, period, count)
     ]
-    found = best_repetition(numbers, first)
-    if found is None:
+    repetition = best_repetition(numbers, first)
+    if repetition is None:
         assert not saved
     else:
-        offset, period, count = found
-        assert offset + period * count <= len(slots) and repeats(*found)
+        offset, period, count = repetition
+        assert offset + period * count <= len(slots) and repeats(*repetition)
         assert (count - 1) * period == max(saved)
 
 
 @every_schedule
-def test_blocks_can_step_by_any_multiple(schedule):
+def test_blocks_stride_by_any_multiple(schedule):
     for p, m in in_domain(schedule, (4, 6), (8, 12, 24, 36)):
         plan = plan_of(schedule, p, m)
         for multiple in (1, 2, 3, 4, 6):
@@ -132,7 +138,7 @@ def test_blocks_can_step_by_any_multiple(schedule):
 
 @every_schedule
 def test_buffers_never_lengthen_a_step(schedule):
-    """A machine whose senders wait for a free buffer takes what one with unlimited buffers takes, at any task costs."""
+    """With senders that wait for a free buffer a step takes as long as with unlimited buffers."""
     random = Random(names(schedule))
     for p, m in in_domain(schedule, (2, 3, 4, 6), (6, 12, 24)):
         plan = plan_of(schedule, p, m)
@@ -143,16 +149,25 @@ def test_buffers_never_lengthen_a_step(schedule):
 
 
 def buffered(plan, cost):
-    """When the last IPU ends, if values lie in the buffers the plan gives until the task that reads them is done."""
-    clock, end, arrived = [0] * plan.num_ipus, {}, {}
-    everything = {letters(task) for tasks in plan.lists for task in tasks}
+    """End time of the last IPU, if values occupy the buffers of the plan until the task that reads them has run."""
+    clock = [0] * plan.num_ipus
+    end = {}
+    arrived = {}
+    all_tasks = {letters(task) for tasks in plan.lists for task in tasks}
     kind_of = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD}
     for slot in plan.slots():
         tasks = [(letters(task), plan.ipus[task.stage]) for task in slot]
         for task, ipu in tasks:
-            needs = waits_for(task, plan.num_stages, everything)
+            awaited_tasks = waits_for(task, plan.num_stages, all_tasks)
             start = max(
-                [clock[ipu], *(arrived[need] for need in needs if need in arrived and plan.ipus[need[0]] != ipu)]
+                [
+                    clock[ipu],
+                    *(
+                        arrived[awaited]
+                        for awaited in awaited_tasks
+                        if awaited in arrived and plan.ipus[awaited[0]] != ipu
+                    ),
+                ]
             )
             clock[ipu] = end[task] = start + cost[task[0]][task[2]]
         for (stage, j, kind), ipu in tasks:
@@ -160,15 +175,15 @@ def buffered(plan, cost):
             if kind == "W" or not 0 <= reader < plan.num_stages or plan.ipus[reader] == ipu:
                 continue
             buffers = plan.buffers((stage, kind_of[kind]), (reader, kind_of[kind]))
-            before = [end[reader, j - buffers, k] for k in (kind, "B", "I") if (reader, j - buffers, k) in end]
-            clock[ipu] = max([clock[ipu], *before[:1]])
+            previous_reads = [end[reader, j - buffers, k] for k in (kind, "B", "I") if (reader, j - buffers, k) in end]
+            clock[ipu] = max([clock[ipu], *previous_reads[:1]])
             arrived[stage, j, kind] = clock[ipu]
     return max(clock)
 
 
 @every_schedule
 def test_a_ring_never_loses_a_micro_batch(schedule):
-    """Rings of the depth the plan gives, replayed slot by slot; one slot less loses something."""
+    """Rings of the plan's depth, replayed slot by slot; a ring with a slot less loses a value."""
     for p, m in in_domain(schedule, (2, 4, 6), (4, 12, 24)):
         plan = plan_of(schedule, p, m)
         pairs = [((s, FORWARD), (s, until)) for s in range(p) for until in (BACKWARD, BACKWARD_WEIGHT)]
@@ -182,7 +197,7 @@ def test_a_ring_never_loses_a_micro_batch(schedule):
 
 
 def loses(plan, written, read, depth):
-    """Whether a ring of some depth is written again before it is read: a plain replay of the slots."""
+    """True if a ring of some depth is overwritten before it is read: a plain replay of the slots."""
     ring = {}
     for slot in plan.slots():
         tasks = [letters(task) for task in slot]

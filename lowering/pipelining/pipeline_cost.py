@@ -1,11 +1,10 @@
-"""Cost model of a pipeline: memory of the fullest tile, with all arguments of the program, and cycles.
+"""Estimated cost of a pipeline: cycles, and memory of the fullest tile with all arguments of the program.
 
-Input: a jaxpr of which one equation is a pipeline with stages. Output: the memory of the fullest tile, and cycles: the
-pipeline is lowered into a graph of its own and charged by the cost model. The other arguments of the jaxpr, as the
-state of an optimiser, lie on the IPUs where placement has them, spread evenly, all the time. What it reads lies in the
-memory order of arguments.
+Input: a jaxpr of which one equation is a pipeline with stages. The pipeline is lowered into a graph of its own, whose
+cycles and memory the cost model estimates. Arguments that the pipeline does not read, as the state of an optimiser, are
+spread evenly over the IPUs that placement gives them. Its operands have the memory order of arguments.
 
-Limits: what is computed before and after the pipeline is not counted.
+Limits: equations before and after the pipeline are not counted.
 """
 
 from __future__ import annotations
@@ -29,45 +28,36 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
-def charged(
+def pipeline_cost(
     jaxpr: ClosedJaxpr,
     number: int,
     target: Target,
-    make: MakeLowering,
+    make_lowering: MakeLowering,
     byte_price: float,
     recomputation: Recomputation,
 ) -> tuple[int, int]:
-    """The cost of a pipeline, with the memory of arguments that it does not read.
-
-    Args:
-        jaxpr: what is compiled.
-        number: which of its equations is the pipeline.
-        target: the machine of one replica.
-        make: makes what lowers equations into a graph.
-        byte_price: cycles that a byte on the fullest tile is worth.
-        recomputation: what gradients compute again.
-
-    Returns:
-        `MemoryReport.rough_bytes`, and its cycles.
-    """
+    """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`."""
     eqn = jaxpr.jaxpr.eqns[number]
     staged = staged_pipeline(eqn, target, byte_price, recomputation)
     graph = Graph(target, byte_price_cycles=byte_price)
-    prog, behind = ProgramSequence(), ProgramSequence()
-    ipus = Ipus(graph, make)
-    for var, ipu in beside(jaxpr, number, staged.span()):
-        held = _variable(graph, var, "beside")
-        map_linearly(ipus.view(ipu), held)
-        stream = HostStream("beside", held.shape, held.dtype, resident=True)
-        prog.add(StreamIn(stream, held))
-        behind.add(StreamOut(held, stream))
+    prog = ProgramSequence()
+    epilogue = ProgramSequence()
+    ipus = Ipus(graph, make_lowering)
+    # Other arguments stay on chip for the whole call, so they add to the memory of every step.
+    for var, ipu in other_arguments(jaxpr, number, staged.span()):
+        argument = _variable(graph, var, "beside")
+        map_linearly(ipus.view(ipu), argument)
+        stream = HostStream("beside", argument.shape, argument.dtype, resident=True)
+        prog.add(StreamIn(stream, argument))
+        epilogue.add(StreamOut(argument, stream))
     in_groups = dict(zip(jaxpr.jaxpr.invars, grouped_inputs(jaxpr.jaxpr), strict=True))
     operands = [_variable(graph, atom, "operand", in_groups.get(atom, False)) for atom in eqn.invars]
     _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)
-    prog.add(behind)
+    prog.add(epilogue)
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
-    costs, effects = leaf_costs(graph, prog), EffectsOf(graph)
+    costs = leaf_costs(graph, prog)
+    effects = EffectsOf(graph)
     memory = memory_report(graph, prog, effects, costs)
     return memory.rough_bytes, program_cycles(graph, prog, run.program, costs=costs, effects=effects)
 
@@ -77,24 +67,18 @@ def rough_bytes(graph: Graph, program: Program) -> int:
     return memory_report(graph, program, EffectsOf(graph), leaf_costs(graph, program)).rough_bytes
 
 
-def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:
-    """The arguments on the chip that a pipeline does not read, and where each is to lie: with what uses it first.
-
-    Args:
-        jaxpr: what is compiled.
-        number: which of its equations is the pipeline.
-        span: where its operands and results are.
-    """
+def other_arguments(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:
+    """Arguments on chip that the pipeline `jaxpr.eqns[number]` does not read, each with its IPU."""
     body = jaxpr.jaxpr
-    read = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
+    operands = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
     off_chip = {atom for eqn in body.eqns if eqn.primitive in MOVES for atom in variables_read(eqn)}
-    others = {
+    other_pipelines = {
         n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars), 0)
         for n, eqn in enumerate(body.eqns)
         if is_staged(eqn)
     }
-    found = zip(body.invars, homes(body, {**others, number: span}), strict=True)
-    return [(var, home) for var, home in found if home is not None and var not in read | off_chip]
+    pairs = zip(body.invars, homes(body, {**other_pipelines, number: span}), strict=True)
+    return [(var, home) for var, home in pairs if home is not None and var not in operands | off_chip]
 
 
 def _variable(graph: Graph, atom: Any, name: str, in_groups: bool = False) -> Tensor:

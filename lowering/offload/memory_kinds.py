@@ -1,11 +1,11 @@
-"""What a user asks of memory that the machine has not: other kinds than `device` and `pinned_host`, work on the host.
+"""Memory kinds that the target does not have: others than `device` and `pinned_host`, and work on the host.
 
-Input: a traced jaxpr. Output: a warning for each, or an error for what a policy of `jax.checkpoint` offloads.
+Input: a traced jaxpr. Output: a warning for each, or an error if a policy of `jax.checkpoint` offloads to it.
 
-Source: jax 0.10, which takes any string for a memory kind in a policy, and on CPUs keeps values on the device but for
-those that `jax.device_put`, or a policy, puts to `pinned_host`. The equations that a policy is asked about are those
-of JAX's own policies that offload: names, and products. Limits: which of them are inside of the checkpoint is not
-told, so that a policy is refused for a name outside of it too; arguments in `unpinned_host` are as those on the device.
+Source: jax 0.10, which takes any string for a memory kind in a policy, and on CPUs keeps values on the device except
+those that `jax.device_put`, or a policy, puts to `pinned_host`. Policies are asked about the equations of JAX's own
+offloading policies: names, and products. Limits: the jaxpr does not show which of them are inside the checkpoint, so a
+policy is refused for a name outside it too; arguments in `unpinned_host` are treated as on the device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.logs import Log
 
 _LOG = Log("passes")
-_DEVICE, _HOST = "device", "pinned_host"
-_OFFLOADED = ("name", "dot_general")  # primitives
+_DEVICE = "device"
+_HOST = "pinned_host"
+_OFFLOADED = ("name", "dot_general")  # primitives that policies of JAX offload
 _HOST_COMPUTE = "device_host"  # of jax.experimental.compute_on
 
 
 def check_asked_memories(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Names what has no effect in a warning, and refuses policies that offload to what is no streaming memory.
+    """Warns of memory kinds without effect, and refuses policies that offload to other than streaming memory.
 
     Args:
         who: the function, for messages.
@@ -39,12 +40,12 @@ def check_asked_memories(who: str, jaxpr: ClosedJaxpr) -> None:
     """
     eqns = list(equations(jaxpr.jaxpr))
     _check_policies(who, eqns)
-    said = set[str]()
+    reported = set[str]()
     for eqn in eqns:
-        for what in _without_effect(eqn):
-            if what not in said:
-                said.add(what)
-                _LOG.warning("%s %s (%s)", who, what, source_line(eqn) or "no known line")
+        for message in _without_effect(eqn):
+            if message not in reported:
+                reported.add(message)
+                _LOG.warning("%s %s (%s)", who, message, source_line(eqn) or "no known line")
 
 
 def _check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
@@ -57,30 +58,30 @@ def _check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
 
 
 def _check_answer(who: str, eqn: JaxprEqn, answer: Any) -> None:
-    """Refuses what a policy says of an equation, if it offloads its result from or to another memory."""
-    for setting, kind, known in (
+    """Refuses the answer of a policy for an equation, if it offloads its result from or to another memory."""
+    for setting, kind, kinds in (
         ("offload_src", getattr(answer, "src", _DEVICE), (_DEVICE,)),
         ("offload_dst", getattr(answer, "dst", _HOST), (_HOST, _DEVICE)),
     ):
-        if kind not in known:
+        if kind not in kinds:
             raise ArgumentValueError(
                 f"a policy of jax.checkpoint in {who} offloads a {eqn.primitive.name} with {setting}={kind!r}",
                 where=source_line(eqn) or None,
-                expected=f"{setting}={known[0]!r}" + (", which is streaming memory" if known[0] == _HOST else ""),
+                expected=f"{setting}={kinds[0]!r}" + (", which is streaming memory" if kinds[0] == _HOST else ""),
                 got=f"{setting}={kind!r}",
-                hint=f"{setting}={known[0]!r}; or save_only_these_names, which keeps values on the chip",
+                hint=f"{setting}={kinds[0]!r}; or save_only_these_names, which keeps values on the chip",
             )
 
 
 def _without_effect(eqn: JaxprEqn) -> Iterator[str]:
-    """What an equation asks for in vain."""
+    """Settings of an equation that have no effect."""
     if eqn.primitive.name == "device_put":
         for kind in sorted({*_kinds(eqn.params["devices"])} - {_DEVICE, _HOST}):
             yield f"puts a value to {kind!r}, and it stays on the chip: {_HOST!r} is streaming memory"
     else:
         for kind in sorted({*_kinds(eqn.params.values())} - {_DEVICE}):
-            way = f"asks for {kind!r} by the sharding of {eqn.primitive.name}"
-            yield f"{way}, and the value stays where it is, as with jax.jit: jax.device_put moves values"
+            setting = f"asks for {kind!r} by the sharding of {eqn.primitive.name}"
+            yield f"{setting}, and the value is not moved, as with jax.jit: jax.device_put moves values"
     if getattr(eqn.ctx, "compute_type", None) == _HOST_COMPUTE:
         yield f"asks to compute on {_HOST_COMPUTE!r}, and tiles compute it"
 
