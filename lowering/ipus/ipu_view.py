@@ -39,6 +39,7 @@ class IpuView(Graph):
         self.fallbacks = graph.fallbacks
         self.libraries = graph.libraries
         self.off_chip = graph.off_chip
+        # The I/O tiles of an IPU are its last.
         self._first = ipu * tiles_per_ipu + (tiles_per_ipu - num_io_tiles if of_io_tiles else 0)
         self._tiles = frozen(self._first + np.arange(tiles), np.int32)
 

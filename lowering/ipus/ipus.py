@@ -124,7 +124,7 @@ class Ipus:
         (out,) = jaxpr.jaxpr.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
         (result,) = self._make_lowering(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
-        if into is None or result is into:
+        if into is None or result is into:  # rules that cannot write to `into` return a new tensor
             return result
         map_linearly(self.view(ipu), result)
         prog.add(Copy(result, into, name, self.graph.origin))
@@ -211,4 +211,5 @@ class Ipus:
         """A shape and a mapping on one IPU that follow a tensor as far as it is mapped to one IPU."""
         ipu = self.tensor_ipu(tensor)
         layout = None if ipu is None else layout_like(self.view(ipu), tensor)
+        # All views have equally many tiles, so that view 0 stands for any.
         return layout or (tensor.shape, linear_mapping(self.view(0), tensor.size, tensor.dtype))

@@ -139,9 +139,8 @@ def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
         jaxpr: the equations.
         named: the stage each is named after, or None.
     """
-    latest_origins: dict[
-        Var, tuple[int, JaxprEqn]
-    ] = {}  # latest stage that a value depends on, and its last equation there
+    # Latest stage that a value depends on, and the last equation there.
+    latest_origins: dict[Var, tuple[int, JaxprEqn]] = {}
     for eqn, stage in zip(jaxpr.eqns, named, strict=True):
         if stage_name(eqn).is_backward:
             continue
@@ -196,6 +195,7 @@ class _StageAssignment:
         if n in self.spans:
             return self.spans[n].results[k]
         operands = self.eqns[n].invars
+        # A reduction over replicas of many values runs on many IPUs: result k where operand k is.
         if is_reduction(self.eqns[n]) and isinstance(operands[k], Var):
             return self.stage_of(operands[k])  # type: ignore[arg-type]
         return self.stages[n]
@@ -227,7 +227,7 @@ class _StageAssignment:
         None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
         """
         open_bytes = 0
-        weights: dict[int, tuple[int, bool]] = {}
+        weights: dict[int, tuple[int, bool]] = {}  # bytes in a stage, and whether they include an argument
         for var in variables(eqn.invars):
             stage = self.stage_of(var)
             if stage is None:

@@ -2,7 +2,6 @@
 
 from ipujax.lowering.offload.batches import IoTiles as IoTiles
 from ipujax.lowering.offload.control_flow import put_results as put_results
-from ipujax.lowering.offload.memory_kinds import check_asked_memories as check_asked_memories
 from ipujax.lowering.offload.memory_spaces import (
     is_streamed as is_streamed,
     memory_spaces as memory_spaces,
@@ -21,3 +20,4 @@ from ipujax.lowering.offload.primitives import (
     remote_store_p as remote_store_p,
     remote_update_p as remote_update_p,
 )
+from ipujax.lowering.offload.unsupported_memories import check_asked_memories as check_asked_memories

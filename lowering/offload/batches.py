@@ -86,6 +86,7 @@ class _Batch:
             self._loaded_bytes += _bytes(eqn)
         elif eqn.primitive in (remote_store_p, remote_put_p):
             self.stores.append(eqn)
+            # The buffer before and after the store; the last operand is the value.
             self.stored.update(eqn.outvars, variables_read(eqn)[:-1])
             self._stored_bytes += _bytes(eqn)
         else:
@@ -105,6 +106,7 @@ def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     batch_of_value = {
         var: n for n, batch in enumerate(batches) for eqn in (*batch.other, *batch.stores) for var in eqn.outvars
     }
+    # Early equations of a batch run before its fetches, so these may already be of their results.
     batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
     fetches_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
     takes_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]

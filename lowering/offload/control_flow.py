@@ -85,6 +85,7 @@ def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body
 
 def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     params = eqn.params
+    # Operands are constants of the condition, constants of the body, and the state.
     num_condition_consts = params["cond_nconsts"]
     num_body_consts = params["body_nconsts"]
     first_state = num_condition_consts + num_body_consts
@@ -107,6 +108,7 @@ def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_bod
 
 def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
+    # Operand 0 is the index of the branch, which branches themselves do not get.
     is_put = [all(flags) for flags in zip(*(put_results(b.jaxpr) for b in branches), strict=True)]
     by_rows = [False] * len(eqn.invars)
     operands, remote_operands = _operands(eqn, outer, number, step, {}, range(1, len(eqn.invars)), by_rows)

@@ -35,6 +35,7 @@ def _is_gradient(eqn: JaxprEqn) -> bool:
 
 def _visit(root: int | None, eqns: Sequence[JaxprEqn], defining_eqn: dict[Var, int], order: dict[int, None]) -> None:
     """Adds the index of an equation to the order, after those of its operands."""
+    # Without recursion: chains of equations may exceed Python's limit.
     stack = [] if root is None else [(root, False)]
     while stack:
         number, is_ready = stack.pop()

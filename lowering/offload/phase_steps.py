@@ -51,6 +51,7 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
 def _steps(eqns: Sequence[JaxprEqn], numbers: Sequence[int]) -> list[int]:
     """The step of each equation, of phases with ascending numbers; some steps may have none."""
     end = 2 * len(numbers)
+    # Without gradients there is no update: no equation is after the last.
     last_gradient = max((n for n, eqn in enumerate(eqns) if stage_name(eqn).is_backward), default=len(eqns))
     definitions: dict[Var, tuple[int, JaxprEqn]] = {}
     steps = list[int]()

@@ -128,6 +128,7 @@ def _numbers(table: Any, indices: Any, windows: _Windows) -> Any:
         numbers = lax.add(lax.broadcast_in_dim(numbers, shape, (0,)), lax.broadcasted_iota(np.int32, shape, 1))
     if windows.mode == _DROPS:
         is_inside = lax.broadcast_in_dim(lax.eq(flat, clamped), numbers.shape, (0,))
+        # Beyond any table, so that the row reads as zeros and is not written.
         numbers = lax.select(is_inside, numbers, lax.full_like(numbers, np.iinfo(np.int32).max))
     return lax.reshape(numbers, (prod(shape),))
 
@@ -173,11 +174,13 @@ def _add(eqn: JaxprEqn, windows: _Windows, *, combine: Callable[[Any, Any], Any]
 def _sums(numbers: Any, values: Any) -> Any:
     """For each row the sum of the values of all rows with its index."""
     count = numbers.shape[0]
+    # A count × count comparison: each row's sum is at the first row with its index, so that duplicates are equal.
     row, other = (lax.broadcast_in_dim(numbers, (count, count), (axis,)) for axis in (0, 1))
     is_same = lax.convert_element_type(lax.eq(row, other), np.float32)
     first = lax.reshape(lax.argmax(is_same, 1, np.int32), (count, 1))
     in_bounds = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     window = tuple(range(1, values.ndim))
+    # −0.0 is neutral in a sum; 0.0 would turn a sum of −0.0 into 0.0.
     sums = lax.scatter_add(
         lax.full_like(values, -0.0), first, values, lax.ScatterDimensionNumbers(window, (0,), (0,)), mode=in_bounds
     )

@@ -89,6 +89,7 @@ class Flow:
         originals: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
         original: dict[Atom, Atom] = {}
         repeated = set[Var]()
+        # In order, so that operands of a copy are mapped to originals before the copy is looked up.
         for eqn in self.backward:
             if stage_name(eqn).is_recomputed:
                 outvars = originals.get(

@@ -41,6 +41,7 @@ def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
     if not backward:
         return None
     first_backward = min(backward)
+    # Equations after the first of the gradient that it does not need are moved behind it.
     needed = {var for n in backward for var in variables_read(eqns[n])}
     for n in reversed(range(len(eqns))):
         if n not in backward and n not in update:

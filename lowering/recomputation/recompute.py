@@ -131,6 +131,7 @@ def _recomputed(
         return list(eqns)
     external = {*results, *(var for eqn in parts.update for var in variables_read(eqn))}
     forward, backward = recomputed_parts(parts.forward, parts.backward, external, recomputation, trades)
+    # The update may have gradients of its own, as of a second network.
     return [*forward, *backward, *_recomputed(parts.update, results, recomputation, trades)]
 
 

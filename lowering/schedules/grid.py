@@ -55,6 +55,7 @@ def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid
         slots = _earliest(lists, waits, table, num_stages, micro_batches)
     else:
         slots = _checked_slots(lists, waits, table)
+    # Slots that are empty on all IPUs are dropped.
     used, numbers = np.unique(np.concatenate(slots), return_inverse=True)
     slots = np.split(numbers, np.cumsum([len(tasks) for tasks in lists])[:-1])
     for tasks, wait, slots_of_ipu in zip(lists, waits, slots, strict=True):
@@ -86,6 +87,8 @@ class _Waits:
         is_backward = ~(is_forward | is_weight)
         previous_stage = np.where(tasks.stages > 0, forward - micro_batches, nothing)
         next_stage = np.where(tasks.stages < num_stages - 1, _BACKWARD * plane + forward + micro_batches, nothing)
+        # Forward waits for the previous stage, weight gradients for input gradients, backward for forward and the
+        # next stage.
         first = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
         return cls(task, first, np.where(is_backward, next_stage, nothing))
 

@@ -277,5 +277,5 @@ def test_numbers_of_phases_are_whole(number: Any) -> None:
 def test_turns_and_io_tiles_exclude_each_other() -> None:
     ws, x = parameters(), rows(1)
     device, options = ipu.IPUModel(2, tiles_per_ipu=TILES), ipu.Options(io_tiles=1)
-    with pytest.raises(ipu.ArgumentError, match="take turns"):
+    with pytest.raises(ipu.ArgumentError, match="alternate between IPUs"):
         ipu.jit(forward, device=device, options=options).lower(ws, x)
