@@ -14,6 +14,7 @@ from ipujax.lowering.jaxpr.nested import (
     variables_read as variables_read,
     with_inner as with_inner,
 )
+from ipujax.lowering.jaxpr.omitted_calls import OmittedCalls as OmittedCalls
 from ipujax.lowering.jaxpr.op_counts import (
     PARTS as PARTS,
     PRODUCTS as PRODUCTS,

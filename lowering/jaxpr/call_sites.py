@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames
-from ipujax.lowering.jaxpr.activations import Call, Frames
-from ipujax.lowering.jaxpr.layer_names import Root, Traced, layer_names
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
+from ipujax.lowering.jaxpr.activations import Frames
+from ipujax.lowering.jaxpr.layer_names import Traced, layer_names
+from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
@@ -38,34 +40,30 @@ class CallSite:
 class CallSites:
     """The places of the equations of one jaxpr, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, omitted: OmittedCalls) -> None:
+        self._omitted = omitted
         self._sites: list[CallSite] = []
-        self._known: dict[tuple[CallSite, Any, bool], CallSite] = {}
-        self._callers: dict[Root, list[Frames]] = {}
+        self._known: dict[tuple[CallSite, Any, bool, OmittedCall | None], CallSite] = {}
         self._repetitions = 0
 
-    def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool) -> CallSite:
+    def omitted(self, jaxpr: Jaxpr, of_library: bool) -> dict[int, OmittedCall]:
+        """The calls that JAX has left out of the frames of equations of a jaxpr, by number of the equation."""
+        return {} if of_library else self._omitted.of(jaxpr)
+
+    def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool, omitted: OmittedCall | None) -> CallSite:
         """The place of an equation of a function that is called at `site`.
 
         Args:
             eqn: as the function has it.
             site: of what it calls the function; of nothing for the outermost.
             of_library: whether lines of the function are left out, see `inline`.
+            omitted: a call between both that the frames of the equation leave out.
         """
-        key = site, eqn.source_info.traceback, of_library
+        key = site, eqn.source_info.traceback, of_library, omitted
         if key not in self._known:
-            self._known[key] = self._inside(eqn, site, of_library)
+            outer = site if omitted is None else _in_call(site, omitted)
+            self._known[key] = replace(outer, frames=frames_of(eqn, outer.frames, _no_code if of_library else _is_users))
         return self._known[key]
-
-    def _inside(self, eqn: JaxprEqn, site: CallSite, of_library: bool) -> CallSite:
-        calls, between = list(site.frames.calls), list(site.frames.tail)
-        for place in reversed(raw_frames(eqn)):
-            if not of_library and is_of_user(place[0].co_filename):
-                calls.append(Call(place, tuple(between)))
-                between = []
-            else:
-                between.append(place)
-        return replace(site, frames=Frames(tuple(calls), tuple(between)))
 
     def inside(self, call: JaxprEqn, callee: Jaxpr, here: CallSite) -> CallSite:
         """The place that a callee is called at.
@@ -75,7 +73,6 @@ class CallSites:
             callee: what it calls.
             here: its place.
         """
-        self._callers.setdefault(traced_from(callee), []).append(here.frames)
         if not is_installed(traced_from(callee)[1].rpartition(":")[0]):
             here = replace(here, lines=(*shown_calls(call), *here.lines))
         if call.primitive.name in _CHECKPOINTS and is_transposed(name_stack(call)):
@@ -90,7 +87,7 @@ class CallSites:
     def with_layers(self, eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
         """All equations that are kept, with their layers."""
         pairs = list(zip(eqns, self._sites, strict=True))
-        layers = layer_names([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs], self._callers)
+        layers = layer_names([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs])
         notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal ones are one object, which is soon compared
         done = []
         for (eqn, site), layer in zip(pairs, layers, strict=True):
@@ -99,3 +96,17 @@ class CallSites:
                 notes[key] = noted(*key)
             done.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
         return done
+
+
+def _in_call(site: CallSite, call: OmittedCall) -> CallSite:
+    """The place of a call at another."""
+    frames = Frames((*site.frames.calls, *call.frames.calls), call.frames.tail)
+    return replace(site, frames=frames, lines=(*call.lines, *site.lines))
+
+
+def _is_users(code: CodeType) -> bool:
+    return is_of_user(code.co_filename)
+
+
+def _no_code(code: CodeType) -> bool:
+    return False

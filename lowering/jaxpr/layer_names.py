@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -31,9 +31,6 @@ from ipujax.runtime.errors import is_installed
 _MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a mask of all layers, a constant
 _UPDATE = re.compile(r"\.<locals>\.update\w*$")  # the function of an optimiser that its maker returns
 _NUMBER = re.compile(r"(\[\d+\])+$")
-
-Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line`
-
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -66,20 +63,18 @@ class _Place:
 _Key = tuple[tuple[Place, ...], tuple[str, ...]]  # what forward and backward equations share: frames and scopes
 
 
-def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> list[str]:
+def layer_names(equations: Sequence[Traced]) -> list[str]:
     """The layer of each equation.
 
     Args:
         equations: those of one jaxpr.
-        callers: where functions are called whose own equations JAX has put in the jaxpr without the frames of the call.
     """
-    return _Names(equations, callers).layers
+    return _Names(equations).layers
 
 
 class _Names:
-    def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
-        whole = {x: _with_callers(x, callers) for x in dict.fromkeys(item.frames for item in equations)}
-        self._equations = [replace(x, frames=whole[x.frames]) for x in equations]
+    def __init__(self, equations: Sequence[Traced]) -> None:
+        self._equations = equations
         self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
@@ -193,24 +188,6 @@ class _Names:
 
 def _does(eqn: JaxprEqn) -> Hashable:
     return eqn.primitive.name, *(var.aval for var in eqn.outvars)
-
-
-def _with_callers(frames: Frames, callers: Mapping[Root, Sequence[Frames]]) -> Frames:
-    """The frames with those of the call, where JAX has left them out: what all calls have in common."""
-    if not frames.calls:
-        return frames
-    code, _ = frames.calls[0].place
-    calls = callers.get((code.co_name, f"{code.co_filename}:{code.co_firstlineno}"))
-    if not calls:
-        return frames
-    common = list(calls[0].calls)
-    for other in calls[1:]:
-        least = min(len(common), len(other.calls))
-        same = next((n for n in range(least) if common[n].place != other.calls[n].place), least)
-        is_one = same < least and common[same].place[0] is other.calls[same].place[0]
-        common[same:] = [Call((common[same].place[0], -1))] if is_one else []  # at no one place of the function
-    first = replace(frames.calls[0], before=calls[0].tail if len(calls) == 1 else ())
-    return Frames((*common, first, *frames.calls[1:]), frames.tail)
 
 
 def _scopes_of(item: Traced) -> tuple[str, ...]:

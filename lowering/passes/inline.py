@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
-from ipujax.lowering.jaxpr import CallSite, CallSites, Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import CallSite, CallSites, OmittedCalls, Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -35,9 +35,11 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The same, with the layer of each equation noted: later passes change the order, which tells layers apart."""
 
+    omitted = OmittedCalls(jaxpr.jaxpr)
+
     @once
     def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _Inliner(body, inside, CallSites()).run()
+        return _Inliner(body, inside, CallSites(omitted)).run()
 
     return inside(jaxpr)
 
@@ -62,8 +64,9 @@ class _Inliner:
     ) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
-        for eqn in jaxpr.eqns:
-            here = site if self._sites is None else self._sites.of(eqn, site, of_library)
+        omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
+        for number, eqn in enumerate(jaxpr.eqns):
+            here = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted.get(number))
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive.name == "platform_index":
