@@ -53,6 +53,11 @@ class Frames:
     tail: tuple[Place, ...] = ()
 
     @cached_property
+    def codes(self) -> tuple[CodeType, ...]:
+        """Code of each call."""
+        return tuple(call.place[0] for call in self.calls)
+
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Code and place of each call."""
         return tuple(call.place for call in self.calls)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.activations import Frames
-from ipujax.lowering.jaxpr.layer_names import Traced, layer_names
+from ipujax.lowering.jaxpr.layer_names import Repetition, Traced, layer_names
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
@@ -29,12 +29,12 @@ class CallSite:
     Args:
         frames: those it was traced in, those of the calls it is inlined from before its own.
         lines: the user's lines that called what it is inlined from, innermost first.
-        repetition: number of the call that computes again what a checkpoint has not kept; None outside of such.
+        repetition: the call that computes again what a checkpoint has not kept; None outside of such.
     """
 
     frames: Frames = Frames()
     lines: tuple[str, ...] = ()
-    repetition: int | None = None
+    repetition: Repetition | None = None
 
 
 class CallSites:
@@ -77,7 +77,7 @@ class CallSites:
             here = replace(here, lines=(*shown_calls(call), *here.lines))
         if call.primitive.name in _CHECKPOINTS and is_transposed(name_stack(call)):
             self._repetitions += 1
-            here = replace(here, repetition=self._repetitions)
+            here = replace(here, repetition=Repetition(self._repetitions, len(here.frames.calls)))
         return here
 
     def add(self, site: CallSite) -> None:
