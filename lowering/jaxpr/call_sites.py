@@ -6,14 +6,16 @@ of their layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr.activations import Frames
-from ipujax.lowering.jaxpr.layer_names import Repetition, Traced, layer_names
+from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
+from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, Traced
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
@@ -37,18 +39,37 @@ class CallSite:
     repetition: Repetition | None = None
 
 
-class CallSites:
-    """The places of the equations of one jaxpr, in order."""
+class Bodies:
+    """All jaxprs of one program.
 
-    def __init__(self, omitted: OmittedCalls) -> None:
-        self._omitted = omitted
+    Args:
+        program: the outermost of them.
+    """
+
+    def __init__(self, program: Jaxpr) -> None:
+        self.omitted = OmittedCalls(program)
+        self.gradients = GradientBodies[LayerNames]()
+
+
+class CallSites:
+    """The places of the equations of one jaxpr, in order.
+
+    Args:
+        jaxpr: before inlining.
+        bodies: those of the program it is of.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, bodies: Bodies) -> None:
+        self._jaxpr = jaxpr
+        self._bodies = bodies
+        self._gradient = bodies.gradients.gradient(jaxpr)
         self._sites: list[CallSite] = []
         self._known: dict[tuple[CallSite, Any, bool, OmittedCall | None], CallSite] = {}
         self._repetitions = 0
 
     def omitted(self, jaxpr: Jaxpr, of_library: bool) -> dict[int, OmittedCall]:
         """The calls that JAX has left out of the frames of equations of a jaxpr, by number of the equation."""
-        return {} if of_library else self._omitted.of(jaxpr)
+        return {} if of_library else self._bodies.omitted.of(jaxpr)
 
     def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool, omitted: OmittedCall | None) -> CallSite:
         """The place of an equation of a function that is called at `site`.
@@ -62,7 +83,9 @@ class CallSites:
         key = site, eqn.source_info.traceback, of_library, omitted
         if key not in self._known:
             outer = site if omitted is None else _in_call(site, omitted)
-            self._known[key] = replace(outer, frames=frames_of(eqn, outer.frames, _no_code if of_library else _is_users))
+            run = 0 if omitted is None else omitted.number
+            frames = frames_of(eqn, outer.frames, _no_code if of_library else _is_users, run)
+            self._known[key] = replace(outer, frames=frames)
         return self._known[key]
 
     def inside(self, call: JaxprEqn, callee: Jaxpr, here: CallSite) -> CallSite:
@@ -75,7 +98,8 @@ class CallSites:
         """
         if not is_installed(traced_from(callee)[1].rpartition(":")[0]):
             here = replace(here, lines=(*shown_calls(call), *here.lines))
-        if call.primitive.name in _CHECKPOINTS and is_transposed(name_stack(call)):
+        is_in_gradient = self._gradient is not None or is_transposed(name_stack(call))
+        if call.primitive.name in _CHECKPOINTS and is_in_gradient:
             self._repetitions += 1
             here = replace(here, repetition=Repetition(self._repetitions, len(here.frames.calls)))
         return here
@@ -84,10 +108,31 @@ class CallSites:
         """Notes the place of the next equation that is kept."""
         self._sites.append(site)
 
-    def with_layers(self, eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-        """All equations that are kept, with their layers."""
+    @contextmanager
+    def bodies_of(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> Iterator[None]:
+        """Goes through the bodies of loops and branches, which are inlined meanwhile.
+
+        Args:
+            eqn: the equation that holds them, with its name stack after inlining.
+            operands: its operands after inlining.
+            results: its results after inlining.
+        """
+        self._bodies.gradients.enter(eqn, operands, self._gradient is not None)
+        yield
+        self._bodies.gradients.leave(eqn, operands, results)
+
+    def with_layers(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
+        """All equations that are kept, with their layers.
+
+        Args:
+            eqns: the equations.
+            results: what the jaxpr returns.
+        """
         pairs = list(zip(eqns, self._sites, strict=True))
-        layers = layer_names([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs])
+        names = LayerNames([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs], self._gradient)
+        if self._gradient is None:
+            self._bodies.gradients.add(self._jaxpr, names, results)
+        layers = names.layers
         notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal ones are one object, which is soon compared
         done = []
         for (eqn, site), layer in zip(pairs, layers, strict=True):

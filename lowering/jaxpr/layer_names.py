@@ -18,11 +18,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from sys import maxsize
 from types import CodeType
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, follow
+from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
 from ipujax.lowering.jaxpr.loops_of_code import Loop
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.source_info import name_stack, scopes_of
@@ -78,17 +80,15 @@ class _Place:
 _Key = tuple[tuple[Place, ...], tuple[str, ...]]  # what forward and backward equations share: frames and scopes
 
 
-def layer_names(equations: Sequence[Traced]) -> list[str]:
-    """The layer of each equation.
+class LayerNames:
+    """The layers of the equations of one jaxpr.
 
     Args:
-        equations: those of one jaxpr.
+        equations: all of it.
+        gradient: of a body of a gradient, which has no forward equations, the bodies it is made of.
     """
-    return _Names(equations).layers
 
-
-class _Names:
-    def __init__(self, equations: Sequence[Traced]) -> None:
+    def __init__(self, equations: Sequence[Traced], gradient: GradientBody[LayerNames] | None = None) -> None:
         self._equations = equations
         self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
@@ -97,8 +97,11 @@ class _Names:
         self._forward: list[tuple[int, Moments, list[tuple[int, ...]], list[int]]] = []  # number, run, see `_path`
         self._repeated: dict[Repetition, Activation] = {}  # the run of a function that is computed again
         self.layers = [""] * len(equations)
-        forward, again, backward = self._parts()
+        forward, again, backward = self._parts(gradient is not None)
         self._name_forward(forward)
+        self._sources = gradient.forward if gradient is not None else ()
+        if gradient is not None:
+            self._read_forward(gradient)
         self._find_repeated([*chain(*again), *backward])
         for group in again:
             self._name_made_of_forward(group)
@@ -106,17 +109,24 @@ class _Names:
             self._users[var].append(place)
         self._name_made_of_forward(backward)
 
-    def _parts(self) -> tuple[list[int], list[list[int]], list[int]]:
+    def _read_forward(self, gradient: GradientBody[LayerNames]) -> None:
+        """Takes the places of forward equations from the bodies that a gradient is made of."""
+        for source in gradient.forward:
+            self._places.update((key, dict(places)) for key, places in source._places.items())
+        for var, values in gradient.values.items():
+            self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
+
+    def _parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
         """Numbers of equations that are forward, computed again by each call, or backward; from the last layer on."""
         forward = list[int]()
         again = dict[Repetition | None, list[int]]()
         backward = list[int]()
         for n, item in enumerate(self._equations):
             stack = name_stack(item.eqn)
-            if is_transposed(stack):
-                backward.append(n)
-            elif read_name(stack).is_recomputed:
+            if read_name(stack).is_recomputed and not is_transposed(stack):
                 again.setdefault(item.repetition, []).append(n)
+            elif is_gradient or is_transposed(stack):
+                backward.append(n)
             else:
                 forward.append(n)
         return forward, [group[::-1] for group in again.values()], backward
@@ -150,6 +160,9 @@ class _Names:
 
     def _know_inside(self, key: _Key) -> None:
         """Where nothing forward has the frames of a gradient, as in those by `custom_vjp`: what has more frames."""
+        for source in self._sources:
+            source._know_inside(key)
+            self._places[key].update(source._places.get(key, {}))
         calls, scopes = key
         count, around = len(calls), dict[int, tuple[str, str]]()
         for order, (n, _, indices, depths) in enumerate(self._forward):
@@ -191,10 +204,13 @@ class _Names:
         for known in reversed(users):
             after.append(least)
             least = next(iter(known.values())).order if len(known) == 1 else least
-        most = len(self._equations)
+        most = maxsize
         for n, known, least in zip(numbers, users, reversed(after), strict=True):
             options = list((known or self._places.get(self._key(n), {})).values())
             options = self._in_repeated(n, options)
+            if len(options) > 1 and self._equations[n].eqn.primitive.name == "add_any":
+                summed = {place.layer for _, place in self._operands_makers(n)}.intersection(x.layer for x in options)
+                options = [x for x in options if x.layer in summed] if len(summed) == 1 else options
             if len(options) > 1:
                 options = [x for x in options if least <= x.order <= most] or options
             if len(options) > 1:

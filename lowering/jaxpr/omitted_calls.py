@@ -12,7 +12,7 @@ is the reverse in a gradient; if neither does, all that the calls have in common
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -33,12 +33,22 @@ class OmittedCall:
         lines: the user's lines in them, innermost first.
         operands: what it reads in that jaxpr.
         is_reversed: whether it is of a gradient, whose calls come in reverse order.
+        number: of the call; 0 for several at one place that nothing tells apart.
     """
 
     frames: Frames
     lines: tuple[str, ...] = ()
     operands: frozenset[Var] = frozenset()
     is_reversed: bool = False
+    number: int = 0
+
+    @property
+    def runs(self) -> Hashable:
+        """Places and numbers of the calls."""
+        return self.frames.runs, self.number
+
+
+_MOST_READERS = 64  # of a value, beyond which it tells no calls apart: a mask of all layers, a constant
 
 
 class OmittedCalls:
@@ -48,6 +58,7 @@ class OmittedCalls:
         self._program = program
         self._jaxprs: dict[Root, list[Jaxpr]] | None = None
         self._calls: dict[int, dict[Root, list[OmittedCall]]] = {}
+        self._number = 0  # of calls
 
     def of(self, jaxpr: Jaxpr) -> dict[int, OmittedCall]:
         """The omitted call of those equations of a jaxpr that have one, by number."""
@@ -66,7 +77,7 @@ class OmittedCalls:
     def _matched(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
         candidates = self._calls_in(jaxpr).get(function, [])
         if candidates:
-            return _by_values(eqns, _distinct(candidates))
+            return _by_values(eqns, candidates)
         for other in self._traced_from(traced_from(jaxpr)):
             candidates = self._calls_in(other).get(function, [])
             if candidates:
@@ -89,10 +100,11 @@ class OmittedCalls:
                 if param is None or _outermost(eqn) is None:
                     continue
                 callee = closed(eqn.params[param]).jaxpr
-                call = _call(eqn)
+                self._number += 1
+                call = _call(eqn, self._number)
                 calls[traced_from(callee)].append(call)
                 for function, inner in self._calls_in(callee).items():
-                    calls[function] += (_inside(call, item) for item in _distinct(inner))
+                    calls[function] += _distinct([_inside(call, item) for item in inner])
             self._calls[id(jaxpr)] = calls
         return self._calls[id(jaxpr)]
 
@@ -102,20 +114,22 @@ def root_of(code: CodeType) -> Root:
     return code.co_name, f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool]) -> Frames:
+def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], run: int = 0) -> Frames:
     """The frames of an equation behind those of the call that it is in.
 
     Args:
         eqn: the equation.
         before: frames of the call.
         is_shown: whether frames of a function are not JAX's or ours.
+        run: number of the call, see `Call`.
     """
     calls = list(before.calls)
     between = list(before.tail)
     for place in reversed(raw_frames(eqn)):
         if is_shown(place[0]):
-            calls.append(Call(place, tuple(between)))
+            calls.append(Call(place, tuple(between), run))
             between = []
+            run = 0
         else:
             between.append(place)
     return Frames(tuple(calls), tuple(between))
@@ -130,25 +144,24 @@ def _outermost(eqn: JaxprEqn) -> Place | None:
     return next((place for place in reversed(raw_frames(eqn)) if _is_user_code(place[0])), None)
 
 
-def _call(eqn: JaxprEqn) -> OmittedCall:
+def _call(eqn: JaxprEqn, number: int) -> OmittedCall:
     operands = frozenset(atom for atom in eqn.invars if isinstance(atom, Var))
-    lines = tuple(shown_calls(eqn))
-    return OmittedCall(
-        frames_of(eqn, Frames(), _is_user_code), lines, operands, bool(eqn.params.get("differentiated", False))
-    )
+    frames = frames_of(eqn, Frames(), _is_user_code)
+    is_reversed = bool(eqn.params.get("differentiated", False))
+    return OmittedCall(frames, tuple(shown_calls(eqn)), operands, is_reversed, number)
 
 
 def _inside(call: OmittedCall, inner: OmittedCall) -> OmittedCall:
     """A call in the callee of another."""
     first, *others = inner.frames.calls
-    first = replace(first, before=(*call.frames.tail, *first.before))
+    first = replace(first, before=(*call.frames.tail, *first.before), run=call.number)
     frames = Frames((*call.frames.calls, first, *others), inner.frames.tail)
-    return replace(call, frames=frames, lines=(*inner.lines, *call.lines))
+    return replace(call, frames=frames, lines=(*inner.lines, *call.lines), number=0)
 
 
 def _distinct(calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """The calls without those that are at the place of another and read the same."""
-    return list({(call.frames.places, call.operands): call for call in calls}.values())
+    """The calls, one of those that nothing tells apart."""
+    return list({call.runs: call for call in calls}.values())
 
 
 def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
@@ -170,8 +183,6 @@ def _by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[O
 
     An equation at the place where the callee begins goes with those behind it.
     """
-    if len({call.frames.places for call in calls}) == 1:
-        return [calls[0]] * len(eqns)
     readers: dict[Var, set[int]] = defaultdict(set)
     for number, call in enumerate(calls):
         for var in call.operands:
@@ -197,18 +208,16 @@ def _reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[Omitted
     common = set[int]()
     for var in eqn.invars:
         known = readers.get(var, set()) if isinstance(var, Var) else set[int]()
-        common = (common & known or common) if common and known else common or known
-    places = {calls[n].frames.places for n in common}
-    return calls[min(common)] if len(places) == 1 else None
+        if 0 < len(known) <= _MOST_READERS:
+            common = common & known or common or known
+    return calls[min(common)] if len({calls[n].runs for n in common}) == 1 else None
 
 
 def _by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
     """For each equation the call of its number, if as many equal runs of equations follow each other as calls."""
     count, period = len(calls), len(eqns) // len(calls)
     does = [(raw_frames(eqn), eqn.primitive.name) for eqn in eqns]
-    if len({call.frames.places for call in calls}) == 1 or period * count != len(eqns):
-        return [_in_common(calls)] * len(eqns)
-    if does[period:] != does[:-period]:
+    if period * count != len(eqns) or does[period:] != does[: len(eqns) - period]:
         return [_in_common(calls)] * len(eqns)
     ordered = calls[::-1] if calls[0].is_reversed else calls
     return [ordered[n // period] for n in range(len(eqns))]
@@ -216,6 +225,8 @@ def _by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[Om
 
 def _in_common(calls: Sequence[OmittedCall]) -> OmittedCall:
     """The calls as one: frames of all of them, and last the function that holds them, at no one place of it."""
+    if len({call.frames.places for call in calls}) == 1:
+        return OmittedCall(calls[0].frames, calls[0].lines)
     common = list(calls[0].frames.calls)
     for call in calls[1:]:
         other = call.frames.calls

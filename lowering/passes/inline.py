@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
-from ipujax.lowering.jaxpr import CallSite, CallSites, OmittedCalls, Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -35,11 +35,11 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The same, with the layer of each equation noted: later passes change the order, which tells layers apart."""
 
-    omitted = OmittedCalls(jaxpr.jaxpr)
+    bodies = Bodies(jaxpr.jaxpr)
 
     @once
     def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _Inliner(body, inside, CallSites(omitted)).run()
+        return _Inliner(body, inside, CallSites(body.jaxpr, bodies)).run()
 
     return inside(jaxpr)
 
@@ -55,7 +55,7 @@ class _Inliner:
     def run(self) -> ClosedJaxpr:
         same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
         outs = self._copy(self._jaxpr, same, None, CallSite(), fresh=False)
-        eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns)
+        eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns, outs)
         body = self._jaxpr.replace(constvars=self._constvars, eqns=eqns, outvars=outs)
         return ClosedJaxpr(body, self._consts)
 
@@ -79,9 +79,13 @@ class _Inliner:
                 continue
             outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
-            self._eqns.append(with_inner(eqn, self._inside).replace(invars=operands, outvars=outvars))
-            if self._sites is not None:
+            if self._sites is None:
+                rewritten = with_inner(eqn, self._inside)
+            else:
+                with self._sites.bodies_of(eqn, operands, outvars):
+                    rewritten = with_inner(eqn, self._inside)
                 self._sites.add(here)
+            self._eqns.append(rewritten.replace(invars=operands, outvars=outvars))
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, here: CallSite) -> list[Atom]:

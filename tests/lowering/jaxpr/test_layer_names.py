@@ -294,3 +294,39 @@ def test_name_stacks_are_as_without_layers() -> None:
     plain, with_layers = inline(jaxpr), inline_and_name(jaxpr)
     assert [name_stack(eqn) for eqn in plain.eqns] == [name_stack(eqn) for eqn in with_layers.eqns]
     assert str(plain) == str(with_layers)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_a_python_loop_in_the_body_of_a_scan_is_numbered(wrap: Callable[..., Any], jit: Callable[..., Any]) -> None:
+    def loss(ps: Any, xs: jax.Array) -> jax.Array:
+        def cell(carry: Any, x: jax.Array) -> Any:
+            states = []
+            for p, state in zip(ps, carry, strict=True):
+                x = wrap(dense)(p, x + state)
+                states.append(x)
+            return states, x
+
+        return jit(jax.lax.scan, static_argnums=0)(cell, [jnp.zeros(4)] * 3, xs)[1].sum() if jit is jax.jit else (
+            jax.lax.scan(cell, [jnp.zeros(4)] * 3, xs)[1].sum()
+        )
+
+    expected = {f"loss/cell/dense[{n}]" for n in range(3)}
+    for part in ("forward", "backward"):
+        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert found == expected, part
+
+
+def test_a_python_loop_in_a_branch_is_numbered() -> None:
+    def loss(ps: Any, x: jax.Array) -> jax.Array:
+        def deep(x: jax.Array) -> jax.Array:
+            for p in ps:
+                x = dense(p, x)
+            return x
+
+        return jax.lax.cond(x[0, 0] > 0, deep, lambda x: x, x).sum()
+
+    expected = {f"loss/deep/dense[{n}]" for n in range(3)}
+    for part in ("forward", "backward"):
+        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert found == expected, part
