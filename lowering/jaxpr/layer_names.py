@@ -104,10 +104,10 @@ class LayerNames:
             self._read_forward(gradient)
         self._find_repeated([*chain(*again), *backward])
         for group in again:
-            self._name_made_of_forward(group)
+            self._name_made_of_forward(group, is_reversed=False)
         for var, place in self._makers.items():  # a gradient reads them as it does forward values
             self._users[var].append(place)
-        self._name_made_of_forward(backward)
+        self._name_made_of_forward(backward, is_reversed=True)
 
     def _read_forward(self, gradient: GradientBody[LayerNames]) -> None:
         """Takes the places of forward equations from the bodies that a gradient is made of."""
@@ -117,7 +117,7 @@ class LayerNames:
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
     def _parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
-        """Numbers of equations that are forward, computed again by each call, or backward; from the last layer on."""
+        """Numbers of equations that are forward, computed again by each call, or backward."""
         forward = list[int]()
         again = dict[Repetition | None, list[int]]()
         backward = list[int]()
@@ -129,7 +129,7 @@ class LayerNames:
                 backward.append(n)
             else:
                 forward.append(n)
-        return forward, [group[::-1] for group in again.values()], backward
+        return forward, list(again.values()), backward
 
     def _key(self, number: int) -> _Key:
         return self._equations[number].frames.places, self._scopes[number]
@@ -197,15 +197,17 @@ class LayerNames:
             return options
         return [x for x in options if _run(x, repetition) is run] or options
 
-    def _name_made_of_forward(self, numbers: Sequence[int]) -> None:
-        """Names equations that follow the forward ones in reverse order."""
+    def _name_made_of_forward(self, numbers: Sequence[int], is_reversed: bool) -> None:
+        """Names equations that follow the forward ones in the same or in reverse order."""
         users = [self._with_same_values(n) for n in numbers]
-        least, after = -1, list[int]()  # the place of the next equation that is known
+        limit = -1 if is_reversed else maxsize
+        following = list[int]()  # the order of the next equation that is known
         for known in reversed(users):
-            after.append(least)
-            least = next(iter(known.values())).order if len(known) == 1 else least
-        most = maxsize
-        for n, known, least in zip(numbers, users, reversed(after), strict=True):
+            following.append(limit)
+            limit = next(iter(known.values())).order if len(known) == 1 else limit
+        last = maxsize if is_reversed else -1  # the order of the last equation that is known
+        for n, known, limit in zip(numbers, users, reversed(following), strict=True):
+            least, most = min(last, limit), max(last, limit)
             options = list((known or self._places.get(self._key(n), {})).values())
             options = self._in_repeated(n, options)
             if len(options) > 1 and self._equations[n].eqn.primitive.name == "add_any":
@@ -214,12 +216,21 @@ class LayerNames:
             if len(options) > 1:
                 options = [x for x in options if least <= x.order <= most] or options
             if len(options) > 1:
-                made = {place for key, place in self._operands_makers(n) if key == self._key(n)}
-                options = [x for x in options if x in made] if len(made.intersection(options)) == 1 else options
+                options = self._made_by_same(n, options, is_reversed)
             if len(options) == 1:
-                most = options[0].order
+                last = options[0].order
                 self._makers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
             self.layers[n] = _agreed([x.layer for x in options]) if options else self._unnumbered(n)
+
+    def _made_by_same(self, number: int, options: list[_Place], is_reversed: bool) -> list[_Place]:
+        """The place that makes an operand; or, in the order of forward equations, the one in that run of a function."""
+        makers = list(self._operands_makers(number))
+        if is_reversed:
+            same = [x for x in options if any(place is x for key, place in makers if key == self._key(number))]
+        else:
+            runs = {place.moments[-1].activation for _, place in makers if place.moments}
+            same = [x for x in options if x.moments and x.moments[-1].activation in runs]
+        return same if len(same) == 1 else options
 
     def _operands_makers(self, number: int) -> Iterable[tuple[_Key, _Place]]:
         operands = (x for x in self._equations[number].eqn.invars if isinstance(x, Var))
