@@ -18,7 +18,7 @@ from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
 from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, Traced
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
-from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
+from ipujax.lowering.source_info import Note, name_stack, noted, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
 
 _CHECKPOINTS = ("remat2", "checkpoint")
@@ -138,7 +138,7 @@ class CallSites:
         for (eqn, site), layer in zip(pairs, layers, strict=True):
             key = eqn.source_info.name_stack, layer, site.lines
             if key not in notes:
-                notes[key] = noted(*key)
+                notes[key] = noted(eqn.source_info.name_stack, Note(layer, lines=site.lines))
             done.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
         return done
 

@@ -35,6 +35,7 @@ _MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a m
 _UPDATE = re.compile(r"\.<locals>\.update\w*$")  # the function of an optimiser that its maker returns
 _NUMBER = re.compile(r"(\[\d+\])+$")
 
+
 @dataclass(frozen=True, slots=True)
 class Repetition:
     """A call in a gradient that computes again what a checkpoint has not kept.

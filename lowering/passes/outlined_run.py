@@ -25,7 +25,7 @@ from ipujax.lowering.jaxpr import phase_of, stage_name
 from ipujax.lowering.passes.dataflow import is_view
 from ipujax.lowering.passes.function_call import fixed_operands, function_call_p
 from ipujax.lowering.passes.repeats import Repeat
-from ipujax.lowering.source_info import at_source_of, common_function, in_common
+from ipujax.lowering.source_info import LayersOfRun, at_source_of, common_function, in_common
 
 _Slot = tuple[int, int]  # a variable of a run, by where it is mentioned first: equation, and place among its variables
 
@@ -58,9 +58,10 @@ class Run:
             for slot, var in zip(self._results, self._function.jaxpr.outvars, strict=True)
         ]
         call = new_jaxpr_eqn(list(self._operands[number]), outvars, function_call_p, dict(params), frozenset())
-        placed = at_source_of(call, run[0], run, "")
+        layers = self._in_common[1][number]
+        placed = at_source_of(call, run[0], run, "", layers)
         if _place(run[0]) != _place(placed):  # name stacks do not begin with it
-            placed = at_source_of(call, run[0], run[:1], "")
+            placed = at_source_of(call, run[0], run[:1], "", layers)
         return [placed, *(run[n] for n in sorted(views))]
 
     # --- what is read and left ---
@@ -107,11 +108,15 @@ class Run:
     # --- the function ---
 
     @cached_property
+    def _in_common(self) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
+        return in_common(self._runs, self._name)
+
+    @cached_property
     def _whole(self) -> tuple[ClosedJaxpr, list[_Slot]]:
         """The function, and what it reads."""
         own: dict[_Slot | None, Var] = {}
         eqns = []
-        for eqn, slots in zip(in_common(self._runs, self._name), self._slots, strict=True):
+        for eqn, slots in zip(self._in_common[0], self._slots, strict=True):
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
                 if slot is not None and slot not in own:
                     own[slot] = Var(atom.aval)

@@ -307,8 +307,10 @@ def test_a_python_loop_in_the_body_of_a_scan_is_numbered(wrap: Callable[..., Any
                 states.append(x)
             return states, x
 
-        return jit(jax.lax.scan, static_argnums=0)(cell, [jnp.zeros(4)] * 3, xs)[1].sum() if jit is jax.jit else (
-            jax.lax.scan(cell, [jnp.zeros(4)] * 3, xs)[1].sum()
+        return (
+            jit(jax.lax.scan, static_argnums=0)(cell, [jnp.zeros(4)] * 3, xs)[1].sum()
+            if jit is jax.jit
+            else (jax.lax.scan(cell, [jnp.zeros(4)] * 3, xs)[1].sum())
         )
 
     expected = {f"loss/cell/dense[{n}]" for n in range(3)}
