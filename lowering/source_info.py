@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, scopes_in, without_scopes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
-from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers
+from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers, named_by_caller
 
 TRANSPOSED = "transpose("
 RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 _NOTE = "ipu_layer:"  # begins our scope that holds the layer, and the lines of calls that were inlined
+_SEPARATOR = "\x1f"  # of the layer and the names in a note; ASCII's separator of units, which no name has
 _INTERNAL = re.compile(
     rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{_NOTE}.*|{RECOMPUTED}|checkpoint"
     r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and what they accumulate
@@ -39,9 +41,9 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
     path, traceback = name_stack(eqn) or outer.path, eqn.source_info.traceback
     users, file, library = _lines_of(traceback) if traceback else ((), "", "")
-    layer, *calls = _note(eqn.source_info.name_stack) or ["/".join(scopes_of(eqn))]
-    inside = joined_layers(outer.layer, layer)
-    line, *callers = [*users, *calls, *_lines_around(outer)] or [""]
+    note = _note(eqn.source_info.name_stack) or Note("/".join(scopes_of(eqn)))
+    inside = joined_layers(outer.layer, note.layer)
+    line, *callers = [*users, *note.lines, *_lines_around(outer)] or [""]
     return Origin(
         line=line if users else outer.line,
         path=path,
@@ -50,6 +52,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
         layer=inside,
         part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
         callers=tuple(callers[:MOST_CALLERS]) if users else outer.callers,
+        names=note.names,
     )
 
 
@@ -140,21 +143,42 @@ def _scopes(stack: Any) -> tuple[str, ...]:
 # --- the layer, which a scope of ours carries along ---
 
 
-def noted(stack: Any, layer: str, callers: Sequence[str] = ()) -> Any:
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a name stack notes of an equation.
+
+    Args:
+        layer: its layer.
+        names: of the call of a function that several layers call, names of layers inside of it, see `Origin`.
+        lines: the lines that called what the equation was inlined from.
+    """
+
+    layer: str
+    names: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+def noted(stack: Any, note: Note) -> Any:
     """A name stack with a note of the layer, and of the lines that called what the equation was inlined from."""
-    return _of_jax(stack).extend(_NOTE + "\n".join([layer, *callers]))
+    text = _SEPARATOR.join([note.layer, *note.names])
+    return _of_jax(stack).extend(_NOTE + "\n".join([text, *note.lines]))
 
 
 def layer_of(eqn: JaxprEqn) -> str:
     """The layer that is noted of an equation, "" if there is none."""
-    return "".join(_note(eqn.source_info.name_stack)[:1])
+    note = _note(eqn.source_info.name_stack)
+    return note.layer if note is not None else ""
 
 
 @remembered_small
-def _note(stack: Any) -> tuple[str, ...]:
-    """The layer that a name stack notes, then the lines of calls; nothing without a note."""
+def _note(stack: Any) -> Note | None:
+    """What a name stack notes; None without a note."""
     notes = [name for name in scopes_in(stack) if name.startswith(_NOTE)]
-    return tuple(notes[-1].removeprefix(_NOTE).split("\n")) if notes else ()
+    if not notes:
+        return None
+    text, *lines = notes[-1].removeprefix(_NOTE).split("\n")
+    layer, *names = text.split(_SEPARATOR)
+    return Note(layer, tuple(names), tuple(lines))
 
 
 def _of_jax(stack: Any) -> Any:
@@ -198,14 +222,24 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
 
 
-def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
-    """The equation at the line of another, under what names and layers of several begin with, and a name if any."""
+def at_source_of(
+    eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str, layers: LayersOfRun | None = None
+) -> JaxprEqn:
+    """The equation at the line of another, under what names of several begin with, and a name if any.
+
+    Args:
+        eqn: the equation.
+        place: where the line and the lines around it are from.
+        eqns: whose names, and whose layers if there is nothing else, begin with that of the equation.
+        name: of a further scope.
+        layers: of a run that the equation calls.
+    """
     stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
-    layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
     stack, note = stack.extend(name) if name else stack, _note(place.source_info.name_stack)
-    return eqn.replace(
-        source_info=place.source_info.replace(name_stack=noted(stack, layer, note[1:]) if note else stack)
-    )
+    if note is not None:
+        outer = layers or LayersOfRun("/".join(_common_start([layer_of(other).split("/") for other in eqns])))
+        stack = noted(stack, Note(outer.layer, outer.names, note.lines))
+    return eqn.replace(source_info=place.source_info.replace(name_stack=stack))
 
 
 def common_stack(stacks: Sequence[Any]) -> Any:
@@ -217,10 +251,24 @@ def common_stack(stacks: Sequence[Any]) -> Any:
     return first[:same]
 
 
-def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
-    """The equations of the first of several equal runs, under what name stacks have in common.
+@dataclass(frozen=True, slots=True)
+class LayersOfRun:
+    """The layers of one of several equal runs of equations.
 
-    Their layers are those inside of what the layers of their run begin with, which is the layer of its call.
+    Args:
+        layer: all of them begin with it.
+        names: those inside of it that have other names in other runs, by number.
+    """
+
+    layer: str
+    names: tuple[str, ...] = ()
+
+
+def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
+    """The equations of the first of several equal runs, under what name stacks have in common, and the runs' layers.
+
+    Their layers are those inside of what the layers of their run begin with, which is the layer of its call; a number
+    stands for one whose name differs between runs.
 
     Args:
         runs: equations, those at the same place in each run equal.
@@ -228,17 +276,26 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
     """
     outer = common_stack([_of_jax(eqn.source_info.name_stack) for run in runs for eqn in run])
     scope = outer.extend(name)
-    layers = [[layer_of(eqn).split("/") for eqn in run] for run in runs]
-    inside = [len(_common_start(paths)) for paths in layers]
+    starts = [_common_start([layer_of(eqn).split("/") for eqn in run]) for run in runs]
+    numbers: dict[tuple[str, ...], int] = {}  # of names that differ, by those of all runs
+
+    def common_name(names: tuple[str, ...]) -> str:
+        return names[0] if len(set(names)) == 1 else named_by_caller(numbers.setdefault(names, len(numbers)))
+
     eqns = []
-    for number, place in enumerate(zip(*runs, strict=True)):
+    for place in zip(*runs, strict=True):
         info = place[0].source_info
         stack = scope + _common_ends([_of_jax(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
-        rests = [paths[number][start:] for paths, start in zip(layers, inside, strict=True)]
-        note = _note(info.name_stack)
-        stack = noted(stack, "/".join(_common_names(rests)), note[1:]) if note else stack
+        notes = [note for eqn in place if (note := _note(eqn.source_info.name_stack)) is not None]
+        if len(notes) == len(place):
+            inside = tuple(
+                "/".join(note.layer.split("/")[len(start) :]) for note, start in zip(notes, starts, strict=True)
+            )
+            names = tuple(common_name(of_runs) for of_runs in zip(*(note.names for note in notes), strict=True))
+            stack = noted(stack, Note(common_name(inside), names, notes[0].lines))
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
-    return eqns
+    of_runs = list(zip(*numbers, strict=True)) or [()] * len(runs)
+    return eqns, [LayersOfRun("/".join(start), names) for start, names in zip(starts, of_runs, strict=True)]
 
 
 def _common_start(paths: Sequence[list[str]]) -> list[str]:
@@ -247,13 +304,6 @@ def _common_start(paths: Sequence[list[str]]) -> list[str]:
     while all(path[: same + 1] == first[: same + 1] and same < len(path) for path in paths):
         same += 1
     return first[:same]
-
-
-def _common_names(paths: Sequence[list[str]]) -> list[str]:
-    """What several paths begin with, and what they end with behind that."""
-    before = _common_start(paths)
-    behind = _common_start([path[len(before) :][::-1] for path in paths])[::-1]
-    return before + behind
 
 
 def _common_ends(stacks: Sequence[Any]) -> Any:

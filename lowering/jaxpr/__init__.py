@@ -1,6 +1,6 @@
 """What is read from a jaxpr: stages of equations, nested jaxprs, and counts of operations."""
 
-from ipujax.lowering.jaxpr.call_sites import CallSite as CallSite, CallSites as CallSites
+from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
 from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,

@@ -34,10 +34,12 @@ class Call:
     Args:
         place: its code, and the place in it.
         before: the frames of JAX between its caller's and its own.
+        run: number that calls at one place have which are known to follow each other; 0 where that is not known.
     """
 
     place: Place
     before: tuple[Place, ...] = ()
+    run: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +55,19 @@ class Frames:
     tail: tuple[Place, ...] = ()
 
     @cached_property
+    def codes(self) -> tuple[CodeType, ...]:
+        """Code of each call."""
+        return tuple(call.place[0] for call in self.calls)
+
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Code and place of each call."""
         return tuple(call.place for call in self.calls)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[Place, int], ...]:
+        """Code, place and number of each call."""
+        return tuple((call.place, call.run) for call in self.calls)
 
 
 class Activation:
@@ -121,7 +133,7 @@ class _Walk:
 
     def to(self, frames: Frames) -> Moments:
         """Goes on to the next equation."""
-        if frames is self._frames or frames.places == self._frames.places:
+        if frames is self._frames or frames.runs == self._frames.runs:
             return self._moments
         same = self._continued(frames)
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
@@ -134,16 +146,26 @@ class _Walk:
         """The number of calls that go on, from the outermost; their loops go round where they do."""
         before, now = self._frames.calls, frames.calls
         least = min(len(before), len(now))
-        same = next((n for n in range(least) if before[n].place != now[n].place), least)
+        differs = (n for n in range(least) if before[n].place != now[n].place or before[n].run != now[n].run)
+        same = next(differs, least)
+        if same < least and before[same].run != now[same].run:
+            return self._called_again(frames, same)
         if same == least or before[same].place[0] is not now[same].place[0]:
             return same
         code, place = now[same].place
         if place > before[same].place[1]:
             return same + 1
         loop = loop_around(code, place, before[same].place[1])
-        repeated = _repeating_loop(frames, same - 1) if loop is None else (same, loop)
+        if loop is None:
+            return self._called_again(frames, same)
+        self._running[same].next_iteration(loop)
+        return same + 1
+
+    def _called_again(self, frames: Frames, number: int) -> int:
+        """Goes round the loop that has a function run another time; returns the number of calls that go on."""
+        repeated = _repeating_loop(frames, number - 1)
         if repeated is None:
-            return same
+            return number
         level, loop = repeated
         self._running[level].next_iteration(loop)
         return level + 1

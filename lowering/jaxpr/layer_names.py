@@ -4,24 +4,28 @@ Input: the equations of a jaxpr after inlining, in the order of tracing, with th
 path for each, `encoder/block[3]/dense`.
 
 A path has the scopes of the name stack; without any the user's functions, outermost first, then a library's. Functions
-that a Python loop calls several times are numbered, and named where there are scopes too, at the place among them that
-all equations of a call agree on. Forward equations are in the order of tracing, see `activations`. Those of a gradient,
-and those that a checkpoint computes again, have the frames of the forward equations they are made of: they belong to
-what reads or makes the same values at the same place; if none does, the order decides, which is the reverse.
+that a Python loop or several lines of a function call are numbered, and named where there are scopes too, at the place
+among them that all equations of a call agree on. Forward equations are in the order of tracing, see `activations`.
+Those of a gradient, and those that a checkpoint computes again, have the frames of the forward equations they are made
+of: they belong to equations that read or make the same values at the same place; if none does, the order decides, which
+is the reverse.
 Limits: where neither tells, a function has no number.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
+from sys import maxsize
 from types import CodeType
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, follow
+from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
 from ipujax.lowering.jaxpr.loops_of_code import Loop
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.source_info import name_stack, scopes_of
@@ -32,7 +36,18 @@ _MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a m
 _UPDATE = re.compile(r"\.<locals>\.update\w*$")  # the function of an optimiser that its maker returns
 _NUMBER = re.compile(r"(\[\d+\])+$")
 
-Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line`
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A call in a gradient that computes again what a checkpoint has not kept.
+
+    Args:
+        number: of the call.
+        depth: number of the frames around it.
+    """
+
+    number: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +57,12 @@ class Traced:
     Args:
         eqn: the equation, inlined.
         frames: those it was traced in.
-        repetition: number of the call that computes again what a checkpoint has not kept; None outside of such.
+        repetition: the innermost one it is in; None outside of such.
     """
 
     eqn: JaxprEqn
     frames: Frames
-    repetition: int | None = None
+    repetition: Repetition | None = None
 
     @property
     def variables(self) -> Iterable[Var]:
@@ -57,54 +72,66 @@ class Traced:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Forward equations of one place in one iteration: the path of their layer, and where the last of them is."""
+    """Forward equations of one place in one iteration: path of the layer, order of the last, runs of functions."""
 
     layer: str
     order: int
+    moments: Moments
 
 
 _Key = tuple[tuple[Place, ...], tuple[str, ...]]  # what forward and backward equations share: frames and scopes
 
 
-def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> list[str]:
-    """The layer of each equation.
+class LayerNames:
+    """The layers of the equations of one jaxpr.
 
     Args:
-        equations: those of one jaxpr.
-        callers: where functions are called whose own equations JAX has put in the jaxpr without the frames of the call.
+        equations: all of it.
+        gradient: of a body of a gradient, which has no forward equations, the bodies it is made of.
     """
-    return _Names(equations, callers).layers
 
-
-class _Names:
-    def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
-        whole = {x: _with_callers(x, callers) for x in dict.fromkeys(item.frames for item in equations)}
-        self._equations = [Traced(x.eqn, whole[x.frames], x.repetition) for x in equations]
+    def __init__(self, equations: Sequence[Traced], gradient: GradientBody[LayerNames] | None = None) -> None:
+        self._equations = equations
         self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
         self._makers: dict[Var, tuple[_Key, _Place]] = {}  # of what is made of forward equations
-        self._forward: list[tuple[int, list[tuple[int, ...]], list[int]]] = []  # number, see `_path`
+        self._forward: list[tuple[int, Moments, list[tuple[int, ...]], list[int]]] = []  # number, run, see `_path`
+        self._repeated: dict[Repetition, Activation] = {}  # the run of a function that is computed again
         self.layers = [""] * len(equations)
-        forward, again, backward = self._parts()
+        forward, again, backward = self._parts(gradient is not None)
         self._name_forward(forward)
-        self._name_made_of_forward(again)
+        self._sources = gradient.forward if gradient is not None else ()
+        if gradient is not None:
+            self._read_forward(gradient)
+        self._find_repeated([*chain(*again), *backward])
+        for group in again:
+            self._name_made_of_forward(group, is_reversed=False)
         for var, place in self._makers.items():  # a gradient reads them as it does forward values
             self._users[var].append(place)
-        self._name_made_of_forward(backward)
+        self._name_made_of_forward(backward, is_reversed=True)
 
-    def _parts(self) -> tuple[list[int], list[int], list[int]]:
-        """Numbers of equations that are forward, computed again, or backward; the last two from the last layer on."""
-        forward, again, backward = list[int](), dict[int | None, list[int]](), list[int]()
+    def _read_forward(self, gradient: GradientBody[LayerNames]) -> None:
+        """Takes the places of forward equations from the bodies that a gradient is made of."""
+        for source in gradient.forward:
+            self._places.update((key, dict(places)) for key, places in source._places.items())
+        for var, values in gradient.values.items():
+            self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
+
+    def _parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
+        """Numbers of equations that are forward, computed again by each call, or backward."""
+        forward = list[int]()
+        again = dict[Repetition | None, list[int]]()
+        backward = list[int]()
         for n, item in enumerate(self._equations):
             stack = name_stack(item.eqn)
-            if is_transposed(stack):
-                backward.append(n)
-            elif read_name(stack).is_recomputed:
+            if read_name(stack).is_recomputed and not is_transposed(stack):
                 again.setdefault(item.repetition, []).append(n)
+            elif is_gradient or is_transposed(stack):
+                backward.append(n)
             else:
                 forward.append(n)
-        return forward, [n for group in again.values() for n in reversed(group)], backward
+        return forward, list(again.values()), backward
 
     def _key(self, number: int) -> _Key:
         return self._equations[number].frames.places, self._scopes[number]
@@ -115,28 +142,32 @@ class _Names:
         items = [self._equations[n] for n in numbers]
         all_moments = follow([item.frames for item in items], lambda n: _does(items[n].eqn))
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
-        common = _CommonScopes(dict.fromkeys(pairs))
+        common = _CommonScopes({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         known: dict[tuple[Moments, tuple[str, ...]], tuple[str, list[tuple[int, ...]], list[int]]] = {}
         for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
             if pair not in known:
-                indices, depths = common.of(pair[0])
+                indices, depths = common.of(pair[0], items[order].frames.codes)
                 known[pair] = _path(items[order].frames.calls, indices, depths, pair[1]), indices, depths
             self.layers[n], indices, depths = known[pair]
-            self._forward.append((n, indices, depths))
+            self._forward.append((n, pair[0], indices, depths))
             self._add(self._key(n), self.layers[n], n, order)
 
     def _add(self, key: _Key, layer: str, number: int, order: int) -> None:
         """Adds a forward equation to those of a place."""
-        place = self._places[key].setdefault(layer, _Place(layer, order))
+        place = self._places[key].setdefault(layer, _Place(layer, order, ()))
         place.order = order
+        place.moments = self._forward[order][1]
         for var in self._equations[number].variables:
             self._users[var].append((key, place))
 
     def _know_inside(self, key: _Key) -> None:
         """Where nothing forward has the frames of a gradient, as in those by `custom_vjp`: what has more frames."""
+        for source in self._sources:
+            source._know_inside(key)
+            self._places[key].update(source._places.get(key, {}))
         calls, scopes = key
         count, around = len(calls), dict[int, tuple[str, str]]()
-        for order, (n, indices, depths) in enumerate(self._forward):
+        for order, (n, _, indices, depths) in enumerate(self._forward):
             if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
                 outer = _path(self._equations[n].frames.calls[:count], indices[:count], depths[:count], scopes)
                 around[order] = outer, self.layers[n]
@@ -148,27 +179,60 @@ class _Names:
 
     # --- what is made of forward equations ---
 
-    def _name_made_of_forward(self, numbers: Sequence[int]) -> None:
-        """Names equations that follow the forward ones in reverse order."""
+    def _find_repeated(self, numbers: Sequence[int]) -> None:
+        """Finds the runs of functions that are computed again: most equations whose place is known tell."""
         for key in {self._key(n) for n in numbers}.difference(self._places):
             self._know_inside(key)
+        votes: dict[Repetition, Counter[Activation]] = defaultdict(Counter)
+        for n in numbers:
+            repetition = self._equations[n].repetition
+            if repetition is not None:
+                runs = {run for x in self._with_same_values(n).values() if (run := _run(x, repetition)) is not None}
+                votes[repetition].update(runs if len(runs) == 1 else ())
+        self._repeated = {repetition: runs.most_common(1)[0][0] for repetition, runs in votes.items() if runs}
+
+    def _in_repeated(self, number: int, options: list[_Place]) -> list[_Place]:
+        """Those places of an equation that are in the run of the function that it computes again."""
+        repetition = self._equations[number].repetition
+        run = self._repeated.get(repetition) if repetition is not None else None
+        if repetition is None or run is None:
+            return options
+        return [x for x in options if _run(x, repetition) is run] or options
+
+    def _name_made_of_forward(self, numbers: Sequence[int], is_reversed: bool) -> None:
+        """Names equations that follow the forward ones in the same or in reverse order."""
         users = [self._with_same_values(n) for n in numbers]
-        least, after = -1, list[int]()  # the place of the next equation that is known
+        limit = -1 if is_reversed else maxsize
+        following = list[int]()  # the order of the next equation that is known
         for known in reversed(users):
-            after.append(least)
-            least = next(iter(known.values())).order if len(known) == 1 else least
-        most = len(self._equations)
-        for n, known, least in zip(numbers, users, reversed(after), strict=True):
+            following.append(limit)
+            limit = next(iter(known.values())).order if len(known) == 1 else limit
+        last = maxsize if is_reversed else -1  # the order of the last equation that is known
+        for n, known, limit in zip(numbers, users, reversed(following), strict=True):
+            least, most = min(last, limit), max(last, limit)
             options = list((known or self._places.get(self._key(n), {})).values())
+            options = self._in_repeated(n, options)
+            if len(options) > 1 and self._equations[n].eqn.primitive.name == "add_any":
+                summed = {place.layer for _, place in self._operands_makers(n)}.intersection(x.layer for x in options)
+                options = [x for x in options if x.layer in summed] if len(summed) == 1 else options
             if len(options) > 1:
                 options = [x for x in options if least <= x.order <= most] or options
             if len(options) > 1:
-                made = {place for key, place in self._operands_makers(n) if key == self._key(n)}
-                options = [x for x in options if x in made] if len(made.intersection(options)) == 1 else options
+                options = self._made_by_same(n, options, is_reversed)
             if len(options) == 1:
-                most = options[0].order
+                last = options[0].order
                 self._makers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
             self.layers[n] = _agreed([x.layer for x in options]) if options else self._unnumbered(n)
+
+    def _made_by_same(self, number: int, options: list[_Place], is_reversed: bool) -> list[_Place]:
+        """The place that makes an operand; or, in the order of forward equations, the one in that run of a function."""
+        makers = list(self._operands_makers(number))
+        if is_reversed:
+            same = [x for x in options if any(place is x for key, place in makers if key == self._key(number))]
+        else:
+            runs = {place.moments[-1].activation for _, place in makers if place.moments}
+            same = [x for x in options if x.moments and x.moments[-1].activation in runs]
+        return same if len(same) == 1 else options
 
     def _operands_makers(self, number: int) -> Iterable[tuple[_Key, _Place]]:
         operands = (x for x in self._equations[number].eqn.invars if isinstance(x, Var))
@@ -191,26 +255,13 @@ class _Names:
         return _path(calls, [()] * len(calls), [0] * len(calls), self._scopes[number])
 
 
+def _run(place: _Place, repetition: Repetition) -> Activation | None:
+    """The run of the function that a repetition calls."""
+    return place.moments[repetition.depth].activation if repetition.depth < len(place.moments) else None
+
+
 def _does(eqn: JaxprEqn) -> Hashable:
     return eqn.primitive.name, *(var.aval for var in eqn.outvars)
-
-
-def _with_callers(frames: Frames, callers: Mapping[Root, Sequence[Frames]]) -> Frames:
-    """The frames with those of the call, where JAX has left them out: what all calls have in common."""
-    if not frames.calls:
-        return frames
-    code, _ = frames.calls[0].place
-    calls = callers.get((code.co_name, f"{code.co_filename}:{code.co_firstlineno}"))
-    if not calls:
-        return frames
-    common = list(calls[0].calls)
-    for other in calls[1:]:
-        least = min(len(common), len(other.calls))
-        same = next((n for n in range(least) if common[n].place != other.calls[n].place), least)
-        is_one = same < least and common[same].place[0] is other.calls[same].place[0]
-        common[same:] = [Call((common[same].place[0], -1))] if is_one else []  # at no one place of the function
-    first = replace(frames.calls[0], before=calls[0].tail if len(calls) == 1 else ())
-    return Frames((*common, first, *frames.calls[1:]), frames.tail)
 
 
 def _scopes_of(item: Traced) -> tuple[str, ...]:
@@ -225,22 +276,31 @@ def _scopes_of(item: Traced) -> tuple[str, ...]:
 class _CommonScopes:
     """The scopes around runs of functions and around iterations: those that all equations in them agree on."""
 
-    def __init__(self, pairs: Iterable[tuple[Moments, tuple[str, ...]]]) -> None:
+    def __init__(self, pairs: Mapping[tuple[Moments, tuple[str, ...]], Sequence[CodeType]]) -> None:
         self._around: dict[Activation, tuple[str, ...]] = {}
         iterations: dict[tuple[Activation, Loop], dict[int, tuple[str, ...]]] = defaultdict(dict)
-        for moments, scopes in pairs:
+        calls: dict[tuple[Activation, CodeType], dict[int, tuple[str, ...]]] = defaultdict(dict)
+        for (moments, scopes), codes in pairs.items():
             for moment in moments:
                 _narrow(self._around, moment.activation, scopes)
                 for loop in moment.loops:
                     _narrow(iterations[moment.activation, loop], moment.iterations.get(loop, 0), scopes)
+            for moment, callee in zip(moments, codes[1:], strict=False):
+                if _is_layer(callee):
+                    _narrow(calls[moment.activation, callee], moment.place, scopes)
         self._named = {key for key, known in iterations.items() if len(set(known.values())) == len(known)}
+        # The places at which a run of a function calls another, in order, where no scope tells them apart.
+        self._places = {key: list(known) for key, known in calls.items() if len(set(known.values())) < len(known)}
 
-    def of(self, moments: Moments) -> tuple[list[tuple[int, ...]], list[int]]:
-        """For each call the numbers of iterations that no scope tells apart, and the number of scopes around it."""
+    def of(self, moments: Moments, codes: Sequence[CodeType]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """For each call the numbers that no scope tells, of iterations and of what it calls; and the scopes around."""
         indices = [
             tuple(x.iterations.get(loop, 0) for loop in x.loops if (x.activation, loop) not in self._named)
             for x in moments
         ]
+        for n, (moment, callee) in enumerate(zip(moments, codes[1:], strict=False)):
+            if (places := self._places.get((moment.activation, callee))) is not None:
+                indices[n] += (places.index(moment.place),)
         return indices, [len(self._around[x.activation]) for x in moments]
 
 
@@ -293,6 +353,11 @@ def _numbered(codes: Sequence[CodeType], indices: Sequence[tuple[int, ...]], num
         return False
     inside = codes[number + 1].co_name if number + 1 < len(codes) else ""
     return inside == "__call__" or not is_installed(codes[number].co_filename)
+
+
+def _is_layer(code: CodeType) -> bool:
+    """Whether calls of a function at several places are numbered: those of the user's functions, and of modules."""
+    return code.co_name == "__call__" or not (is_installed(code.co_filename) or code.co_name.startswith("<"))
 
 
 @remembered_small

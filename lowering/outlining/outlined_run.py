@@ -25,7 +25,7 @@ from ipujax.lowering.jaxpr import phase_of, stage_name
 from ipujax.lowering.outlining.dataflow import is_view
 from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import Repeat
-from ipujax.lowering.source_info import at_source_of, common_function, in_common
+from ipujax.lowering.source_info import LayersOfRun, at_source_of, common_function, in_common
 
 _Slot = tuple[int, int]  # a variable of a run by its first mention: equation, position among operands and results
 
@@ -55,10 +55,11 @@ class Run:
             for slot, var in zip(self._results, self._function.jaxpr.outvars, strict=True)
         ]
         call = new_jaxpr_eqn(list(self._operands[number]), outvars, function_call_p, dict(params), frozenset())
-        call_at_line = at_source_of(call, run[0], run, "")
+        layers = self._common_equations[1][number]
+        call_at_line = at_source_of(call, run[0], run, "", layers)
         if _program_part(run[0]) != _program_part(call_at_line):
             # The common name stack has lost the stage or phase: keep the stack of the first equation.
-            call_at_line = at_source_of(call, run[0], run[:1], "")
+            call_at_line = at_source_of(call, run[0], run[:1], "", layers)
         return [call_at_line, *(run[n] for n in sorted(views))]
 
     def _values_of(self, run: Sequence[JaxprEqn]) -> dict[_Slot, Var]:
@@ -103,11 +104,16 @@ class Run:
         return sorted(set().union(*(needed for needed, _ in self._live_out)))
 
     @cached_property
+    def _common_equations(self) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
+        """Equations of the function, and the layers of each run."""
+        return in_common(self._runs, self._name)
+
+    @cached_property
     def _function_and_operands(self) -> tuple[ClosedJaxpr, list[_Slot]]:
         """The function, and the slots of its operands."""
         variables: dict[_Slot | None, Var] = {}
         eqns = []
-        for eqn, slots in zip(in_common(self._runs, self._name), self._slots, strict=True):
+        for eqn, slots in zip(self._common_equations[0], self._slots, strict=True):
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
                 if slot is not None and slot not in variables:
                     variables[slot] = Var(atom.aval)

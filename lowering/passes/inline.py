@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
-from ipujax.lowering.jaxpr import CallSite, CallSites, Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -34,9 +34,11 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Inlines and notes the layer of each equation while their order still tells layers apart."""
 
+    bodies = Bodies(jaxpr.jaxpr)
+
     @once
     def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _Inliner(body, inline_body, CallSites()).run()
+        return _Inliner(body, inline_body, CallSites(body.jaxpr, bodies)).run()
 
     return inline_body(jaxpr)
 
@@ -55,7 +57,7 @@ class _Inliner:
     def run(self) -> ClosedJaxpr:
         identity: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
         outs = self._copy(self._jaxpr, identity, None, CallSite(), fresh=False)
-        eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns)
+        eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns, outs)
         body = self._jaxpr.replace(constvars=self._constvars, eqns=eqns, outvars=outs)
         return ClosedJaxpr(body, self._consts)
 
@@ -64,8 +66,9 @@ class _Inliner:
     ) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
-        for eqn in jaxpr.eqns:
-            call_site = site if self._sites is None else self._sites.of(eqn, site, of_library)
+        omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
+        for number, eqn in enumerate(jaxpr.eqns):
+            call_site = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted.get(number))
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
             # A literal index lets the branch on it be inlined next.
@@ -80,9 +83,13 @@ class _Inliner:
             # A callee inlined twice must not define its variables twice.
             outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
-            self._eqns.append(with_inner(eqn, self._inline_nested).replace(invars=operands, outvars=outvars))
-            if self._sites is not None:
+            if self._sites is None:
+                rewritten = with_inner(eqn, self._inline_nested)
+            else:
+                with self._sites.bodies_of(eqn, operands, outvars):
+                    rewritten = with_inner(eqn, self._inline_nested)
                 self._sites.add(call_site)
+            self._eqns.append(rewritten.replace(invars=operands, outvars=outvars))
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite) -> list[Atom]:

@@ -149,12 +149,12 @@ def place(node: Program) -> tuple[Origin, str]:
 
 
 # Origins of calls that differ in their layer are equal, so it stands beside them.
-_Call = tuple[Origin, str, str]
-_TOP: _Call = (Origin(), "", "")  # outside of functions
+_Call = tuple[Origin, str, str, tuple[str, ...]]
+_TOP: _Call = (Origin(), "", "", ())  # outside of functions
 
 
 def _call(origin: Origin) -> _Call:
-    return origin, origin.layer, origin.part
+    return origin, origin.layer, origin.part, origin.names
 
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:

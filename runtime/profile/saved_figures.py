@@ -63,7 +63,10 @@ _RUN = (
 
 
 def _rows(rows: Iterable[Any]) -> list[Json]:
-    return [dataclasses.asdict(row) for row in rows]
+    data = [dataclasses.asdict(row) for row in rows]
+    for row in data:
+        row.get("origin", {}).pop("names", None)  # of calls of functions, which no row of a profile is
+    return data
 
 
 def _run(figures: Figures) -> Json:

@@ -26,6 +26,7 @@ from ipujax.runtime.tensor.origin import (
     Origin as Origin,
     compose as compose,
     joined_layers as joined_layers,
+    named_by_caller as named_by_caller,
     part_of as part_of,
     readable_name as readable_name,
     shown_layer as shown_layer,

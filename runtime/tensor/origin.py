@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ipujax.runtime.errors import shown_place
@@ -25,8 +26,9 @@ class Origin:
             that several layers call it begins with `OF_CALLER`, see `compose`.
         part: "forward", "backward" or "recomputed"; empty outside of a differentiated function, see `part_of`.
         callers: the user's lines that called the function of `line`, innermost first, at most `MOST_CALLERS`.
+        names: of a call of a function that several layers call, what `named_by_caller` stands for in layers inside.
 
-    Two origins that differ in the last four alone are equal.
+    Two origins that differ in the last five alone are equal.
     """
 
     line: str = ""
@@ -36,6 +38,7 @@ class Origin:
     layer: str = field(default="", compare=False, repr=False)
     part: str = field(default="", compare=False, repr=False)
     callers: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    names: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:
@@ -67,16 +70,29 @@ def compose(call: Origin, inner: Origin) -> Origin:
         call: of the call; for a call inside of a function that is called, composed already.
         inner: of what the function holds.
     """
-    names = inner.layer.split("/")
-    layer = joined_layers(call.layer, *names[1:]) if names[0] == OF_CALLER else inner.layer or call.layer
-    return replace(inner, layer=layer, part=inner.part or call.part)
+    layer = _as_called(inner.layer, call.names)
+    names = tuple(_as_called(name, call.names) for name in inner.names)
+    first, *rest = layer.split("/")
+    layer = joined_layers(call.layer, *rest) if first == OF_CALLER else layer or call.layer
+    return replace(inner, layer=layer, part=inner.part or call.part, names=names)
+
+
+def named_by_caller(number: int) -> str:
+    """What stands in a layer for names that each call of a function has others for, see `Origin.names`."""
+    return f"{OF_CALLER}{number}"
+
+
+def _as_called(layer: str, names: Sequence[str]) -> str:
+    """A layer with the names of a call."""
+    return _NAMED_BY_CALLER.sub(lambda match: names[int(match[1])], layer) if names else layer
 
 
 def shown_layer(layer: str) -> str:
-    """A layer as reports show it, without what stands for that of a caller."""
-    return layer.removeprefix(OF_CALLER).removeprefix("/")
+    """A layer as reports show it, without what stands for names of a caller."""
+    return joined_layers(*(name for name in layer.split("/") if not name.startswith(OF_CALLER)))
 
 
+_NAMED_BY_CALLER = re.compile(rf"{OF_CALLER}(\d+)")
 _TRANSFORMS = re.compile(r"((?:(?:transpose|jvp|vmap)\()+)([^()/,]*)\)+/?")
 _INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
 

@@ -68,29 +68,91 @@ def numbered(name: str, count: int, inside: str = "") -> set[str]:
     return {f"loss/{name}[{n}]{inside}" for n in range(count)}
 
 
+DENSE = numbered("block", 3, "/dense[0]") | numbered("block", 3, "/dense[1]")  # a block calls it at two places
+
+
 @pytest.mark.parametrize("layer", [block, jax.jit(block), jax.vmap(block, (None, 0))], ids=["plain", "jit", "vmap"])
 def test_layers_of_one_line_are_numbered_in_forward_and_backward(layer: Callable[..., jax.Array]) -> None:
     grad = jax.grad(looped(layer))
     forward = layers(grad, params(3), X, part="forward")
-    assert forward == {"loss"} | numbered("block", 3) | numbered("block", 3, "/dense")
-    assert layers(grad, params(3), X, part="backward") == {"loss"} | numbered("block", 3, "/dense")
+    assert forward == {"loss"} | numbered("block", 3) | DENSE
+    assert layers(grad, params(3), X, part="backward") == {"loss"} | DENSE
 
 
 def test_each_layer_of_a_loop_has_the_same_equations() -> None:
     counts: dict[tuple[str, str], int] = {}
     for _, origin in named(jax.grad(looped(block)), params(4), X):
         counts[origin.part, origin.layer] = counts.get((origin.part, origin.layer), 0) + 1
-    assert len({counts["forward", f"loss/block[{n}]/dense"] for n in range(4)}) == 1
-    assert len({counts["backward", f"loss/block[{n}]/dense"] for n in range(1, 4)}) == 1
-    assert counts["backward", "loss/block[0]/dense"] < counts["backward", "loss/block[1]/dense"]  # of no input
+    assert len({counts["forward", f"loss/block[{n}]/dense[{k}]"] for n in range(4) for k in range(2)}) == 1
+    assert len({counts["backward", f"loss/block[{n}]/dense[1]"] for n in range(4)}) == 1
+    assert counts["backward", "loss/block[0]/dense[0]"] < counts["backward", "loss/block[1]/dense[0]"]  # of no input
+
+
+def test_a_checkpoint_called_at_several_places_has_the_frames_of_each() -> None:
+    def stage(ps: Any, x: jax.Array) -> jax.Array:
+        for p in ps:
+            x = jax.checkpoint(dense)(p, x)
+        return x
+
+    def loss(ps: Any, x: jax.Array) -> jax.Array:
+        x = stage(ps[:2], x)
+        return stage(ps[2:], x).sum()
+
+    expected = {f"loss/stage[{n}]/dense[{k}]" for n in range(2) for k in range(2)}
+    for part in ("forward", "recomputed", "backward"):
+        assert layers(jax.grad(loss), params(4), X, part=part) - {"loss"} == expected, part
+
+
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["nothing", "dots"])
+def test_a_checkpoint_in_a_checkpoint_has_one_row_a_layer(policy: Any) -> None:
+    def stage(ps: Any, x: jax.Array) -> jax.Array:
+        for p in ps:
+            x = jax.checkpoint(dense, policy=policy)(p, x)
+        return x
+
+    def loss(ps: Any, x: jax.Array) -> jax.Array:
+        for n in range(2):
+            x = jax.checkpoint(stage)(ps[2 * n : 2 * n + 2], x)
+        return x.sum()
+
+    expected = {f"loss/stage[{n}]/dense[{k}]" for n in range(2) for k in range(2)}
+    for part in ("forward", "recomputed", "backward"):
+        assert layers(jax.grad(loss), params(4), X, part=part) - {"loss"} == expected, part
+
+
+def test_a_checkpoint_in_the_body_of_a_scan_has_one_row() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, p: Any) -> Any:
+            x = jax.checkpoint(dense)(p, x)
+            return jax.checkpoint(dense)(p, x), None
+
+        return jax.lax.scan(body, x, p)[0].sum()
+
+    stacked = {"w": jnp.ones((3, 4, 4)), "b": jnp.ones((3, 4))}
+    expected = {"loss/body/dense[0]", "loss/body/dense[1]"}
+    for part in ("forward", "recomputed", "backward"):
+        assert layers(jax.grad(loss), stacked, X, part=part) - {"loss"} == expected, part
+
+
+def test_functions_called_at_several_places_are_numbered_where_no_scope_tells() -> None:
+    def towers(p: Any, x: jax.Array) -> jax.Array:
+        return dense(p, x) * dense(p, x + 1)
+
+    def named_towers(p: Any, x: jax.Array) -> jax.Array:
+        with jax.named_scope("left"):
+            left = dense(p, x)
+        with jax.named_scope("right"):
+            return left * dense(p, x + 1)
+
+    assert {"towers/dense[0]", "towers/dense[1]"} <= layers(towers, params(1)[0], X)
+    assert layers(named_towers, params(1)[0], X) == {"left", "right"}
 
 
 def test_what_a_checkpoint_computes_again_has_the_forward_layers() -> None:
     grad = jax.grad(looped(jax.checkpoint(block)))
-    inside = numbered("block", 3, "/dense")
-    assert layers(grad, params(3), X, part="forward") == {"loss"} | numbered("block", 3) | inside
-    assert layers(grad, params(3), X, part="recomputed") == inside
-    assert layers(grad, params(3), X, part="backward") == {"loss"} | inside
+    assert layers(grad, params(3), X, part="forward") == {"loss"} | numbered("block", 3) | DENSE
+    assert layers(grad, params(3), X, part="recomputed") == DENSE
+    assert layers(grad, params(3), X, part="backward") == {"loss"} | DENSE
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
@@ -193,8 +255,9 @@ def test_layers_of_a_scan_are_one_row() -> None:
 
     stacked = {"w": jnp.ones((3, 4, 4)), "b": jnp.ones((3, 4))}
     grad = jax.grad(loss)
-    assert layers(grad, stacked, X, part="forward") == {"loss", "loss/block", "loss/block/dense"}
-    assert layers(grad, stacked, X, part="backward") == {"loss", "loss/block/dense"}
+    dense_layers = {"loss/block/dense[0]", "loss/block/dense[1]"}
+    assert layers(grad, stacked, X, part="forward") == {"loss", "loss/block"} | dense_layers
+    assert layers(grad, stacked, X, part="backward") == {"loss"} | dense_layers
 
 
 def test_a_program_without_gradient_has_no_parts() -> None:
@@ -231,3 +294,41 @@ def test_name_stacks_are_as_without_layers() -> None:
     plain, with_layers = inline(jaxpr), inline_and_name(jaxpr)
     assert [name_stack(eqn) for eqn in plain.eqns] == [name_stack(eqn) for eqn in with_layers.eqns]
     assert str(plain) == str(with_layers)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_a_python_loop_in_the_body_of_a_scan_is_numbered(wrap: Callable[..., Any], jit: Callable[..., Any]) -> None:
+    def loss(ps: Any, xs: jax.Array) -> jax.Array:
+        def cell(carry: Any, x: jax.Array) -> Any:
+            states = []
+            for p, state in zip(ps, carry, strict=True):
+                x = wrap(dense)(p, x + state)
+                states.append(x)
+            return states, x
+
+        return (
+            jit(jax.lax.scan, static_argnums=0)(cell, [jnp.zeros(4)] * 3, xs)[1].sum()
+            if jit is jax.jit
+            else (jax.lax.scan(cell, [jnp.zeros(4)] * 3, xs)[1].sum())
+        )
+
+    expected = {f"loss/cell/dense[{n}]" for n in range(3)}
+    for part in ("forward", "backward"):
+        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert found == expected, part
+
+
+def test_a_python_loop_in_a_branch_is_numbered() -> None:
+    def loss(ps: Any, x: jax.Array) -> jax.Array:
+        def deep(x: jax.Array) -> jax.Array:
+            for p in ps:
+                x = dense(p, x)
+            return x
+
+        return jax.lax.cond(x[0, 0] > 0, deep, lambda x: x, x).sum()
+
+    expected = {f"loss/deep/dense[{n}]" for n in range(3)}
+    for part in ("forward", "backward"):
+        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert found == expected, part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.tensor import OF_CALLER, Origin, compose, part_of, shown_layer
+from ipujax.runtime.tensor import OF_CALLER, Origin, compose, named_by_caller, part_of, shown_layer
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,13 @@ def test_layer_part_and_callers_are_no_part_of_equality() -> None:
     plain = Origin("a.py:1 (f)")
     told = Origin("a.py:1 (f)", layer="f", part="forward", callers=("a.py:2 (g)",))
     assert plain == told and hash(plain) == hash(told) and str(plain) == str(told) and repr(plain) == repr(told)
+
+
+def test_names_that_differ_between_calls_are_those_of_the_call():
+    first, second = (Origin(layer="net", names=(f"dense_{n}", "add")) for n in (3, 7))
+    inner = Origin(layer=f"{OF_CALLER}/{named_by_caller(0)}")
+    assert [compose(call, inner).layer for call in (first, second)] == ["net/dense_3", "net/dense_7"]
+    nested = Origin(layer=OF_CALLER, names=(named_by_caller(0), "relu"))
+    deep = Origin(layer=f"{OF_CALLER}/{named_by_caller(0)}/{named_by_caller(1)}")
+    assert compose(compose(first, nested), deep).layer == "net/dense_3/relu"
+    assert shown_layer(inner.layer) == ""

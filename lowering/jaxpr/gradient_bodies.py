@@ -1,0 +1,109 @@
+"""Bodies of loops and branches that belong to a gradient, and the forward bodies they are made of.
+
+JAX makes two loops of one that is differentiated. The body of the second has the frames of the first one's equations,
+in reverse order, and no name that says so; it reads what the first has kept for it.
+
+Input: the loops and branches of a program, while calls around them are inlined, those of the forward part first.
+Output: for a body whether it is a gradient's, the forward bodies that it shares values with, and which these are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr.stage_names import is_transposed
+from ipujax.lowering.jaxpr.value_roles import inner_jaxprs
+from ipujax.lowering.source_info import name_stack
+
+Names = TypeVar("Names")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBody(Generic[Names]):
+    """A body of a gradient.
+
+    Args:
+        forward: names of the forward bodies that share values with it.
+        values: its operands that are values of forward bodies, with these.
+    """
+
+    forward: tuple[Names, ...] = ()
+    values: Mapping[Var, tuple[tuple[Names, Var], ...]] = field(default_factory=dict)
+
+
+class GradientBodies(Generic[Names]):
+    """The bodies of one program, as far as it has been gone through."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, Names] = {}  # of forward bodies, by the jaxpr before inlining
+        self._results: dict[int, Sequence[Atom]] = {}  # of the same, after inlining
+        self._inside: dict[Var, list[tuple[int, Var]]] = defaultdict(list)  # values in bodies, by the value outside
+        self._gradients: dict[int, GradientBody[Names]] = {}
+        self._jaxprs: list[Jaxpr] = []  # whose ids are keys
+
+    def enter(self, eqn: JaxprEqn, operands: Sequence[Atom], is_in_gradient: bool) -> None:
+        """Goes on to a loop or branches.
+
+        Args:
+            eqn: the equation that holds them, with its name stack after inlining.
+            operands: its operands after inlining.
+            is_in_gradient: whether the jaxpr that holds the equation is a gradient's.
+        """
+        if not (is_in_gradient or is_transposed(name_stack(eqn))):
+            return
+        for inner in inner_jaxprs(eqn.replace(invars=list(operands))):
+            values = {
+                var: known
+                for var, atom in zip(inner.jaxpr.invars, inner.operands, strict=True)
+                if isinstance(atom, Var) and (known := self._values(atom))
+            }
+            forward = dict.fromkeys(names for known in values.values() for names, _ in known)
+            self._gradients[id(inner.jaxpr)] = GradientBody(tuple(forward), values)
+            self._jaxprs.append(inner.jaxpr)
+
+    def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
+        """Notes the values that a forward loop or branch shares with what is outside of it.
+
+        Args:
+            eqn: the equation before bodies are inlined.
+            operands: its operands after inlining.
+            results: its results after inlining.
+        """
+        for inner in inner_jaxprs(eqn.replace(invars=list(operands), outvars=list(results))):
+            number = id(inner.jaxpr)
+            if number not in self._names:
+                continue
+            carried = range(inner.first_carry, inner.first_carry + inner.carried)
+            for place, (var, atom) in enumerate(zip(inner.jaxpr.invars, inner.operands, strict=True)):
+                if isinstance(atom, Var) and place not in carried:
+                    self._inside[atom].append((number, var))
+            for var, value in zip(inner.results[inner.carried :], self._results[number][inner.carried :], strict=True):
+                if isinstance(value, Var):
+                    self._inside[var].append((number, value))
+
+    def add(self, jaxpr: Jaxpr, names: Names, results: Sequence[Atom]) -> None:
+        """Notes the names of a forward body.
+
+        Args:
+            jaxpr: the body before inlining.
+            names: those of its equations.
+            results: what it returns after inlining.
+        """
+        self._names[id(jaxpr)] = names
+        self._results[id(jaxpr)] = results
+        self._jaxprs.append(jaxpr)
+
+    def gradient(self, jaxpr: Jaxpr) -> GradientBody[Names] | None:
+        """What is known of a body of a gradient; None for another.
+
+        Args:
+            jaxpr: the body before inlining.
+        """
+        return self._gradients.get(id(jaxpr))
+
+    def _values(self, var: Var) -> tuple[tuple[Names, Var], ...]:
+        return tuple((self._names[number], inside) for number, inside in self._inside.get(var, ()))
