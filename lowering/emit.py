@@ -1,7 +1,7 @@
-"""Adds what a JAX function computes to a graph and a program: how op libraries offer compositions of operations.
+"""Adds the operations of a JAX function to a graph and a program: compositions of operations for the op libraries.
 
 Input: a function of arrays, and tensors for them. Output: tensors of its results. The function is traced to a jaxpr,
-which goes through the passes and rules that compile whole programs, so that there is one implementation of everything.
+which goes through the passes and rules that compile entire programs, so that there is one implementation.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 @contextmanager
 def placing(graph: Graph, operands: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Lets operations place what they add, though not what their caller left unplaced.
+    """Lets operations map the variables they add, but not those that their caller left unmapped.
 
     Args:
         graph: graph that is added to.
         operands: the caller's tensors.
 
     Raises:
-        GraphError: an operand of which an element lies on no tile.
+        GraphError: an operand with an unmapped element.
     """
     for tensor in operands:
         for variable in tensor.variables():
             if variable not in graph.mappings:
                 check_may_place(graph, variable)
-    before, first = graph.maps_automatically, len(graph.variables)
+    previous = graph.maps_automatically
+    num_variables = len(graph.variables)
     graph.maps_automatically = True
     try:
         yield
-        for variable in graph.variables[first:]:
-            if not graph.is_mapped(whole := Tensor.of(variable)):
-                map_linearly(graph, whole)
+        # Views and constants may be in no compute set; what no operation mapped is spread evenly.
+        for variable in graph.variables[num_variables:]:
+            if not graph.is_mapped(tensor := Tensor.of(variable)):
+                map_linearly(graph, tensor)
     finally:
-        graph.maps_automatically = before
+        graph.maps_automatically = previous
 
 
 def emit(
@@ -55,21 +57,21 @@ def emit(
     name: str = "",
     into: Sequence[Tensor | None] = (),
 ) -> Any:
-    """Adds what a function computes.
+    """Adds the operations of a function.
 
     Args:
         graph: graph to add to.
         fun: function of as many arrays as there are operands, of their shapes and dtypes; returns a pytree of arrays.
-        operands: tensors that lie on tiles.
-        prog: program the steps are added to.
-        name: debug name of all that is added.
-        into: for each result, a tensor it is to be written to, or None; all None when empty.
+        operands: mapped tensors.
+        prog: program to add to.
+        name: debug name of all additions.
+        into: for each result, the tensor to write it to, or None; all None when empty.
 
     Returns:
         The pytree with tensors for arrays: those of `into`, else new tensors, or views of operands.
 
     Raises:
-        GraphError: an operand that lies on no tile, or a tensor in `into` of another shape or dtype than its result.
+        GraphError: an unmapped operand, or a tensor in `into` of another shape or dtype than its result.
     """
     jaxpr, out_tree = traced(fun, operands, name, graph.byte_price_cycles)
     targets = list(into) or [None] * len(jaxpr.out_avals)
@@ -79,6 +81,7 @@ def emit(
             got = f"{dtype_name(target.dtype)}{list(target.shape)}"
             raise GraphError(f"{name or 'the result'} is to be written to another tensor", expected=expected, got=got)
     with placing(graph, [*operands, *(t for t in targets if t is not None)]):
+        # A single result is computed in its target directly; several might overwrite each other's operands.
         direct = {
             var: target
             for var, target in zip(jaxpr.jaxpr.outvars, targets, strict=True)
@@ -92,11 +95,11 @@ def emit(
 def _delivered(
     graph: Graph, results: Sequence[Tensor], targets: Sequence[Tensor | None], prog: ProgramSequence, name: str
 ) -> list[Tensor]:
-    """Copies results where they are wanted, unless they are there; one that another copy would spoil is set aside."""
-    moving = [(r, t) for r, t in zip(results, targets, strict=True) if t is not None and r is not t]
-    written = {v for _, target in moving for v in target.variables()}
+    """Copies results to their targets; a result that another copy would overwrite is first copied aside."""
+    copies = [(r, t) for r, t in zip(results, targets, strict=True) if t is not None and r is not t]
+    written = {v for _, target in copies for v in target.variables()}
     sources = []
-    for result, _ in moving:
+    for result, _ in copies:
         map_linearly(graph, result)
         if written & set(result.variables()):
             aside = graph.add_variable(result.shape, result.dtype, f"{name}/aside")
@@ -104,6 +107,6 @@ def _delivered(
             prog.add(Copy(result, aside, f"{name}/aside", graph.origin))
             result = aside
         sources.append(result)
-    for source, (_, target) in zip(sources, moving, strict=True):
+    for source, (_, target) in zip(sources, copies, strict=True):
         prog.add(Copy(source, target, name or "copy", graph.origin))
     return [result if target is None else target for result, target in zip(results, targets, strict=True)]

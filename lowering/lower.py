@@ -1,11 +1,11 @@
-"""From a jaxpr to a graph and a control program.
+"""Lowers a jaxpr to a graph and a control program.
 
     lower(jaxpr, target, donated, options) → LoweredProgram(graph, program, inputs, outputs)
 
 Arguments become variables filled from host streams, each equation adds compute sets by its rule, see `equations`, and
 results go to host streams. A donated argument stays on the device: the result that takes its place is copied into its
-variable, and neither moves to or from the host. Stages of pipelines that have none are found first; then an argument
-that stacks layers may be several variables, one a stage. Variables no rule has placed are placed linearly at the end.
+variable, and neither moves to or from the host. Pipelines without stages get theirs first; then an argument that stacks
+layers may be several variables, one a stage. Variables that no rule has mapped are mapped linearly at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ipujax.lowering.other_roles import note_other_roles
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
-from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
+from ipujax.lowering.replicas import Dims, Replicated, check_results, join, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (
     BYTE_PRICE_CYCLES,
@@ -43,7 +43,11 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, concat
 
-_SHARES = ((16.0, 1 / 6), (2.0, 1 / 4), (1.0, 1 / 2))  # of what an operation may use, from a price of a byte on
+_SHARES = (
+    (16.0, 1 / 6),
+    (2.0, 1 / 4),
+    (1.0, 1 / 2),
+)  # (least cost of a byte in cycles, share of a tile's memory that an operation may use)
 _UPDATE = Origin(path="results into donated arguments")
 
 
@@ -53,14 +57,14 @@ class LoweredProgram:
 
     Args:
         graph: variables, mappings and vertices.
-        program: what runs in one call.
+        program: the program of one call.
         inputs: one stream for each input of the jaxpr.
         outputs: one stream for each output.
         aliases: for each output, the number of the donated input whose variable it ends in, or None.
-        in_dims: for each input the dimension that is split over replicas, None where all get the same.
-        out_dims: for each output the dimension along which parts of replicas are joined, None where they are equal.
-        pipelines: where pipelines with stages run.
-        cuts: of each pipeline whose stages were found, where it is cut.
+        in_dims: for each input the dimension that is split over replicas, None if all get the same.
+        out_dims: for each output the dimension along which replicas are joined, None if they are equal.
+        pipelines: run of each pipeline with stages.
+        cuts: stage boundaries of each pipeline that had no stages.
     """
 
     graph: Graph
@@ -75,7 +79,7 @@ class LoweredProgram:
 
     @property
     def trades(self) -> tuple[ChainTrade, ...]:
-        """What recomputation saves and costs in the stages of pipelines."""
+        """Savings and costs of recomputation in the stages of pipelines."""
         return tuple(trade for run in self.pipelines for trade in run.trades)
 
     def evaluate(
@@ -84,20 +88,20 @@ class LoweredProgram:
         run: Callable[..., Mapping[HostStream, Any]],
         instances: Instances = ALONE,
     ) -> list[jax.Array]:
-        """The results of a run on whole arrays, which are split over replicas and joined again.
+        """Runs on global arrays, which are split over replicas, and joins the results.
 
         Args:
-            operands: one array for each input: what the replicas of this instance have of it.
+            operands: for each input the array of the replicas of this instance.
             run: the engine's function of streams.
-            instances: processes among which replicas are shared.
+            instances: processes that share the replicas.
         """
         if self.graph.replication_factor == 1:
             outs = run(dict(zip(self.inputs, operands, strict=True)))
             return [outs[stream] for stream in self.outputs]
         replicas = instances.local(self.graph.replication_factor)
-        parts = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
-        outs = run(dict(zip(self.inputs, parts, strict=True)))
-        return [joined(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]
+        replica_operands = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
+        outs = run(dict(zip(self.inputs, replica_operands, strict=True)))
+        return [join(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]
 
 
 def lower(
@@ -119,28 +123,28 @@ def lower(
     Args:
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
-        donated: for each input whether its buffer may be reused; all False when empty.
+        donated: True for each input whose buffer may be reused; all False when empty.
         aliases: for each output the donated input whose place it takes, or None; paired by shape, dtype and split when
             None.
-        offloaded: for each input whether it lies in streaming memory, as the jaxpr has it already; all False when
-            empty.
-        streamed: for each input whether it lies in memory of the host's, and is loaded from there likewise.
+        offloaded: True for each input in streaming memory, as the jaxpr has it already; all False when empty.
+        streamed: True for each input that is loaded from the host's memory in the same way; all False when empty.
         names: debug name of each input.
-        line: line of equations whose own line is not the user's, `file:line (function)`.
-        options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
-        recomputation: what gradients of pipelines compute again; others do already.
-        cuts: where to start to look for the stages of pipelines that have none; anywhere when empty.
+        line: line of equations that have no line of the user, `file:line (function)`.
+        options: options of the user, `Options()` when None; without a cost of a byte, the first of the ladder.
+        recomputation: recomputation of gradients of pipelines; other gradients have it already.
+        cuts: stage boundaries where the search for stages starts; anywhere when empty.
 
     Returns:
         The graph and the program of one call.
 
     Raises:
-        GraphError: for an argument or constant that is no array, for more replicas than the machine has room for, or
-            for a result that is to be the same on all replicas and may differ, or for partials that no codelet has.
+        GraphError: an argument or constant that is no array, more replicas than the machine has room for, a result
+            that is declared equal on all replicas and may differ, or partials of a type that no codelet has.
     """
-    whole = unwrapped(jaxpr)
-    jaxpr, replicas = whole.jaxpr, whole.replicas
-    check_results(whole)
+    function = unwrapped(jaxpr)
+    jaxpr = function.jaxpr
+    replicas = function.replicas
+    check_results(function)
     for number, aval in enumerate(jaxpr.in_avals):
         check_is_array(aval, f"argument {names[number] if names else number}")
     for var in jaxpr.jaxpr.constvars:
@@ -148,74 +152,86 @@ def lower(
     donated = donated or [False] * len(jaxpr.in_avals)
     offloaded = offloaded or [False] * len(jaxpr.in_avals)
     streamed = streamed or [False] * len(jaxpr.in_avals)
-    aliases = donated_aliases(whole, donated) if aliases is None else tuple(aliases)
+    aliases = donated_aliases(function, donated) if aliases is None else tuple(aliases)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
-    one, options = of_one_replica(target, replicas), options or Options()
-    price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
-    planned_for = _with_less_memory(one, price)
-    make = partial(Lowering, options=options)
+    replica_target = of_one_replica(target, replicas)
+    options = options or Options()
+    byte_cost_cycles = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
+    planning_target = _with_less_memory(replica_target, byte_cost_cycles)
+    make_lowering = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
-    def program_of(found: CutJaxpr) -> LoweredProgram:
-        if found.jaxpr not in lowered:
-            lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
-            graph = Graph(planned_for, replicas, price, options.io_tiles)
-            program = _Program(whole, found, graph, make, aliases, (offloaded, streamed), names, recomputation)
-            lowered[found.jaxpr] = program.lowered(line)
-        return lowered[found.jaxpr]
+    def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
+        if candidate.jaxpr not in lowered:
+            lowered.clear()  # at most one is stored: most often the first fits, and is requested again
+            graph = Graph(planning_target, replicas, byte_cost_cycles, options.io_tiles)
+            program = _Program(
+                function, candidate, graph, make_lowering, aliases, (offloaded, streamed), names, recomputation
+            )
+            lowered[candidate.jaxpr] = program.lowered(line)
+        return lowered[candidate.jaxpr]
 
-    def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
-        done = program_of(found)
-        return done.graph, done.program
+    def graph_of(candidate: CutJaxpr) -> tuple[Graph, ProgramSequence]:
+        program = lowered_of(candidate)
+        return program.graph, program.program
 
     if not has_stages(jaxpr.jaxpr):
-        return program_of(uncut(jaxpr))
-    found, cuts = find_stages(jaxpr, planned_for, make, whole_of, price, recomputation, cuts)
-    return replace(program_of(found), cuts=cuts)
+        return lowered_of(uncut(jaxpr))
+    best, cuts = find_stages(jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts)
+    return replace(lowered_of(best), cuts=cuts)
 
 
-def _with_less_memory(target: Target, price: float) -> Target:
-    """The machine as planners see it: the dearer a byte, the less of a tile an operation may use.
+def _with_less_memory(target: Target, byte_cost_cycles: float) -> Target:
+    """Machine for planners: the more a byte costs, the smaller the share of a tile that an operation may use.
 
     Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
     """
-    share = next((share for least_price, share in _SHARES if price >= least_price), 1.0)
+    share = next((share for min_cost, share in _SHARES if byte_cost_cycles >= min_cost), 1.0)
     return replace(target, available_memory_proportion=share * target.available_memory_proportion)
 
 
 class _Program:
-    """The program of one call; `found` is `whole` with arguments and results that may be in row shards."""
+    """Program of one call; `cut` is the jaxpr of `function` with arguments and results that may be in row shards."""
 
     def __init__(
         self,
-        whole: Replicated,
-        found: CutJaxpr,
+        function: Replicated,
+        cut: CutJaxpr,
         graph: Graph,
-        make: Callable[..., Lowering],
+        make_lowering: Callable[..., Lowering],
         aliases: tuple[int | None, ...],
         off_chip: tuple[Sequence[bool], Sequence[bool]],
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
-        self._whole, self._found, self._graph, self._names = whole, found, graph, names
-        self._roles = ValueRoles(found.jaxpr.jaxpr, self._taken_places(aliases))
-        self._make = partial(make, roles=self._roles)
-        self._recomputation, (self._offloaded, self._streamed) = recomputation, off_chip
-        # Where what belongs to no stage lies: not on tiles that only move data.
+        self._function = function
+        self._cut = cut
+        self._graph = graph
+        self._names = names
+        self._roles = ValueRoles(cut.jaxpr.jaxpr, self._overwritten_inputs(aliases))
+        self._make_lowering = partial(make_lowering, roles=self._roles)
+        self._recomputation = recomputation
+        self._offloaded, self._streamed = off_chip
+        # Equations outside of stages are not on I/O tiles.
         self._home = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
         self._aliases = aliases
         self._outputs = [
             HostStream(f"out{n}", aval.shape, aval.dtype, resident=alias is not None)
-            for n, (aval, alias) in enumerate(zip(whole.jaxpr.out_avals, self._aliases, strict=True))
+            for n, (aval, alias) in enumerate(zip(function.jaxpr.out_avals, self._aliases, strict=True))
         ]
         self._shards: list[tuple[Tensor, ...]] = []  # of each argument
 
     def lowered(self, line: str) -> LoweredProgram:
-        """The program; equations whose line is not the user's belong to `line`."""
-        whole, graph, prog, names, aliases = self._whole, self._graph, self._prog, self._names, self._aliases
+        """Lowers the program; equations without a line of the user belong to `line`."""
+        function = self._function
+        graph = self._graph
+        prog = self._prog
+        names = self._names
+        aliases = self._aliases
         arguments, inputs = self._arguments()
         results, pipelines = self._results(arguments, line)
+        # Before any donated argument is overwritten: a result may be a view of it.
         results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
             if not set(graph.off_chip).isdisjoint(result.variables()):
@@ -231,23 +247,26 @@ class _Program:
             self._map_linearly(Tensor.of(variable))
         note_other_roles(graph, prog)
         merge_compute_sets(graph, prog)
-        ends = whole.in_dims, whole.out_dims
-        return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *ends, pipelines)
+        dims = function.in_dims, function.out_dims
+        return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *dims, pipelines)
 
     def _arguments(self) -> tuple[list[Tensor], list[HostStream]]:
-        """The tensors of all arguments, filled from host streams."""
-        arguments, inputs = list[Tensor](), list[HostStream]()
-        whole, graph, names = self._whole, self._graph, self._names
-        grouped = iter(grouped_inputs(self._found.jaxpr.jaxpr))
-        for number, (aval, bounds) in enumerate(zip(whole.jaxpr.in_avals, self._found.inputs, strict=True)):
+        """Tensors of all arguments, filled from host streams."""
+        arguments = list[Tensor]()
+        inputs = list[HostStream]()
+        function = self._function
+        graph = self._graph
+        names = self._names
+        grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
+        for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
-            shared = whole.replicas > 1 and whole.in_dims[number] is None
+            shared = function.replicas > 1 and function.in_dims[number] is None
             resident = number in self._aliases
             stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
             inputs.append(stream)
             if self._offloaded[number] or self._streamed[number]:
                 self._shards.append(self._remote_argument(number, stream, bounds))
-                arguments.append(_joined(self._shards[-1]))
+                arguments.append(_concatenated(self._shards[-1]))
                 continue
             with graph.debug_origin(Origin(path=f"argument {names[number]}")):
                 shapes = {names[number]: aval.shape}
@@ -259,93 +278,102 @@ class _Program:
                     for name, shape in shapes.items()
                 )
             self._shards.append(shards)
-            arguments.append(_joined(shards))
+            arguments.append(_concatenated(shards))
             self._prog.add(StreamIn(stream, arguments[-1]))
-        for var, shard in zip(self._found.jaxpr.jaxpr.invars, chain.from_iterable(self._shards), strict=True):
+        for var, shard in zip(self._cut.jaxpr.jaxpr.invars, chain.from_iterable(self._shards), strict=True):
             graph.note_role(shard, self._roles.get(var))
         return arguments, inputs
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
         """Copies results that are views of a donated argument, before that argument is overwritten."""
         overwritten = {v for alias in self._aliases if alias is not None for v in arguments[alias].variables()}
-        kept = []
+        safe_results = []
         for result, alias in zip(results, self._aliases, strict=True):
-            stays = alias is not None and not must_be_set_aside(result, arguments[alias], overwritten)
-            if not stays and overwritten & set(result.variables()):
+            is_safe = alias is not None and not must_be_set_aside(result, arguments[alias], overwritten)
+            if not is_safe and overwritten & set(result.variables()):
                 copy = self._home.add_variable(result.shape, result.dtype, "aside")
                 self._map_linearly(copy)
                 self._prog.add(Copy(result, copy, "aside", _UPDATE))
                 result = copy
-            kept.append(result)
-        return kept
+            safe_results.append(result)
+        return safe_results
 
     def _map_linearly(self, tensor: Tensor) -> None:
-        """Maps what no rule has placed."""
+        """Maps variables that no rule has mapped."""
         for variable in tensor.variables():
             if variable not in self._graph.mappings:
                 map_linearly(self._home, Tensor.of(variable))
 
     def _leave_off_chip(self, result: Tensor, stream: HostStream, home: Tensor | None) -> None:
-        """The host reads a result from streaming memory: where an argument lay, or from a buffer of its own."""
+        """Lets the host read a result from streaming memory: from an argument's buffer, or one of its own."""
         assert result is home or (home is None and result.is_whole_variable), "it has been stored"
         if home is None:
             (memory,) = result.variables()
             self._graph.off_chip[memory] = replace(self._graph.off_chip[memory], read_into=stream)
 
     def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
-        """A buffer for an argument, as tensors of its memory: one, or one for each shard."""
+        """Adds a buffer for an argument; returns tensors of its memory: one, or one for each shard."""
         result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
-        left = None if result is None else self._outputs[result]
+        output = None if result is None else self._outputs[result]
         on_host = self._streamed[number]
-        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, left, on_host)
-        whole = Tensor.of(buffer.memory)
-        return (whole,) if bounds is None else tuple(whole[a:b] for a, b in pairwise(bounds))
+        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, output, on_host)
+        memory = Tensor.of(buffer.memory)
+        return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
     def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-        """The tensors of all results."""
-        jaxpr, graph = self._found.jaxpr, self._graph
-        given, pipelines = [shard for shards in self._shards for shard in shards], tuple[PipelineRun, ...]()
+        """Tensors of all results."""
+        jaxpr = self._cut.jaxpr
+        graph = self._graph
+        operands = [shard for shards in self._shards for shard in shards]
+        pipelines = tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
-                made, pipelines = lower_staged(
-                    graph, self._make, jaxpr, given, self._prog, self._donated(), self._recomputation
+                tensors, pipelines = lower_staged(
+                    graph, self._make_lowering, jaxpr, operands, self._prog, self._donated(), self._recomputation
                 )
             else:
-                made = self._make(self._home, self._donated()).jaxpr(jaxpr, given, self._prog)
-        remaining, results = iter(made), list[Tensor]()
-        whole_of = dict(zip(self._shards, arguments, strict=True))
-        for bounds in self._found.outputs:
+                tensors = self._make_lowering(self._home, self._donated()).jaxpr(jaxpr, operands, self._prog)
+        remaining = iter(tensors)
+        results = list[Tensor]()
+        # An argument that is returned unchanged stays one tensor, not a concatenation of its shards.
+        argument_of = dict(zip(self._shards, arguments, strict=True))
+        for bounds in self._cut.outputs:
             shards = tuple(next(remaining) for _ in range(num_shards(bounds)))
-            results.append(whole_of.get(shards) or _joined(shards))
+            results.append(argument_of.get(shards) or _concatenated(shards))
         return results, pipelines
 
-    def _taken_places(self, aliases: Sequence[int | None]) -> list[bool]:
-        """For each input of the jaxpr whether a result takes its place."""
-        return [n in aliases for n, bounds in enumerate(self._found.inputs) for _ in range(num_shards(bounds))]
+    def _overwritten_inputs(self, aliases: Sequence[int | None]) -> list[bool]:
+        """Flag of each input of the jaxpr: a result takes its place."""
+        return [n in aliases for n, bounds in enumerate(self._cut.inputs) for _ in range(num_shards(bounds))]
 
     def _donated(self) -> dict[Var, Tensor]:
-        """The arguments, or shards of them, that results may be written to at once, by the variables of the results."""
-        outvars, donated = iter(self._found.jaxpr.jaxpr.outvars), dict[Var, Tensor]()
-        for bounds, alias in zip(self._found.outputs, self._aliases, strict=True):
-            own = list(islice(outvars, num_shards(bounds)))
-            if alias is not None and not self._offloaded[alias] and self._found.inputs[alias] == bounds:
-                donated.update((v, x) for v, x in zip(own, self._shards[alias], strict=True) if isinstance(v, Var))
+        """Arguments, or shards of them, that results may be written to directly, by the variables of the results."""
+        outvars = iter(self._cut.jaxpr.jaxpr.outvars)
+        donated = dict[Var, Tensor]()
+        for bounds, alias in zip(self._cut.outputs, self._aliases, strict=True):
+            result_vars = list(islice(outvars, num_shards(bounds)))
+            if alias is not None and not self._offloaded[alias] and self._cut.inputs[alias] == bounds:
+                donated.update(
+                    (v, x) for v, x in zip(result_vars, self._shards[alias], strict=True) if isinstance(v, Var)
+                )
         return donated
 
 
-def _joined(shards: Sequence[Tensor]) -> Tensor:
+def _concatenated(shards: Sequence[Tensor]) -> Tensor:
     return shards[0] if len(shards) == 1 else concat(shards, 0)
 
 
-def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape, dtype, memory and split, as JAX pairs them."""
-    free = [n for n, given in enumerate(donated) if given]
-    jaxpr, in_dims = whole.jaxpr, whole.in_dims
+def donated_aliases(function: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
+    """For each output the first free donated input of its shape, dtype, memory and split, paired like JAX."""
+    # In order and first fit, as XLA does: other pairings would copy buffers that JAX reuses.
+    free_inputs = [n for n, is_donated in enumerate(donated) if is_donated]
+    jaxpr = function.jaxpr
+    in_dims = function.in_dims
     aliases: list[int | None] = []
-    for aval, dim in zip(jaxpr.out_avals, whole.out_dims, strict=True):
-        match = next((n for n in free if _buffer(jaxpr.in_avals[n], in_dims[n]) == _buffer(aval, dim)), None)
+    for aval, dim in zip(jaxpr.out_avals, function.out_dims, strict=True):
+        match = next((n for n in free_inputs if _buffer(jaxpr.in_avals[n], in_dims[n]) == _buffer(aval, dim)), None)
         if match is not None:
-            free.remove(match)
+            free_inputs.remove(match)
         aliases.append(match)
     return tuple(aliases)
 

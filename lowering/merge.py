@@ -1,15 +1,15 @@
 """Merges compute sets that do not depend on each other: one sync and one exchange for all of them.
 
 Input: a graph and a program of lowered equations. Output: the same program with fewer steps; its sequences change, and
-compute sets that took others in have their vertex groups.
+a merged compute set has the vertex groups of all its members.
 
-A compute set moves up to an earlier one of the same IPU if no step between them, nor that one, touches what it touches.
-Merging never takes more cycles: tiles that had work in only one of the two do it at the same time. What it may cost is
-memory, since results are there earlier and operands of both at once; so a set moves only past a few steps, and only if
-the bytes of its results on a tile are worth less than the sync it saves, and the operands of a merged set take no more
-of a tile than those of one operation may. Host exchanges, loops, branches, calls and collectives are never passed.
+A compute set moves up to an earlier one of the same IPU if it is independent of that one and of all steps between.
+Merging never costs cycles: tiles with work in only one of the two do it at the same time. It may cost memory, because
+results are live earlier and operands of both at once; so a set moves past a few steps only, and only if the cost of the
+bytes of its results on a tile is below that of the sync it saves, and the operands of the merged set take no more of a
+tile than those of one operation may. Host exchanges, loops, branches, calls and collectives are never passed.
 
-Limits: dependence is by variable, so two writes to parts of one variable stay apart.
+Limits: dependence is by variable, so two writes to parts of one variable are not merged.
 """
 
 from __future__ import annotations
@@ -37,103 +37,106 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import element_bytes
 
-_MOST_PASSED = 16  # steps that a compute set moves past; assumed: further away little is independent and still small
-_LEAST_PRICE_CYCLES = 2.0  # of a byte, above which a merged set may read less than one operation; assumed
-_NAMED = 3  # compute sets in the name of a merged one
+_MAX_PASSED = 16  # steps that a compute set may pass; assumed: few farther sets are independent and have small results
+_MIN_BYTE_COST_CYCLES = 2.0  # cost of a byte above which a merged set may read less than one operation; assumed
+_MAX_NAMES = 3  # compute sets in the name of a merged one
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step of a sequence, its effects and, of a compute set, the IPU of all its vertices and what these read."""
+    """A step of a sequence with its effects; of a compute set also its one IPU, operand bytes and merged members."""
 
     program: Program
     effects: Effects
     ipu: int | None
     operand_bytes: int
-    taken_in: list[ComputeSet]
+    members: list[ComputeSet]
 
 
 def merge_compute_sets(graph: Graph, program: Program) -> None:
-    """Merges what can be merged in all sequences of a program, those of loops and functions too."""
-    most_bytes = _most_operand_bytes(graph)
+    """Merges independent compute sets in all sequences of a program, also those of loops and functions."""
+    max_bytes = _max_operand_bytes(graph)
     effects = EffectsOf(graph)
+    # The rounds of a collective have a schedule of their own.
     fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
     for node in list(distinct(program)):
         if type(node) is ProgramSequence and node not in fixed:
-            node.replace_all(_merged(graph, node, effects, most_bytes))
+            node.replace_all(_merged(graph, node, effects, max_bytes))
 
 
-def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, most_bytes: float) -> list[Program]:
+def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_bytes: float) -> list[Program]:
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])
-        place = None if step.ipu is None else _place_for(graph, steps, step, most_bytes - step.operand_bytes)
-        if place is None:
+        target = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.operand_bytes)
+        if target is None:
             steps.append(step)
             continue
-        place.effects = _both(place.effects, step.effects)
-        place.operand_bytes += step.operand_bytes
+        target.effects = _union(target.effects, step.effects)
+        target.operand_bytes += step.operand_bytes
         assert isinstance(program, Execute)
-        place.taken_in.append(program.compute_set)
-    return [_with_taken_in(graph, step) for step in steps]
+        target.members.append(program.compute_set)
+    return [_merged_step(graph, step) for step in steps]
 
 
-def _most_operand_bytes(graph: Graph) -> float:
-    """What a merged set may read on a tile: as much as one operation; above a price, in proportion less."""
-    target, price = graph.target, graph.byte_price_cycles
+def _max_operand_bytes(graph: Graph) -> float:
+    """Bytes that a merged set may read on a tile: as many as one operation, fewer where a byte costs more."""
+    target = graph.target
+    byte_cost_cycles = graph.byte_price_cycles
     return (
         target.available_memory_proportion
         * target.bytes_per_tile
-        * _LEAST_PRICE_CYCLES
-        / max(price, _LEAST_PRICE_CYCLES)
+        * _MIN_BYTE_COST_CYCLES
+        / max(byte_cost_cycles, _MIN_BYTE_COST_CYCLES)
     )
 
 
-def _place_for(graph: Graph, steps: list[_Step], step: _Step, most_bytes: float) -> _Step | None:
-    """The earliest step that a compute set can be merged into, if that reads few enough bytes."""
-    found = None
-    held_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
-    for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
+def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
+    """Earliest step that a compute set can be merged into, among those that read few enough bytes."""
+    place = None
+    memory_cost_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
+    for passed, earlier in enumerate(reversed(steps[-_MAX_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):
             break
-        is_worth = passed == 0 or held_cycles <= graph.target.internal_sync_cycles
-        if earlier.ipu == step.ipu and is_worth and earlier.operand_bytes <= most_bytes:
-            found = earlier
-    return found
+        # Next to each other nothing becomes live earlier.
+        is_worth = passed == 0 or memory_cost_cycles <= graph.target.internal_sync_cycles
+        if earlier.ipu == step.ipu and is_worth and earlier.operand_bytes <= max_bytes:
+            place = earlier
+    return place
 
 
-def _independent(one: Effects, other: Effects) -> bool:
+def _independent(left: Effects, right: Effects) -> bool:
     return (
-        one.writes.isdisjoint(other.writes)
-        and one.writes.isdisjoint(other.reads)
-        and one.reads.isdisjoint(other.writes)
+        left.writes.isdisjoint(right.writes)
+        and left.writes.isdisjoint(right.reads)
+        and left.reads.isdisjoint(right.writes)
     )
 
 
-def _both(one: Effects, other: Effects) -> Effects:
-    return Effects(one.reads | other.reads, one.writes | other.writes, one.kills | other.kills)
+def _union(left: Effects, right: Effects) -> Effects:
+    return Effects(left.reads | right.reads, left.writes | right.writes, left.kills | right.kills)
 
 
 def _ipu(graph: Graph, program: Program) -> int | None:
-    """The IPU that all vertices of a compute set are on; None for other steps, and for what is told of by name."""
+    """IPU of all vertices of a compute set; None for other steps, and for fallbacks, which a profile lists by name."""
     if not isinstance(program, Execute) or program.compute_set in graph.fallbacks:
         return None
-    ends = [end for group in graph.groups[program.compute_set] for end in _ends(group.tile)]
-    ipus = {tile // graph.target.tiles_per_ipu for tile in ends}
+    tiles = [tile for group in graph.groups[program.compute_set] for tile in _tile_range(group.tile)]
+    ipus = {tile // graph.target.tiles_per_ipu for tile in tiles}
     return ipus.pop() if len(ipus) == 1 else None
 
 
-def _ends(tile: np.ndarray) -> tuple[int, ...]:
-    """The first and the last tile that have a vertex; nothing where none has."""
+def _tile_range(tile: np.ndarray) -> tuple[int, ...]:
+    """First and last tile with a vertex; empty if there is none."""
     if not tile.size:
         return ()
-    first = int(tile.min())
-    return (first, int(tile.max())) if first != NO_TILE else _ends(tile[tile != NO_TILE])
+    first_tile = int(tile.min())
+    return (first_tile, int(tile.max())) if first_tile != NO_TILE else _tile_range(tile[tile != NO_TILE])
 
 
 def _operand_bytes(graph: Graph, program: Program) -> int:
-    """Bytes of what a compute set reads on a tile: its largest vertices, or all of them were that spread evenly."""
+    """Bytes that a compute set reads on a tile: of its largest blocks, or of an even share if that is more."""
     if not isinstance(program, Execute):
         return 0
     total = 0
@@ -145,17 +148,17 @@ def _operand_bytes(graph: Graph, program: Program) -> int:
 
 
 def _largest_blocks(group: VertexGroup, numbers: Sequence[int]) -> list[int]:
-    """For some fields of a group no fewer elements than the largest of their blocks has."""
-    named = [whole_axes(group, group.accesses[number]) for number in numbers]
-    if None in named:
+    """Upper bound on the elements of the largest block of some fields of a group."""
+    axes_by_field = [whole_axes(group, group.accesses[number]) for number in numbers]
+    if None in axes_by_field:
         shapes = block_shapes(group)
         return [prod(int(np.max(length, initial=0)) for length in shapes[number]) for number in numbers]
     longest = [int(np.diff(axis.cuts).max(initial=0)) for axis in group.axes]
-    return [prod(longest[axis] for axis in axes or ()) for axes in named]
+    return [prod(longest[axis] for axis in axes or ()) for axes in axes_by_field]
 
 
 def _result_bytes(graph: Graph, program: Program) -> int:
-    """Bytes of the results of a compute set on a tile, were they spread evenly over its vertices' tiles."""
+    """Bytes of a compute set's results on a tile, if spread evenly over the tiles of its vertices."""
     assert isinstance(program, Execute)
     total = 0
     for group in graph.groups[program.compute_set]:
@@ -165,26 +168,27 @@ def _result_bytes(graph: Graph, program: Program) -> int:
 
 
 def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
-    """Bytes on a tile of the tensors of some fields, were each spread evenly over the tiles of the vertices."""
+    """Bytes on a tile of the tensors of some fields, if spread evenly over the tiles of the vertices."""
+    # NO_TILE is −1: shifted by one, it is the first count, which is left out.
     tiles = max(1, int(np.count_nonzero(np.bincount((group.tile - NO_TILE).ravel())[1:])))
     sizes = (group.accesses[n].tensor.size * element_bytes(group.codelet.fields[n].dtype) for n in numbers)
     return [-(-size // tiles) for size in sizes]
 
 
-def _with_taken_in(graph: Graph, step: _Step) -> Program:
-    """The step as one compute set; those it took in leave the graph."""
-    if not step.taken_in:
+def _merged_step(graph: Graph, step: _Step) -> Program:
+    """Step as one compute set; its members leave the graph."""
+    if not step.members:
         return step.program
     assert isinstance(step.program, Execute)
-    members = [step.program.compute_set, *step.taken_in]
-    largest = max(members, key=lambda one: sum(group.num_vertices for group in graph.groups[one]))
-    merged = replace(largest, name=_name([one.name for one in members]))
-    named = [(group.name or one.name, group) for one in members for group in graph.groups.pop(one)]
-    graph.groups[merged] = [replace(group, name=name) for name, group in named]
+    members = [step.program.compute_set, *step.members]
+    largest = max(members, key=lambda member: sum(group.num_vertices for group in graph.groups[member]))
+    merged = replace(largest, name=_name([member.name for member in members]))
+    named_groups = [(group.name or member.name, group) for member in members for group in graph.groups.pop(member)]
+    graph.groups[merged] = [replace(group, name=name) for name, group in named_groups]
     return Execute(merged)
 
 
 def _name(names: list[str]) -> str:
-    several = list(dict.fromkeys(names))
-    more = f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
-    return ", ".join(several[:_NAMED]) + more
+    distinct_names = list(dict.fromkeys(names))
+    suffix = f" and {len(distinct_names) - _MAX_NAMES} more" if len(distinct_names) > _MAX_NAMES else ""
+    return ", ".join(distinct_names[:_MAX_NAMES]) + suffix

@@ -1,4 +1,4 @@
-"""Roles of the variables that no value of a jaxpr is in: copies, partial results, intermediates.
+"""Roles of the variables that hold no value of a jaxpr: copies, partial results, intermediates.
 
 Input: a graph and its program. Output: every variable of the graph that is no constant has a role.
 """
@@ -11,9 +11,10 @@ from ipujax.runtime.tensor.roles import INTERMEDIATES, PARTIALS
 
 
 def note_other_roles(graph: Graph, program: Program) -> None:
-    """Gives copies the role of what they are copies of, and others that of partial results or intermediates."""
+    """Gives copies the role of their source, and other variables that of partials or intermediates."""
     for node in distinct(program):
         if isinstance(node, Copy) and _fills_variable(node.destination):
+            # A copy of part of a variable says nothing of the other elements.
             graph.note_role(node.destination, graph.role_of(node.source))
     for variable in graph.variables:
         if not variable.is_constant:

@@ -1,12 +1,12 @@
-"""Pass `discharge`: values in the place of Refs, the arrays that change (`jax.new_ref`); loops carry them.
+"""Pass `discharge`: replaces Refs, the arrays that change (`jax.new_ref`), by values; loops carry them.
 
 Input: a traced jaxpr. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's own:
-`pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them. Refs that
-come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and results: see
+`pallas.run_state` runs a function of Refs, and its implementation discharges the function's reads and writes. Refs from
+outside, arguments or closed over, first become Refs made inside, of values that are inputs and results: see
 `with_state`.
 
-Source: `jax.new_ref`, jax 0.10. Limits: what `jax.jit` cannot run is refused, as a `custom_jvp` function that makes a
-Ref; and a `while` whose condition reads what its body changes, which `jax.jit` never ends.
+Source: `jax.new_ref`, jax 0.10. Limits: functions that `jax.jit` cannot run are refused, such as a `custom_jvp`
+function that makes a Ref; and a `while` whose condition reads a Ref that its body changes, which `jax.jit` never ends.
 """
 
 from __future__ import annotations
@@ -39,26 +39,28 @@ from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, wit
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, GraphError
 
-_MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, and of all that holds an equation which does
+_MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, also of equations with such an effect inside
 _CHANGES = frozenset({"WriteEffect", "AccumEffect"})
-_OF_INDICES = frozenset({"lt", "add", "select_n", "convert_element_type"})  # what JAX computes of an index below 0
-_RESULT = "ipu_result"  # the name of a weakly typed result, until Refs are gone
+_OF_INDICES = frozenset(
+    {"lt", "add", "select_n", "convert_element_type"}
+)  # JAX's operations on an index that may be negative
+_RESULT = "ipu_result"  # name of a weakly typed result until Refs are discharged
 _NO_AXES: Mapping[str, int] = MappingProxyType({})
 
 
 def is_ref(aval: Any) -> bool:
-    """Whether an abstract value is that of a Ref."""
+    """True for the abstract value of a Ref."""
     return isinstance(aval, jax.ref.AbstractRef)
 
 
 def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
-    """A jaxpr of arrays for one that is given Refs, or closes over some.
+    """Jaxpr of arrays for one that has Refs as arguments, or closes over some.
 
     Returns:
-        The jaxpr: it has the value of each Ref as input, those that are closed over behind the others, and its new
-        value as a further result, in the same order. And the Refs that are closed over. The jaxpr itself and none if it
-        has no Refs from outside.
+        The jaxpr, with the value of each Ref as input, those closed over last, and its new value as a further result in
+        the same order; and the Refs closed over. The jaxpr itself and none if it has no Refs from outside.
     """
+    # JAX passes Refs as arguments, but has those of an enclosing scope among the constants.
     closed_over = [value for value in jaxpr.consts if isinstance(value, jax.Ref)]
     avals = [*jaxpr.in_avals, *map(jax.typeof, closed_over)]
     if not any(map(is_ref, avals)):
@@ -68,8 +70,9 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
 
     def run(*values: jax.Array) -> list[jax.Array]:
         state: list[Any] = [jax.new_ref(x) if is_ref(aval) else x for x, aval in zip(values, avals, strict=True)]
-        given, refs = state[: len(jaxpr.in_avals)], iter(state[len(jaxpr.in_avals) :])
-        results = inner(*(next(refs) if isinstance(x, jax.Ref) else x for x in consts), *given)
+        arguments = state[: len(jaxpr.in_avals)]
+        closed_over_refs = iter(state[len(jaxpr.in_avals) :])
+        results = inner(*(next(closed_over_refs) if isinstance(x, jax.Ref) else x for x in consts), *arguments)
         return [*results, *(jax.freeze(x) for x, aval in zip(state, avals, strict=True) if is_ref(aval))]
 
     return jax.make_jaxpr(run)(*map(_aval_of_value, avals)), closed_over
@@ -79,11 +82,11 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
     """Returns an equal jaxpr without Refs.
 
     Args:
-        jaxpr: a jaxpr that is given none.
-        axes: the sizes of the named axes around it, but those of a function that is being traced.
+        jaxpr: a jaxpr without Refs among its arguments.
+        axes: sizes of the named axes around it, except those of a function that is being traced.
 
     Raises:
-        GraphError: where a Ref is used by what cannot be without.
+        GraphError: a Ref is used in a way that has no form without it.
     """
     if not any(map(_has_refs, jaxpr.jaxpr.eqns)):
         return jaxpr
@@ -92,15 +95,15 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs where what runs in parts, which has no state of its own, would be given them.
+    """Refuses Refs among the values of a function that runs in parts, which have no state of their own.
 
     Args:
-        who: what runs, for the message.
-        how: how it comes by the values, for the message.
+        who: the function, for the message.
+        how: its access to the values, for the message.
         values: arrays and Refs.
 
     Raises:
-        ArgumentError: if there are any.
+        ArgumentError: a Ref among the values.
     """
     for value in values:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
@@ -113,34 +116,37 @@ def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
 
 
 def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """What a call evaluates, for equations that hold it: without Refs.
+    """Function of a call without Refs, for equations that hold it.
 
     Args:
         jaxpr: the function, traced.
-        who: the function and what calls it, for the message.
-        axes: as in `discharge`.
+        who: the function and its caller, for the message.
+        axes: see `discharge`.
 
     Raises:
-        ArgumentError: for a Ref that the function closes over.
-        GraphError: as `discharge`.
+        ArgumentError: the function closes over a Ref.
+        GraphError: see `discharge`.
     """
     refuse_refs(who, "closes over", jaxpr.consts)
     return discharge(jaxpr, axes)
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
-    """Refuses a `while` whose condition reads what its body changes: by JAX's rule it never sees another value."""
+    """Refuses a `while` whose condition reads a Ref that its body changes: under JAX's rule it reads a constant."""
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
-            count, more = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            num_cond_consts = eqn.params["cond_nconsts"]
+            num_body_consts = eqn.params["body_nconsts"]
             body = eqn.params["body_jaxpr"].jaxpr
             changed = {id(effect.input) for effect in body.effects if type(effect).__name__ in _CHANGES}
-            inside = zip(eqn.invars[count : count + more], body.invars, strict=False)
-            if any(outer in variables(eqn.invars[:count]) for outer, inner in inside if id(inner) in changed):
+            operands = zip(eqn.invars[num_cond_consts : num_cond_consts + num_body_consts], body.invars, strict=False)
+            if any(
+                outer in variables(eqn.invars[:num_cond_consts]) for outer, inner in operands if id(inner) in changed
+            ):
                 raise GraphError(
                     "the condition of a loop reads a Ref that the loop changes",
                     where=source_line(eqn) or None,
-                    expected="a condition of what the loop carries: jax.jit reads the same value for ever here",
+                    expected="a condition of values in the carry: jax.jit reads the same value for ever here",
                     hint="the value read at the end of each iteration, as part of the carry",
                 )
 
@@ -153,20 +159,20 @@ def _has_refs(eqn: JaxprEqn) -> bool:
 
 
 def _check_memories(jaxpr: ClosedJaxpr) -> None:
-    """Refuses Refs beside arguments or results on the host: JAX's rules for Refs know one memory."""
+    """Refuses Refs together with arguments or results on the host: JAX's rules for Refs have one memory."""
     if any(map(is_on_host, (*jaxpr.in_avals, *jaxpr.out_avals))):
         lines = (source_line(eqn) for eqn in equations(jaxpr.jaxpr) if _has_refs(eqn))
         raise GraphError(
-            "a function with Refs takes or gives arrays that are on the host",
+            "a function with Refs has arguments or results on the host",
             where=next(filter(None, lines), None),
             expected="Refs, or arrays in memory of the host, in one function",
-            hint="pass what the Ref holds as a donated array; or fetch by jax.device_put outside of ipu.jit",
+            hint="pass the value of the Ref as a donated array; or fetch by jax.device_put outside of ipu.jit",
         )
 
 
 def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
-    """The jaxpr run by JAX's implementation of functions of Refs, traced."""
-    from jax.experimental.pallas import run_state  # takes a while, and few programs have Refs
+    """Traces the jaxpr as run by JAX's implementation of functions of Refs."""
+    from jax.experimental.pallas import run_state  # a slow import, and few programs have Refs
 
     opened, consts = constants_as_inputs(jaxpr)
     _check_memories(opened)
@@ -189,8 +195,9 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
         traced = make(of_values)(*avals[0], *avals[1])
     except NotImplementedError as error:
         raise _refusal(jaxpr.jaxpr, error) from error
+    # Inputs of the trace that were the initial values of results: nothing reads them, so they are cut off below.
     body = eliminate_dead_code(_with_results_as_computed(traced.jaxpr))
-    assert not any(used_inputs(body)[len(avals[0]) :]), "the first values of results are written over"
+    assert not any(used_inputs(body)[len(avals[0]) :]), "initial values of results are overwritten"
     body = body.replace(
         invars=body.invars[len(consts) : len(avals[0])],
         constvars=[*body.invars[: len(consts)], *body.constvars],
@@ -200,51 +207,55 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
 
 
 def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with named results in place of their copies in Refs, which are never weakly typed."""
-    made: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    """Jaxpr with named results in place of their copies in Refs, which are never weakly typed."""
+    producers: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
     def operand_of(primitive: str, atom: Atom) -> Atom | None:
-        eqn = made.get(atom) if isinstance(atom, Var) else None
+        eqn = producers.get(atom) if isinstance(atom, Var) else None
         return eqn.invars[0] if eqn is not None and eqn.primitive.name == primitive else None
 
     def named(atom: Atom) -> Atom | None:
-        is_result = isinstance(atom, Var) and atom in made and made[atom].params.get("name") == _RESULT
+        is_result = isinstance(atom, Var) and atom in producers and producers[atom].params.get("name") == _RESULT
         return operand_of("name", atom) if is_result else None
 
     def computed(atom: Atom) -> Atom:
-        before_cast = operand_of("convert_element_type", atom)
-        return named(atom) or (named(before_cast) if before_cast is not None else None) or atom
+        cast_operand = operand_of("convert_element_type", atom)
+        return named(atom) or (named(cast_operand) if cast_operand is not None else None) or atom
 
     return jaxpr.replace(outvars=[computed(atom) for atom in jaxpr.outvars])
 
 
-def _fold_indices(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
-    """Computes what follows from literals: with a start that is known, a slice moves nothing."""
-    known: dict[Atom, Atom] = {}
+def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
+    """Folds index arithmetic on literals: a slice with a constant start is a view."""
+    literals: dict[Atom, Atom] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.jaxpr.eqns:
-        eqn = eqn.replace(invars=[_read(known, atom) for atom in eqn.invars])
+        eqn = eqn.replace(invars=[_read(literals, atom) for atom in eqn.invars])
         values = [atom.val for atom in eqn.invars if isinstance(atom, Literal)]
         if eqn.primitive.name in _OF_INDICES and len(values) == len(eqn.invars):
+            # Also correct while a transformation traces this pass.
             with jax.ensure_compile_time_eval():
                 (value,) = eval_equation(eqn, *values)
-            known[eqn.outvars[0]] = Literal(np.asarray(value), eqn.outvars[0].aval)
+            literals[eqn.outvars[0]] = Literal(np.asarray(value), eqn.outvars[0].aval)
         else:
-            eqns.append(with_inner(eqn, inside))
-    outvars = [_read(known, atom) for atom in jaxpr.jaxpr.outvars]
+            eqns.append(with_inner(eqn, rewrite_inner))
+    outvars = [_read(literals, atom) for atom in jaxpr.jaxpr.outvars]
     return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns, outvars=outvars), jaxpr.consts)
 
 
-def _read(known: Mapping[Atom, Atom], atom: Atom) -> Atom:
-    return known.get(atom, atom) if isinstance(atom, Var) else atom
+def _read(literals: Mapping[Atom, Atom], atom: Atom) -> Atom:
+    return literals.get(atom, atom) if isinstance(atom, Var) else atom
 
 
 def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:
     users = [eqn for eqn in equations(jaxpr) if _has_refs(eqn)]
-    named = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users
-    line = next((line for eqn in named if (line := source_line(eqn))), None)
+    # JAX ends its message with the primitive that has no rule.
+    candidates = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users
+    line = next((line for eqn in candidates if (line := source_line(eqn))), None)
     return GraphError(
-        f"a Ref is used by {named[0].primitive} in a way that JAX cannot do without it" if named else "Refs stay",
+        f"a Ref is used by {candidates[0].primitive} in a way that JAX cannot do without it"
+        if candidates
+        else "Refs stay",
         where=line,
         got=str(error) or None,
         hint="read the Ref before and write it behind, or make what changes a result, or the carry of the loop",

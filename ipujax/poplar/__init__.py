@@ -53,5 +53,6 @@ from ipujax.public import public_names as _public_names
 from ipujax.runtime.graph import ComputeSet as ComputeSet, Function as Function
 from ipujax.runtime.tensor import Tensor as Tensor, append as append, concat as concat
 
-In, Out = Input, Output
+In = Input  # the short names of the guide's examples
+Out = Output
 __dir__ = _public_names(globals(), "program")

@@ -16,11 +16,16 @@ import numpy as np
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import dtype_name
 
-_NUMBERS = "biufcV"  # kinds of numpy types; V are those that numpy itself lacks, such as bfloat16
+_NUMBERS = "biufcV"  # kinds of NumPy types; V are those that NumPy itself lacks, such as bfloat16
 
 
 def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Type and shape, given in either order."""
+    """Canonical dtype and sizes of a variable; accepts type and shape in either order.
+
+    Raises:
+        GraphError: an unknown or 64-bit type, or a shape that is no sequence of sizes of at least 0.
+    """
+    # Poplar's order is type, shape; the runtime's is shape, dtype.
     dtype, shape = (b, a) if isinstance(a, list | tuple) else (a, b)
     try:
         sizes = tuple(as_int(n) for n in shape)
@@ -28,45 +33,47 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     except TypeError as error:
         got = f"{a!r}, {b!r}"
         raise GraphError(f"{name or 'unnamed'} has no type and shape", expected="FLOAT, [4]", got=got) from error
+    # Without `jax_enable_x64` JAX would narrow 64-bit types in silence.
     if isinstance(dtype, np.dtype) and (dtype.kind not in _NUMBERS or jax.dtypes.canonicalize_dtype(dtype) != dtype):
-        what = f"{name or 'unnamed'} is of {dtype_name(dtype)}"
-        raise GraphError(what, expected="a type of at most 32 bits, such as FLOAT or INT")
+        message = f"{name or 'unnamed'} is of {dtype_name(dtype)}"
+        raise GraphError(message, expected="a type of at most 32 bits, such as FLOAT or INT")
     if any(n < 0 for n in sizes):
         raise GraphError(f"{name or 'unnamed'} has a negative size", expected="sizes of at least 0", got=list(sizes))
     return dtype, sizes
 
 
-def filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
-    """An array of a shape, from one value for all elements or one value an element."""
-    array = held(values, dtype, f"values of {what}")
+def filled(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
+    """Broadcasts one value, or reshapes one value for each element in row-major order, to an array of a shape."""
+    array = held(values, dtype, f"values of {name}")
     if array.size == 1:
         return np.full(shape, array.reshape(())[()], dtype)
     if array.size != np.prod(shape, dtype=int):
-        raise GraphError(f"values of {what}", expected=f"{np.prod(shape, dtype=int)} or one", got=array.size)
+        raise GraphError(f"values of {name}", expected=f"{np.prod(shape, dtype=int)} or one", got=array.size)
     return array.reshape(shape)
 
 
-def held(values: Any, dtype: Any, what: str) -> np.ndarray:
+def held(values: Any, dtype: Any, name: str) -> np.ndarray:
     """Converts values to a type that can represent them; floats may be rounded, anything else must be exact.
 
     Args:
         values: a number, or an array or nested list of them.
         dtype: the type.
-        what: name of the values in error messages.
+        name: name of the values in error messages.
 
     Raises:
         GraphError: values that are not numbers, or that the type cannot represent.
     """
     try:
-        given = np.asarray(values)
+        source = np.asarray(values)
     except ValueError:  # rows of different lengths
-        given = np.asarray(None)
-    fits = given.dtype.kind in _NUMBERS and not (given.dtype.kind == "c" and dtype.kind != "c")
-    if fits:
+        source = np.asarray(None)
+    is_representable = source.dtype.kind in _NUMBERS and not (source.dtype.kind == "c" and dtype.kind != "c")
+    if is_representable:
+        # NumPy warns of every overflowing cast; the comparison below finds them all.
         with np.errstate(all="ignore"):
-            array = given.astype(dtype)
-            exact = array == given if dtype.kind in "biu" else np.isfinite(array) | ~np.isfinite(given)
-        fits = bool(np.all(exact))
-    if not fits:
-        raise GraphError(what, expected=f"numbers that {dtype_name(dtype)} holds", got=repr(values))
+            array = source.astype(dtype)
+            exact = array == source if dtype.kind in "biu" else np.isfinite(array) | ~np.isfinite(source)
+        is_representable = bool(np.all(exact))
+    if not is_representable:
+        raise GraphError(name, expected=f"numbers that {dtype_name(dtype)} holds", got=repr(values))
     return array

@@ -1,8 +1,8 @@
 """Devices and targets with Poplar's names: `IPUModel().create_device().get_target()`.
 
-`Target` is the machine description of the runtime with Poplar's getters. A `Device` is what an engine loads on: a model
-of IPUs, or the CPU, which is one tile with one worker and no limit of memory. All devices are models, so attaching to
-one can fail only because it is attached already.
+`Target` is the runtime's machine description with Poplar's getters. An engine loads on a `Device`: a model of IPUs, or
+the CPU, which is one tile with one worker and unlimited memory. All devices are models, so `attach` fails only on a
+device that is attached already.
 
 Source: Poplar & PopLibs user guide, "Programming with Poplar"; names of getters from poplar::Target.
 """
@@ -19,7 +19,7 @@ from ipujax.runtime.errors import TargetError
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target as RuntimeTarget, nearest, preset
 
-# Poplar's names of architectures, and the presets' own.
+# Poplar's names of architectures, and the names of the presets themselves.
 _ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"})
 _TYPES = ("IPU_MODEL", "CPU")  # there is no hardware to list
 _CPU_BYTES = 2**40  # assumed: more than any program here needs
@@ -32,7 +32,7 @@ class Target(RuntimeTarget):
 
     @classmethod
     def of(cls, target: RuntimeTarget) -> Target:
-        """The same machine with Poplar's getters.
+        """Adds Poplar's getters to a machine description.
 
         Raises:
             TargetError: for anything that is no machine description.
@@ -43,14 +43,15 @@ class Target(RuntimeTarget):
         return target if isinstance(target, Target) else cls(**target._values(), sources=target.sources)
 
     def replace(self, **changes: Any) -> Target:
-        """As `ipujax.Target.replace`."""
+        """Copy with changed fields; see `ipujax.Target.replace`."""
         return Target.of(super().replace(**changes))
 
+    # `sources` is a read-only mapping, which pickle cannot store; a dict can be.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._values() | {"sources": dict(self.sources)},)
 
     def get_target_type(self) -> str:
-        """The kind of device, "CPU" or "IPU_MODEL"."""
+        """Kind of device, "CPU" or "IPU_MODEL"."""
         return "CPU" if self.name == "cpu" else "IPU_MODEL"
 
     def get_target_arch_string(self) -> str:
@@ -113,13 +114,15 @@ class Device:
     __slots__ = ("_attached", "_id", "_target")
 
     def __init__(self, target: RuntimeTarget, device_id: int = 0) -> None:
-        self._target, self._id, self._attached = Target.of(target), device_id, False
+        self._target = Target.of(target)
+        self._id = device_id
+        self._attached = False
 
     @staticmethod
     def create_cpu_device() -> Device:
         """The host's CPU as one tile with one worker: numbers, and no limit of memory."""
-        one = preset("mk2").replace(name="cpu", tiles_per_ipu=1, worker_contexts=1, bytes_per_tile=_CPU_BYTES)
-        return Device(one)
+        target = preset("mk2").replace(name="cpu", tiles_per_ipu=1, worker_contexts=1, bytes_per_tile=_CPU_BYTES)
+        return Device(target)
 
     @property
     def target(self) -> Target:
@@ -128,11 +131,11 @@ class Device:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the device is attached."""
+        """True while the device is attached."""
         return self._attached
 
     def get_target(self) -> Target:
-        """Its machine description."""
+        """Its machine description, under Poplar's name."""
         return self._target
 
     def get_id(self) -> int:
@@ -181,14 +184,15 @@ class IPUModel:
             TargetError: for an unknown version, or an invalid number.
         """
         if self.ipu_version not in _ARCHS:
-            what, hint = f"no IPU {self.ipu_version!r}", nearest(self.ipu_version, _ARCHS)
-            raise TargetError(what, expected=f"one of {sorted(_ARCHS)}", got=repr(self.ipu_version), hint=hint)
-        wanted = {
+            message = f"no IPU {self.ipu_version!r}"
+            hint = nearest(self.ipu_version, _ARCHS)
+            raise TargetError(message, expected=f"one of {sorted(_ARCHS)}", got=repr(self.ipu_version), hint=hint)
+        overrides = {
             "tiles_per_ipu": self.tiles_per_ipu,
             "bytes_per_tile": self.bytes_per_tile,
             "internal_sync_cycles": self.min_ipu_sync_delay,
         }
-        changes = {name: value for name, value in wanted.items() if value is not None}
+        changes = {name: value for name, value in overrides.items() if value is not None}
         target = preset(_ARCHS[self.ipu_version], self.num_ipus)
         return Device(target.replace(**changes) if changes else target)
 
@@ -203,6 +207,7 @@ class DeviceManager:
     __slots__ = ("_devices",)
 
     def __init__(self, num_ipus: int = 1) -> None:
+        # Two names of one machine give one device; a dict keeps the order of the table.
         presets = dict.fromkeys(_ARCHS.values())
         self._devices = tuple(Device(preset(name, num_ipus), number) for number, name in enumerate(presets))
 
@@ -235,12 +240,12 @@ class DeviceManager:
         Raises:
             TargetError: if there is none.
         """
-        fitting = self.get_devices(num_ipus=num_ipus)
-        for device in fitting:
+        candidates = self.get_devices(num_ipus=num_ipus)
+        for device in candidates:
             if device.attach():
                 return device
-        hint = "device.detach() of one of them" if fitting else f"DeviceManager({num_ipus})"
-        raise TargetError(f"no device of {num_ipus} IPUs is free", got=f"{len(fitting)}, all taken", hint=hint)
+        hint = "device.detach() of one of them" if candidates else f"DeviceManager({num_ipus})"
+        raise TargetError(f"no device of {num_ipus} IPUs is free", got=f"{len(candidates)}, all taken", hint=hint)
 
     def get_device(self, device_id: int) -> Device:
         """The device of a number.

@@ -46,17 +46,18 @@ def check_arguments(module: dict[str, Any]) -> None:
 
 
 def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that refuses arguments which do not fit its signature and the kinds of its annotations.
+    """Wraps a function so that it refuses arguments of the wrong number, name or kind.
 
     Args:
-        name: what users call it.
-        fun: the function.
+        name: the name that users call.
+        fun: the function, with annotations.
 
     Returns:
         The function, which raises `ArgumentTypeError` for missing or unknown arguments and `GraphError` for an argument
-        of another kind.
+        of another kind than its annotation.
     """
 
+    # Evaluated at the first call: annotations may name types that are imported later.
     @functools.cache
     def signature() -> inspect.Signature:
         return inspect.signature(fun, eval_str=True)
@@ -64,42 +65,49 @@ def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         for parameter, value in check_call(name, signature(), args, kwargs).arguments.items():
-            taken = signature().parameters[parameter]
-            values = value if taken.kind is taken.VAR_POSITIONAL else [value]
-            wrong = [v for v in values if v is not taken.default and not _is_of(v, taken.annotation)]
-            if wrong:
-                what, expected = f"{name}: argument {parameter}", _kind_in_words(taken.annotation)
+            declared = signature().parameters[parameter]
+            values = value if declared.kind is declared.VAR_POSITIONAL else [value]
+            misfits = [v for v in values if v is not declared.default and not _is_of(v, declared.annotation)]
+            if misfits:
+                message = f"{name}: argument {parameter}"
+                expected = _kind_in_words(declared.annotation)
                 hint = (
-                    "graph.add_constant" if taken.annotation is Tensor and isinstance(wrong[0], int | float) else None
+                    "graph.add_constant"
+                    if declared.annotation is Tensor and isinstance(misfits[0], int | float)
+                    else None
                 )
-                raise GraphError(what, where=user_line(), expected=expected, got=shortened(wrong[0]), hint=hint)
+                raise GraphError(message, where=user_line(), expected=expected, got=shortened(misfits[0]), hint=hint)
         return fun(*args, **kwargs)
 
     return call
 
 
-_NUMBERS = {int: "__index__", float: "__float__"}  # what makes a value such a number
+_NUMBERS = {int: "__index__", float: "__float__"}  # the method that a number of this kind has
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated kind; literals and numbers are looked at by the functions themselves."""
-    origin, parts = get_origin(kind), get_args(kind)
+    """Tests a value against an annotation; literals and numbers are checked further by the functions themselves."""
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin in (Union, UnionType):
-        return any(_is_of(value, part) for part in parts)
+        return any(_is_of(value, alternative) for alternative in kinds)
     if kind in _NUMBERS:
         return any(hasattr(value, method) for method in (_NUMBERS[kind], "__index__"))
     if origin in (tuple, list, Sequence):
         is_several = isinstance(value, list | tuple | range | np.ndarray)
-        return is_several and all(any(_is_of(v, part) for part in parts if part is not ...) for v in value)
+        return is_several and all(
+            any(_is_of(v, element_kind) for element_kind in kinds if element_kind is not ...) for v in value
+        )
     return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
 def _kind_in_words(kind: Any) -> str:
-    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not ...]
+    origin = get_origin(kind)
+    element_kinds = [element_kind for element_kind in get_args(kind) if element_kind is not ...]
     if origin in (Union, UnionType):
-        return " or ".join(map(_kind_in_words, parts))
+        return " or ".join(map(_kind_in_words, element_kinds))
     if origin in (tuple, list, Sequence):
-        return f"a list, each {' or '.join(dict.fromkeys(map(_kind_in_words, parts)))}"
+        return f"a list, each {' or '.join(dict.fromkeys(map(_kind_in_words, element_kinds)))}"
     names = {int: "a whole number", float: "a number", NoneType: "None", bool: "True or False", str: "a string"}
     word = getattr(kind, "__name__", str(kind))
     return names.get(kind) or f"{'an' if word[0] in 'AEIOU' else 'a'} {word}"
@@ -130,20 +138,21 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
         raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
 
 
-def known(kind: str, table: Mapping[str, Any], what: str) -> Any:
-    """The entry of a table of kinds.
+def known(kind: str, table: Mapping[str, Any], noun: str) -> Any:
+    """Looks up an entry of a table by its kind.
 
     Args:
         kind: its key.
         table: entries by key.
-        what: what an entry is, for the error.
+        noun: word for an entry, for the error.
 
     Raises:
         GraphError: no such entry.
     """
     if kind not in table:
-        expected, hint = f"one of {', '.join(table)}", nearest(kind, table)
-        raise GraphError(f"no {what} {kind!r}", where=user_line(), expected=expected, got=repr(kind), hint=hint)
+        expected = f"one of {', '.join(table)}"
+        hint = nearest(kind, table)
+        raise GraphError(f"no {noun} {kind!r}", where=user_line(), expected=expected, got=repr(kind), hint=hint)
     return table[kind]
 
 
@@ -163,7 +172,9 @@ def add(
     check_tensors(name, *operands)
     if not isinstance(graph, Graph) or not isinstance(prog, Program):
         got = f"{type(graph).__name__} and {type(prog).__name__}"
-        raise GraphError(f"{name}: nowhere to add it", where=user_line(), expected="a Graph and a Sequence", got=got)
+        raise GraphError(
+            f"{name}: no graph and program to add to", where=user_line(), expected="a Graph and a Sequence", got=got
+        )
     try:
         return emit(graph, fun, operands, prog, name, into)
     except (TypeError, ValueError) as error:
@@ -172,15 +183,15 @@ def add(
 
 
 def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
-    """As `add`, for one result that never aliases an operand.
+    """Adds the operations of a function like `add`, and copies a result that aliases an operand.
 
     Raises:
-        GraphError: as `add`.
+        GraphError: see `add`.
     """
     result: Tensor = add(graph, fun, operands, prog, name)
     if not {v for x in operands for v in x.variables()} & {v for v in result.variables() if not v.is_constant}:
         return result
     with placing(graph):
-        own = add_like(graph, result, name)
-    prog.add(Copy(result, own, f"{name}/copy", graph.origin))
-    return own
+        copy = add_like(graph, result, name)
+    prog.add(Copy(result, copy, f"{name}/copy", graph.origin))
+    return copy

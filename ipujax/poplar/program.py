@@ -42,7 +42,7 @@ class PrintStream(HostStream):
 
     Args:
         title: printed before the tensor.
-        replicated: whether dimension 0 counts replicas.
+        replicated: True if dimension 0 counts replicas.
     """
 
     title: str = ""
@@ -55,9 +55,9 @@ class AbortStream(HostStream):
 
     Args:
         message: the error message.
-        is_flag: whether the value is the flag of an `AbortOn`; otherwise the run always ends and the value is shown.
+        is_flag: True for the flag of an `AbortOn`; False if the run always ends and the error shows the value.
         where: the user's line.
-        replicated: whether dimension 0 counts replicas.
+        replicated: True if dimension 0 counts replicas.
     """
 
     message: str = ""
@@ -66,7 +66,7 @@ class AbortStream(HostStream):
     replicated: bool = False
 
 
-def _here() -> Origin:
+def _user_origin() -> Origin:
     return Origin.at(user_place())
 
 
@@ -84,7 +84,7 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
         GraphError: for different sizes or types, a stream of the other direction, or an offset without remote buffer or
             of another type.
     """
-    origin = _here()
+    origin = _user_origin()
     match source, destination:
         case Tensor(), Tensor():
             program: Program = _tensor_copy(source, destination, name, origin)
@@ -126,7 +126,7 @@ def CrossReplicaCopy(
     Raises:
         GraphError: for different sizes or types, or a map of anything but numbers of replicas.
     """
-    origin = _here()
+    origin = _user_origin()
     try:
         pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in _items(replica_map))
     except (TypeError, ValueError) as error:
@@ -141,20 +141,21 @@ def CrossReplicaCopy(
 
 def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin) -> nodes.Copy:
     if source.size != destination.size or source.dtype != destination.dtype:
-        what = f"copy {name} joins tensors of different sizes or types"
-        raise GraphError(what, where=origin, expected=_described(source), got=_described(destination))
-    same = source.shape == destination.shape
-    return nodes.Copy(source, destination if same else destination.reshape(source.shape), name, origin)
+        message = f"copy {name} joins tensors of different sizes or types"
+        raise GraphError(message, where=origin, expected=_described(source), got=_described(destination))
+    # Poplar copies tensors of different shapes in row-major order; a view of equal shape stays the same object.
+    is_equal_shape = source.shape == destination.shape
+    return nodes.Copy(source, destination if is_equal_shape else destination.reshape(source.shape), name, origin)
 
 
 def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin) -> HostStream:
     if stream.direction != direction:
-        what = f"stream {stream.handle} goes the other way"
-        raise GraphError(what, where=origin, expected=direction, got=stream.direction)
+        message = f"stream {stream.handle} has the other direction"
+        raise GraphError(message, where=origin, expected=direction, got=stream.direction)
     if stream.num_elements != tensor.size or stream.dtype != tensor.dtype:
-        what = f"copy joins stream {stream.handle} and a tensor of another size or type"
+        message = f"copy joins stream {stream.handle} and a tensor of another size or type"
         expected = f"{dtype_name(stream.dtype)}[{stream.num_elements}]"
-        raise GraphError(what, where=origin, expected=expected, got=_described(tensor))
+        raise GraphError(message, where=origin, expected=expected, got=_described(tensor))
     return stream.host
 
 
@@ -164,12 +165,13 @@ def _remote(
     """The tensor as rows of a remote buffer, and the row numbers."""
     rows = buffer.repeats if offset is None else offset.size
     if tensor.size != rows * buffer.num_elements or tensor.dtype != buffer.dtype:
-        what = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
+        message = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
         expected = f"{dtype_name(buffer.dtype)}[{rows}, {buffer.num_elements}]"
-        raise GraphError(what, where=origin, expected=expected, got=_described(tensor))
+        raise GraphError(message, where=origin, expected=expected, got=_described(tensor))
     if offset is not None and offset.dtype not in (INT, UNSIGNED_INT):
-        what, expected = f"offset into remote buffer {buffer.handle}", "int32 or uint32 numbers of rows"
-        raise GraphError(what, where=origin, expected=expected, got=_described(offset))
+        message = f"offset into remote buffer {buffer.handle}"
+        expected = "int32 or uint32 numbers of rows"
+        raise GraphError(message, where=origin, expected=expected, got=_described(offset))
     return tensor.reshape((rows, buffer.num_elements)), None if offset is None else offset.flatten()
 
 
@@ -179,17 +181,17 @@ def Repeat(count: int, body: Program) -> Program:
     Raises:
         GraphError: a count that is no whole number from 0 to 4,294,967,295.
     """
-    return nodes.Repeat(count, body, _here())
+    return nodes.Repeat(count, body, _user_origin())
 
 
 def RepeatWhileTrue(condition: Program, predicate: Tensor, body: Program) -> Program:
     """Runs `condition`; while the BOOL element it wrote to `predicate` is true, `body` and `condition` again."""
-    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _here())
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _user_origin())
 
 
 def RepeatWhileFalse(condition: Program, predicate: Tensor, body: Program) -> Program:
-    """As `RepeatWhileTrue`, until the predicate is true."""
-    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _here(), until=True)
+    """Runs `condition`; while the BOOL element it wrote to `predicate` is false, `body` and `condition` again."""
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _user_origin(), until=True)
 
 
 RepeatWhile = RepeatWhileTrue
@@ -197,7 +199,7 @@ RepeatWhile = RepeatWhileTrue
 
 def If(predicate: Tensor, true_body: Program, false_body: Program | None = None) -> Program:
     """Runs one of two programs by a BOOL element."""
-    return nodes.If(_scalar(predicate, "predicate", BOOL), true_body, false_body or Sequence(), _here())
+    return nodes.If(_scalar(predicate, "predicate", BOOL), true_body, false_body or Sequence(), _user_origin())
 
 
 def Switch(
@@ -208,25 +210,26 @@ def Switch(
     Args:
         control: one element.
         cases: programs by value.
-        default: what runs for any other value; nothing when None.
+        default: program for any other value; nothing runs when None.
 
     Raises:
         GraphError: a control of another type, no cases, or a value that has two programs or is not of its type.
     """
-    origin = _here()
+    origin = _user_origin()
     try:
         pairs = [(as_int(value), program) for value, program in _items(cases)]
     except (TypeError, ValueError) as error:
         expected = "{value: program}, or pairs"
         raise GraphError("no cases of a switch", where=origin, expected=expected, got=repr(cases)) from error
-    values, programs = tuple(value for value, _ in pairs), tuple(program for _, program in pairs)
+    values = tuple(value for value, _ in pairs)
+    programs = tuple(program for _, program in pairs)
     if len(set(values)) < len(values):
         raise GraphError("a value of a switch has two programs", where=origin, got=values)
     selector = _scalar(control, "control", INT, UNSIGNED_INT)
     limits = np.iinfo(selector.dtype)
     if any(not limits.min <= value <= limits.max for value in values):
-        what = f"a case that {dtype_name(selector.dtype)} does not hold"
-        raise GraphError(what, where=origin, expected=f"{limits.min} … {limits.max}", got=values)
+        message = f"a case that {dtype_name(selector.dtype)} does not hold"
+        raise GraphError(message, where=origin, expected=f"{limits.min} … {limits.max}", got=values)
     return nodes.Switch(selector, programs, default or Sequence(), origin, values)
 
 
@@ -234,7 +237,7 @@ def Sync(kind: SyncKind = "external") -> Program:
     """Makes the tiles of each IPU ("internal"), or all IPUs and the host ("external"), wait for one another."""
     if kind not in ("internal", "external"):
         raise GraphError("no such sync", expected='"internal" or "external"', got=repr(kind))
-    return nodes.Sync(kind, _here())
+    return nodes.Sync(kind, _user_origin())
 
 
 def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
@@ -244,12 +247,16 @@ def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
         return PrintTensor(names, title)
     if not isinstance(tensor, Tensor):
         raise GraphError(f"PrintTensor({title!r}) prints no tensor", got=tensor, hint="PrintTensor(title, tensor)")
-    return nodes.StreamOut(tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _here())
+    # A print is a transfer to the host, so the profile counts it as one.
+    return nodes.StreamOut(
+        tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _user_origin()
+    )
 
 
 def AbortOn(predicate: Tensor, message: str = "") -> Program:
     """Ends the run with an `EngineError` if a BOOL element is true."""
-    origin, predicate = _here(), _scalar(predicate, "predicate", BOOL)
+    origin = _user_origin()
+    predicate = _scalar(predicate, "predicate", BOOL)
     name = f"abort {message}".rstrip()
     stream = AbortStream(name, (), predicate.dtype, message=message, is_flag=True, where=origin)
     return nodes.StreamOut(predicate, stream, origin)
@@ -257,7 +264,7 @@ def AbortOn(predicate: Tensor, message: str = "") -> Program:
 
 def ErrorProgram(message: str, tensor: Tensor) -> Program:
     """Ends the run with an `EngineError` that shows a tensor."""
-    origin = _here()
+    origin = _user_origin()
     if not isinstance(tensor, Tensor):
         raise GraphError(f"ErrorProgram({message!r}) shows no tensor", got=repr(tensor))
     stream = AbortStream(f"error {message}", tensor.shape, tensor.dtype, message=message, is_flag=False, where=origin)
@@ -269,10 +276,10 @@ def _items(pairs: Any) -> Any:
     return pairs.items() if isinstance(pairs, Mapping) else pairs
 
 
-def _scalar(tensor: Tensor, what: str, *dtypes: Any) -> Tensor:
+def _scalar(tensor: Tensor, role: str, *dtypes: Any) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.size != 1 or tensor.dtype not in dtypes:
         expected = f"a tensor of one {' or '.join(map(dtype_name, dtypes))}"
-        raise GraphError(f"a {what} is one element", where=user_line(), expected=expected, got=_described(tensor))
+        raise GraphError(f"a {role} is one element", where=user_line(), expected=expected, got=_described(tensor))
     return tensor.reshape(())
 
 

@@ -33,7 +33,7 @@ StreamDirection = Literal["host_to_device", "device_to_host"]
 
 
 class ReplicatedStreamMode(Enum):
-    """Whether the replicas of a graph receive separate data from a stream, or all the same."""
+    """Data that a stream delivers to the replicas of a graph: separate data for each, or the same for all."""
 
     REPLICATE = "replicate"
     BROADCAST = "broadcast"
@@ -47,7 +47,7 @@ class DataStream:
         handle: its name, which the engine connects to a buffer or a callback.
         dtype: type of its elements.
         num_elements: elements of one transfer.
-        direction: which way data goes.
+        direction: "host_to_device" or "device_to_host".
         host: the runtime's channel, of one flat value a transfer.
         origin: the user's line that added it.
         replicas: replicas of the graph it was added to.
@@ -63,7 +63,7 @@ class DataStream:
 
     @property
     def is_by_replica(self) -> bool:
-        """Whether each of several replicas has separate data."""
+        """True if each of several replicas has separate data."""
         return self.replicas > 1 and not self.host.broadcast
 
     @property

@@ -2,7 +2,7 @@
 
 `collective_schedules` describes a collective as data: levels of groups of replicas. `cheapest` chooses the schedule of
 least cost on the links of the machine, `rounds` adds it to a program, `stacked` computes it on arrays of all replicas,
-and `collectives` is what lowering rules and Poplar programs call.
+and `collectives` has the functions for lowering rules and Poplar programs.
 """
 
 from ipujax.lowering.gcl.collective_params import (

@@ -1,9 +1,9 @@
-"""The semantics of JAX's collective primitives: a table from a primitive's name to its `Form`.
+"""Semantics of JAX's collective primitives: a table from a primitive's name to its `Form`.
 
-Input: an equation over the axis of replicas. Output: its groups of replicas, and how operands and results are arranged
-for `stacked` and `collectives`, which number parts by a leading dimension of ranks.
+Input: an equation over the axis of replicas. Output: its groups of replicas, and the rearrangements of operands and
+results for `stacked` and `collectives`, in which a leading dimension of ranks numbers the parts of a value.
 
-    reduce    psum, pmax, pmin, all_reduce   all of every operand; axes that `vmap` made dimensions first
+    reduce    psum, pmax, pmin, all_reduce   all elements of every operand; axes that `vmap` made dimensions first
     gather    all_gather                     ranks become a dimension, or are joined along one (`tiled`)
     scatter   reduce_scatter                 a dimension is ranks, or is cut into them
     exchange  all_to_all                     one dimension is cut into ranks, they are joined along another
@@ -30,48 +30,50 @@ from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
-AXIS = "replica"  # the name of the axis of replicas, unless the user gives it another
+AXIS = "replica"  # default name of the axis of replicas
+# `all_reduce` names its monoid in its parameters.
 MONOIDS = {"psum": "add", "pmax": "max", "pmin": "min"}
 Kind = Literal["reduce", "gather", "scatter", "exchange", "permute", "index"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A reshape, a permutation of dimensions and a reshape.
+    """Rearrangement of a value: a reshape, a permutation of dimensions and a reshape.
 
     Args:
         cut: shape before the permutation.
         order: the permutation.
-        joined: shape after it.
+        shape: shape of the result.
     """
 
     cut: tuple[int, ...]
     order: tuple[int, ...]
-    joined: tuple[int, ...]
+    shape: tuple[int, ...]
 
     def of(self, x: Tensor) -> Tensor:
-        """The arrangement of a tensor, a view."""
-        return x.reshape(self.cut).transpose(self.order).reshape(self.joined)
+        """Rearranged view of a tensor."""
+        return x.reshape(self.cut).transpose(self.order).reshape(self.shape)
 
     def of_all(self, x: jax.Array) -> jax.Array:
-        """The arrangement of the arrays of all replicas, a leading dimension."""
+        """Rearranged arrays of all replicas, [replicas, …]."""
         replicas = x.shape[:1]
-        moved = x.reshape(replicas + self.cut).transpose((0, *(n + 1 for n in self.order)))
-        return moved.reshape(replicas + self.joined)
+        # Dimension 0 counts replicas and stays first.
+        permuted = x.reshape(replicas + self.cut).transpose((0, *(n + 1 for n in self.order)))
+        return permuted.reshape(replicas + self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The semantics of a collective equation.
+    """Semantics of a collective equation.
 
     Args:
         kind: see the table above.
         groups: replicas by rank.
-        monoid: how values combine, where they do.
-        pairs: of a permutation.
+        monoid: operation that combines values in a reduction.
+        pairs: (source, destination) replicas of a permutation.
         dims: dimensions of the operand that are reduced first.
-        before: arranges the operand as [ranks, …].
-        after: arranges the result [ranks, …] as the equation's.
+        before: rearranges the operand to [ranks, …].
+        after: rearranges the result [ranks, …] to the equation's.
     """
 
     kind: Kind
@@ -84,18 +86,18 @@ class Form:
 
     @property
     def is_same(self) -> bool:
-        """Whether all replicas get equal results, whatever they give."""
-        one_source = self.kind == "permute" and len({source for source, _ in self.pairs}) == 1
-        everyone = len(self.pairs) == sum(map(len, self.groups))
-        return (self.kind in ("reduce", "gather") and len(self.groups) == 1) or (one_source and everyone)
+        """True if the results are equal on all replicas for any operands."""
+        has_one_source = self.kind == "permute" and len({source for source, _ in self.pairs}) == 1
+        reaches_all = len(self.pairs) == sum(map(len, self.groups))
+        return (self.kind in ("reduce", "gather") and len(self.groups) == 1) or (has_one_source and reaches_all)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether groups differ in size."""
+        """True if the groups differ in size."""
         return len({len(group) for group in self.groups}) > 1
 
     def compute(self, operands: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
-        """The results on arrays of all replicas, [replicas, …]."""
+        """Results on arrays of all replicas, [replicas, …]."""
         if self.kind == "index":
             return [jnp.arange(replicas, dtype=np.int32)]
         if self.kind == "reduce":
@@ -116,7 +118,7 @@ _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
 
 
 def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
-    """The groups of an equation; refuses those that leave replicas out, or differ in size where parts go by rank."""
+    """Groups of an equation; refuses those that leave replicas out, or, for parts by rank, differ in size."""
     groups = stacked.whole(eqn.params.get("axis_index_groups"), replicas)
     sizes = sorted({len(group) for group in groups})
     if sorted(replica for group in groups for replica in group) != list(range(replicas)):
@@ -126,7 +128,7 @@ def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups
     else:
         return groups
     raise GraphError(
-        f"{eqn.primitive.name} over groups that cannot be",
+        f"{eqn.primitive.name} over invalid groups",
         where=source_line(eqn) or None,
         expected=expected,
         got=f"axis_index_groups={[list(group) for group in groups]}",
@@ -134,55 +136,70 @@ def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups
 
 
 def _reduce(eqn: JaxprEqn, replicas: int) -> Form:
-    axes, monoid = eqn.params["axes"], eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
-    alone = tuple((replica,) for replica in range(replicas))
-    groups = _groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else alone
+    axes = eqn.params["axes"]
+    monoid = eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
+    # Only over axes that `vmap` made dimensions: a reduction of each replica by itself.
+    single_groups = tuple((replica,) for replica in range(replicas))
+    groups = _groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else single_groups
     return Form("reduce", groups, monoid, dims=tuple(axis for axis in axes if not isinstance(axis, str)))
 
 
 def _gather(eqn: JaxprEqn, replicas: int) -> Form:
-    groups, dim = _groups(eqn, replicas), eqn.params["all_gather_dimension"]
-    shape, out = (len(groups[0]), *shape_of(eqn.invars[0])), shape_of(eqn.outvars[0])
+    groups = _groups(eqn, replicas)
+    dim = eqn.params["all_gather_dimension"]
+    shape = (len(groups[0]), *shape_of(eqn.invars[0]))
+    out = shape_of(eqn.outvars[0])
+    # Moves the leading dimension of ranks to `dim`.
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
     return Form("gather", groups, after=Arrangement(shape, order, out))
 
 
 def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
-    groups, dim = _groups(eqn, replicas), eqn.params["scatter_dimension"]
-    shape, ranks = shape_of(eqn.invars[0]), len(groups[0])
+    groups = _groups(eqn, replicas)
+    dim = eqn.params["scatter_dimension"]
+    shape = shape_of(eqn.invars[0])
+    ranks = len(groups[0])
     cut = _cut(shape, dim, ranks)
-    joined = (ranks, *shape_of(eqn.outvars[0]))
-    return Form("scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), joined))
+    parts_shape = (ranks, *shape_of(eqn.outvars[0]))
+    return Form("scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), parts_shape))
 
 
 def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
     groups = _groups(eqn, replicas)
-    split, concat, ranks = eqn.params["split_axis"], eqn.params["concat_axis"], len(groups[0])
-    cut = _cut(shape_of(eqn.invars[0]), split, ranks)
-    order = _to_front(split, len(cut))
-    parts = tuple(cut[n] for n in order)
-    back = (*range(1, concat + 1), 0, *range(concat + 1, len(parts)))
-    after = Arrangement(parts, back, shape_of(eqn.outvars[0]))
-    return Form("exchange", groups, before=Arrangement(cut, order, parts), after=after)
+    split_dim = eqn.params["split_axis"]
+    concat_dim = eqn.params["concat_axis"]
+    ranks = len(groups[0])
+    cut = _cut(shape_of(eqn.invars[0]), split_dim, ranks)
+    order = _to_front(split_dim, len(cut))
+    parts_shape = tuple(cut[n] for n in order)
+    # Moves the leading dimension of ranks to `concat_dim`, where they are joined.
+    inverse = (*range(1, concat_dim + 1), 0, *range(concat_dim + 1, len(parts_shape)))
+    result_arrangement = Arrangement(parts_shape, inverse, shape_of(eqn.outvars[0]))
+    return Form("exchange", groups, before=Arrangement(cut, order, parts_shape), after=result_arrangement)
 
 
 def _permute(eqn: JaxprEqn, replicas: int) -> Form:
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
-    sources, destinations = ([pair[end] for pair in pairs] for end in (0, 1))
-    there = range(replicas)
-    if len({*sources}) < len(pairs) or len({*destinations}) < len(pairs) or not {*sources, *destinations} <= {*there}:
+    sources, destinations = ([pair[side] for pair in pairs] for side in (0, 1))
+    replica_range = range(replicas)
+    if (
+        len({*sources}) < len(pairs)
+        or len({*destinations}) < len(pairs)
+        or not {*sources, *destinations} <= {*replica_range}
+    ):
         raise GraphError(
-            "ppermute by a permutation that is none",
+            "ppermute by an invalid permutation",
             where=source_line(eqn) or None,
             expected=f"pairs of the replicas 0 to {replicas - 1}, each at most once as a source and as a destination",
             got=f"perm={list(pairs)}",
-            hint="leave out a pair: replicas that nothing is sent to get zeros",
+            hint="leave out a pair: replicas that receive nothing get zeros",
         )
     return Form("permute", stacked.whole(None, replicas), pairs=pairs)
 
 
 def _broadcast(eqn: JaxprEqn, replicas: int) -> Form:
-    source, groups = eqn.params["source"], _groups(eqn, replicas)
+    source = eqn.params["source"]
+    groups = _groups(eqn, replicas)
     return Form("permute", groups, pairs=tuple((group[source], r) for group in groups for r in group))
 
 
@@ -191,7 +208,7 @@ def _index(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _cut(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
-    """A shape with one dimension cut into [ranks, rest]."""
+    """Shape with one dimension cut into [ranks, dimension // ranks]."""
     return (*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :])
 
 
@@ -211,17 +228,17 @@ COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {
 
 
 def axis_of(eqn: JaxprEqn) -> str:
-    """The name of the axis that a collective equation is over."""
+    """Name of the axis of a collective equation."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     return next(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
 
 
 def is_collective(eqn: JaxprEqn) -> bool:
-    """Whether an equation is one over the axis of replicas, not over one that `vmap` made a dimension."""
+    """True for a collective over the axis of replicas, false for one over an axis that `vmap` made a dimension."""
     axes = eqn.params.get("axes", (AXIS,))
     return eqn.primitive.name in COLLECTIVES and any(isinstance(axis, str) for axis in axes)
 
 
 def is_reduction(eqn: JaxprEqn) -> bool:
-    """Whether an equation reduces its operands over replicas, and over nothing else."""
+    """True for an equation that reduces its operands over replicas and over nothing else."""
     return is_collective(eqn) and all(isinstance(axis, str) for axis in eqn.params.get("axes", (0,)))

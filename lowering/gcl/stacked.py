@@ -1,6 +1,6 @@
 """Array semantics of collectives: functions of arrays with a leading axis of replicas.
 
-They are what the engine computes, and what `ipu.jit` functions compute outside of a simulated machine.
+The engine and `ipu.jit` functions outside of a simulated machine compute collectives by them.
 Input: arrays [replicas, …] and groups of replicas, all of one size; rank r of a group is its r-th replica.
 """
 
@@ -19,63 +19,67 @@ _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "max": jnp.m
 
 
 def group_places(groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-    """The group of each replica, and its rank in it, int64[replicas]."""
+    """Group of each replica, and its rank in it, int64[replicas]."""
     table = np.array(groups)
-    group_of, rank_of = np.zeros(table.size, np.int64), np.zeros(table.size, np.int64)
+    group_of = np.zeros(table.size, np.int64)
+    rank_of = np.zeros(table.size, np.int64)
     group_of[table] = np.arange(len(groups))[:, None]
     rank_of[table] = np.arange(table.shape[1])
     return group_of, rank_of
 
 
 def all_reduce(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
-    """Every replica gets the sum, or the like, over its group; groups may differ in size."""
+    """Gives every replica the reduction over its group; groups may differ in size."""
     if len({len(group) for group in groups}) > 1:
-        own = of_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
-        return reduced(jnp.where(own, x, neutral(monoid, x.dtype)), monoid, (1,))
+        # A table of groups would be ragged; masks of all replicas have one shape.
+        members = of_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+        return reduced(jnp.where(members, x, neutral(monoid, x.dtype)), monoid, (1,))
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)[0]]
 
 
 def of_group(groups: Groups) -> np.ndarray:
-    """Which replicas are of the group of each replica, bool[replicas, replicas]."""
+    """Mask of the replicas in the group of each replica, bool[replicas, replicas]."""
     replicas = sum(map(len, groups))
-    together = np.zeros((replicas, replicas), bool)
+    mask = np.zeros((replicas, replicas), bool)
     for group in groups:
-        together[np.ix_(group, group)] = True
-    return together
+        mask[np.ix_(group, group)] = True
+    return mask
 
 
 def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
-    """Every replica gets the values of its group, [replicas, ranks, …]."""
+    """Gives every replica the values of its group, [replicas, ranks, …]."""
     return x[np.array(groups)][group_places(groups)[0]]
 
 
 def reduce_scatter(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
-    """Of values [replicas, ranks, …] each replica gets the sum of the one of its rank, [replicas, …]."""
+    """Sums values [replicas, ranks, …] over each group; a replica gets the sum of its rank, [replicas, …]."""
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)]
 
 
 def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
-    """Of values [replicas, ranks, …] the n-th goes to rank n; returns what came, by the rank it came from."""
+    """Sends the n-th of values [replicas, ranks, …] to rank n; returns received values by the rank of the sender."""
     group_of, rank_of = group_places(groups)
     members = np.array(groups)[group_of]
     return x[members, rank_of[:, None]]
 
 
 def permute(x: jax.Array, pairs: Pairs) -> jax.Array:
-    """Sends values by (source, destination); who receives nothing gets zeros."""
+    """Sends values by (source, destination) pairs; replicas without a source get zeros."""
     source = np.full(len(x), -1)
     for sender, receiver in pairs:
         source[receiver] = sender
     received = jnp.asarray(source >= 0).reshape(-1, *(1 for _ in x.shape[1:]))
+    # Source −1 reads replica 0, which the mask replaces by zero.
     return jnp.where(received, x[np.maximum(source, 0)], jnp.zeros((), x.dtype))
 
 
 def reduced(x: jax.Array, monoid: str, dims: tuple[int, ...]) -> jax.Array:
-    """The sum, or the like, over some dimensions, in the array's dtype."""
-    more = {"dtype": x.dtype} if monoid == "add" else {}
-    return _REDUCTIONS[monoid](x, axis=dims, **more) if dims else x
+    """Reduces an array over some dimensions in its dtype."""
+    # `jnp.sum` widens small integers unless told the dtype; collectives keep theirs.
+    dtype_argument = {"dtype": x.dtype} if monoid == "add" else {}
+    return _REDUCTIONS[monoid](x, axis=dims, **dtype_argument) if dims else x
 
 
 def whole(groups: Sequence[Sequence[int]] | None, replicas: int) -> Groups:
-    """Groups as JAX gives them, where None stands for one of all replicas."""
+    """Groups of JAX as tuples; None stands for one group of all replicas."""
     return (tuple(range(replicas)),) if groups is None else tuple(tuple(int(r) for r in group) for group in groups)

@@ -1,4 +1,4 @@
-"""What is read from a jaxpr: stages of equations, nested jaxprs, and counts of operations."""
+"""Analyses of jaxprs: stages of equations, nested jaxprs, counts of operations, layers and roles of values."""
 
 from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
 from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers

@@ -1,7 +1,7 @@
-"""Numbers for equations, the same for equations that do the same: to find what a jaxpr computes several times.
+"""Numbers of equations, equal for equal computations: to find repeated computations of a jaxpr.
 
 Equal are primitive, parameters (jaxprs in them up to the names of their variables), literals, shapes and dtypes, stage,
-and whether it is a gradient's or recomputed. Scopes and source lines may differ, and so may the values that are read.
+and whether the equation is a gradient's or recomputed. Scopes, source lines and the operands' values may differ.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import numpy as np
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, closed
 from ipujax.lowering.jaxpr.stage_names import stage_name
 
-_LABELS = {"name": ("name",), "function_call": ("name",)}  # parameters that are for readers alone, by primitive
+_LABELS = {"name": ("name",), "function_call": ("name",)}  # parameters without effect on the computation, by primitive
 
 
 class EquationNumbers:
-    """Gives out numbers; those of two instances have nothing to do with one another."""
+    """Assigns numbers; those of two instances are unrelated."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
+        # By the ids of a jaxpr and its constants; the jaxpr is stored so that its id is not reused.
         self._jaxprs: dict[tuple[int, ...], tuple[ClosedJaxpr, int]] = {}
-        self._held: list[Any] = []  # what is told apart by id
+        self._objects: list[Any] = []  # objects compared by id, which must stay alive for their ids to stay theirs
 
     def of(self, eqn: JaxprEqn) -> int:
-        """The number of an equation."""
+        """Number of an equation."""
         operands = tuple(self._literal(atom) if isinstance(atom, Literal) else atom.aval for atom in eqn.invars)
         results = tuple(var.aval for var in eqn.outvars)
         labels = _LABELS.get(eqn.primitive.name, ())
@@ -41,7 +42,7 @@ class EquationNumbers:
         return literal.aval, value.dtype.name, value.tobytes()
 
     def _value(self, value: Any) -> Hashable:
-        """A parameter as something that is equal where parameters are."""
+        """Canonical hashable form of an equation parameter."""
         if isinstance(value, ClosedJaxpr | Jaxpr):
             return "jaxpr", self._jaxpr(value)
         if isinstance(value, tuple | list):
@@ -54,16 +55,16 @@ class EquationNumbers:
         try:
             hash(value)
         except TypeError:
-            self._held.append(value)
+            self._objects.append(value)
             return "object", id(value)
         return type(value), value
 
     def _jaxpr(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
-        """The number of a jaxpr: the same for those with equal equations that read and return the same of them."""
-        whole = closed(jaxpr)
-        key = id(whole.jaxpr), *map(id, whole.consts)
+        """Number of a jaxpr, equal for equal equations between equal inputs and results."""
+        closed_jaxpr = closed(jaxpr)
+        key = id(closed_jaxpr.jaxpr), *map(id, closed_jaxpr.consts)
         if key not in self._jaxprs:
-            self._jaxprs[key] = whole, self._number(self._form(whole))
+            self._jaxprs[key] = closed_jaxpr, self._number(self._form(closed_jaxpr))
         return self._jaxprs[key][1]
 
     def _form(self, jaxpr: ClosedJaxpr) -> Hashable:
@@ -73,6 +74,6 @@ class EquationNumbers:
         def place(atom: Atom) -> Hashable:
             return self._literal(atom) if isinstance(atom, Literal) else places.setdefault(atom, len(places))
 
-        ends = tuple((place(var), var.aval) for var in (*body.constvars, *body.invars))
+        inputs = tuple((place(var), var.aval) for var in (*body.constvars, *body.invars))
         eqns = tuple((self.of(eqn), *map(place, (*eqn.invars, *eqn.outvars))) for eqn in body.eqns)
-        return tuple(map(id, jaxpr.consts)), ends, eqns, tuple(map(place, body.outvars))
+        return tuple(map(id, jaxpr.consts)), inputs, eqns, tuple(map(place, body.outvars))

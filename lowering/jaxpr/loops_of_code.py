@@ -1,4 +1,4 @@
-"""Loops in the bytecode of Python functions: whether what runs twice at one place is in a loop, and in which."""
+"""Loops in the bytecode of Python functions: the innermost loop around given instructions."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from types import CodeType
 
 Loop = tuple[int, int]  # the first and the last place in a function's bytecode
 
-_MOST_FUNCTIONS = 4096  # of which loops are remembered
-# Jumps back but those of `yield from` and `await`.
+_MAX_FUNCTIONS = 4096  # functions in the cache of loops
+# Backward jumps but those of `yield from` and `await`.
 _BACKWARD = frozenset(n for name, n in dis.opmap.items() if "BACKWARD" in name and "NO_INTERRUPT" not in name)
-_EXTENDED, _CACHE = dis.opmap["EXTENDED_ARG"], bytes([dis.opmap["CACHE"]])
+_EXTENDED = dis.opmap["EXTENDED_ARG"]
+_CACHE = bytes([dis.opmap["CACHE"]])
 
 
-@lru_cache(maxsize=_MOST_FUNCTIONS)
+@lru_cache(maxsize=_MAX_FUNCTIONS)
 def loops_of(code: CodeType) -> tuple[Loop, ...]:
-    """The loops of a function, inner ones before those they are in."""
-    if _BACKWARD.isdisjoint(code.co_code[::2]):  # most functions
+    """Loops of a function, inner ones first."""
+    if _BACKWARD.isdisjoint(code.co_code[::2]):  # true of most functions
         return ()
-    last: dict[int, int] = {}  # a loop may be continued from several places
+    last_jumps: dict[int, int] = {}  # a loop with `continue` has several jumps to its start
     for offset, target in _backward_jumps(code.co_code):
-        last[target] = max(offset, last.get(target, 0))
-    return tuple(sorted(last.items(), key=lambda loop: loop[1] - loop[0]))
+        last_jumps[target] = max(offset, last_jumps.get(target, 0))
+    return tuple(sorted(last_jumps.items(), key=lambda loop: loop[1] - loop[0]))
 
 
 def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
-    """Place and target of each jump back; `dis` decodes all instructions, which takes ten times as long."""
-    more = 0  # the higher bytes of an argument
+    """Place and target of each backward jump; `dis` decodes all instructions, which takes ten times as long."""
+    extended_bits = 0  # higher bytes of the next argument
     for offset in range(0, len(instructions), 2):
-        opcode, argument = instructions[offset], more | instructions[offset + 1]
-        more = argument << 8 if opcode == _EXTENDED else 0
+        opcode = instructions[offset]
+        argument = extended_bits | instructions[offset + 1]
+        extended_bits = argument << 8 if opcode == _EXTENDED else 0
         if opcode in _BACKWARD:
             end = offset + 2
-            while instructions[end : end + 1] == _CACHE:  # words of the interpreter behind the instruction
+            while instructions[end : end + 1] == _CACHE:  # inline caches count as part of the instruction
                 end += 2
             yield offset, end - 2 * argument
 
 
 def loop_around(code: CodeType, *places: int) -> Loop | None:
-    """The innermost loop of a function that holds all places, None without one."""
+    """Innermost loop of a function around all places, None if there is none."""
     return next((loop for loop in loops_of(code) if all(loop[0] <= x <= loop[1] for x in places)), None)

@@ -22,12 +22,12 @@ Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
 
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
-    """The equation with every jaxpr in its parameters rewritten; the equation itself where that changes none.
+    """Rewrites every jaxpr in the parameters of an equation; an equation without changes stays the same object.
 
     Args:
         eqn: the equation.
-        rewrite: from a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants, which it
-            has no place for, stays as it is.
+        rewrite: maps a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants stays as it
+            is, because it has no room for them.
     """
     if not holds_jaxprs(eqn):
         return eqn
@@ -36,8 +36,8 @@ def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def holds_jaxprs(eqn: JaxprEqn) -> bool:
-    """Whether there is a jaxpr in the parameters of an equation."""
-    for value in eqn.params.values():  # most equations have none, and every pass asks each
+    """True if the parameters of an equation contain a jaxpr."""
+    for value in eqn.params.values():  # a plain loop: every pass calls this for every equation
         if isinstance(value, tuple):
             for item in value:
                 if isinstance(item, (Jaxpr, ClosedJaxpr)):
@@ -51,35 +51,35 @@ def _rewritten(value: Any, rewrite: Rewrite) -> Any:
     if isinstance(value, ClosedJaxpr):
         return rewrite(value)
     if isinstance(value, Jaxpr) and not value.constvars:
-        new = rewrite(closed(value))
-        return value if new.consts else new.jaxpr
+        rewritten = rewrite(closed(value))
+        return value if rewritten.consts else rewritten.jaxpr
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
-        inside = [_rewritten(item, rewrite) for item in value]
-        if all(map(operator.is_, inside, value)):
+        items = [_rewritten(item, rewrite) for item in value]
+        if all(map(operator.is_, items, value)):
             return value
         kind: Any = type(value)
-        return kind(*inside) if hasattr(value, "_fields") else tuple(inside)
+        return kind(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
 def once(rewrite: Rewrite) -> Rewrite:
-    """The same rewriting, done once for a jaxpr: one that several equations hold stays one object."""
-    done: dict[tuple[int, ...], tuple[ClosedJaxpr, ClosedJaxpr]] = {}
+    """Memoises a rewrite by jaxpr: one that several equations hold stays one object."""
+    results: dict[tuple[int, ...], tuple[ClosedJaxpr, ClosedJaxpr]] = {}
 
     def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         key = id(jaxpr.jaxpr), *map(id, jaxpr.consts)
-        if key not in done:
-            done[key] = jaxpr, rewrite(jaxpr)  # holding it keeps its id
-        return done[key][1]
+        if key not in results:
+            results[key] = jaxpr, rewrite(jaxpr)  # the jaxpr is stored so that its id is not reused
+        return results[key][1]
 
     return run
 
 
 def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrite:
-    """A rewriting that does the same to jaxprs inside; one that several equations hold stays one.
+    """Makes a rewrite recursive; a jaxpr that several equations hold stays one object.
 
     Args:
-        rewrite: from a jaxpr, and what rewrites those its equations hold, to an equal jaxpr.
+        rewrite: maps a jaxpr, and the rewrite of jaxprs inside its equations, to an equal jaxpr.
     """
 
     @once
@@ -90,12 +90,12 @@ def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrit
 
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
-    """The names of the primitives of a jaxpr and of the jaxprs inside it."""
+    """Names of the primitives of a jaxpr and of the jaxprs inside it."""
     return (eqn.primitive.name for eqn in equations(jaxpr))
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
+    """Equations of a jaxpr and of the jaxprs inside them, outer ones first."""
     for eqn in jaxpr.eqns:
         yield eqn
         if holds_jaxprs(eqn):
@@ -103,26 +103,26 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """The equations of the jaxprs that an equation holds, and of those inside them."""
+    """Equations of the jaxprs in an equation, at any depth."""
     for inner in jaxprs_in_params(eqn.params):
         yield from equations(getattr(inner, "jaxpr", inner))
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
-    """The variables among atoms."""
+    """Variables among atoms."""
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def variables_read(eqn: JaxprEqn) -> list[Var]:
-    """The operands of an equation that are no literals."""
+    """Operands of an equation that are no literals."""
     return variables(eqn.invars)
 
 
 def results_in_memories(jaxpr: ClosedJaxpr) -> tuple[Any, ...]:
-    """The abstract values of results in the memories that `jax.jit` of JAX 0.10 leaves them in.
+    """Abstract values of results, in the memories where `jax.jit` of JAX 0.10 leaves them.
 
-    It leaves all on the device unless an argument is on the host, or something is put there: what the function closes
-    over, and what is computed of that, is not asked.
+    All are on the device unless an argument is on the host, or a value is put there; constants of the function and
+    values computed from them have no influence.
     """
     puts = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "device_put")
     if any(map(is_on_host, jaxpr.in_avals)) or any(is_on_host(var.aval) for eqn in puts for var in eqn.outvars):

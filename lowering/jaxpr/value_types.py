@@ -1,7 +1,7 @@
-"""Which values a program may have: arrays of numbers, and of the keys of `jax.random`; Refs, until they are discharged.
+"""Check of the types of values: arrays of numbers and of `jax.random` keys, and Refs until they are discharged.
 
-Input: a traced jaxpr. Output: nothing, or an error that names value and line. Tokens may be made inside, for what hangs
-on them is dropped; they cannot be given or returned.
+Input: a traced jaxpr. Output: nothing, or an error that names value and line. Tokens may occur inside, because their
+users are dropped; they cannot be arguments or results.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _EXPECTED = "arrays of numbers, or of keys of jax.random"
 
 
 def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
-    """Refuses values that no tile can hold.
+    """Refuses values that no tile can store.
 
     Args:
         jaxpr: a traced function.
         who: its name.
-        names: those of its inputs, `params['w']`.
+        names: names of its inputs, `params['w']`.
 
     Raises:
-        ArgumentTypeError: for an argument or a result.
-        GraphError: for a value inside, with the line that makes it.
+        ArgumentTypeError: an argument or a result.
+        GraphError: a value inside, with the line that computes it.
     """
-    ends = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
-    ends += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
-    for what, aval in ends:
+    arguments_and_results = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
+    arguments_and_results += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
+    for subject, aval in arguments_and_results:
         if not _is_storable(aval):
             hint = "leave the token out: effects keep their order by themselves" if is_token(aval) else _hint(aval)
-            raise ArgumentTypeError(f"{what} is no array", expected=_EXPECTED, got=str(aval), hint=hint)
+            raise ArgumentTypeError(f"{subject} is no array", expected=_EXPECTED, got=str(aval), hint=hint)
     for eqn in equations(jaxpr.jaxpr):
         for var in eqn.outvars:
             if not _is_storable(var.aval) and not is_token(var.aval):
                 raise GraphError(
-                    f"what {eqn.primitive} makes is no array that a tile can hold",
+                    f"the result of {eqn.primitive} is no array that a tile can hold",
                     where=source_line(eqn) or None,
                     expected=_EXPECTED,
                     got=str(var.aval),

@@ -1,4 +1,4 @@
-"""Functions of several replicas: their primitive, its evaluation on stacked arrays, and which values may differ."""
+"""Functions of several replicas: their primitive, its evaluation on stacked arrays, and values that may differ."""
 
 from ipujax.lowering.replicas.checks import check_results as check_results, of_one_replica as of_one_replica
 from ipujax.lowering.replicas.gradient_sums import gradient_sums as gradient_sums
@@ -8,7 +8,7 @@ from ipujax.lowering.replicas.replicated_primitive import (
     Replicated as Replicated,
     evaluate as evaluate,
     global_shape as global_shape,
-    joined as joined,
+    join as join,
     on_one_replica as on_one_replica,
     replicated_p as replicated_p,
     split as split,

@@ -1,4 +1,4 @@
-"""What a function of several replicas must hold to: enough IPUs, and equal results where they are said to be equal."""
+"""Checks of a function of several replicas: enough IPUs, and equal results where out_specs declare them equal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ipujax.runtime.target import Target
 
 @remembered
 def of_one_replica(target: Target, replicas: int) -> Target:
-    """The machine of one replica.
+    """Machine of one replica; IPUs that do not divide evenly stay unused.
 
     Args:
-        target: the whole machine.
-        replicas: how many share it evenly; IPUs that are left over stay unused.
+        target: the machine of all replicas.
+        replicas: number of replicas.
 
     Raises:
         ArgumentError: more replicas than IPUs.
@@ -31,23 +31,25 @@ def of_one_replica(target: Target, replicas: int) -> Target:
     return target if replicas == 1 else target.replace(num_ipus=target.num_ipus // replicas)
 
 
-def check_results(whole: Replicated) -> None:
-    """Refuses results that are said to be equal on all replicas and may differ.
+def check_results(function: Replicated) -> None:
+    """Refuses results that are declared equal on all replicas and may differ.
 
     Raises:
-        GraphError: naming the result and the user's line it comes from, or a collective that not all may reach.
+        GraphError: naming the result and its line in the user's code, or a collective that not all replicas may reach.
     """
-    if whole.replicas == 1 or whole.is_checked:
+    if function.replicas == 1 or function.is_checked:
         return
-    known = varying(whole.jaxpr, [dim is not None for dim in whole.in_dims], whole.replicas)
-    paths = whole.jaxpr.jaxpr.debug_info.result_paths or ()
-    for number, (differs, dim, eqn) in enumerate(zip(known.results, whole.out_dims, known.reasons, strict=True)):
+    analysis = varying(function.jaxpr, [dim is not None for dim in function.in_dims], function.replicas)
+    paths = function.jaxpr.jaxpr.debug_info.result_paths or ()
+    for number, (differs, dim, eqn) in enumerate(
+        zip(analysis.results, function.out_dims, analysis.reasons, strict=True)
+    ):
         if differs and dim is None:
             path = paths[number] if number < len(paths) else f"[{number}]"
             raise GraphError(
                 f"{str(path) or 'the result'} may differ between replicas, and out_specs say that all have the same",
                 where=(source_line(eqn) or None) if eqn is not None else None,
-                expected=f'P("{whole.axis_name}"), which joins the parts of replicas, or a value that all have',
+                expected=f'P("{function.axis_name}"), which joins the parts of replicas, or a value that all have',
                 got="P()",
-                hint=f'reduce it before it is returned: jax.lax.pmean(x, "{whole.axis_name}")',
+                hint=f'reduce it before it is returned: jax.lax.pmean(x, "{function.axis_name}")',
             )

@@ -1,18 +1,17 @@
-"""Collectives that a gradient passes through, in what one replica computes.
+"""Collectives that a gradient passes through, in the function of one replica.
 
-Input: the jaxpr of one replica, as it is traced. Output: for each collective whose transpose sums over replicas its
-name and the user's line.
+Input: the jaxpr of one replica, as traced. Output: for each collective whose transpose sums over replicas its name and
+the user's line.
 
-JAX transposes a collective as if no replica knew what the others have (`check_vma=False` of `jax.shard_map`): the
-transpose of a sum over replicas is a sum, that of an all-gather a sum whose parts are scattered. Gradients are then
-those of the sum of the losses of all replicas. The transposes of `psum_scatter`, `ppermute` and `all_to_all` sum
-nothing.
+JAX transposes a collective without regard to other replicas (`check_vma=False` of `jax.shard_map`): the transpose of a
+sum over replicas is a sum, that of an all-gather a sum whose parts are scattered. Gradients are then those of the sum
+of the losses of all replicas. The transposes of `psum_scatter`, `ppermute` and `all_to_all` sum nothing.
 
-A backward rule of `jax.custom_vjp` has the name stack of a transpose too, and may sum what its author wants summed. A
-sum is a transpose if a collective outside of backward parts comes from the same call in the user's code.
-`jax.linear_transpose` leaves no such collective: it does not evaluate its function. Its name stack tells, which has no
-`jvp` in the transpose; sums of authors are there in rules of `linear_call` and `custom_linear_solve` only.
-Limits: a rule of `jax.custom_vjp` counts as a transpose where its forward rule has a collective too and both are under
+A backward rule of `jax.custom_vjp` has the name stack of a transpose too, and may contain a sum that its author
+intends. A sum is a transpose if a collective outside of backward parts comes from the same call in the user's code.
+`jax.linear_transpose` leaves no such collective, because it does not evaluate its function; its name stack has no `jvp`
+in the transpose. Sums of authors have such a stack in rules of `linear_call` and `custom_linear_solve` only.
+Limits: a rule of `jax.custom_vjp` counts as a transpose if its forward rule has a collective too and both are under
 `jax.jit`.
 """
 
@@ -28,20 +27,21 @@ from ipujax.lowering.source_info import call_site, name_stack, source_line
 from ipujax.runtime.errors import is_of_user
 
 _TRANSPOSE_OF: Mapping[str, str] = MappingProxyType({"psum": "psum", "reduce_scatter": "all_gather"})
-_WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their authors say what a transpose is
+_WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their authors define the transpose
 
 
 def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
-    """The collectives that a gradient passes through and is summed over replicas by, each line once.
+    """Lists the collectives through which a gradient is summed over replicas, each line once.
 
     Args:
-        jaxpr: what one replica computes.
+        jaxpr: the function of one replica.
         axis_name: the axis of replicas.
 
     Returns:
-        The name of the primitive and the user's line of each, "" where JAX does not know it.
+        (name of the primitive, user's line) of each; the line is "" if JAX has none.
     """
-    forward, backward = dict[object, str](), list[tuple[JaxprEqn, str]]()
+    forward = dict[object, str]()
+    backward = list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):
         if not is_transposed(stack):
             forward.setdefault(call_site(eqn), eqn.primitive.name)
@@ -55,15 +55,15 @@ def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
 
 
 def _linearly_transposed(eqn: JaxprEqn, stack: str) -> str:
-    """The primitive that `jax.linear_transpose` made a sum of, "" if it is a sum of an author's rule, or of `grad`."""
+    """Primitive of which `jax.linear_transpose` made a sum; "" for a sum of an author's rule, or of `grad`."""
     callers = {code.co_qualname.partition(".")[0] for code, _ in raw_frames(eqn) if not is_of_user(code.co_filename)}
     return _TRANSPOSE_OF[eqn.primitive.name] if is_transposed_only(stack) and not callers & _WITH_RULES else ""
 
 
-def _collectives(jaxpr: Jaxpr, axis_name: str, outer: str = "") -> Iterator[tuple[JaxprEqn, str]]:
-    """The collectives over an axis, however deep inside, with the names of all they are in."""
+def _collectives(jaxpr: Jaxpr, axis_name: str, outer_stack: str = "") -> Iterator[tuple[JaxprEqn, str]]:
+    """Collectives over an axis at any depth, with the name stack from the outermost jaxpr."""
     for eqn in jaxpr.eqns:
         if is_collective(eqn) and axis_of(eqn) == axis_name and eqn.primitive.name != "axis_index":
-            yield eqn, f"{outer}/{name_stack(eqn)}"
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _collectives(inner, axis_name, f"{outer}/{name_stack(eqn)}")
+            yield eqn, f"{outer_stack}/{name_stack(eqn)}"
+        for inner_jaxpr in jaxprs_in_params(eqn.params):
+            yield from _collectives(inner_jaxpr, axis_name, f"{outer_stack}/{name_stack(eqn)}")

@@ -1,12 +1,12 @@
-"""Functions of one replica as part of a jaxpr: the primitive `replicated`, and which arguments are split.
+"""Functions of one replica as part of a jaxpr: the primitive `replicated`, with the split of its arguments.
 
     results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…, axis_name=…)
 
-The jaxpr is what one replica computes, over the axis `axis_name`. Operand n is split in N along dimension `in_dims[n]`,
-or the same for all replicas when that is None; results are joined, or taken from replica 0, by `out_dims`. Plain JAX
-computes the same numbers, all replicas as a leading axis (`stacked_eval`).
+The jaxpr is the function of one replica, over the axis `axis_name`. Operand n is split in N along dimension
+`in_dims[n]`, or equal on all replicas for None; results are joined along `out_dims[n]`, or taken from replica 0 for
+None. Plain JAX computes the same numbers, all replicas as a leading axis (`stacked_eval`).
 
-Results that are taken from replica 0 must be equal on all: that is proved (`varying`), or known already (`is_checked`).
+Results that are taken from replica 0 must be equal on all: `varying` proves it, unless `is_checked`.
 
 Limits: one level, one axis.
 """
@@ -30,15 +30,15 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """A jaxpr of one replica, and how its inputs and results are split.
+    """A jaxpr of one replica, and the split of its inputs and results.
 
     Args:
         jaxpr: the function of one replica.
-        replicas: how many.
-        in_dims: for each of its inputs the dimension that is split, None where all replicas get the same.
-        out_dims: for each of its results the dimension along which they are joined, None where all are equal.
-        is_checked: whether they are known to be.
-        axis_name: the axis of replicas in the jaxpr, the only one there.
+        replicas: number of replicas.
+        in_dims: for each input the dimension that is split, None for an input equal on all replicas.
+        out_dims: for each result the dimension along which replicas are joined, None if all are equal.
+        is_checked: True if equal results are proved already.
+        axis_name: the axis of replicas in the jaxpr, its only one.
     """
 
     jaxpr: ClosedJaxpr
@@ -50,24 +50,24 @@ class Replicated:
 
 
 def split(x: jax.Array, dim: int | None, replicas: int) -> jax.Array:
-    """The parts of an array, [replicas, *local]; the array itself without a dimension to split."""
+    """Splits an array along a dimension to [replicas, *local]; None leaves it as it is."""
     if dim is None:
         return x
-    parts = x.reshape((*x.shape[:dim], replicas, x.shape[dim] // replicas, *x.shape[dim + 1 :]))
-    return jnp.moveaxis(parts, dim, 0)
+    replica_parts = x.reshape((*x.shape[:dim], replicas, x.shape[dim] // replicas, *x.shape[dim + 1 :]))
+    return jnp.moveaxis(replica_parts, dim, 0)
 
 
-def joined(parts: jax.Array, dim: int | None) -> jax.Array:
-    """The array of all parts [replicas, *local]; the first part without a dimension to join."""
+def join(parts: jax.Array, dim: int | None) -> jax.Array:
+    """Joins parts [replicas, *local] along a dimension; None takes the first part."""
     if dim is None:
         return parts[0]
-    moved = jnp.moveaxis(parts, 0, dim)
-    joint = moved.shape[dim] * moved.shape[dim + 1]
-    return moved.reshape((*moved.shape[:dim], joint, *moved.shape[dim + 2 :]))
+    parts_at_dim = jnp.moveaxis(parts, 0, dim)
+    joined_size = parts_at_dim.shape[dim] * parts_at_dim.shape[dim + 1]
+    return parts_at_dim.reshape((*parts_at_dim.shape[:dim], joined_size, *parts_at_dim.shape[dim + 2 :]))
 
 
 def global_shape(shape: Sequence[int], dim: int | None, replicas: int) -> tuple[int, ...]:
-    """The shape of all parts of a local shape."""
+    """Shape of an array from the shape of one replica's part."""
     return tuple(n * replicas if d == dim else n for d, n in enumerate(shape))
 
 
@@ -81,18 +81,18 @@ def evaluate(
     axis_name: str = AXIS,
     instances: Instances = ALONE,
 ) -> list[jax.Array]:
-    """The numbers of all replicas, as JAX operations that can be traced, differentiated and mapped.
+    """Evaluates all replicas, as JAX operations that can be traced, differentiated and mapped.
 
-    With several instances operands and results are what their replicas here have, inside a `jax.shard_map` over them.
+    With several instances, operands and results are those of the local replicas, inside a `jax.shard_map` over them.
     """
-    everyone = Replicas(replicas, instances)
-    here = everyone.here
+    all_replicas = Replicas(replicas, instances)
+    num_local = all_replicas.num_local
     stacked = [
-        jnp.broadcast_to(x, (here, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, here)
+        jnp.broadcast_to(x, (num_local, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, num_local)
         for x, dim in zip(operands, in_dims, strict=True)
     ]
-    results = stacked_eval(jaxpr, stacked, everyone)
-    return [joined(x, dim) for x, dim in zip(results, out_dims, strict=True)]
+    results = stacked_eval(jaxpr, stacked, all_replicas)
+    return [join(x, dim) for x, dim in zip(results, out_dims, strict=True)]
 
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, **params: Any) -> list[Any]:
@@ -108,12 +108,12 @@ replicated_p = make_holding_primitive("replicated", evaluate, _shapes, "jaxpr")
 def on_one_replica(
     jaxpr: ClosedJaxpr, rewrite: Callable[[ClosedJaxpr, Sequence[int | None]], ClosedJaxpr]
 ) -> ClosedJaxpr:
-    """The jaxpr with the function of one replica rewritten, which is all of it where nothing is replicated.
+    """Rewrites the function of one replica, which is the jaxpr itself if nothing is replicated.
 
     Args:
-        jaxpr: of nothing but a `replicated` equation, or any other.
-        rewrite: from the jaxpr of one replica, and for each of its inputs the number of that of the whole (None for a
-            constant), to an equal one.
+        jaxpr: a jaxpr of a single `replicated` equation, or any other.
+        rewrite: makes an equal jaxpr from that of one replica, and from the number of the outer input for each of its
+            inputs (None for a constant).
     """
     body = jaxpr.jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
@@ -125,7 +125,7 @@ def on_one_replica(
 
 
 def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
-    """A jaxpr of nothing but a `replicated` equation as what it holds; any other as one replica."""
+    """Opens a jaxpr of a single `replicated` equation; any other is a function of one replica."""
     body = jaxpr.jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
         return Replicated(jaxpr, 1, (None,) * len(jaxpr.in_avals), (None,) * len(jaxpr.out_avals))
@@ -133,15 +133,16 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     values = dict(zip(body.constvars, jaxpr.consts, strict=True))
     inner = closed(eqn.params["jaxpr"])
     places = {var: n for n, var in enumerate(eqn.invars)}
-    assert list(body.outvars) == list(eqn.outvars), "results of all replicas go straight out"
-    assert set(body.invars) <= set(places), "arguments go straight to all replicas"
+    assert list(body.outvars) == list(eqn.outvars), "results of all replicas are the results of the jaxpr"
+    assert set(body.invars) <= set(places), "arguments are operands of all replicas"
+    # Constants of the outer jaxpr become constants of the inner one; its inputs take the order of the arguments.
     constants = [n for n, var in enumerate(eqn.invars) if var in values]
     order = [places[var] for var in body.invars]
-    whole = inner.jaxpr.replace(
+    body_jaxpr = inner.jaxpr.replace(
         constvars=[*inner.jaxpr.constvars, *(inner.jaxpr.invars[n] for n in constants)],
         invars=[inner.jaxpr.invars[n] for n in order],
     )
     consts = [*inner.consts, *(values[eqn.invars[n]] for n in constants)]
     in_dims = tuple(eqn.params["in_dims"][n] for n in order)
-    replicas, *ends = (eqn.params[key] for key in ("replicas", "out_dims", "is_checked", "axis_name"))
-    return Replicated(ClosedJaxpr(whole, consts), replicas, in_dims, *ends)
+    replicas, *result_params = (eqn.params[key] for key in ("replicas", "out_dims", "is_checked", "axis_name"))
+    return Replicated(ClosedJaxpr(body_jaxpr, consts), replicas, in_dims, *result_params)

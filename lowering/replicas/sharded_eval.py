@@ -1,18 +1,18 @@
-"""Evaluates a jaxpr of whole arrays where each replica holds a shard of some of them.
+"""Evaluates a jaxpr of entire arrays on replicas that each have a shard of some of them.
 
-Input: a jaxpr traced with whole shapes, and how this replica holds each operand. Output: the same of its results.
-The numbers are those of the jaxpr on whole arrays, but for the order of sums:
+Input: a jaxpr traced with global shapes, and this replica's form of each operand. Output: the same of its results.
+The numbers are those of the jaxpr on entire arrays, but for the order of sums:
 
-    elementwise, and views that keep elements in order    done on the shard
-    reductions of all elements, inner products            done on the shard, then over all replicas
-    what touches no shard                                 done whole, on every replica
-    anything else on a shard                              refused
+    elementwise, and views that keep elements in order    computed on the shard
+    reductions of all elements, inner products            computed on the shard, then over all replicas
+    equations without a shard                             computed on entire arrays, on every replica
+    any other equation of a shard                         refused
 
-An array that is held whole is cut where it meets a shard; of one that is computed element by element, its operands are
-cut, and the whole is only computed where something else needs it. Decisions that depend on shapes, as the mask of a
-weight decay, are those of the whole arrays, since the jaxpr was traced with them.
+An entire array is cut where an equation reads it with a shard; of an array computed element by element the operands are
+cut, and the array itself is computed only for other readers. Decisions by shape, such as the mask of a weight decay,
+are those of entire arrays, because the jaxpr was traced with them.
 
-Limits: loops and collectives on shards are refused; a shard's numbers behind its array's last element mean nothing.
+Limits: loops and collectives on shards are refused; elements of a shard after the array's last one are undefined.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a replica holds an array.
+    """An array as a replica has it.
 
     Args:
-        value: "whole": the array. "uniform": its one number, [], which all elements are. "shard": of the shard's shape.
-        shape: of the whole array.
-        kind: which of these.
+        value: for "whole" the array; for "uniform" its one number, [], equal for all elements; for "shard" the shard.
+        shape: shape of the entire array.
+        kind: "uniform", "whole" or "shard".
     """
 
     value: jax.Array
@@ -53,119 +53,124 @@ class Held:
 
     @property
     def size(self) -> int:
-        """Elements of the whole array."""
+        """Elements of the entire array."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How arrays are cut: their elements in order, in as many equal parts as there are replicas, the last one padded.
+    """Division of arrays: their elements in order, in as many equal parts as replicas, the last one padded.
 
-    Where the first dimension can be divided, a part has the others as they are: so it lies in memory as the whole does.
-    Else it has one dimension.
+    If replicas divide the first dimension, a shard keeps the others, and so the array's memory order; else it has one
+    dimension.
 
     Args:
         axis: name of the axis of replicas.
-        replicas: how many.
+        replicas: number of replicas.
     """
 
     axis: str
     replicas: int
 
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the shard of an array."""
-        if whole and whole[0] % self.replicas == 0:
-            return whole[0] // self.replicas, *whole[1:]
-        return (-(-prod(whole) // self.replicas),)
+    def shape(self, array_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the shard of an array."""
+        if array_shape and array_shape[0] % self.replicas == 0:
+            return array_shape[0] // self.replicas, *array_shape[1:]
+        return (-(-prod(array_shape) // self.replicas),)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """All shards of an array, [replicas, *shape], zeros behind its last element."""
+        """All shards of an array, [replicas, *shape], padded with zeros after its last element."""
         shape = self.shape(x.shape)
         if x.ndim and x.shape[0] % self.replicas == 0:
             return x.reshape(self.replicas, *shape)
         return jnp.pad(x.reshape(-1), (0, shape[0] * self.replicas - x.size)).reshape(self.replicas, *shape)
 
     def whole(self, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The array of all shards, whether [replicas, *shape] or one after the other."""
+        """Array of all shards, which are [replicas, *shape] or concatenated."""
         if rows.size == prod(shape):
             return rows.reshape(shape)
         return rows.reshape(-1)[: prod(shape)].reshape(shape)
 
-    def as_whole(self, held: Held) -> jax.Array:
-        """The whole array; its shards are gathered."""
-        if held.kind == "shard":
-            return self.whole(lax.all_gather(held.value, self.axis), held.shape)
-        return jnp.broadcast_to(held.value, held.shape)
+    def as_whole(self, array: Held) -> jax.Array:
+        """Entire array; shards are gathered."""
+        if array.kind == "shard":
+            return self.whole(lax.all_gather(array.value, self.axis), array.shape)
+        return jnp.broadcast_to(array.value, array.shape)
 
-    def as_shard(self, held: Held) -> jax.Array:
+    def as_shard(self, array: Held) -> jax.Array:
         """This replica's shard."""
-        if held.kind == "whole":
+        if array.kind == "whole":
             index = lax.axis_index(self.axis)
-            return lax.dynamic_index_in_dim(self.rows(held.value), index, keepdims=False, allow_negative_indices=False)
-        return jnp.broadcast_to(held.value, self.shape(held.shape))
+            return lax.dynamic_index_in_dim(self.rows(array.value), index, keepdims=False, allow_negative_indices=False)
+        return jnp.broadcast_to(array.value, self.shape(array.shape))
 
-    def as_kind(self, held: Held, kind: Kind) -> Held:
-        """The array held in another way, which may not be "uniform" if it is not so already."""
-        if kind == held.kind:
-            return held
-        return Held(self.as_shard(held) if kind == "shard" else self.as_whole(held), held.shape, kind)
+    def as_kind(self, array: Held, kind: Kind) -> Held:
+        """Array in another form; only an array that is uniform already can be "uniform"."""
+        if kind == array.kind:
+            return array
+        return Held(self.as_shard(array) if kind == "shard" else self.as_whole(array), array.shape, kind)
 
-    def within(self, held: Held, fill: Any) -> jax.Array:
-        """The shard, with a number instead of what lies behind the array's last element."""
-        shard = self.as_shard(held)
-        if held.size == shard.size * self.replicas:
+    def within(self, array: Held, fill: Any) -> jax.Array:
+        """Shard with a number in place of the elements after the array's last one."""
+        shard = self.as_shard(array)
+        if array.size == shard.size * self.replicas:
             return shard
-        at = lax.axis_index(self.axis) * len(shard) + jnp.arange(len(shard))
-        return jnp.where(at < held.size, shard, jnp.asarray(fill, shard.dtype))
+        position = lax.axis_index(self.axis) * len(shard) + jnp.arange(len(shard))
+        return jnp.where(position < array.size, shard, jnp.asarray(fill, shard.dtype))
 
 
 def sharded_eval(jaxpr: ClosedJaxpr, operands: Sequence[Held], shards: Shards, refuse: Refuse) -> list[Held]:
-    """The results of a jaxpr, as a replica holds them.
+    """Evaluates a jaxpr on one replica's arrays.
 
     Args:
-        jaxpr: traced with whole shapes.
+        jaxpr: traced with global shapes.
         operands: one for each input.
-        shards: how arrays are cut; the axis must be bound.
-        refuse: called with an equation that cannot be done on a shard; raises.
+        shards: division of arrays; its axis must be bound.
+        refuse: called with an equation that cannot be computed on a shard; raises.
+
+    Returns:
+        The results, as this replica has them.
     """
     return _Evaluation(shards, refuse).jaxpr(jaxpr, operands)
 
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """One evaluation; `within` are the equations that hold what is being evaluated."""
+    """One evaluation; `path` has the outer equations of the jaxpr that is evaluated."""
 
     shards: Shards
     refuse: Refuse
-    within: Path = ()
-    # By an array's id and the shape it is repeated to: the array, and its shard, which is cut once.
-    cut: dict[tuple[int, tuple[int, ...]], tuple[Held, jax.Array]] = field(default_factory=dict)
-    # By an array's id: the array, and what computes it element by element.
-    made: dict[int, tuple[Held, JaxprEqn, list[Held]]] = field(default_factory=dict)
+    path: Path = ()
+    # By an array's id and the shape it is broadcast to: the array, and its shard, which is computed once.
+    shard_cache: dict[tuple[int, tuple[int, ...]], tuple[Held, jax.Array]] = field(default_factory=dict)
+    # By an array's id: the array, which keeps the id alive, and the elementwise equation and operands that computed it.
+    producers: dict[int, tuple[Held, JaxprEqn, list[Held]]] = field(default_factory=dict)
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Held]) -> list[Held]:
-        return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _whole(jnp.asarray(x)))
+        return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _entire(jnp.asarray(x)))
 
     def _equation(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
         if name in EVALUATED:
-            inside = replace(self, within=(*self.within, eqn))  # and so with what is known of the same arrays
-            return inside.jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
+            inner = replace(self, path=(*self.path, eqn))  # shares the tables of shards and producers
+            return inner.jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
         if name == "optimization_barrier":
-            values = eval_equation(eqn, *(held.value for held in operands))
-            return [Held(x, held.shape, held.kind) for x, held in zip(values, operands, strict=True)]
-        if any(held.kind == "shard" for held in operands):
+            values = eval_equation(eqn, *(array.value for array in operands))
+            return [Held(x, array.shape, array.kind) for x, array in zip(values, operands, strict=True)]
+        if any(array.kind == "shard" for array in operands):
             return self._on_shards(eqn, operands)
         shape = shape_of(eqn.outvars[0])
         if name == "broadcast_in_dim" and operands[0].shape == () and shape:
             return [Held(operands[0].value, shape, "uniform")]
-        are_uniform = any(held.kind == "uniform" for held in operands)
-        if _is_elementwise(name) and are_uniform and all(held.value.ndim == 0 for held in operands):
-            (number,) = eval_equation(eqn, *(held.value for held in operands))
+        are_uniform = any(array.kind == "uniform" for array in operands)
+        # A uniform operand and scalars: the result is uniform too, and one number is computed.
+        if _is_elementwise(name) and are_uniform and all(array.value.ndim == 0 for array in operands):
+            (number,) = eval_equation(eqn, *(array.value for array in operands))
             return [Held(number, shape, "uniform")]
-        results = [_whole(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
-        if _is_elementwise(name) and all(held.shape in ((), shape) for held in operands):
-            self.made.update((id(held), (held, eqn, operands)) for held in results)
+        results = [_entire(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
+        if _is_elementwise(name) and all(array.shape in ((), shape) for array in operands):
+            # A later equation with a shard computes this array's shard from shards of the operands.
+            self.producers.update((id(array), (array, eqn, operands)) for array in results)
         return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
@@ -176,102 +181,108 @@ class _Evaluation:
             shape = shape_of(eqn.outvars[0])
             return [Held(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
         if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
-            return [_whole(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
+            return [_entire(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
         if name == "dot_general" and _is_inner_product(eqn, operands):
-            return [_whole(self._inner_product(eqn, operands))]
+            return [_entire(self._inner_product(eqn, operands))]
         if name == "cond":
             return self._cond(eqn, operands)
-        return self.refuse((*self.within, eqn))
+        return self.refuse((*self.path, eqn))
 
     def _elementwise(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
-        """Operands may be scalars, or have dimensions of one, which JAX repeats: it does so before an array is cut."""
+        """Applies an equation to shards; operands of fewer elements are broadcast before they are cut."""
         shape = shape_of(eqn.outvars[0])
-        if any(held.kind == "shard" and held.shape != shape for held in operands):
-            return self.refuse((*self.within, eqn))
-        results = eval_equation(eqn, *(self._shard_of(held, shape) for held in operands))
+        if any(array.kind == "shard" and array.shape != shape for array in operands):
+            return self.refuse((*self.path, eqn))
+        results = eval_equation(eqn, *(self._shard_of(array, shape) for array in operands))
         return [Held(x, shape, "shard") for x in results]
 
-    def _shard_of(self, held: Held, shape: tuple[int, ...]) -> jax.Array:
-        """This replica's shard of an array, repeated to a shape."""
-        if held.kind == "shard":
-            return held.value
-        if held.kind == "uniform":
-            return self.shards.as_shard(Held(held.value, shape, "uniform"))
-        if held.value.ndim == 0:
-            return held.value
-        key = id(held), shape
-        if key not in self.cut:
-            if id(held) in self.made and held.shape == shape:
-                _, eqn, operands = self.made[id(held)]
-                (shard,) = eval_equation(eqn, *(self._shard_of(each, shape) for each in operands))
+    def _shard_of(self, array: Held, shape: tuple[int, ...]) -> jax.Array:
+        """This replica's shard of an array, broadcast to a shape."""
+        if array.kind == "shard":
+            return array.value
+        if array.kind == "uniform":
+            return self.shards.as_shard(Held(array.value, shape, "uniform"))
+        if array.value.ndim == 0:
+            return array.value
+        key = id(array), shape
+        if key not in self.shard_cache:
+            if id(array) in self.producers and array.shape == shape:
+                _, eqn, operands = self.producers[id(array)]
+                (shard,) = eval_equation(eqn, *(self._shard_of(operand, shape) for operand in operands))
             else:
-                shard = self.shards.as_shard(_whole(jnp.broadcast_to(held.value, shape)))
-            self.cut[key] = held, shard
-        return self.cut[key][1]
+                shard = self.shards.as_shard(_entire(jnp.broadcast_to(array.value, shape)))
+            self.shard_cache[key] = array, shard
+        return self.shard_cache[key][1]
 
-    def _reduced(self, name: str, held: Held) -> jax.Array:
+    def _reduced(self, name: str, array: Held) -> jax.Array:
         monoid, reduce, over_replicas = _REDUCTIONS[name]
-        own = reduce(self.shards.within(held, neutral(monoid, held.value.dtype)))
-        if own.dtype != bool:
-            return over_replicas(own, self.shards.axis)
-        return over_replicas(own.astype(jnp.int32), self.shards.axis).astype(bool)
+        shard_result = reduce(self.shards.within(array, neutral(monoid, array.value.dtype)))
+        if shard_result.dtype != bool:
+            return over_replicas(shard_result, self.shards.axis)
+        # Collectives combine numbers: "and" is a minimum, "or" a maximum.
+        return over_replicas(shard_result.astype(jnp.int32), self.shards.axis).astype(bool)
 
     def _inner_product(self, eqn: JaxprEqn, operands: list[Held]) -> jax.Array:
-        left, right = (self.shards.within(held, 0).reshape(-1) for held in operands)
-        keep = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
-        return lax.psum(lax.dot_general(left, right, (((0,), (0,)), ((), ())), **keep), self.shards.axis)
+        flat_left, flat_right = (self.shards.within(array, 0).reshape(-1) for array in operands)
+        params = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
+        return lax.psum(lax.dot_general(flat_left, flat_right, (((0,), (0,)), ((), ())), **params), self.shards.axis)
 
     def _cond(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
-        """Results are shards where those of any branch are."""
-        index, *given = operands
-        inside, kinds = self._inside(eqn), [(held.shape, held.kind) for held in given]
-        found: list[list[tuple[tuple[int, ...], Kind]]] = []
+        """Evaluates all branches; a result is a shard if it is one in any branch."""
+        index, *arrays = operands
+        inner = self._nested(eqn)
+        kinds = [(array.shape, array.kind) for array in arrays]
+        branch_results: list[list[tuple[tuple[int, ...], Kind]]] = []
 
-        def results(branch: ClosedJaxpr, values: Sequence[jax.Array]) -> list[Held]:
-            own = [Held(x, shape, kind) for x, (shape, kind) in zip(values, kinds, strict=True)]
-            return inside.jaxpr(branch, own)
+        def evaluate_branch(branch: ClosedJaxpr, values: Sequence[jax.Array]) -> list[Held]:
+            branch_operands = [Held(x, shape, kind) for x, (shape, kind) in zip(values, kinds, strict=True)]
+            return inner.jaxpr(branch, branch_operands)
 
-        def look(branch: ClosedJaxpr, *values: jax.Array) -> list[jax.Array]:
-            outs = results(branch, values)
-            found.append([(held.shape, held.kind) for held in outs])
-            return [held.value for held in outs]
+        def record_kinds(branch: ClosedJaxpr, *values: jax.Array) -> list[jax.Array]:
+            outputs = evaluate_branch(branch, values)
+            branch_results.append([(array.shape, array.kind) for array in outputs])
+            return [array.value for array in outputs]
 
-        values = [held.value for held in given]
+        values = [array.value for array in arrays]
         branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
         for branch in branches:
-            jax.eval_shape(lambda *values, branch=branch: look(branch, *values), *values)
-        joined = [(ends[0][0], _joined([kind for _, kind in ends])) for ends in zip(*found, strict=True)]
+            # Traced without results, to find the kinds: branches of a `switch` must return equal shapes.
+            jax.eval_shape(lambda *values, branch=branch: record_kinds(branch, *values), *values)
+        result_kinds = [
+            (kinds_by_branch[0][0], _common_kind([kind for _, kind in kinds_by_branch]))
+            for kinds_by_branch in zip(*branch_results, strict=True)
+        ]
 
         def run(branch: ClosedJaxpr, *values: jax.Array) -> list[jax.Array]:
-            outs = results(branch, values)
-            return [self.shards.as_kind(x, kind).value for x, (_, kind) in zip(outs, joined, strict=True)]
+            outputs = evaluate_branch(branch, values)
+            return [self.shards.as_kind(x, kind).value for x, (_, kind) in zip(outputs, result_kinds, strict=True)]
 
-        ends = lax.switch(
+        values = lax.switch(
             index.value, [lambda *values, branch=branch: run(branch, *values) for branch in branches], *values
         )
-        return [Held(x, shape, kind) for x, (shape, kind) in zip(ends, joined, strict=True)]
+        return [Held(x, shape, kind) for x, (shape, kind) in zip(values, result_kinds, strict=True)]
 
-    def _inside(self, eqn: JaxprEqn) -> _Evaluation:
-        return _Evaluation(self.shards, self.refuse, (*self.within, eqn))
+    def _nested(self, eqn: JaxprEqn) -> _Evaluation:
+        return _Evaluation(self.shards, self.refuse, (*self.path, eqn))
 
 
 def _is_elementwise(name: str) -> bool:
     return name in OP_COSTS and name != "bitcast_convert_type"
 
 
-def _whole(x: jax.Array) -> Held:
+def _entire(x: jax.Array) -> Held:
     return Held(x, jnp.shape(x), "whole")
 
 
-def _joined(kinds: Sequence[Kind]) -> Kind:
+def _common_kind(kinds: Sequence[Kind]) -> Kind:
     return "shard" if "shard" in kinds else "uniform" if set(kinds) == {"uniform"} else "whole"
 
 
 def _keeps_order(eqn: JaxprEqn, operand: Held) -> bool:
-    """Whether a view has the elements of its operand in the same order, each once."""
+    """True for a view with the elements of its operand in the same order, each once."""
     if eqn.primitive.name == "transpose":
-        moved = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
-        return moved == sorted(moved)
+        long_dims = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
+        return long_dims == sorted(long_dims)
     return prod(shape_of(eqn.outvars[0])) == operand.size
 
 
@@ -280,7 +291,7 @@ def _is_of_all(axes: Sequence[Any], shape: tuple[int, ...]) -> bool:
 
 
 def _is_inner_product(eqn: JaxprEqn, operands: Sequence[Held]) -> bool:
-    """Whether both operands are multiplied element by element and all products summed."""
+    """True for a sum of all products of corresponding elements."""
     contracted, batched = eqn.params["dimension_numbers"]
     if any(map(len, batched)) or shape_of(eqn.outvars[0]) != ():
         return False

@@ -1,10 +1,10 @@
-"""Evaluates what one replica computes for all replicas at once, in plain JAX: every value is [replicas, …].
+"""Evaluates the function of one replica for all replicas at once, in plain JAX: every value is [replicas, …].
 
 Equations without collectives are mapped over that axis, without a name for it; collectives are operations on it
-(`gcl.stacked`). Control flow with collectives inside stays control flow, and follows replica 0: replicas that come to
-a collective must agree on whether they do, as on the machine.
+(`gcl.stacked`). Control flow with collectives inside stays control flow, and follows replica 0: replicas must agree on
+reaching a collective, as on the machine.
 
-Limits: ordered effects cannot be mapped (JAX says so).
+Limits: ordered effects cannot be mapped (JAX raises).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ipujax.runtime.host import ALONE, Instances
 
 Values = list[jax.Array]
 
-# Parameter that holds what an equation does nothing but evaluate, by primitive name.
+# Primitives that only evaluate a jaxpr, and the parameter that has it.
 EVALUATED = {**CALLEES, "function_call": "jaxpr", "ipu_staged_pipeline": "loop"}
 
 
@@ -41,57 +41,54 @@ class Replicas:
     """Replicas that are evaluated.
 
     Args:
-        count: how many there are, of all instances.
-        instances: processes among which they are shared; the local ones are the leading axis of every value.
+        count: number of replicas of all instances.
+        instances: processes that share the replicas; the local ones are the leading axis of every value.
     """
 
     count: int
     instances: Instances = ALONE
 
     @property
-    def here(self) -> int:
+    def num_local(self) -> int:
         """Number of local replicas."""
         return self.instances.local(self.count)
 
 
 def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Replicas) -> Values:
-    """The results of all replicas that are here.
-
-    Args:
-        jaxpr: what one replica computes.
-        operands: [replicas here, …] for each input.
-        replicas: how many.
-    """
-    equation, constant = partial(_equation, replicas=replicas), partial(_for_all, replicas=replicas)
+    """Results of all local replicas, from operands [local replicas, …] of the jaxpr of one replica."""
+    equation = partial(_equation, replicas=replicas)
+    constant = partial(_for_all, replicas=replicas)
     return eval_jaxpr(jaxpr, operands, equation, constant)
 
 
-def meets(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a collective, or holds one."""
+def has_collective(eqn: JaxprEqn) -> bool:
+    """True for a collective, and for an equation with one inside."""
     if is_collective(eqn):
         return True
-    return any(meets(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+    return any(has_collective(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
 
 def _equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     name = eqn.primitive.name
     if is_collective(eqn):
-        instances, everyone = replicas.instances, [replicas.instances.all_of(x) for x in operands]
-        return [instances.own(x) for x in COLLECTIVES[name](eqn, replicas.count).compute(everyone, replicas.count)]
-    if not meets(eqn):
-        return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas.here)(*operands))
+        instances = replicas.instances
+        all_operands = [replicas.instances.all_of(x) for x in operands]
+        return [instances.own(x) for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)]
+    if not has_collective(eqn):
+        return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas.num_local)(*operands))
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
 
 
 def _for_all(x: Any, replicas: Replicas) -> jax.Array:
-    return jnp.broadcast_to(x, (replicas.here, *jnp.shape(x)))
+    return jnp.broadcast_to(x, (replicas.num_local, *jnp.shape(x)))
 
 
 def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     params = eqn.params
-    num_consts, first_stack = params["num_consts"], params["num_consts"] + params["num_carry"]
+    num_consts = params["num_consts"]
+    first_stack = params["num_consts"] + params["num_carry"]
     consts = operands[:num_consts]
 
     def body(carry: Values, slices: Values) -> tuple[Values, Values]:
@@ -107,16 +104,17 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
 def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     params = eqn.params
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    num_cond_consts = params["cond_nconsts"]
+    first_carry = params["cond_nconsts"] + params["body_nconsts"]
 
-    def goes_on(carry: Values) -> jax.Array:
-        (predicate,) = stacked_eval(params["cond_jaxpr"], [*operands[:first], *carry], replicas)
-        return predicate[0]
+    def condition(carry: Values) -> jax.Array:
+        (predicate,) = stacked_eval(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry], replicas)
+        return predicate[0]  # equal on all replicas, see `varying`
 
     def body(carry: Values) -> Values:
-        return stacked_eval(params["body_jaxpr"], [*operands[first:second], *carry], replicas)
+        return stacked_eval(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry], replicas)
 
-    return lax.while_loop(goes_on, body, operands[second:])
+    return lax.while_loop(condition, body, operands[first_carry:])
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:

@@ -1,12 +1,12 @@
-"""Which values of a jaxpr may differ between replicas.
+"""Analysis of the values of a jaxpr that may differ between replicas.
 
-Input: what one replica computes, and which of its inputs are split. Output: for each result whether it may differ, and
-the equation it first differs in.
+Input: the function of one replica, and which of its inputs are split. Output: the results that may differ, and for each
+the equation where it first differs.
 
-A value differs where it comes from something that does: a part of an argument, `axis_index`, or a collective that gives
-each replica something of its own. What is computed from equal values is equal; sums and the like over all replicas are.
-What is computed under a decision on which replicas may disagree differs too. Loops are walked to a fixpoint.
-Limits: values that agree by chance count as different, and so does what the host's functions return for each replica.
+A value differs if it is computed from one that differs: a part of an argument, `axis_index`, or a collective with a
+separate result for each replica. Values computed from equal values are equal, and so are reductions over all replicas.
+Values under a branch or loop condition on which replicas may disagree differ too. Loops are iterated to a fixpoint.
+Limits: values that agree by chance count as different, and so do results of host functions of each replica.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ipujax.lowering.gcl import COLLECTIVES, axis_of, is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
-from ipujax.lowering.replicas.stacked_eval import EVALUATED, meets
+from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
@@ -25,11 +25,11 @@ _HOST = ("io_callback", "pure_callback")
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """Which results of a jaxpr may differ between replicas.
+    """Results of a jaxpr that may differ between replicas.
 
     Args:
-        results: for each result whether it may differ between replicas.
-        reasons: for each that may, the equation it comes from; None where it is an input.
+        results: True for each result that may differ.
+        reasons: for each that may, the equation that computes it; None for an input.
     """
 
     results: tuple[bool, ...]
@@ -37,29 +37,20 @@ class Varying:
 
 
 def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int) -> Varying:
-    """Finds which results of a jaxpr may differ between replicas.
-
-    Args:
-        jaxpr: what one replica computes.
-        inputs: for each input whether it differs.
-        replicas: how many.
-
-    Raises:
-        GraphError: a collective under a decision on which replicas may disagree.
-    """
-    walk = _Walk(replicas)
-    results = walk.jaxpr(jaxpr, inputs)
-    made = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
+    """Finds the results of a jaxpr that may differ; refuses a collective that not all replicas may reach."""
+    analysis = _Analysis(replicas)
+    results = analysis.jaxpr(jaxpr, inputs)
+    producers = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
     reasons = tuple(
-        made.get(var) if differs and isinstance(var, Var) else None
+        producers.get(var) if differs and isinstance(var, Var) else None
         for var, differs in zip(jaxpr.jaxpr.outvars, results, strict=True)
     )
     return Varying(tuple(results), reasons)
 
 
 @dataclass(slots=True)
-class _Walk:
-    """A walk through jaxprs."""
+class _Analysis:
+    """Forward dataflow: a flag for each value, true if it may differ."""
 
     replicas: int
 
@@ -67,7 +58,8 @@ class _Walk:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: False)
 
     def _equation(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
-        name, params = eqn.primitive.name, eqn.params
+        name = eqn.primitive.name
+        params = eqn.params
         if is_collective(eqn):
             form = COLLECTIVES[name](eqn, self.replicas)
             if form.kind == "reduce" and not form.is_same:
@@ -86,53 +78,57 @@ class _Walk:
 
     def _scan(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
         params = eqn.params
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        carry = operands[first:last]
+        num_consts = params["num_consts"]
+        first_stacked = params["num_consts"] + params["num_carry"]
+        carry = operands[num_consts:first_stacked]
         while True:
-            results = self.jaxpr(params["jaxpr"], [*operands[:first], *carry, *operands[last:]])
-            after = [a or b for a, b in zip(carry, results[: len(carry)], strict=True)]
-            if after == carry:
+            results = self.jaxpr(params["jaxpr"], [*operands[:num_consts], *carry, *operands[first_stacked:]])
+            joined_carry = [a or b for a, b in zip(carry, results[: len(carry)], strict=True)]
+            # Flags only change from false to true, so the iteration ends after at most one round for each carry.
+            if joined_carry == carry:
                 return [*carry, *results[len(carry) :]]
-            carry = after
+            carry = joined_carry
 
     def _while(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
         params = eqn.params
-        first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        carry = operands[last:]
+        num_cond_consts = params["cond_nconsts"]
+        first_carry = params["cond_nconsts"] + params["body_nconsts"]
+        carry = operands[first_carry:]
         while True:
-            (decides,) = self.jaxpr(params["cond_jaxpr"], [*operands[:first], *carry])
-            results = self.jaxpr(params["body_jaxpr"], [*operands[first:last], *carry])
-            after = [a or b or decides for a, b in zip(carry, results, strict=True)]
-            if after == carry:
+            (may_disagree,) = self.jaxpr(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry])
+            results = self.jaxpr(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry])
+            # Replicas that leave the loop at different iterations have different carries.
+            joined_carry = [a or b or may_disagree for a, b in zip(carry, results, strict=True)]
+            if joined_carry == carry:
                 break
-            carry = after
-        if decides:
-            _refuse_meeting(eqn, "a loop's condition")
+            carry = joined_carry
+        if may_disagree:
+            _refuse_collectives(eqn, "a loop's condition")
         return carry
 
     def _cond(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
         branches = [self.jaxpr(branch, operands[1:]) for branch in eqn.params["branches"]]
         if operands[0]:
-            _refuse_meeting(eqn, "the choice of a branch")
-        return [operands[0] or any(ends) for ends in zip(*branches, strict=True)]
+            _refuse_collectives(eqn, "the choice of a branch")
+        return [operands[0] or any(flags) for flags in zip(*branches, strict=True)]
 
 
-def _refuse_meeting(eqn: JaxprEqn, what: str) -> None:
+def _refuse_collectives(eqn: JaxprEqn, condition: str) -> None:
     """Refuses collectives under a decision on which replicas may disagree."""
-    inner = next(_meetings(eqn), None)
+    inner = next(_collectives_inside(eqn), None)
     if inner is not None:
         raise GraphError(
-            f"replicas may disagree on {what}, and would have to meet for {inner.primitive.name} inside it",
+            f"replicas may disagree on {condition}, and would have to meet for {inner.primitive.name} inside it",
             where=source_line(inner) or source_line(eqn) or None,
             expected="a value that is the same on all replicas",
             hint=f'reduce it first, jax.lax.pmax(..., "{axis_of(inner)}"), or move the collective outside',
         )
 
 
-def _meetings(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+def _collectives_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     for jaxpr in jaxprs_in_params(eqn.params):
         for inner in jaxpr.eqns:
             if is_collective(inner) and inner.primitive.name != "axis_index":
                 yield inner
-            elif meets(inner):
-                yield from _meetings(inner)
+            elif has_collective(inner):
+                yield from _collectives_inside(inner)

@@ -195,7 +195,7 @@ def test_types_of_ones_own() -> None:
     own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(jax.typeof(lax.create_token(X)))])])
     check_values(ClosedJaxpr(own, ()), "fun", ["x"])  # a token may be made
     own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(OwnType())])])
-    with pytest.raises(ipu.GraphError, match=r"what sin makes is no array that a tile can hold(.|\n)*got: a type of"):
+    with pytest.raises(ipu.GraphError, match=r"result of sin is no array that a tile can hold(.|\n)*got: a type of"):
         check_values(ClosedJaxpr(own, ()), "fun", ["x"])
 
 

@@ -446,5 +446,5 @@ def test_beside_arrays_on_the_host() -> None:
         ref = jax.new_ref(a)
         return ref[...], jax.device_put(a * 2, jax.memory.Space.Host)
 
-    with pytest.raises(ipu.GraphError, match=r"Refs takes or gives arrays that are on the host(.|\n)*device_put"):
+    with pytest.raises(ipu.GraphError, match=r"Refs has arguments or results on the host(.|\n)*device_put"):
         ipu.jit(fun, device=DEVICE)(X)

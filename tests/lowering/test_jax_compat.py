@@ -1,4 +1,4 @@
-"""The names taken from JAX's less stable surface do what the rest of the package counts on."""
+"""Access to JAX's less stable surface: the names have the properties that the rest of the package relies on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ipujax.lowering.jax_compat import (
 X = jnp.ones(3)
 
 
-def test_trace_takes_arrays_shapes_and_static_arguments() -> None:
+def test_trace_accepts_arrays_shapes_and_static_arguments() -> None:
     traced = trace(lambda a, n, *, b: {"s": a * n + b}, (jax.ShapeDtypeStruct((3,), jnp.float32), 2), {"b": X}, (1,))
     assert [aval.shape for aval in traced.jaxpr.in_avals] == [(3,), (3,)]
     assert traced.in_tree == jax.tree.structure(((0,), {"b": 0})) and traced.out_tree == jax.tree.structure({"s": 0})
@@ -35,20 +35,20 @@ def test_trace_takes_arrays_shapes_and_static_arguments() -> None:
 
 
 def test_one_signature_is_traced_once() -> None:
-    """`ipu.jit` keys what it lowered by the jaxpr itself."""
+    """`ipu.jit` keys lowered programs by the jaxpr itself."""
     jitted = jax.jit(lambda x: x * 2)
-    first = jitted.trace(1.0).jaxpr
-    assert jitted.trace(2.0).jaxpr is first
-    assert jitted.trace(jnp.float32(1)).jaxpr is not first  # weak no more
-    inside: list[Any] = []
-    jax.jit(lambda x: (inside.append(jitted.trace(x).jaxpr), x)[1])(3.0)
-    assert inside[0] is first
+    reference = jitted.trace(1.0).jaxpr
+    assert jitted.trace(2.0).jaxpr is reference
+    assert jitted.trace(jnp.float32(1)).jaxpr is not reference  # weak no more
+    inner_traces: list[Any] = []
+    jax.jit(lambda x: (inner_traces.append(jitted.trace(x).jaxpr), x)[1])(3.0)
+    assert inner_traces[0] is reference
     with jax.enable_x64(True):
         assert jitted.trace(jnp.float32(1)).jaxpr is not jitted.trace(1.0).jaxpr
 
 
 def test_tracers_that_a_function_closes_over_are_further_inputs() -> None:
-    """`ipu.jit` sees by that that it cannot lower."""
+    """`ipu.jit` cannot lower such a function, and detects it by its inputs."""
     counts = []
 
     def outer(w: jax.Array) -> jax.Array:
@@ -105,14 +105,11 @@ def test_closed() -> None:
     np.testing.assert_array_equal(jaxpr_as_fun(closed(jaxpr.jaxpr))(X)[0], jnp.sin(X))
 
 
-# --- source lines and name stacks -------------------------------------------------------------------------------------
-
-
 def test_without_float0() -> None:
     zeros = np.zeros((3,), jax.dtypes.float0)
     gradient = jax.grad(lambda n, x: (x * n).sum(), (0, 1), allow_int=True)
-    jaxpr, kept = without_float0(jax.jit(lambda z, n, x: (z, gradient(n, x))).trace(zeros, 3, X).jaxpr)
-    assert kept == [1, 2] and [aval.dtype for aval in jaxpr.out_avals] == [np.float32]
+    jaxpr, remaining = without_float0(jax.jit(lambda z, n, x: (z, gradient(n, x))).trace(zeros, 3, X).jaxpr)
+    assert remaining == [1, 2] and [aval.dtype for aval in jaxpr.out_avals] == [np.float32]
     np.testing.assert_array_equal(jaxpr_as_fun(jaxpr)(jnp.asarray(3), X)[0], 3 * X)
     same = jax.jit(lambda x: x + 1).trace(X).jaxpr
     assert without_float0(same) == (same, [0]) and not is_float0(same.in_avals[0])

@@ -1,4 +1,4 @@
-"""From jaxpr to program: streams, which results take the place of donated arguments, constants, names; run on tiles."""
+"""From jaxpr to program: streams, aliases of donated arguments, constants, names; run on tiles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ALIASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[bool], tuple[
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_donated(name: str) -> None:
-    """Pairs as expected, gives the numbers of JAX on engine and tiles, and leaves results in arguments' variables."""
+    """Pairs as expected, computes JAX's numbers on engine and tiles, and leaves results in arguments' variables."""
     fun, args, donated, aliases = ALIASES[name]
     jaxpr = jax.make_jaxpr(fun)(*args)
     assert donated_aliases(unwrapped(jaxpr), donated) == aliases
@@ -75,21 +75,21 @@ def test_donated(name: str) -> None:
     assert [stream.resident for stream in program.inputs] == [n in aliases for n in range(len(args))]
 
 
-def test_an_argument_returned_in_its_own_place_is_not_copied() -> None:
+def test_does_not_copy_an_argument_returned_in_its_place() -> None:
     program = lowered(lambda a, b: (a, b), X, Y, donated=[True, True])
     assert not [leaf for leaf in leaves(program.program) if isinstance(leaf, Copy)]
 
 
-def test_aliases_agree_with_those_of_jax() -> None:
+def test_aliases_equal_those_of_jax() -> None:
     """JAX marks the pair on the argument, in the text it gives to XLA."""
     for fun, args, donated, aliases in ALIASES.values():
-        given = tuple(n for n, flag in enumerate(donated) if flag)
-        if len(given) != len([alias for alias in aliases if alias is not None]) or not given:
-            continue  # with buffers to spare JAX warns, and drops what is not used
-        text = jax.jit(fun, donate_argnums=given, keep_unused=True).lower(*args).as_text()
-        found = [int(part.split(" ")[0]) for part in text.split("tf.aliasing_output = ")[1:]]
+        donated_numbers = tuple(n for n, flag in enumerate(donated) if flag)
+        if len(donated_numbers) != len([alias for alias in aliases if alias is not None]) or not donated_numbers:
+            continue  # with spare buffers JAX warns, and drops unused ones
+        text = jax.jit(fun, donate_argnums=donated_numbers, keep_unused=True).lower(*args).as_text()
+        marked = [int(part.split(" ")[0]) for part in text.split("tf.aliasing_output = ")[1:]]
         inputs = [alias for alias in range(len(args)) if alias in aliases]
-        assert found == [aliases.index(n) for n in inputs]
+        assert marked == [aliases.index(n) for n in inputs]
 
 
 # --- streams, constants, names ----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_results(name: str) -> None:
     check(RESULTS[name], jnp.asarray(X), tiles=(1, 4, 7), rtol=1e-6)
 
 
-def test_operations_come_from_the_users_line() -> None:
+def test_operations_have_the_line_of_the_user() -> None:
     def fun(x: jax.Array) -> jax.Array:
         with jax.named_scope("first"):
             x = jnp.sort(x)

@@ -1,4 +1,4 @@
-"""Compute sets that do not depend on each other run together."""
+"""Independent compute sets run together."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ def counts(graph: Graph, prog: Sequence) -> list[int]:
 def built(order: str, target: Target | None = None, byte_price: float = BYTE_PRICE_CYCLES) -> tuple[Graph, Sequence]:
     """A program of sines, `ab` for b = sin a, in order; `>` is a host stream into x."""
     graph = Graph(target or small_target(4), byte_price_cycles=byte_price)
-    prog, known = Sequence(), dict[str, Tensor]()
+    prog = Sequence()
+    tensors = dict[str, Tensor]()
     for step in order.split():
         if step == ">":
-            known["x"] = tensor(graph, "x")
-            prog.add(StreamIn(HostStream("x", (12, 8), F32), known["x"]))
+            tensors["x"] = tensor(graph, "x")
+            prog.add(StreamIn(HostStream("x", (12, 8), F32), tensors["x"]))
             continue
         read, written = step
-        source = known.setdefault(read, tensor(graph, read))
-        known[written] = elementwise(graph, SIN, [source], prog, step)
+        source = tensors.setdefault(read, tensor(graph, read))
+        tensors[written] = elementwise(graph, SIN, [source], prog, step)
     merge_compute_sets(graph, prog)
     return graph, prog
 
@@ -66,33 +67,34 @@ def test_independent_neighbours_are_one_compute_set() -> None:
     assert counts(graph, prog) == [3] and set(graph.groups) == {prog.children()[0].compute_set}  # type: ignore[attr-defined]
 
 
-def test_operands_of_a_merged_set_take_no_more_than_those_of_one_operation_may() -> None:
+def test_operands_of_a_merged_set_have_the_limit_of_one_operation() -> None:
     """Each sine reads 96 bytes on a tile."""
     for proportion, expected in ((0.1, [3]), (200 / 8192, [2, 1]), (100 / 8192, [1, 1, 1])):
         target = small_target(4, bytes_per_tile=8192, available_memory_proportion=proportion)
         assert counts(*built("ab cd ef", target)) == expected
 
 
-def test_the_dearer_a_byte_the_less_a_merged_set_reads() -> None:
+def test_a_merged_set_reads_less_where_a_byte_costs_more() -> None:
     """Each sine reads 96 bytes on a tile, and one operation may read 320."""
     target = small_target(4, bytes_per_tile=8192, available_memory_proportion=320 / 8192)
     for price, expected in ((0.0, [3]), (2.0, [3]), (3.0, [2, 1]), (8.0, [1, 1, 1])):
         assert counts(*built("ab cd ef", target, price)) == expected
 
 
-def counts_of_two(most_bytes: int, changed: Callable[[VertexGroup], VertexGroup]) -> list[int]:
-    """`counts` of two sines whose vertices are changed, where one operation may read so many bytes of a tile."""
-    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=most_bytes / 8192)
-    graph, prog = Graph(target), Sequence()
+def counts_of_two(max_bytes: int, changed: Callable[[VertexGroup], VertexGroup]) -> list[int]:
+    """`counts` of two sines with changed vertices, where one operation may read `max_bytes` of a tile."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=max_bytes / 8192)
+    graph = Graph(target)
+    prog = Sequence()
     for name in "ab":
         elementwise(graph, SIN, [tensor(graph, name)], prog, name)
-    for one, (group,) in list(graph.groups.items()):
-        graph.groups[one] = [changed(group)]
+    for compute_set, (group,) in list(graph.groups.items()):
+        graph.groups[compute_set] = [changed(group)]
     merge_compute_sets(graph, prog)
     return counts(graph, prog)
 
 
-def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
+def test_counts_the_operands_of_all_vertices_of_a_tile() -> None:
     """A sine reads 96 bytes on a tile, be it in one vertex or in three."""
 
     def cut_in_three(group: VertexGroup) -> VertexGroup:
@@ -110,7 +112,7 @@ def test_blocks_without_a_vertex_are_on_no_tile() -> None:
     assert counts_of_two(800, lambda group: replace(group, tile=tile)) == [2]
 
 
-def test_a_chain_stays_apart() -> None:
+def test_a_chain_is_not_merged() -> None:
     assert counts(*built("ab bc cd")) == [1, 1, 1]
 
 
@@ -118,14 +120,16 @@ def test_two_chains_run_side_by_side() -> None:
     assert counts(*built("ab bc xy yz")) == [2, 2]
 
 
-def test_host_exchanges_are_not_passed() -> None:
+def test_does_not_pass_host_exchanges() -> None:
     assert counts(*built("ab > cd")) == [1, 0, 1]
     assert counts(*built("ab > xc")) == [1, 0, 1]
 
 
-def test_what_reads_a_copy_stays_behind_it() -> None:
-    graph, prog = Graph(small_target(4)), Sequence()
-    a, b = tensor(graph, "a"), tensor(graph, "b")
+def test_a_reader_of_a_copy_stays_behind_it() -> None:
+    graph = Graph(small_target(4))
+    prog = Sequence()
+    a = tensor(graph, "a")
+    b = tensor(graph, "b")
     elementwise(graph, SIN, [a], prog, "first")
     prog.add(Copy(a, b))
     elementwise(graph, SIN, [b], prog, "second")
@@ -133,9 +137,10 @@ def test_what_reads_a_copy_stays_behind_it() -> None:
     assert counts(graph, prog) == [1, 0, 1]
 
 
-def test_large_results_are_not_made_long_before_they_are_read() -> None:
-    """Their bytes are worth more than a sync."""
-    graph, prog = Graph(small_target(4)), Sequence()
+def test_large_results_are_not_computed_early() -> None:
+    """Their bytes cost more than a sync."""
+    graph = Graph(small_target(4))
+    prog = Sequence()
     large = [graph.add_variable((512, 64), F32, n, grid((512, 64), (2, 2))) for n in "abc"]
     b = elementwise(graph, SIN, [large[0]], prog, "b")
     elementwise(graph, SIN, [b], prog, "c")
@@ -145,9 +150,10 @@ def test_large_results_are_not_made_long_before_they_are_read() -> None:
     assert counts(graph, prog) == [1, 3]
 
 
-def test_it_saves_cycles() -> None:
+def test_saves_a_sync_for_each_merged_set() -> None:
     def cycles(order: str, merged: bool) -> int:
-        graph, prog = Graph(small_target(4)), Sequence()
+        graph = Graph(small_target(4))
+        prog = Sequence()
         for name in order:
             elementwise(graph, SIN, [tensor(graph, name)], prog, name)
         if merged:

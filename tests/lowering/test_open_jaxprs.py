@@ -20,8 +20,8 @@ X = jnp.arange(3.0)
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 
 
-def held(fun: Callable[..., Any], *args: Any) -> Jaxpr:
-    """A jaxpr whose first input has become a constant, of no value: an open jaxpr."""
+def open_jaxpr(fun: Callable[..., Any], *args: Any) -> Jaxpr:
+    """Jaxpr whose first input has become a constant without a value: an open jaxpr."""
     body = jax.make_jaxpr(fun)(*args).jaxpr
     names = body.debug_info.with_unknown_names()
     return body.replace(constvars=body.invars[:1], invars=body.invars[1:], debug_info=names)
@@ -59,11 +59,11 @@ class Settings(dict[str, Any]):
 
 
 HOLDS = holder("holds", is_known=True)
-TWO = held(lambda c, v: v * c, X, X)
-OTHER = held(lambda c, v: v * c + c, X, X)
-PRINTS = held(lambda c, v: (jax.debug.callback(lambda _: None, v), v * c)[1], X, X)
-NESTED = held(lambda c, v: bound(HOLDS, TWO)(v) * c, X, X)
-LOOPS = held(lambda c, v: jax.lax.fori_loop(0, 3, lambda _, y: jax.jit(jnp.sin)(y * c), v), X, X)
+TWO = open_jaxpr(lambda c, v: v * c, X, X)
+OTHER = open_jaxpr(lambda c, v: v * c + c, X, X)
+PRINTS = open_jaxpr(lambda c, v: (jax.debug.callback(lambda _: None, v), v * c)[1], X, X)
+NESTED = open_jaxpr(lambda c, v: bound(HOLDS, TWO)(v) * c, X, X)
+LOOPS = open_jaxpr(lambda c, v: jax.lax.fori_loop(0, 3, lambda _, y: jax.jit(jnp.sin)(y * c), v), X, X)
 CLOSED = jax.make_jaxpr(lambda v: v * np.arange(3.0))(X)
 PARAMS: dict[str, Any] = {
     "one": TWO,
@@ -88,7 +88,7 @@ def uses(value: Any, *, is_known: bool = True) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("name", PARAMS)
-def test_numbers_are_those_of_jax(name: str, is_known: bool) -> None:
+def test_numbers_equal_those_of_jax(name: str, is_known: bool) -> None:
     fun = uses(PARAMS[name], is_known=is_known)
     np.testing.assert_array_equal(ipu.jit(fun, device=DEVICE)(X), jax.jit(fun)(X))
 
@@ -108,9 +108,10 @@ AROUND: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("around", AROUND)
 def test_in_transformed_code(around: str) -> None:
     fun = AROUND[around](uses((TWO, NESTED)))
-    found, expected = ipu.jit(fun, device=DEVICE)(ROWS), jax.jit(fun)(ROWS)
-    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    results = ipu.jit(fun, device=DEVICE)(ROWS)
+    expected = jax.jit(fun)(ROWS)
+    for got, reference in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, reference, rtol=1e-6)
 
 
 def test_constants_become_inputs() -> None:
@@ -118,15 +119,17 @@ def test_constants_become_inputs() -> None:
     assert closed(CLOSED) is CLOSED and closed(CLOSED.jaxpr.replace(constvars=[])).in_avals == CLOSED.in_avals
 
 
-def test_numbers_tell_jaxprs_by_their_equations() -> None:
-    """Equal ones are outlined together, others not, whatever holds them."""
-    apply, numbers = holder("apply_numbered", is_known=True), EquationNumbers()
+def test_equation_numbers_compare_jaxprs_by_their_equations() -> None:
+    """Equal jaxprs are outlined together, others not, in any container."""
+    apply = holder("apply_numbered", is_known=True)
+    numbers = EquationNumbers()
 
     def number(value: Any) -> int:
         (eqn,) = jax.make_jaxpr(lambda x: apply.bind(x, fun=None))(X).jaxpr.eqns
         return numbers.of(eqn.replace(params={"fun": value}))
 
-    same, copy = held(lambda c, v: v * c, X, X), {"a": (TWO,)}
+    same = open_jaxpr(lambda c, v: v * c, X, X)
+    copy = {"a": (TWO,)}
     assert number(TWO) == number(same) != number(OTHER)
     assert number(copy) == number({"a": (same,)}) != number({"a": (OTHER,)})
     assert number([TWO]) == number([same]) != number((TWO,))

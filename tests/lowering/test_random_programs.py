@@ -29,19 +29,12 @@ EVERY = settings(
 
 
 def with_bytes(tree: Any) -> list[Any]:
-    """The leaves but those of float0."""
+    """Leaves but those of float0."""
     return [x for x in jax.tree.leaves(tree) if x.dtype != jax.dtypes.float0]
 
 
 def compare(program: Program, *, on_tiles: int = 0, exact_splits: bool = False, jit: Any = quick_jit) -> None:
-    """Asserts that a program gives what plain JAX gives, its gradient too where it has one.
-
-    Args:
-        program: what to compare.
-        on_tiles: tiles of a machine that the tile interpreter runs it on; the engine runs it on 64 when 0.
-        exact_splits: whether the engine computes every split.
-        jit: compiles both.
-    """
+    """Asserts that a program, and its gradient, equal plain JAX: on the engine, or on tiles of the interpreter."""
     arguments = program.arguments()
 
     def fun(*args: Any) -> Any:
@@ -49,8 +42,10 @@ def compare(program: Program, *, on_tiles: int = 0, exact_splits: bool = False, 
 
     expected = with_bytes(jit(fun)(*arguments))
     if on_tiles:
-        few = lowered(lambda *args: with_bytes(fun(*args)), arguments, small_target(on_tiles))
-        assert_same(run_tiles(few, arguments), expected, TOLERANCE, TOLERANCE, f"interpreter, {on_tiles} tiles")
+        program_on_tiles = lowered(lambda *args: with_bytes(fun(*args)), arguments, small_target(on_tiles))
+        assert_same(
+            run_tiles(program_on_tiles, arguments), expected, TOLERANCE, TOLERANCE, f"interpreter, {on_tiles} tiles"
+        )
         return
     ready = ipu.jit(fun, device=DEVICE, options=ipu.Options(exact_splits=exact_splits)).lower(*arguments)
     ready.compile()  # verified, and fits its tiles
@@ -72,7 +67,7 @@ def test_interpreter(program: Program) -> None:
     compare(program, on_tiles=7)
 
 
-# A part is a process' worth: what XLA keeps of each program adds up.
+# A part has as many programs as a process can hold: XLA's memory of each adds up.
 @pytest.mark.slow
 @pytest.mark.parametrize("exact_splits", [False, True])
 @pytest.mark.parametrize("part", range(5))
@@ -91,14 +86,14 @@ def test_interpreter_on_many(part: int, monkeypatch: pytest.MonkeyPatch) -> None
     run_part(part, programs(4, 9), 100, on_tiles=16)
 
 
-def run_part(part: int, strategy: st.SearchStrategy[Program], number: int, **ways: Any) -> None:
-    """Compares `number` programs of a seed of their own."""
+def run_part(part: int, strategy: st.SearchStrategy[Program], number: int, **comparison: Any) -> None:
+    """Compares `number` programs of the part's seed."""
 
     @seed(100 + part)
     @settings(EVERY, max_examples=number)
     @given(strategy)
     def run(program: Program) -> None:
-        compare(program, **ways)
+        compare(program, **comparison)
 
     run()
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Lines and names of equations are those that the user wrote."""
+"""Lines and names of equations are the user's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_source_line_of_a_library_is_that_of_its_call() -> None:
     assert lines == {f"{line_of(update, 2)} (update)"}
 
 
-def test_no_line_is_the_users_where_a_library_is_traced() -> None:
+def test_a_traced_library_has_no_line_of_the_user() -> None:
     for fun in (jnp.sin, jax.nn.softmax, optax.adam(0.1).init):
         assert {source_line(eqn) for eqn in jax.make_jaxpr(fun)(X).eqns} == {""}
 
@@ -70,7 +70,7 @@ def test_no_line_is_the_users_where_a_library_is_traced() -> None:
         ("<python-input-0>", False),
     ],
 )
-def test_what_is_installed(file: str, installed: bool) -> None:
+def test_is_installed(file: str, installed: bool) -> None:
     assert is_installed(file) == installed
 
 
@@ -96,8 +96,8 @@ def test_name_stack_and_caller() -> None:
     [eqn] = call.params["jaxpr"].eqns
     assert name_stack(eqn) == "inner"
     for keep_line, line in ((True, line_of(inner, 2)), (False, line_of(outer, 2))):
-        seen = with_caller(eqn, call, keep_line=keep_line)
-        assert name_stack(seen) == "outer/inner" and source_line(seen).startswith(f"{line} ")
+        inlined = with_caller(eqn, call, keep_line=keep_line)
+        assert name_stack(inlined) == "outer/inner" and source_line(inlined).startswith(f"{line} ")
     assert jaxpr_file(call.params["jaxpr"].jaxpr) == inspect.getsourcefile(inner)
 
 

@@ -18,39 +18,31 @@ AnyChannel = CircularBuffer | CallbackChannel | ReplicaChannels
 
 
 def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
-    """A stream connected to an array.
-
-    Args:
-        stream: which.
-        buffer: one or several transfers; [replicas, …] where each replica has its own.
-
-    Raises:
-        ArgumentError: an array of another type or size.
-    """
+    """Connects a stream to an array of transfers, [replicas, …] for separate data; ArgumentError if it does not fit."""
     is_written = stream.direction == "device_to_host"
     if not stream.is_by_replica:
         return CircularBuffer.of(stream.host, buffer, is_written=is_written)
     if not isinstance(buffer, np.ndarray) or buffer.ndim < 2 or len(buffer) != stream.replicas:
-        what = f"stream {stream.handle} has data for each replica"
+        message = f"stream {stream.handle} has data for each replica"
         got = list(buffer.shape) if isinstance(buffer, np.ndarray) else type(buffer).__name__
-        raise ArgumentError(what, expected=f"an array [{stream.replicas}, …]", got=got)
+        raise ArgumentError(message, expected=f"an array [{stream.replicas}, …]", got=got)
     channels = ReplicaChannels(stream.replicas)
-    for replica, part in enumerate(buffer):
-        channels.connect(CircularBuffer.of(stream.host, part, is_written=is_written), replica)
+    for replica, replica_buffer in enumerate(buffer):
+        channels.connect(CircularBuffer.of(stream.host, replica_buffer, is_written=is_written), replica)
     return channels
 
 
 def callback_channel(
-    stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, before: AnyChannel | None
+    stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, current: AnyChannel | None
 ) -> AnyChannel:
-    """A stream connected to a callback.
+    """Connects a stream to a callback.
 
     Args:
-        stream: which.
+        stream: the stream.
         callback: called once a transfer; for all replicas, in the order of their numbers.
         depth: see `CallbackChannel`.
-        replica: the one it is called for; all of them when None.
-        before: the stream's current channel; other replicas keep it.
+        replica: the replica to connect; all of them when None.
+        current: the stream's current channel, which other replicas keep.
 
     Raises:
         EngineError: a replica number out of range, or a replica of a broadcast stream.
@@ -64,13 +56,13 @@ def callback_channel(
     channel = CallbackChannel(stream.host, callback, depth)
     if not stream.is_by_replica:
         return channel
-    channels = before if isinstance(before, ReplicaChannels) else ReplicaChannels(stream.replicas)
+    channels = current if isinstance(current, ReplicaChannels) else ReplicaChannels(stream.replicas)
     channels.connect(channel, replica)
     return channels
 
 
 def unconnected(channel: AnyChannel | None) -> str | None:
-    """Why a stream cannot be used yet, as words that follow its name; None if it is connected."""
+    """Reason why a stream cannot be used yet, in words that follow its name; None if it is connected."""
     if channel is None:
         return "is not connected"
     missing = channel.missing() if isinstance(channel, ReplicaChannels) else []

@@ -6,9 +6,9 @@
     engine.run(0)
     engine.read_tensor("result")
 
-Each program is one jitted function of memory, so that a run is one call of XLA. Values of variables persist between
-runs for variables that a program reads before it writes them, variables with a host handle, remote buffers, and results
-that nothing in the graph reads. Memory that was never written holds zeros.
+Each program is one jitted function of memory, so that a run is one call of XLA. Values persist between runs for
+variables that a program reads before it writes them, variables with a host handle, remote buffers, and results that
+nothing in the graph reads. Memory that was never written is zero.
 
 After a callback, an abort or a print raises, later transfers of that run call no callback and deliver zeros, loops with
 data-dependent trip counts end, and memory holds the values of that incomplete run; the engine stays usable.
@@ -68,7 +68,7 @@ class Engine:
     Args:
         graph: variables, tile mappings, vertices, streams and handles; later additions are ignored.
         programs: the program, or several that `run` calls by number.
-        options: see `EngineOptions`; `IPUJAX_ENGINE_OPTIONS` in the environment goes before them.
+        options: see `EngineOptions`; `IPUJAX_ENGINE_OPTIONS` in the environment overrides them.
 
     Raises:
         VerifyError: a program that breaks a rule of the machine.
@@ -88,69 +88,76 @@ class Engine:
         if not isinstance(programs, Program | list | tuple):
             got = type(programs).__name__
             raise ArgumentError("an engine without programs", expected="a program or a list of them", got=got)
-        given = [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
+        user_programs = (
+            [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
+        )
         if self._options.split_large_copies:
             limit_bytes = graph.target.stream_buffer_limit_bytes
-            given = [split_large_copies(program, limit_bytes) for program in given]
+            user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
         if isinstance(graph, ReplicatedGraph | VirtualGraph):
             raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
-        for node in (node for program in given for node in distinct(program) if isinstance(node, Execute)):
+        for node in (node for program in user_programs for node in distinct(program) if isinstance(node, Execute)):
             graph.check_compute_set(node.compute_set)
-        self._graph, (self._machine, self._programs) = graph, expanded(graph, given)
-        self._everything = Sequence(*self._programs)
-        check_stream_sizes(self._machine, self._everything)
+        self._graph = graph
+        self._machine, self._programs = expanded(graph, user_programs)
+        self._all_programs = Sequence(*self._programs)
+        check_stream_sizes(self._machine, self._all_programs)
         self._host = StreamHost()
         self._guard = GuardedHost(self._host)
-        self._readable, self._writable = dict(graph.host_reads), dict(graph.host_writes)
-        self._kept = self._kept_variables()
+        self._readable = dict(graph.host_reads)
+        self._writable = dict(graph.host_writes)
+        self._persistent = self._persistent_variables()
         self._executable = self._compiled()
         self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
         self._state: DeviceMemory | None = None
         self._is_running = False
-        self._runs = Runs()
+        self._history = Runs()
 
-    # --- compiling ---
-
-    def _kept_variables(self) -> frozenset[Variable]:
-        """The variables whose values outlive a run."""
+    def _persistent_variables(self) -> frozenset[Variable]:
+        """Variables whose values persist between runs."""
         effects = EffectsOf(self._machine)
         handles = [*self._readable.values(), *self._writable.values()]
-        kept = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
+        variables = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
         written: set[Variable] = set()
         for program in self._programs:
-            kept |= effects(program).reads
-            kept |= set(remote_memories(program))
+            variables |= effects(program).reads
+            variables |= set(remote_memories(program))
             written |= effects(program).writes
-        return frozenset(v for v in kept | (written - self._read_on_tiles()) if not v.is_constant)
+        return frozenset(v for v in variables | (written - self._read_on_tiles()) if not v.is_constant)
 
     def _read_on_tiles(self) -> set[Variable]:
-        """The variables that vertices or copies between tensors read."""
-        found: set[Variable] = set()
-        for node in distinct(self._everything):
+        """Variables that vertices or copies between tensors read."""
+        variables: set[Variable] = set()
+        for node in distinct(self._all_programs):
             tensors: list[Tensor] = []
             if isinstance(node, Execute):
                 groups = self._machine.groups.get(node.compute_set, ())
                 tensors = [t for group in groups for t in group_tensors(group)[0]]
             elif isinstance(node, (Copy, CrossReplicaCopy, RemoteOut)):
                 tensors = [node.source]
-            found.update(v for tensor in tensors for v in tensor.variables())
-        return found
+            variables.update(v for tensor in tensors for v in tensor.variables())
+        return variables
 
     def _compiled(self) -> Executable:
-        """All programs as one executable: kept variables occupy memory before, during and after each."""
-        whole, kept = Sequence(), [v for v in self._machine.variables if v in self._kept]
+        """Compiles all programs to one executable; persistent variables occupy memory before, during and after each."""
+        sequence = Sequence()
+        persistent = [v for v in self._machine.variables if v in self._persistent]
         for program in self._programs:
-            streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in kept]
-            before = (StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
-            after = (StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
-            whole.add(Sequence(*before, program, *after))
+            streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in persistent]
+            reads = (
+                StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(persistent, streams, strict=True)
+            )
+            writes = (
+                StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(persistent, streams, strict=True)
+            )
+            sequence.add(Sequence(*reads, program, *writes))
         options = Options(
             exact_splits=self._options.exact_splits,
             allow_out_of_memory=self._options.allow_out_of_memory,
             verify_undefined=False,
         )
         with collecting_rarely():
-            executable = compile(self._machine, whole, options=options).named("", calling_file())
+            executable = compile(self._machine, sequence, options=options).named("", calling_file())
         announce("engine", executable)
         return executable
 
@@ -160,21 +167,19 @@ class Engine:
             function = StateFunction(
                 self._executable.graph,
                 self._programs[index],
-                self._kept,
+                self._persistent,
                 self._guard,
                 exact_splits=self._options.exact_splits,
-                record=self._runs.record if self._options.instrument else None,
+                record=self._history.record if self._options.instrument else None,
             )
 
             def step(changed: dict[int, Any], read_only: dict[int, Any]) -> list[Any]:
-                held = changed | read_only
-                after = function({v: held[number] for number, v in enumerate(function.reads)})
-                return [after[v] for v in function.writes]
+                arrays = changed | read_only
+                values = function({v: arrays[number] for number, v in enumerate(function.reads)})
+                return [values[v] for v in function.writes]
 
             self._functions[index] = function, jax.jit(step, donate_argnums=0)
         return self._functions[index]
-
-    # --- loading and running ---
 
     def load(self, device: Device) -> None:
         """Loads the compiled programs; variables hold their initial values, or zeros.
@@ -184,12 +189,14 @@ class Engine:
         """
         self._check_idle("load")
         if not isinstance(device, Device):
-            expected, got = "a Device, as IPUModel().create_device() makes", type(device).__name__
-            raise EngineError("an engine is loaded on no device", expected=expected, got=got)
+            expected = "a Device, as IPUModel().create_device() makes"
+            got = type(device).__name__
+            raise EngineError("an engine is loaded on a device", expected=expected, got=got)
         if device.get_target() != self._graph.system_target:
-            expected, got = self._graph.target.name, device.get_target().name
-            what = "the device is not of the graph's target"
-            raise EngineError(what, expected=expected, got=f"{got}: another machine, or other constants of it")
+            expected = self._graph.target.name
+            got = device.get_target().name
+            message = "the device is not of the graph's target"
+            raise EngineError(message, expected=expected, got=f"{got}: another machine, or other constants of it")
         self._state = DeviceMemory(self._graph.initial_values, self._graph.replication_factor)
 
     def load_and_run(self, device: Device, index: int = 0) -> None:
@@ -207,41 +214,39 @@ class Engine:
         state = self._loaded("run")
         if not isinstance(index, int | np.integer) or not 0 <= index < len(self._programs):
             raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
-        moves = self._check_connections(self._programs[index])
+        has_transfers = self._check_connections(self._programs[index])
         function, jitted = self._function(int(index))
-        held = {number: state[v] for number, v in enumerate(function.reads)}
-        changed = {number: held.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
-        self._runs.start(int(index))
+        read_only = {number: state[v] for number, v in enumerate(function.reads)}
+        changed = {number: read_only.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
+        self._history.start(int(index))
         self._is_running = True
         try:
-            after = jax.block_until_ready(jitted(changed, held))
-            if moves or self._options.instrument:
+            results = jax.block_until_ready(jitted(changed, read_only))
+            if has_transfers or self._options.instrument:
                 jax.effects_barrier()
         finally:
             self._is_running = False
-        state.update(zip(function.writes, after, strict=True))
+        state.update(zip(function.writes, results, strict=True))
         self._guard.raise_error()
 
-    def _loaded(self, what: str) -> DeviceMemory:
+    def _loaded(self, action: str) -> DeviceMemory:
         if self._state is None:
-            raise EngineError(f"{what} before the engine is loaded", hint="engine.load(device)")
-        self._check_idle(what)
+            raise EngineError(f"{action} before the engine is loaded", hint="engine.load(device)")
+        self._check_idle(action)
         return self._state
 
-    def _check_idle(self, what: str) -> None:
+    def _check_idle(self, action: str) -> None:
         if self._is_running:
             hint = "streams carry values in and out of a running program"
-            raise EngineError(f"{what} while a program of the engine runs", hint=hint)
-
-    # --- streams ---
+            raise EngineError(f"{action} while a program of the engine runs", hint=hint)
 
     def connect_stream(self, handle: str | DataStream, buffer: np.ndarray) -> None:
         """Connects a stream to an array, used as a circular buffer of transfers.
 
         Args:
             handle: the stream, or its name.
-            buffer: contiguous array of the stream's type, of one or several transfers; looked at during runs. Where
-                each replica has data of its own, [replicas, …].
+            buffer: contiguous array of the stream's type, of one or several transfers, accessed during runs;
+                [replicas, …] if each replica has separate data.
 
         Raises:
             EngineError: no such stream.
@@ -263,7 +268,7 @@ class Engine:
         Args:
             handle: the stream, or its name.
             callback: called once a transfer.
-            replica: the replica it is called for; when None all of them, in the order of their numbers.
+            replica: the replica to connect; when None all of them, in the order of their numbers.
 
         Raises:
             EngineError: no such stream or replica.
@@ -272,29 +277,32 @@ class Engine:
         stream = self._stream(handle)
         fills = stream.direction == "host_to_device"
         depth = self._options.prefetch_depth if fills else 0
-        called = as_callback(callback, fills=fills)
-        before = self._host.channels.get(stream.handle)
-        self._host.channels[stream.handle] = callback_channel(stream, called, depth, replica, before)
+        hook = as_callback(callback, fills=fills)
+        current = self._host.channels.get(stream.handle)
+        self._host.channels[stream.handle] = callback_channel(stream, hook, depth, replica, current)
 
     def _stream(self, handle: str | DataStream) -> DataStream:
-        name, known = getattr(handle, "handle", handle), self._graph.streams
-        if name not in known:
-            what, expected = f"no stream is called {name!r}", f"one of {sorted(known)}"
-            raise EngineError(what, expected=expected, got=repr(name), hint=nearest(name, known))
-        return known[name]
+        name = getattr(handle, "handle", handle)
+        streams = self._graph.streams
+        if name not in streams:
+            message = f"no stream is called {name!r}"
+            expected = f"one of {sorted(streams)}"
+            raise EngineError(message, expected=expected, got=repr(name), hint=nearest(name, streams))
+        return streams[name]
 
     def _check_connections(self, program: Program) -> bool:
-        """Whether a program moves data to or from the host; all its streams must be connected."""
-        moves = False
+        """Checks that all streams of a program are connected; True if it moves data to or from the host."""
+        has_transfers = False
         for node in distinct(program):
             if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
-                moves, stream = True, node.stream
-                name = stream.whole.name if isinstance(stream, StreamPart) else stream.name
-                lacks = unconnected(self._host.channels.get(name))
-                if lacks and not isinstance(stream, (PrintStream, AbortStream)):
+                has_transfers = True
+                stream = node.stream
+                name = stream.transfer.name if isinstance(stream, StreamPart) else stream.name
+                defect = unconnected(self._host.channels.get(name))
+                if defect and not isinstance(stream, (PrintStream, AbortStream)):
                     hint = "engine.connect_stream or engine.connect_stream_to_callback"
-                    raise EngineError(f"stream {name} {lacks}", where=node.origin, hint=hint)
-        return moves
+                    raise EngineError(f"stream {name} {defect}", where=node.origin, hint=hint)
+        return has_transfers
 
     def set_print_stream(self, stream: TextIO) -> None:
         """Sets the stream that `PrintTensor` prints to; the default is the standard error stream.
@@ -305,8 +313,6 @@ class Engine:
         if not hasattr(stream, "write"):
             raise ArgumentError("set_print_stream", expected="a text stream, as sys.stdout", got=repr(stream))
         self._host.print_to = stream
-
-    # --- tensors ---
 
     def write_tensor(self, handle: str, value: Any) -> None:
         """Writes a tensor that has a host write handle.
@@ -320,7 +326,8 @@ class Engine:
             EngineError: nothing loaded, or no such handle.
             ArgumentError: another size or type.
         """
-        state, tensor = self._loaded("write_tensor"), self._handle(handle, self._writable, "write")
+        state = self._loaded("write_tensor")
+        tensor = self._handle(handle, self._writable, "write")
         state.write(handle, tensor, value)
 
     def read_tensor(self, what: str | Tensor) -> np.ndarray:
@@ -334,20 +341,20 @@ class Engine:
             tensor = all_replicas(self._graph, what)
         else:
             tensor = self._handle(what, self._readable, "read")
-        lost = [v for v in tensor.variables() if v not in self._kept and not v.is_constant]
-        if lost:
+        transient = [v for v in tensor.variables() if v not in self._persistent and not v.is_constant]
+        if transient:
             hint = "graph.create_host_read before making the engine"
-            raise EngineError(f"{lost[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
+            raise EngineError(f"{transient[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
         return state.read(tensor)
 
-    def _handle(self, handle: str, known: Mapping[str, Tensor], direction: str) -> Tensor:
-        if handle not in known:
-            expected = f"one of {sorted(known)}" if known else f"graph.create_host_{direction} before making the engine"
-            what = f"no host {direction} handle is called {handle!r}"
-            raise EngineError(what, expected=expected, got=repr(handle), hint=nearest(handle, known))
-        return known[handle]
-
-    # --- profiles ---
+    def _handle(self, handle: str, tensors: Mapping[str, Tensor], direction: str) -> Tensor:
+        if handle not in tensors:
+            expected = (
+                f"one of {sorted(tensors)}" if tensors else f"graph.create_host_{direction} before making the engine"
+            )
+            message = f"no host {direction} handle is called {handle!r}"
+            raise EngineError(message, expected=expected, got=repr(handle), hint=nearest(handle, tensors))
+        return tensors[handle]
 
     def get_target(self) -> Target:
         """The machine it was compiled for."""
@@ -365,7 +372,7 @@ class Engine:
         """The profile of all runs since the last reset, one after the other."""
         if self._graph.target.name == "cpu":
             raise ProfileError("the CPU has no profile", hint="an IPUModel")
-        return self._runs.profile(self._executable, self._programs, is_recorded=self._options.instrument)
+        return self._history.profile(self._executable, self._programs, is_recorded=self._options.instrument)
 
     def get_graph_profile(self) -> dict[str, Any]:
         """The graph profile: memory and cycle estimates, JSON-able."""
@@ -381,7 +388,7 @@ class Engine:
 
     def reset_execution_profile(self) -> None:
         """Discards the record of all runs so far."""
-        self._runs.reset()
+        self._history.reset()
 
     def print_profile_summary(self, stream: TextIO | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Prints a human-readable summary of both profiles.

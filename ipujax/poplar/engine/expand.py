@@ -7,8 +7,8 @@ that runs in all replicas in parallel:
     StreamIn, StreamOut      of all replicas' data in one transfer
     CrossReplicaCopy         a copy of the senders' tensors, one after the other, to the receivers'
     RemoteIn, RemoteOut      a copy for each replica, with a remote buffer of its own
-    a decision               on a tensor of replicas: one for each replica, one after the other, with its part of all
-                             that is inside
+    a decision               on a tensor of replicas: one for each replica, one after the other, each with the
+                             replica's part of its body
 
 A graph without replicated graphs, and its programs, stay as they are.
 Limits: control flow on a tensor of replicas runs one replica after the other, so that their cycles add up; inside it
@@ -34,24 +34,18 @@ _PER_REPLICA = (Decision, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
 
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
-    """Expands programs of one replica to programs of all replicas, with the graph to compile.
-
-    Args:
-        graph: a top-level graph.
-        programs: programs of it and of the replicated graphs inside of it.
-
-    Raises:
-        GraphError: steps that cannot run in all replicas, such as all of them writing one tensor of the parent.
-        VerifyError: a copy between replicas with invalid numbers.
-    """
+    """Expands programs on templates to programs of all replicas, with the graph that holds these."""
     if not graph.replicated:
         return graph, tuple(programs)
     _check_parents_vertices(graph, programs)
     flat = RuntimeGraph(graph.target)
-    flat.variables, flat.mappings, flat.groups = graph.variables, graph.mappings, dict(graph.groups.items())
-    flat.fallbacks, flat.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
+    flat.variables = graph.variables
+    flat.mappings = graph.mappings
+    flat.groups = dict(graph.groups.items())
+    flat.fallbacks = dict(graph.fallbacks)
+    flat.unmet_bounds = list(graph.unmet_bounds)
     expander = _Expander(graph, flat)
-    return flat, tuple(expander.all(program) for program in programs)
+    return flat, tuple(expander.in_all(program) for program in programs)
 
 
 def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
@@ -61,9 +55,9 @@ def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
             for group in graph.groups[node.compute_set]:
                 for access in group.accesses:
                     if replicated_graph_of(graph, access.tensor) is not None:
-                        what = f"a vertex of the parent graph in {node.compute_set.name} is connected to a tensor of"
+                        subject = f"a vertex of the parent graph in {node.compute_set.name} is connected to a tensor of"
                         raise GraphError(
-                            f"{what} a replicated graph",
+                            f"{subject} a replicated graph",
                             where=group.origin,
                             got=access.tensor,
                             hint="graph.get_non_replicated_tensor, or add the vertex to the replicated graph",
@@ -71,55 +65,49 @@ def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
 
 
 class _Expander:
-    """Expands programs of one graph; each node, function, stream and remote buffer once.
-
-    Args:
-        graph: the top-level graph.
-        flat: the graph that is compiled; gets the compute sets of single replicas.
-    """
+    """Expands programs of a top-level graph; adds the compute sets of single replicas to the graph that is compiled."""
 
     def __init__(self, graph: Graph, flat: RuntimeGraph) -> None:
-        self._graph, self._flat = graph, flat
-        self._known: dict[Any, Any] = {}
+        self._graph = graph
+        self._flat = flat
+        self._expanded: dict[Any, Any] = {}
         self._streams = {stream.host: stream for stream in graph.streams.values()}
         self._buffers = {buffer.remote: buffer for buffer in graph.remote_buffers.values()}
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
+    def _memoised(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._expanded:
+            self._expanded[key] = make()
+        return self._expanded[key]
 
-    # --- all replicas together ---
+    def in_all(self, node: Program) -> Program:
+        """Node that runs in all replicas."""
+        return self._memoised(node, lambda: self._in_all_replicas(node))
 
-    def all(self, node: Program) -> Program:
-        """A node that runs in all replicas."""
-        return self._once(node, lambda: self._all(node))
-
-    def _all(self, node: Program) -> Program:
+    def _in_all_replicas(self, node: Program) -> Program:
         graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
         if graph is not None and isinstance(node, _PER_REPLICA):
-            return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
+            return nodes.Sequence(*(self.in_replica_of(node, graph, replica) for replica in range(graph.replicas)))
         match node:
             case nodes.Copy(source, destination) if graph is not None:
                 self._check_receiver(node, destination)
-                return replace(node, source=self._in_all(source, graph), destination=self._in_all(destination, graph))
+                return replace(node, source=self._stacked(source, graph), destination=self._stacked(destination, graph))
             case nodes.CrossReplicaCopy():
                 return self._cross_replica_copy(node, graph)
             case nodes.StreamIn(stream, tensor) | nodes.StreamOut(tensor, stream):
                 return self._transfer(node, stream, tensor, graph)
             case nodes.RemoteIn(buffer) | nodes.RemoteOut(_, buffer) if self._buffers[buffer].replicas > 1:
-                what = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
-                raise GraphError(what, where=node.origin, hint="graph.add_remote_buffer")
-        return self._inside(node, self.all, None)
+                message = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
+                raise GraphError(message, where=node.origin, hint="graph.add_remote_buffer")
+        return self._children(node, self.in_all, None)
 
     def _check_receiver(self, node: Any, tensor: Tensor) -> None:
         if replicated_graph_of(self._graph, tensor) is None:
-            what = f"{type(node).__name__}: all replicas would write one tensor of the parent graph"
+            message = f"{type(node).__name__}: all replicas would write one tensor of the parent graph"
             hint = "a tensor of the replicated graph, or graph.get_non_replicated_tensor for all of their values"
-            raise GraphError(what, where=getattr(node, "origin", None), got=tensor, hint=hint)
+            raise GraphError(message, where=getattr(node, "origin", None), got=tensor, hint=hint)
 
-    def _in_all(self, tensor: Tensor, graph: Replicas) -> Tensor:
-        """A tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
+    def _stacked(self, tensor: Tensor, graph: Replicas) -> Tensor:
+        """Tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
         if replicated_graph_of(self._graph, tensor) is not None:
             return all_replicas(self._graph, tensor)
         return tensor.expand_dims(0).broadcast(graph.replicas, 0)
@@ -140,19 +128,19 @@ class _Expander:
     def _transfer(
         self, node: nodes.StreamIn | nodes.StreamOut, stream: nodes.HostStream, tensor: Tensor, graph: Any
     ) -> Program:
-        whole = self._streams.get(stream.whole if isinstance(stream, StreamPart) else stream)
-        if whole is not None and (whole.replicas > 1) != (graph is not None):
+        source = self._streams.get(stream.transfer if isinstance(stream, StreamPart) else stream)
+        if source is not None and (source.replicas > 1) != (graph is not None):
             places = ("the replicated graph", "the parent graph")
-            of_stream, of_tensor = places if whole.replicas > 1 else places[::-1]
-            what = f"stream {whole.handle} of {of_stream} is used with a tensor of {of_tensor}"
-            raise GraphError(what, where=node.origin, hint="add the stream to the graph of the tensor")
+            of_stream, of_tensor = places if source.replicas > 1 else places[::-1]
+            message = f"stream {source.handle} of {of_stream} is used with a tensor of {of_tensor}"
+            raise GraphError(message, where=node.origin, hint="add the stream to the graph of the tensor")
         if graph is None:
             return node
-        together = self._once(stream, lambda: self._stream_of_all(stream, graph.replicas))
+        stream_of_all = self._memoised(stream, lambda: self._stream_of_all(stream, graph.replicas))
         tensor = all_replicas(self._graph, tensor)
         if isinstance(node, nodes.StreamIn):
-            return nodes.StreamIn(together, tensor, node.origin)
-        return nodes.StreamOut(tensor, together, node.origin)
+            return nodes.StreamIn(stream_of_all, tensor, node.origin)
+        return nodes.StreamOut(tensor, stream_of_all, node.origin)
 
     def _stream_of_all(self, stream: nodes.HostStream, replicas: int) -> nodes.HostStream:
         shape = (replicas, *stream.shape)
@@ -160,36 +148,34 @@ class _Expander:
             return replace(stream, shape=shape, replicated=True)
         return replace(stream, shape=shape)
 
-    # --- one replica ---
+    def in_replica_of(self, node: Program, graph: Replicas, replica: int) -> Program:
+        """Node that runs in one replica only."""
+        return self._memoised((node, graph, replica), lambda: self._in_replica(node, graph, replica))
 
-    def one(self, node: Program, graph: Replicas, replica: int) -> Program:
-        """A node that runs in one replica only."""
-        return self._once((node, graph, replica), lambda: self._one(node, graph, replica))
-
-    def _one(self, node: Program, graph: Replicas, replica: int) -> Program:
-        def there(tensor: Tensor) -> Tensor:
+    def _in_replica(self, node: Program, graph: Replicas, replica: int) -> Program:
+        def instance(tensor: Tensor) -> Tensor:
             return graph.in_replica(tensor, replica)
 
         match node:
             case nodes.Execute(compute_set):
                 key = compute_set, graph, replica
-                return nodes.Execute(self._once(key, lambda: self._compute_set(compute_set, graph, replica)))
+                return nodes.Execute(self._memoised(key, lambda: self._compute_set(compute_set, graph, replica)))
             case nodes.Copy(source, destination):
                 self._check_receiver(node, destination)
-                return replace(node, source=there(source), destination=there(destination))
+                return replace(node, source=instance(source), destination=instance(destination))
             case nodes.WriteUndef(destination):
                 self._check_receiver(node, destination)
-                return nodes.WriteUndef(there(destination))
+                return nodes.WriteUndef(instance(destination))
             case nodes.RemoteIn(buffer, destination, offset):
                 self._check_receiver(node, destination)
-                offset = None if offset is None else there(offset)
-                return nodes.RemoteIn(self._buffer(buffer, replica), there(destination), offset, node.origin)
+                offset = None if offset is None else instance(offset)
+                return nodes.RemoteIn(self._buffer(buffer, replica), instance(destination), offset, node.origin)
             case nodes.RemoteOut(source, buffer, offset):
                 if self._buffers[buffer].replicas == 1:
-                    what = f"all replicas would write remote buffer {buffer.name} of the parent graph"
-                    raise GraphError(what, where=node.origin, hint="replicated_graph.add_remote_buffer")
-                offset = None if offset is None else there(offset)
-                return nodes.RemoteOut(there(source), self._buffer(buffer, replica), offset, node.origin)
+                    message = f"all replicas would write remote buffer {buffer.name} of the parent graph"
+                    raise GraphError(message, where=node.origin, hint="replicated_graph.add_remote_buffer")
+                offset = None if offset is None else instance(offset)
+                return nodes.RemoteOut(instance(source), self._buffer(buffer, replica), offset, node.origin)
             case nodes.StreamIn() | nodes.StreamOut() | nodes.CrossReplicaCopy():
                 raise GraphError(
                     f"{type(node).__name__} under control flow on a tensor of replicas",
@@ -197,34 +183,32 @@ class _Expander:
                     expected="control flow on a tensor of the parent graph",
                 )
             case Decision():
-                node = node.with_decider(there(node.decider))
-        return self._inside(node, lambda child: self.one(child, graph, replica), (graph, replica))
+                node = node.with_decider(instance(node.decider))
+        return self._children(node, lambda child: self.in_replica_of(child, graph, replica), (graph, replica))
 
     def _buffer(self, buffer: nodes.RemoteBuffer, replica: int) -> nodes.RemoteBuffer:
         if self._buffers[buffer].replicas == 1:
             return buffer
         memory = replace(buffer.memory, name=f"{buffer.name} of replica {replica}")
-        return self._once((buffer, replica), lambda: replace(buffer, memory=memory))
+        return self._memoised((buffer, replica), lambda: replace(buffer, memory=memory))
 
     def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
-        """The vertices of one replica in a compute set, as a compute set."""
+        """Compute set of the vertices of one replica in a compute set."""
         groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
         if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
-            what = f"compute set {compute_set.name} has vertices of the parent graph too"
+            message = f"compute set {compute_set.name} has vertices of the parent graph too"
             hint = "a separate compute set, because it runs under control flow on a tensor of replicas"
-            raise GraphError(what, where=compute_set.origin, hint=hint)
-        own = nodes.ComputeSet(compute_set.name, compute_set.origin)
-        self._flat.groups[own] = groups
+            raise GraphError(message, where=compute_set.origin, hint=hint)
+        instance = nodes.ComputeSet(compute_set.name, compute_set.origin)
+        self._flat.groups[instance] = groups
         if compute_set in self._flat.fallbacks:
-            self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
-        return own
+            self._flat.fallbacks[instance] = self._flat.fallbacks[compute_set]
+        return instance
 
-    # --- control ---
-
-    def _inside(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
-        """A node with `visit` applied to its child programs."""
+    def _children(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
+        """Applies `visit` to the child programs of a node, and to the body of a called function once for each key."""
         if isinstance(node, nodes.Call):
             body = node.function.body
-            made = self._once((node.function, key), lambda: replace(node.function, body=visit(body)))
-            return nodes.Call(made)
+            function = self._memoised((node.function, key), lambda: replace(node.function, body=visit(body)))
+            return nodes.Call(function)
         return node.rebuild([visit(child) for child in node.children()])

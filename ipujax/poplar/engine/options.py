@@ -1,7 +1,7 @@
-"""Options of an engine: known names only, from the program and from the environment.
+"""Options of an engine, from the program and from the environment; unknown names are refused.
 
-Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS`, a JSON object of the same names, which goes before the
-program's own. Output: `EngineOptions`. Values are Python's own or text, "true", "4".
+Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS`, a JSON object of the same names, which overrides the
+program's. Output: `EngineOptions`. Values are of Python's types or text, "true", "4".
 Source: Poplar & PopLibs user guide, "Profiling options" and "Environment variables"; `streams.` names are ours.
 """
 
@@ -38,28 +38,31 @@ class EngineOptions:
     split_large_copies: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
-        """The options set by a program and by the environment.
+    def of(cls, options: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
+        """Options of a program, overridden by those of the environment.
 
         Args:
-            given: values by option name.
+            options: values by option name.
             environment: environment variables, those of the process when None.
 
         Raises:
             ArgumentError: no dict, an unknown name, an invalid value, or an environment variable that is no JSON
                 object.
         """
-        if not isinstance(given, Mapping | None):
-            raise ArgumentError("engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(given))
-        asked = dict(given or {}) | _from_environment(os.environ if environment is None else environment)
+        if not isinstance(options, Mapping | None):
+            raise ArgumentError(
+                "engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(options)
+            )
+        values_by_name = dict(options or {}) | _from_environment(os.environ if environment is None else environment)
         values = {}
-        for name, value in asked.items():
-            if name not in _KNOWN:
-                expected, hint = f"one of {', '.join(_KNOWN)}", nearest(name, _KNOWN)
+        for name, value in values_by_name.items():
+            if name not in _PARSERS:
+                expected = f"one of {', '.join(_PARSERS)}"
+                hint = nearest(name, _PARSERS)
                 raise ArgumentError(
                     f"no engine option is called {name!r}", expected=expected, got=repr(name), hint=hint
                 )
-            field, parse = _KNOWN[name]
+            field, parse = _PARSERS[name]
             values[field] = parse(name, value)
         return cls(**values)
 
@@ -70,20 +73,20 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         return {}
     expected = """a JSON object, such as '{"debug.instrument": "true"}'"""
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except json.JSONDecodeError as error:
         raise ArgumentError(f"{ENVIRONMENT} is no JSON: {error}", expected=expected, got=text) from error
-    if not isinstance(found, dict):
+    if not isinstance(options, dict):
         raise ArgumentError(f"{ENVIRONMENT} is no JSON object", expected=expected, got=text)
-    return found
+    return options
 
 
 def _flag(name: str, value: Any) -> bool:
-    known = {"true": True, "false": False}
+    flags = {"true": True, "false": False}
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in known:
-        return known[value.lower()]
+    if isinstance(value, str) and value.lower() in flags:
+        return flags[value.lower()]
     raise ArgumentError(f"engine option {name} is no truth value", expected='"true" or "false"', got=repr(value))
 
 
@@ -98,7 +101,8 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
-_KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+# For each option of Poplar its field in `EngineOptions`, and the parser of its value.
+_PARSERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "debug.instrument": ("instrument", _flag),
     "debug.allowOutOfMemory": ("allow_out_of_memory", _flag),
     "debug.exactSplits": ("exact_splits", _flag),

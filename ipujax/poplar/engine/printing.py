@@ -1,4 +1,4 @@
-"""Tensors as `PrintTensor` writes them: elements in braces, each innermost row on a line of its own.
+"""Text of tensors for `PrintTensor`: elements in braces, each innermost row on a line of its own.
 
     v1: {1,1.5,2,2.5}          v3: {
                                 {5,4.5},
@@ -17,7 +17,7 @@ import numpy as np
 
 
 def format_tensor(value: np.ndarray) -> str:
-    """The text of an array of any shape; a scalar stands without braces."""
+    """Text of an array of any shape; a scalar has no braces."""
     if value.ndim == 0:
         return _number(value[()])
     if value.ndim == 1:
@@ -26,11 +26,11 @@ def format_tensor(value: np.ndarray) -> str:
 
 
 def _rows(value: np.ndarray, depth: int) -> str:
-    """The parts of an array of two or more dimensions, indented by one blank a level."""
+    """Blocks of an array of two or more dimensions, indented by one blank a level."""
     indent = " " * depth
     if value.ndim == 2:
         return ",\n".join(indent + format_tensor(row) for row in value)
-    return ",\n".join(f"{indent}{{\n{_rows(part, depth + 1)}\n{indent}}}" for part in value)
+    return ",\n".join(f"{indent}{{\n{_rows(block, depth + 1)}\n{indent}}}" for block in value)
 
 
 def _number(value: Any) -> str:

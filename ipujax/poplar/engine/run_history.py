@@ -1,7 +1,7 @@
-"""The record of an engine's runs: the programs in order, and their data-dependent control flow.
+"""Record of an engine's runs: the programs in order, and their data-dependent control flow.
 
-Input: runs, as they happen. Output: the profile of all of them, as a sequence of programs. Consecutive runs of one
-program are only counted, so that many of them cost nothing.
+Input: runs, one by one. Output: their profile, as a sequence of programs. Consecutive runs of one program are only
+counted, so that many of them take no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ipujax.runtime.report import Profile
 
 
 class Runs:
-    """The runs of an engine since the last reset."""
+    """Runs of an engine since the last reset."""
 
     def __init__(self) -> None:
         self._order: list[list[int]] = []  # program and how often in a row
@@ -29,9 +29,9 @@ class Runs:
         else:
             self._order.append([index, 1])
 
-    def record(self, node: Program, what: Any) -> None:
+    def record(self, node: Program, choice: Any) -> None:
         """Records a trip count or a branch of a node of data-dependent control flow; see `StateFunction`."""
-        self._choices.setdefault(node, []).append(int(what))
+        self._choices.setdefault(node, []).append(int(choice))
 
     def reset(self) -> None:
         """Discards all records."""
@@ -39,20 +39,11 @@ class Runs:
         self._choices.clear()
 
     def profile(self, executable: Executable, programs: Items[Program], *, is_recorded: bool) -> Profile:
-        """The profile of all runs.
-
-        Args:
-            executable: of all programs.
-            programs: by number.
-            is_recorded: whether data-dependent control flow was recorded.
-
-        Raises:
-            ProfileError: a loop with a data-dependent trip count ran without being recorded.
-        """
-        ran = {programs[index] for index, _ in self._order}
+        """Profile of all runs; raises ProfileError if a loop with a data-dependent trip count ran unrecorded."""
+        executed = {programs[index] for index, _ in self._order}
         if not is_recorded:
-            for loop in (loop for program in ran for loop in data_loops(program)):
-                what = "the trip count of a loop that ran was not recorded"
-                raise ProfileError(what, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
+            for loop in (loop for program in executed for loop in data_loops(program)):
+                message = "the trip count of a loop that ran was not recorded"
+                raise ProfileError(message, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
         steps = [programs[i] if count == 1 else Repeat(count, programs[i]) for i, count in self._order]
         return Profile(executable, dict(self._choices) if is_recorded else None, Sequence(*steps))

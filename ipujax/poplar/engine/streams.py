@@ -1,13 +1,13 @@
-"""The host's side of data streams: circular buffers, callbacks with prefetching, printing and aborting.
+"""Data streams on the host: circular buffers, callbacks with prefetching, printing and aborting.
 
 Input: transfers of a running program, one by one. Output: their values; see `runtime.host.host.Host`.
 
-    buffer    transfer k reads or writes part k modulo the number of parts; the array is accessed at that moment
+    buffer    transfer k reads or writes row k modulo the number of rows; the array is accessed at that moment
     callback  host to device: `fetch` fills a buffer, or `prefetch` filled it ahead of time; then `complete`
               device to host: `fetch` receives the data; then `complete`
 
 One thread a stream makes up to `depth` prefetches ahead, in order. A prefetch that returns False stops the queue until
-the next `fetch`, which keeps transfers in order. Prefetched data stay for the next run.
+the next `fetch`, so that transfers stay in order. Prefetched data stay for the next run.
 Source: Poplar & PopLibs user guide, "Host-side stream access"; poplar/StreamCallback.hpp for the names.
 Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream buffer size limit"), taken as MiB.
 """
@@ -50,21 +50,22 @@ class StreamCallback(ABC):
 
 
 class _Function(StreamCallback):
-    """A plain function as a callback, without prefetching."""
+    """Plain function as a callback, without prefetching."""
 
     def __init__(self, fun: Callable[[np.ndarray], Any], *, fills: bool) -> None:
-        self._fun, self._fills = fun, fills
+        self._fun = fun
+        self._fills = fills
 
     def fetch(self, buffer: np.ndarray) -> None:
         returned = self._fun(buffer)
         if self._fills and isinstance(returned, np.ndarray | jax.Array | list | tuple):
-            what = f"stream callback {getattr(self._fun, '__qualname__', self._fun)} does not fill its buffer"
+            message = f"stream callback {getattr(self._fun, '__qualname__', self._fun)} does not fill its buffer"
             got = f"it returned a {type(returned).__name__}"
-            raise EngineError(what, got=got, hint="buffer[:] = data")
+            raise EngineError(message, got=got, hint="buffer[:] = data")
 
 
 def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills: bool = False) -> StreamCallback:
-    """A callback as it is, or a function as a callback; `fills` if it has to fill its buffer."""
+    """Wraps a function as a callback, one that has to fill its buffer if `fills`; a callback stays as it is."""
     if isinstance(callback, StreamCallback):
         return callback
     if not callable(callback):
@@ -75,65 +76,61 @@ def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills
 
 @dataclass(slots=True)
 class CircularBuffer:
-    """A numpy array whose parts a stream reads or writes in turn, from the start again after the last.
+    """NumPy array [rows, elements of a transfer] that a stream reads or writes row by row, cyclically."""
 
-    Args:
-        parts: a view of the user's array, [parts, elements of a transfer].
-    """
-
-    parts: np.ndarray
-    _next: int = 0
+    rows: np.ndarray
+    _next_row: int = 0
 
     @classmethod
     def of(cls, stream: HostStream, array: Any, *, is_written: bool) -> CircularBuffer:
-        """Connects an array to a stream.
-
-        Raises:
-            ArgumentError: no numpy array of the stream's type, not a whole number of transfers, or not to be written.
-        """
-        (elements,), name = stream.shape, stream.name
+        """Connects an array to a stream; raises ArgumentError for a wrong type, size or layout, or read-only memory."""
+        (elements,) = stream.shape
+        name = stream.name
         expected = f"a contiguous numpy array of {dtype_name(stream.dtype)}, n × {elements} elements"
         if not isinstance(array, np.ndarray) or array.dtype != stream.dtype or not array.flags.c_contiguous:
             got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
             raise ArgumentError(f"stream {name} cannot use this buffer", expected=expected, got=got)
         if not array.size or array.size % elements:
-            what = f"the buffer of stream {name} is not a whole number of transfers"
-            raise ArgumentError(what, expected=expected, got=f"{array.size} elements")
+            message = f"the buffer of stream {name} is not a whole number of transfers"
+            raise ArgumentError(message, expected=expected, got=f"{array.size} elements")
         if is_written and not array.flags.writeable:
             raise ArgumentError(f"the buffer of stream {name} is read-only", expected="a buffer that can be written")
         return cls(array.reshape(-1, elements))
 
     def pull(self) -> np.ndarray:
-        """The next part."""
+        """Next row."""
         return self._advance().copy()
 
     def push(self, value: np.ndarray) -> None:
-        """Overwrites the next part."""
+        """Overwrites the next row."""
         self._advance()[:] = value
 
     def _advance(self) -> np.ndarray:
-        part = self.parts[self._next]
-        self._next = (self._next + 1) % len(self.parts)
-        return part
+        row = self.rows[self._next_row]
+        self._next_row = (self._next_row + 1) % len(self.rows)
+        return row
 
 
 class CallbackChannel:
-    """A stream connected to a callback.
+    """Stream connected to a callback.
 
     Args:
-        stream: gives size and type of a transfer.
+        stream: the stream, for size and type of a transfer.
         callback: the callback.
-        depth: how many prefetches may be ready or under way, for a stream to the device.
+        depth: number of prefetches that may be ready or in progress, for a stream to the device.
     """
 
     def __init__(self, stream: HostStream, callback: StreamCallback, depth: int) -> None:
-        self._stream, self._callback, self._depth = stream, callback, depth
+        self._stream = stream
+        self._callback = callback
+        self._depth = depth
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch {stream.name}") if depth else None
+        # In the order of submission, which is the order of transfers: the executor has one thread.
         self._ahead: deque[Future[np.ndarray | None]] = deque()
         self._stopped = Event()
 
     def pull(self) -> np.ndarray:
-        """The next value, prefetched or from `fetch`."""
+        """Next value, prefetched or from `fetch`."""
         value = self._prefetched()
         if value is None:
             value = self._buffer()
@@ -145,7 +142,7 @@ class CallbackChannel:
         return value
 
     def push(self, value: np.ndarray) -> None:
-        """Hands a value to the callback, which may keep it."""
+        """Passes a copy of a value to the callback."""
         self._callback.fetch(np.array(value))
         self._callback.complete()
 
@@ -165,41 +162,37 @@ class CallbackChannel:
         return value
 
     def _restart(self) -> None:
-        """Discards the prefetches queued after one that failed; none of them has run."""
+        """Discards the prefetches queued after a failed one; none of them has run."""
         while self._ahead:
             self._ahead.popleft().result()
         self._stopped.clear()
 
     def _prefetch(self) -> np.ndarray | None:
-        """One prefetch, in the thread; None if it, or one before it, had no data."""
+        """Runs one prefetch in the thread; None if it, or an earlier one, had no data."""
         if self._stopped.is_set():
             return None
         buffer = self._buffer()
         try:
-            done = self._callback.prefetch(buffer)
+            has_data = self._callback.prefetch(buffer)
         except BaseException:
             self._stopped.set()
             raise
-        if not done:
+        if not has_data:
             self._stopped.set()
-        return buffer if done else None
+        return buffer if has_data else None
 
 
 Channel = CircularBuffer | CallbackChannel
 
 
 class ReplicaChannels:
-    """A stream with separate data for each replica; a transfer is [replicas, elements].
-
-    Args:
-        replicas: how many.
-    """
+    """Stream with separate data for each replica; a transfer is [replicas, elements]."""
 
     def __init__(self, replicas: int) -> None:
         self._channels: list[Channel | None] = [None] * replicas
 
     def connect(self, channel: Channel, replica: int | None = None) -> None:
-        """Connects one replica, or all to one channel, which then serves them in the order of their numbers."""
+        """Connects one replica, or all to one channel, which is then used in the order of their numbers."""
         for number in range(len(self._channels)):
             if replica is None or number == replica:
                 self._channels[number] = channel
@@ -209,26 +202,26 @@ class ReplicaChannels:
         return [number for number, channel in enumerate(self._channels) if channel is None]
 
     def pull(self) -> np.ndarray:
-        """The next value of every replica."""
+        """Next value of every replica."""
         return np.stack([channel.pull() for channel in self._channels if channel is not None])
 
     def push(self, value: np.ndarray) -> None:
-        """Takes a value of every replica."""
-        for channel, own in zip(self._channels, value, strict=True):
+        """Passes on a value of every replica."""
+        for channel, replica_value in zip(self._channels, value, strict=True):
             if channel is not None:
-                channel.push(own)
+                channel.push(replica_value)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StreamPart(HostStream):
-    """Part of a transfer that is too large for one copy; the host sees the whole transfer.
+    """Part of a transfer that is too large for one copy; the host sees the entire transfer.
 
     Args:
-        whole: the stream.
+        transfer: the stream of the entire transfer.
         start: its first element in the transfer.
     """
 
-    whole: HostStream
+    transfer: HostStream
     start: int
 
     @property
@@ -242,59 +235,64 @@ class StreamHost:
 
     Attributes:
         channels: channel of each stream, by handle.
-        print_to: where tensors are printed; the standard error stream of the moment when None.
+        print_to: text stream for printed tensors; `sys.stderr` at that moment when None.
     """
 
     def __init__(self) -> None:
         self.channels: dict[str, Channel | ReplicaChannels] = {}
         self.print_to: TextIO | None = None
-        self._wholes: dict[HostStream, np.ndarray] = {}
+        # The buffers of transfers in parts, from the first part to the last.
+        self._split_transfers: dict[HostStream, np.ndarray] = {}
 
     def pull(self, stream: HostStream) -> np.ndarray:
-        """The next value of a stream to the device."""
+        """Next value of a stream to the device."""
         if not isinstance(stream, StreamPart):
             return _for_all(stream, self.channels[stream.name].pull())
         if stream.start == 0:
-            self._wholes[stream.whole] = self.channels[stream.whole.name].pull()
-        held = self._wholes[stream.whole]
-        if stream.stop == held.shape[-1]:
-            del self._wholes[stream.whole]
-        return _for_all(stream, held[..., stream.start : stream.stop])
+            self._split_transfers[stream.transfer] = self.channels[stream.transfer.name].pull()
+        buffer = self._split_transfers[stream.transfer]
+        if stream.stop == buffer.shape[-1]:
+            del self._split_transfers[stream.transfer]
+        return _for_all(stream, buffer[..., stream.start : stream.stop])
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
-        """Takes a value from the device: to a channel, to be printed, or to end the run."""
+        """Passes a value from the device to its channel, prints it, or ends the run."""
         match stream:
             case PrintStream():
-                for name, own in _by_replica(stream, value):
-                    text = f"{stream.title}{name}: {format_tensor(own)}"
+                for name, replica_value in _by_replica(stream, value):
+                    text = f"{stream.title}{name}: {format_tensor(replica_value)}"
                     print(text, file=self.print_to or sys.stderr, flush=True)
             case AbortStream():
-                for name, own in _by_replica(stream, value):
-                    _abort(stream, name, own)
-            case StreamPart(whole=whole):
-                held = self._wholes.setdefault(whole, np.zeros((*value.shape[:-1], *whole.shape), whole.dtype))
-                held[..., stream.start : stream.stop] = value
-                if stream.stop == held.shape[-1]:
-                    self.channels[whole.name].push(self._wholes.pop(whole))
+                for name, replica_value in _by_replica(stream, value):
+                    _abort(stream, name, replica_value)
+            case StreamPart(transfer=transfer):
+                buffer = self._split_transfers.setdefault(
+                    transfer, np.zeros((*value.shape[:-1], *transfer.shape), transfer.dtype)
+                )
+                buffer[..., stream.start : stream.stop] = value
+                if stream.stop == buffer.shape[-1]:
+                    self.channels[transfer.name].push(self._split_transfers.pop(transfer))
             case _:
                 self.channels[stream.name].push(value)
 
 
 def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
-    """A value to the device, broadcast if all replicas receive the same."""
+    """Value to the device, broadcast if all replicas receive the same."""
     return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
 
 
 def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The value of each replica, with a suffix that names the replica if there are several."""
+    """Value of each replica, with a suffix that names the replica if there are several."""
     if stream.replicated or value.ndim > len(stream.shape):
-        return [(f" (replica {replica})", own) for replica, own in enumerate(value)]
+        return [(f" (replica {replica})", replica_value) for replica, replica_value in enumerate(value)]
     return [("", value)]
 
 
 def _abort(stream: AbortStream, name: str, value: np.ndarray) -> None:
     if stream.is_flag and not value:
         return
-    shown = None if stream.is_flag else format_tensor(value)
-    what = f"the program ended itself{name}: {stream.message}" if stream.message else f"the program ended itself{name}"
-    raise EngineError(what, where=stream.where, got=shown)
+    text = None if stream.is_flag else format_tensor(value)
+    message = (
+        f"the program ended itself{name}: {stream.message}" if stream.message else f"the program ended itself{name}"
+    )
+    raise EngineError(message, where=stream.where, got=text)

@@ -1,4 +1,4 @@
-"""Poplar's names for what a profile can be written as: options of its summary, and serialisation to JSON and CBOR.
+"""Poplar's names for the text and the files of a profile: options of its summary, and serialisation to JSON and CBOR.
 
 Input: a `Profile` and options by Poplar's names, or the dicts of `Engine.get_graph_profile()`. Output: text, or files.
 The texts themselves are `Profile.summary`'s.
@@ -28,27 +28,19 @@ _OPTIONS = {
 
 
 def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str, Any]) -> None:
-    """Prints the summary of a profile, with the sections that options ask for, in colours on a terminal.
-
-    Args:
-        profile: the profile.
-        stream: the output, standard output when None.
-        options: by Poplar's names, each "true" or "false".
-
-    Raises:
-        ArgumentError: an unknown option, or a value that is neither "true" nor "false".
-    """
+    """Prints the sections of a profile's summary that Poplar's options request, in colours on a terminal."""
     stream = sys.stdout if stream is None else stream
-    asked: dict[str, Any] = {_OPTIONS[name]: value for name, value in _checked(options).items()}
+    arguments: dict[str, Any] = {_OPTIONS[name]: value for name, value in _checked(options).items()}
     is_terminal = bool(getattr(stream, "isatty", lambda: False)())
-    asked["colours"] = wants_colours(asked.get("colours"), is_terminal=is_terminal)
-    print(profile.summary(**asked), file=stream, end="")
+    arguments["colours"] = wants_colours(arguments.get("colours"), is_terminal=is_terminal)
+    print(profile.summary(**arguments), file=stream, end="")
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, bool]:
     for name, value in options.items():
         if name not in _OPTIONS:
-            expected, hint = f"one of {', '.join(_OPTIONS)}", nearest(name, _OPTIONS)
+            expected = f"one of {', '.join(_OPTIONS)}"
+            hint = nearest(name, _OPTIONS)
             raise ArgumentError(f"no summary option {name!r}", expected=expected, got=repr(name), hint=hint)
         if str(value).lower() not in ("true", "false"):
             raise ArgumentError(f"summary option {name}", expected='"true" or "false"', got=repr(value))
@@ -60,8 +52,8 @@ def serialize_to_json(out: Where, profile: Mapping[str, Any], pretty_print: bool
 
     Args:
         out: a path, or a file open for text or bytes.
-        profile: what `Engine.get_graph_profile` or `Engine.get_execution_profile` returned.
-        pretty_print: whether to indent it.
+        profile: result of `Engine.get_graph_profile` or `Engine.get_execution_profile`.
+        pretty_print: True to indent it.
     """
     write_json(dict(profile), out, pretty=pretty_print)
 
@@ -71,7 +63,7 @@ def serialize_to_cbor(out: Where, profile: Mapping[str, Any]) -> None:
 
     Args:
         out: a path, or a file open for bytes.
-        profile: what `Engine.get_graph_profile` or `Engine.get_execution_profile` returned.
+        profile: result of `Engine.get_graph_profile` or `Engine.get_execution_profile`.
 
     Raises:
         ProfileError: the extra `profile` is not installed.

@@ -25,7 +25,8 @@ from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
-_BELOW = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"
+# The hint of errors of `replication_factor`, which gives each replica a graph without a parent.
+_REPLICATED_GRAPH_HINT = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"
 
 
 class Graph(GraphBase):
@@ -33,7 +34,7 @@ class Graph(GraphBase):
 
     Args:
         target: the machine, or a device for its machine.
-        replication_factor: how many copies of the graph run, each on an equal share of the machine's IPUs.
+        replication_factor: number of copies of the graph, each on an equal share of the machine's IPUs.
 
     Raises:
         GraphError: a number of replicas that does not divide the IPUs.
@@ -48,7 +49,7 @@ class Graph(GraphBase):
         top = self._top()
         assert isinstance(top, Graph)
         if top.replication_factor > 1:
-            raise GraphError("replicas of a top-level graph have no graph above them", hint=_BELOW)
+            raise GraphError("replicas of a top-level graph have no graph above them", hint=_REPLICATED_GRAPH_HINT)
         return top
 
     def create_virtual_graph(self, tiles: int | Iterable[int], upper: int | None = None) -> VirtualGraph:
@@ -68,10 +69,10 @@ class Graph(GraphBase):
         """Copies of a graph, each on an equal share of this graph's tiles; additions apply to all copies.
 
         Args:
-            replicas: how many; they divide the IPUs, or the tiles of a single one.
+            replicas: number of copies; divides the IPUs, or the tiles of a single one.
 
         Raises:
-            GraphError: a number that does not divide them, or replicas inside of replicas.
+            GraphError: a number that does not divide them, or a graph that is replicated already.
         """
         return ReplicatedGraph(self, replicas)
 
@@ -83,7 +84,9 @@ class Graph(GraphBase):
         """
         top = self._top()
         if top.replication_factor > 1:
-            raise GraphError("replicas of a top-level graph have no graph that sees them all", hint=_BELOW)
+            raise GraphError(
+                "replicas of a top-level graph have no graph that sees them all", hint=_REPLICATED_GRAPH_HINT
+            )
         if replicated_graph_of(top, tensor) is None:
             raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
         return all_replicas(top, tensor)

@@ -24,7 +24,7 @@ from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
 from ipujax.runtime.target import Target as RuntimeTarget, nearest
 from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
 
-# Attributes that a graph shares with its views.
+# Attributes that a graph shares with its views: one object each, so that additions to either are visible in both.
 SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
           "initial_values", "libraries")  # fmt: skip
 
@@ -34,7 +34,7 @@ class GraphBase(HostSide):
 
     Args:
         target: the machine, or a device for its machine.
-        replication_factor: how many copies of the graph run, each on an equal share of the machine's IPUs.
+        replication_factor: number of copies of the graph, each on an equal share of the machine's IPUs.
 
     Raises:
         GraphError: a number of replicas that does not divide the IPUs.
@@ -129,35 +129,37 @@ class GraphBase(HostSide):
         """Adds a variable with the shape, type and tile mapping of a tensor.
 
         Raises:
-            MappingError: an element of the tensor lies on no tile.
+            MappingError: an element of the tensor is mapped to no tile.
         """
-        new = super().add_variable(tensor.shape, tensor.dtype, name)
-        self.set_tile_mapping(new, self._tiles_of(tensor))
-        return new
+        copy = super().add_variable(tensor.shape, tensor.dtype, name)
+        self.set_tile_mapping(copy, self._tiles_of(tensor))
+        return copy
 
     def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
         """Sets the value of a tensor before the first program runs, or of a state field of a vertex.
 
         Args:
-            what: a tensor, or `vertex["name"]`.
+            what: a tensor, or a state field `vertex["name"]`.
             value: one number for all elements, or an array of the tensor's size.
 
         Raises:
             GraphError: another number of values than elements, or a constant.
         """
         if isinstance(what, FieldRef):
-            self.vertices.set_state(*self.vertices.own_field(what), value)
+            self.vertices.set_state(*self.vertices.field_numbers_of(what), value)
             return
         flat = np.asarray(filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
         for tensor in in_each_replica(self._top(), what):
             self._set_elements(tensor, flat)
 
-    def _set_elements(self, what: Tensor, values: np.ndarray) -> None:
+    def _set_elements(self, tensor: Tensor, values: np.ndarray) -> None:
         """Sets the values of a tensor's elements before the first program runs."""
-        which, index = (part.reshape(-1) for part in what.flat_indices())
-        for number, variable in enumerate(what.variables()):
+        # Arrays [size]: the number of the variable in `variables()`, and the flat element in it.
+        which, index = (indices.reshape(-1) for indices in tensor.flat_indices())
+        for number, variable in enumerate(tensor.variables()):
             if variable.is_constant:
                 raise GraphError(f"{variable!r} is a constant", expected="a variable")
+            # Elements without an initial value are zero, as memory that was never written.
             array = self.initial_values.setdefault(variable, np.zeros(variable.shape, variable.dtype))
             array.reshape(-1)[index[which == number]] = values[which == number]
 
@@ -165,34 +167,34 @@ class GraphBase(HostSide):
 
     @property
     def mappings(self) -> dict[Variable, TileMapping]:
-        """The mapping of every variable whose elements all lie on a tile."""
+        """Tile mapping of every variable whose elements are all mapped."""
         return self._placement.mappings()
 
     @mappings.setter
     def mappings(self, mappings: dict[Variable, TileMapping]) -> None:
         for variable, mapping in mappings.items():
-            self._placement.place_whole(variable, mapping)
+            self._placement.place_variable(variable, mapping)
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
         """Maps a tensor, or a vertex, to tiles.
 
         Args:
-            what: a tensor (any view), a vertex, or a whole variable.
+            what: a tensor (any view), a vertex, or a variable.
             mapping: a tile; for a tensor also, for every tile, the `(begin, end)` intervals of its flat elements, as
                 `get_tile_mapping` gives them, or the tile of each element as an array; for all of a variable also a
                 mapping of the runtime.
 
         Raises:
-            MappingError: a tile the target lacks, or elements left out or held twice.
+            MappingError: a tile the target lacks, or elements mapped to no tile or to two.
             GraphError: something that is no tensor and no vertex.
         """
         if isinstance(what, VertexRef):
-            self.vertices.set_tile(self.vertices.own(what), mapping)
+            self.vertices.set_tile(self.vertices.number_of(what), mapping)
             return
         if isinstance(mapping, Blocked | Flat):
-            variable = _whole_variable(what)
+            variable = _mapped_variable(what)
             check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
-            self._placement.place_whole(variable, mapping)
+            self._placement.place_variable(variable, mapping)
             return
         tensor = Tensor.of(what) if isinstance(what, Variable) else what
         if not isinstance(tensor, Tensor):
@@ -209,21 +211,21 @@ class GraphBase(HostSide):
                 got = f"{mapping.size} of {mapping.dtype}"
                 raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=got)
             low, high = (int(mapping.min()), int(mapping.max())) if mapping.size else (0, 0)
-        elif isinstance(mapping, list | tuple) and all(isinstance(held, list | tuple) for held in mapping):
+        elif isinstance(mapping, list | tuple) and all(isinstance(intervals, list | tuple) for intervals in mapping):
             return tiles_of_intervals(mapping, tensor.size, num_tiles, repr(tensor))
         else:
             expected = "a tile, an array of the tile of each element, or for each tile a list of (begin, end)"
             raise MappingError(f"mapping of {tensor!r}", expected=expected, got=repr(mapping))
         if low < 0 or high >= num_tiles:
-            what = f"{tensor!r} is put on a tile the target lacks"
-            raise MappingError(what, expected=f"0 … {num_tiles - 1}", got=low if low < 0 else high)
+            message = f"{tensor!r} is mapped to a tile the target lacks"
+            raise MappingError(message, expected=f"0 … {num_tiles - 1}", got=low if low < 0 else high)
         return int(mapping) if isinstance(mapping, int | np.integer) else mapping
 
     def get_tile_mapping(self, tensor: Tensor) -> list[list[Interval]]:
-        """For every tile the `(begin, end)` intervals of a tensor's flat elements that lie on it.
+        """For every tile the `(begin, end)` intervals of a tensor's flat elements that are mapped to it.
 
         Raises:
-            MappingError: an element that lies on no tile.
+            MappingError: an element that is mapped to no tile.
         """
         return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
 
@@ -231,8 +233,8 @@ class GraphBase(HostSide):
         """The tile of every element."""
         tiles = self._placement.tiles(tensor)
         if np.any(tiles == UNMAPPED):
-            first = int(np.flatnonzero(tiles == UNMAPPED)[0])
-            raise MappingError(f"element {first} of {tensor!r} lies on no tile", hint="graph.set_tile_mapping")
+            element = int(np.flatnonzero(tiles == UNMAPPED)[0])
+            raise MappingError(f"element {element} of {tensor!r} is mapped to no tile", hint="graph.set_tile_mapping")
         return tiles
 
     # --- codelets and vertices ---
@@ -248,11 +250,11 @@ class GraphBase(HostSide):
         """
         for cls in codelets_in(source):
             if self.codelets.setdefault(cls.vertex_name, cls) is not cls:
-                both = [self.codelets[cls.vertex_name], cls]
-                raise GraphError(f"two codelets are called {cls.vertex_name}", got=both)
+                namesakes = [self.codelets[cls.vertex_name], cls]
+                raise GraphError(f"two codelets are called {cls.vertex_name}", got=namesakes)
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
-        """Adds all vertices of a group of the runtime to a compute set; as `ipujax.runtime.graph.graph.Graph`."""
+        """Adds all vertices of a group of the runtime to a compute set; see `ipujax.runtime.graph.graph.Graph`."""
         self.check_compute_set(compute_set)
         check_group(group, compute_set)
         self._groups_added(compute_set).append(group)
@@ -281,10 +283,11 @@ class GraphBase(HostSide):
         self.check_compute_set(compute_set)
         vertex = self.vertices.add(compute_set, self._codelet(codelet), user_place())
         try:
-            for name, what in (connections or {}).items():
-                self._connect(vertex, field_number(vertex.codelet, name), what)
+            for name, connection in (connections or {}).items():
+                self._connect(vertex, field_number(vertex.codelet, name), connection)
         except BaseException:
-            self.vertices.take_back(vertex)
+            # A vertex with a refused connection must not stay: the user may catch the error and go on.
+            self.vertices.remove_last(vertex)
             raise
         return vertex
 
@@ -302,17 +305,18 @@ class GraphBase(HostSide):
         if isinstance(codelet, str):
             if codelet not in self.codelets:
                 expected = f"one of {sorted(self.codelets)}" if self.codelets else "graph.add_codelets first"
-                what, hint = f"no codelet {codelet!r}", nearest(codelet, self.codelets)
-                raise GraphError(what, expected=expected, got=repr(codelet), hint=hint)
+                message = f"no codelet {codelet!r}"
+                hint = nearest(codelet, self.codelets)
+                raise GraphError(message, expected=expected, got=repr(codelet), hint=hint)
             return self.codelets[codelet]
         if self.codelets.get(getattr(codelet, "vertex_name", "")) is not codelet:
             self.add_codelets(codelet)
         return codelet
 
-    def _connect(self, vertex: VertexRef, number: int, what: Any) -> None:
+    def _connect(self, vertex: VertexRef, number: int, connection: Any) -> None:
         store = self.vertices
         is_state = store.codelets[vertex.number].fields[number].is_state
-        (store.set_state if is_state else store.connect)(vertex.number, number, what)
+        (store.set_state if is_state else store.connect)(vertex.number, number, connection)
 
     def connect(self, field: FieldRef, what: Tensor | Sequence[Tensor]) -> None:
         """Connects a field of a vertex.
@@ -324,7 +328,7 @@ class GraphBase(HostSide):
         Raises:
             GraphError: a field that is connected already, or a tensor of another type or shape than the field's.
         """
-        self.vertices.connect(*self.vertices.own_field(field), what)
+        self.vertices.connect(*self.vertices.field_numbers_of(field), what)
 
     def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
         """Sets the cycles of one run of a vertex on its worker.
@@ -332,7 +336,7 @@ class GraphBase(HostSide):
         Raises:
             GraphError: anything else than a whole number from 0 to 4,294,967,295.
         """
-        self.vertices.set_estimate(self.vertices.own(vertex), cycles)
+        self.vertices.set_estimate(self.vertices.number_of(vertex), cycles)
 
     set_cycle_estimate = set_perf_estimate  # its older name
 
@@ -345,9 +349,11 @@ class GraphBase(HostSide):
         return self.add_replica_constant(np.arange(self.replication_factor, dtype=np.uint32), name)
 
 
-def _whole_variable(what: Any) -> Variable:
-    if isinstance(what, Tensor) and what.is_whole_variable:
-        return what.variables()[0]
-    if not isinstance(what, Variable):
-        raise MappingError(f"mapping of {what!r}", expected="all of one variable", hint="give the tile of each element")
-    return what
+def _mapped_variable(tensor: Any) -> Variable:
+    if isinstance(tensor, Tensor) and tensor.is_whole_variable:
+        return tensor.variables()[0]
+    if not isinstance(tensor, Variable):
+        raise MappingError(
+            f"mapping of {tensor!r}", expected="all of one variable", hint="give the tile of each element"
+        )
+    return tensor

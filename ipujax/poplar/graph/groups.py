@@ -1,4 +1,4 @@
-"""The vertex groups of a graph's compute sets: added as groups, made from single vertices, or from replicas.
+"""Vertex groups of a graph's compute sets: added as groups, built from single vertices, or of replicas.
 
 Input: additions to a graph. Output: the vertex groups of each compute set, up to date after each addition. An unchanged
 group stays the same object.
@@ -15,7 +15,9 @@ from ipujax.runtime.graph import ComputeSet, VertexGroup
 
 
 class GroupTable(dict[ComputeSet, list[VertexGroup]]):
-    """Vertex groups by compute set, made on access: all read methods use iteration and `[]`."""
+    """Vertex groups by compute set, built on access: all read methods use iteration and `[]`."""
+
+    # `dict` reads its storage directly in these four methods, past `__getitem__` of the subclasses.
 
     def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
         return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
@@ -31,7 +33,7 @@ class GroupTable(dict[ComputeSet, list[VertexGroup]]):
 
 
 class Groups(GroupTable):
-    """The vertex groups of each compute set.
+    """Vertex groups of each compute set.
 
     Args:
         vertices: the vertices added one by one.
@@ -46,8 +48,8 @@ class Groups(GroupTable):
         self.replicated: list[Replicas] = []
 
     def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        own = super().__getitem__(compute_set) + self._vertices.groups(compute_set)
-        return own + [group for graph in self.replicated for group in graph.groups_of_replicas(compute_set)]
+        groups = super().__getitem__(compute_set) + self._vertices.groups(compute_set)
+        return groups + [group for graph in self.replicated for group in graph.groups_of_replicas(compute_set)]
 
     def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
         """The mutable list of the groups that were added as groups."""
@@ -55,17 +57,13 @@ class Groups(GroupTable):
 
 
 class TemplateGroups(Groups):
-    """The vertex groups of one replica, in the compute sets of the parent graph.
-
-    Args:
-        vertices: the vertices added one by one.
-        parent: the vertex groups of that graph.
-    """
+    """Vertex groups of one replica, in the compute sets of the parent graph."""
 
     def __init__(self, vertices: VertexStore, parent: dict[ComputeSet, list[VertexGroup]]) -> None:
         super().__init__(vertices)
         self._parent = parent
 
+    # Compute sets are the parent's; the first addition to one of them makes its list here.
     def __missing__(self, compute_set: ComputeSet) -> list[VertexGroup]:
         if compute_set not in self._parent:
             raise KeyError(compute_set)

@@ -38,11 +38,12 @@ class HostSide(RuntimeGraph):
             GraphError: a duplicate name, a constant, or a view with a repeated element of memory.
         """
         _check_host_tensor(handle, tensor)
+        # A handle of a constant or of a repeated element would write memory that the compiler takes as unchanged.
         if tensor.contains_constant:
             raise GraphError(f"host write {handle} would write to {tensor!r}", got="a constant")
         if not tensor.is_writable:
-            what = f"host write {handle} would write to {tensor!r}"
-            raise GraphError(what, expected="each element of memory once", got="a view with a repeated element")
+            message = f"host write {handle} would write to {tensor!r}"
+            raise GraphError(message, expected="each element of memory once", got="a view with a repeated element")
         _claim(self.host_writes, handle, self._for_host(tensor), "host write")
 
     def create_host_read(self, handle: str, tensor: Tensor) -> None:
@@ -103,12 +104,12 @@ class HostSide(RuntimeGraph):
 
 def _check_host_tensor(handle: Any, tensor: Any) -> None:
     if not isinstance(handle, str) or not isinstance(tensor, Tensor):
-        raise GraphError("no handle of a tensor", expected='"name", tensor', got=f"{handle!r}, {tensor!r}")
+        raise GraphError("a handle needs a name and a tensor", expected='"name", tensor', got=f"{handle!r}, {tensor!r}")
 
 
-def _claim(table: dict[str, Any], handle: str, what: Any, kind: str) -> None:
+def _claim(table: dict[str, Any], handle: str, entry: Any, kind: str) -> None:
     if not isinstance(handle, str):
         raise GraphError(f"name of a {kind}", expected="text", got=repr(handle))
     if handle in table:
         raise GraphError(f"two {kind} handles are called {handle!r}")
-    table[handle] = what
+    table[handle] = entry

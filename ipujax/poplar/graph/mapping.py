@@ -1,7 +1,7 @@
 """Tile mappings made slice by slice, as Poplar's `setTileMapping` does.
 
-Input: tensors, and for each a tile, a tile for every element, or Poplar's list of intervals for every tile. Output: for
-each variable whose elements all have a tile, a `Flat` mapping; variables that are mapped in part have none yet.
+Input: tensors, and for each a tile, a tile for every element, or Poplar's list of intervals for every tile. Output: a
+`Flat` mapping of each variable whose elements are all mapped; partly mapped variables have none yet.
 
 Limits: a variable that is mapped by slices takes four bytes an element on the host.
 """
@@ -21,15 +21,16 @@ UNMAPPED = -1
 
 
 class Placement:
-    """The tile of every element of the variables of a graph."""
+    """Tile of every element of the variables of a graph."""
 
     def __init__(self) -> None:
         self._mappings: dict[Variable, TileMapping] = {}
         self._owners: dict[Variable, np.ndarray] = {}
+        # Variables whose `Flat` mapping is out of date; converted once, at the next look at `mappings`.
         self._changed: dict[Variable, None] = {}
 
     def mappings(self) -> dict[Variable, TileMapping]:
-        """The mappings of the variables whose elements all have a tile; the same dict every time."""
+        """Mappings of the variables whose elements are all mapped; the same dict every time."""
         for variable in self._changed:
             mapping = _as_flat(self._owners[variable])
             if mapping is not None:
@@ -37,41 +38,36 @@ class Placement:
         self._changed.clear()
         return self._mappings
 
-    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
-        """Maps all of a variable."""
+    def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
+        """Maps all elements of a variable."""
         self._owners.pop(variable, None)
         self._changed.pop(variable, None)
         self._mappings[variable] = mapping
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        """Maps the elements of a tensor.
-
-        Args:
-            tensor: any view of any variables.
-            tile: one tile, or one for each element in flat order, int32[tensor.size].
-        """
+        """Maps the elements of a view to one tile, or each to its own: int32[tensor.size] in flat order."""
         node = tensor.node
         if isinstance(tile, int) and tensor.is_whole_variable:
-            self.place_whole(tensor.variables()[0], on_one_tile(tensor.size, tile))
-        elif isinstance(node, Affine) and (run := _contiguous(node)) is not None:
-            self._owners_of(node.variable)[run[0] : run[0] + run[1]] = tile
+            self.place_variable(tensor.variables()[0], on_one_tile(tensor.size, tile))
+        elif isinstance(node, Affine) and (interval := _contiguous(node)) is not None:
+            self._owners_of(node.variable)[interval[0] : interval[0] + interval[1]] = tile
         else:
             which, index = tensor.flat_indices()
-            each = np.broadcast_to(np.asarray(tile, np.int32), (tensor.size,))
+            tiles = np.broadcast_to(np.asarray(tile, np.int32), (tensor.size,))
             for number, variable in enumerate(tensor.variables()):
-                here = which.reshape(-1) == number
-                self._owners_of(variable)[index.reshape(-1)[here]] = each[here]
+                is_of_variable = which.reshape(-1) == number
+                self._owners_of(variable)[index.reshape(-1)[is_of_variable]] = tiles[is_of_variable]
 
     def tiles(self, tensor: Tensor) -> np.ndarray:
-        """The tile of every element of a tensor in flat order, −1 where it has none; int32[size]."""
-        which, index = (part.reshape(-1) for part in tensor.flat_indices())
+        """Tile of every element of a tensor in flat order, −1 where it has none; int32[size]."""
+        which, index = (array.reshape(-1) for array in tensor.flat_indices())
         result = np.full(tensor.size, UNMAPPED, np.int32)
         for number, variable in enumerate(tensor.variables()):
-            here = which == number
-            result[here] = self._known_owners(variable)[index[here]]
+            is_of_variable = which == number
+            result[is_of_variable] = self._current_owners(variable)[index[is_of_variable]]
         return result
 
-    def _known_owners(self, variable: Variable) -> np.ndarray:
+    def _current_owners(self, variable: Variable) -> np.ndarray:
         if variable in self._owners:
             return self._owners[variable]
         if variable in self._mappings:
@@ -79,9 +75,9 @@ class Placement:
         return np.full(variable.size, UNMAPPED, np.int32)
 
     def _owners_of(self, variable: Variable) -> np.ndarray:
-        """The mutable array of the tiles of a variable's elements."""
+        """Mutable array of the tiles of a variable's elements."""
         if variable not in self._owners:
-            self._owners[variable] = np.array(self._known_owners(variable), np.int32)
+            self._owners[variable] = np.array(self._current_owners(variable), np.int32)
         self._changed[variable] = None
         return self._owners[variable]
 
@@ -95,7 +91,7 @@ def _contiguous(node: Affine) -> tuple[int, int] | None:
 
 
 def _as_flat(tiles: np.ndarray) -> TileMapping | None:
-    """The mapping that puts each element on its tile, None where an element has none."""
+    """Mapping of every element to its tile; None if an element has no tile."""
     if tiles.size and tiles.min() < 0:
         return None
     starts = np.flatnonzero(np.diff(tiles, prepend=UNMAPPED))
@@ -103,31 +99,28 @@ def _as_flat(tiles: np.ndarray) -> TileMapping | None:
 
 
 def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_tiles: int, name: str) -> np.ndarray:
-    """The tile of every element from Poplar's form of a mapping: for every tile its intervals of elements.
+    """Tile of every element, int32[size], from Poplar's form of a mapping.
 
     Args:
         intervals: `intervals[tile]` are the `(begin, end)` of that tile; there may be fewer entries than tiles.
         size: number of elements.
         num_tiles: tiles of the target.
-        name: of what is mapped, for messages.
-
-    Returns:
-        int32[size].
+        name: name of the tensor in errors.
 
     Raises:
-        MappingError: for a tile the target lacks, an interval outside the tensor, or an element left out or held twice.
+        MappingError: a tile the target lacks, an interval outside the tensor, an element mapped to no tile or to two.
     """
     if len(intervals) > num_tiles:
         raise MappingError(f"mapping of {name} names tiles the target lacks", expected=num_tiles, got=len(intervals))
     tiles = np.full(size, UNMAPPED, np.int32)
-    for tile, held in enumerate(intervals):
-        for interval in held:
+    for tile, tile_intervals in enumerate(intervals):
+        for interval in tile_intervals:
             begin, end = _bounds(interval, tile, name)
             if not 0 <= begin <= end <= size:
                 got = f"({begin}, {end}) on tile {tile}"
                 raise MappingError(f"mapping of {name} leaves the tensor", expected=f"intervals in 0 … {size}", got=got)
             if np.any(tiles[begin:end] != UNMAPPED):
-                raise MappingError(f"mapping of {name} holds elements twice", got=f"({begin}, {end}) on tile {tile}")
+                raise MappingError(f"mapping of {name} maps elements twice", got=f"({begin}, {end}) on tile {tile}")
             tiles[begin:end] = tile
     if np.any(tiles == UNMAPPED):
         missing = int(np.flatnonzero(tiles == UNMAPPED)[0])
@@ -140,15 +133,16 @@ def _bounds(interval: Interval, tile: int, name: str) -> Interval:
         begin, end = map(as_int, interval)
     except (TypeError, ValueError) as error:
         got = f"{interval!r} on tile {tile}"
-        raise MappingError(f"mapping of {name} is of no intervals", expected="(begin, end)", got=got) from error
+        raise MappingError(f"mapping of {name} has an invalid interval", expected="(begin, end)", got=got) from error
     return begin, end
 
 
 def intervals_of_tiles(tiles: np.ndarray, num_tiles: int) -> list[list[Interval]]:
     """Poplar's form of a mapping from the tile of every element; the reverse of `tiles_of_intervals`."""
+    # No tile is UNMAPPED − 1, so the first element always starts an interval.
     starts = np.flatnonzero(np.diff(tiles, prepend=UNMAPPED - 1))
-    ends = np.append(starts[1:], tiles.size)
+    stops = np.append(starts[1:], tiles.size)
     result: list[list[Interval]] = [[] for _ in range(num_tiles)]
-    for begin, end in zip(starts.tolist(), ends.tolist(), strict=False):
+    for begin, end in zip(starts.tolist(), stops.tolist(), strict=False):
         result[int(tiles[begin])].append((begin, end))
     return result

@@ -1,7 +1,7 @@
-"""Tensors of replicated graphs as the graph of all replicas sees them, and the share of a machine that a replica gets.
+"""Tensors of replicated graphs in the graph of all replicas, and the share of a machine that a replica gets.
 
-Input: the top-level graph, and a tensor that may be of a replicated graph inside of it: a *template*, which stands for
-a tensor of each replica. Output: those tensors. A tensor of the top-level graph itself stands for itself.
+Input: the top-level graph, and a tensor that may be of a replicated graph inside it: a *template*, which stands for a
+tensor of each replica. Output: those tensors. A tensor of the top-level graph itself stands for itself.
 """
 
 from __future__ import annotations
@@ -37,53 +37,45 @@ class HasReplicas(Protocol):
 
 
 def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
-    """The replicated graph of some tensors, None if they have none.
+    """Finds the replicated graph of some tensors, None if they have none.
 
     Raises:
         GraphError: tensors of several replicated graphs.
     """
     variables = {variable for tensor in tensors for variable in tensor.variables()}
-    found = [graph for graph in top.replicated if any(v in graph.instances for v in variables)]
-    if len(found) > 1:
+    graphs = [graph for graph in top.replicated if any(v in graph.instances for v in variables)]
+    if len(graphs) > 1:
         raise GraphError("tensors of different replicated graphs are used together", got=list(tensors))
-    return found[0] if found else None
+    return graphs[0] if graphs else None
 
 
 def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
-    """The instance of a template in each replica; a tensor that is no template stays as it is."""
+    """Instance of a template in each replica; a tensor that is no template stays as it is."""
     graph = replicated_graph_of(top, tensor)
     return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
 
 
 def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
-    """The instances of a template as one tensor, [replicas, *shape]; a tensor that is no template stays as it is."""
+    """Instances of a template as one tensor, [replicas, *shape]; a tensor that is no template stays as it is."""
     if replicated_graph_of(top, tensor) is None:
         return tensor
-    return concat([each.expand_dims(0) for each in in_each_replica(top, tensor)])
+    return concat([instance.expand_dims(0) for instance in in_each_replica(top, tensor)])
 
 
 def share_of_ipus(target: Target, replicas: int) -> Target:
-    """The machine of one of several replicas, of whole IPUs.
-
-    Raises:
-        GraphError: a number of replicas that does not divide the IPUs.
-    """
+    """Machine of one of several replicas, in entire IPUs; raises GraphError if they do not divide the IPUs."""
     return target.replace(num_ipus=_share(target.num_ipus, replicas, "IPUs"))
 
 
 def share_of_tiles(target: Target, replicas: int) -> Target:
-    """The machine of one of several replicas, of whole IPUs where there are several, else of tiles.
-
-    Raises:
-        GraphError: a number of replicas that does not divide them.
-    """
+    """Machine of one of several replicas: entire IPUs if there are several, else tiles of the single one."""
     if target.num_ipus > 1:
         return share_of_ipus(target, replicas)
     return target.replace(tiles_per_ipu=_share(target.tiles_per_ipu, replicas, "tiles"))
 
 
-def _share(whole: int, replicas: int, unit: str) -> int:
-    if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1 or whole % replicas:
-        expected = f"a divisor of {whole} {unit}"
+def _share(total: int, replicas: int, unit: str) -> int:
+    if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1 or total % replicas:
+        expected = f"a divisor of {total} {unit}"
         raise GraphError(f"{replicas!r} replicas of a graph", expected=expected, got=repr(replicas))
-    return int(whole // replicas)
+    return int(total // replicas)

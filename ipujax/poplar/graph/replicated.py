@@ -3,10 +3,10 @@
     g = Graph(target)                      # eight IPUs
     rg = g.create_replicated_graph(4)      # four replicas of two IPUs
 
-A variable of the replicated graph is a template: the parent has one instance of it for each replica, on tile
-r · tiles + t where the template lies on tile t. Vertices are in the parent's compute sets once a replica. Programs may
-use templates; the engine expands each step to one that runs in all replicas (see `expand`). The parent stays usable
-by itself, also in the same compute sets and copies.
+A variable of the replicated graph is a template: the parent has one instance of it for each replica r, mapped to tile
+r · tiles + t for tile t of the template. Vertices are in the parent's compute sets once a replica. Programs may use
+templates; the engine expands each node to one that runs in all replicas (see `expand`). The parent stays usable by
+itself, also in the same compute sets and copies.
 
 Source: Poplar & PopLibs user guide, "Replicating an existing graph".
 Limits: no replicas inside of replicas; later changes of one replica through the parent are not visible in templates.
@@ -33,10 +33,10 @@ class ReplicatedBase(GraphBase):
 
     Args:
         parent: the graph that it is a view of.
-        replicas: how many.
+        replicas: number of copies.
 
     Attributes:
-        replicas: how many.
+        replicas: number of copies.
         instances: for each template the parent's variable of each replica.
     """
 
@@ -47,10 +47,12 @@ class ReplicatedBase(GraphBase):
         self.replication_factor = self.replicas = replicas
         self._parent = parent
         self.instances: dict[Variable, tuple[Variable, ...]] = {}
+        # For each replica: its instance of each template.
         self._tables: list[dict[Variable, Variable]] = [{} for _ in range(replicas)]
+        # int32[replicas, tiles of a replica]: the parent's number of each tile.
         tiles = np.arange(parent.target.num_tiles, dtype=np.int32).reshape(replicas, -1)
         self._tiles_in_top = parent._tiles_in_top_level()[tiles]
-        self._moved: dict[VertexGroup, tuple[VertexGroup, ...]] = {}
+        self._groups_by_replica: dict[VertexGroup, tuple[VertexGroup, ...]] = {}
         for shared in SHARED:
             setattr(self, shared, getattr(parent, shared))
         self._placement = _TemplatePlacement(self, parent, tiles)
@@ -77,7 +79,7 @@ class ReplicatedBase(GraphBase):
         return replace(variable)
 
     def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
-        """The instance of a template in one replica; a tensor that is no template stays as it is."""
+        """Instance of a template in one replica; a tensor that is no template stays as it is."""
         return substituted(tensor, self._tables[replica])
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
@@ -85,8 +87,8 @@ class ReplicatedBase(GraphBase):
         if isinstance(tensor, Tensor):
             for variable in tensor.variables():
                 if variable not in self.instances:
-                    what_is = f"{variable!r} is not of this replicated graph"
-                    raise GraphError(what_is, hint="map it in the graph that it was added to")
+                    message = f"{variable!r} is not of this replicated graph"
+                    raise GraphError(message, hint="map it in the graph that it was added to")
         super().set_tile_mapping(what, mapping)
 
     def add_compute_set(self, name: str) -> ComputeSet:
@@ -94,18 +96,20 @@ class ReplicatedBase(GraphBase):
             return self._parent.add_compute_set(name)
 
     def group_in_replica(self, group: VertexGroup, replica: int) -> VertexGroup:
-        """The vertices of a group of this graph in one replica, on tiles of the top-level graph."""
-        if group not in self._moved:
-            self._moved[group] = tuple(self._moved_to(group, each) for each in range(self.replicas))
-        return self._moved[group][replica]
+        """Vertices of a group of this graph in one replica, on tiles of the top-level graph."""
+        if group not in self._groups_by_replica:
+            self._groups_by_replica[group] = tuple(
+                self._group_on_tiles_of(group, number) for number in range(self.replicas)
+            )
+        return self._groups_by_replica[group][replica]
 
-    def _moved_to(self, group: VertexGroup, replica: int) -> VertexGroup:
+    def _group_on_tiles_of(self, group: VertexGroup, replica: int) -> VertexGroup:
         tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles_in_top[replica][group.tile]).astype(np.int32)
         accesses = (replace(access, tensor=self.in_replica(access.tensor, replica)) for access in group.accesses)
         return replace(group, tile=tile, accesses=tuple(accesses))
 
     def groups_of_replicas(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """The vertex groups of all replicas in a compute set, on tiles of the top-level graph."""
+        """Vertex groups of all replicas in a compute set, on tiles of the top-level graph."""
         groups = self.groups[compute_set]
         return [self.group_in_replica(group, replica) for replica in range(self.replicas) for group in groups]
 
@@ -115,24 +119,27 @@ class _TemplatePlacement(Placement):
 
     def __init__(self, graph: ReplicatedBase, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__()
-        self._own, self._graph, self._parent, self._tiles = Placement(), graph, parent, tiles
+        self._template_placement = Placement()
+        self._graph = graph
+        self._parent = parent
+        self._tiles = tiles
 
     def mappings(self) -> dict[Variable, TileMapping]:
-        return self._own.mappings()
+        return self._template_placement.mappings()
 
-    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
-        self._own.place_whole(variable, mapping)
+    def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
+        self._template_placement.place_variable(variable, mapping)
         for instance, tiles in zip(self._graph.instances[variable], self._tiles, strict=True):
-            there = moved(mapping, tiles)
-            assert there is not None, "the mapping was checked against the target of a replica"
-            self._parent._placement.place_whole(instance, there)
+            instance_mapping = moved(mapping, tiles)
+            assert instance_mapping is not None, "the mapping was checked against the target of a replica"
+            self._parent._placement.place_variable(instance, instance_mapping)
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        self._own.place(tensor, tile)
+        self._template_placement.place(tensor, tile)
         for replica, tiles in enumerate(self._tiles):
-            there = tiles[tile]
-            tensor_there = self._graph.in_replica(tensor, replica)
-            self._parent._placement.place(tensor_there, there if isinstance(tile, np.ndarray) else int(there))
+            parent_tile = tiles[tile]
+            instance = self._graph.in_replica(tensor, replica)
+            self._parent._placement.place(instance, parent_tile if isinstance(tile, np.ndarray) else int(parent_tile))
 
     def tiles(self, tensor: Tensor) -> np.ndarray:
-        return self._own.tiles(tensor)
+        return self._template_placement.tiles(tensor)

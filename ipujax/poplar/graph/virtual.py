@@ -1,7 +1,7 @@
 """Virtual graphs: a view of a graph that has some of its tiles, numbered from 0.
 
 Additions to a virtual graph go to its parent, on the parent's tiles. The virtual graph sees the parent's variables that
-lie wholly on its tiles. Programs are compiled for the top-level graph.
+are wholly mapped to its tiles. Programs are compiled for the top-level graph.
 
 Source: Poplar & PopLibs user guide, "Virtual graphs".
 Limits: a virtual graph has equally many tiles of each IPU, those of one IPU next to one another.
@@ -26,16 +26,7 @@ from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
 
 
 def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:
-    """The tiles of a virtual graph, int32[n].
-
-    Args:
-        target: the machine they are of.
-        tiles: as `Graph.create_virtual_graph`.
-        upper: as `Graph.create_virtual_graph`.
-
-    Raises:
-        GraphError: as `Graph.create_virtual_graph`.
-    """
+    """Tiles of a virtual graph, int32[n], from the arguments of `Graph.create_virtual_graph`; raises as that does."""
     if isinstance(tiles, bool | float | str):
         expected = "a number of tiles of each IPU, a range, or a list of tiles"
         raise GraphError("invalid `tiles` argument of a virtual graph", expected=expected, got=repr(tiles))
@@ -49,11 +40,11 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
         firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
         chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
     else:
-        given = np.asarray(list(tiles))
-        if given.size and given.dtype.kind not in "iu":
-            got = repr(given.tolist())
+        listed = np.asarray(list(tiles))
+        if listed.size and listed.dtype.kind not in "iu":
+            got = repr(listed.tolist())
             raise GraphError("invalid `tiles` argument of a virtual graph", expected="a list of integers", got=got)
-        chosen = given.astype(np.int32)
+        chosen = listed.astype(np.int32)
     if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
         expected = f"different tiles in 0 … {target.num_tiles - 1}"
         raise GraphError("invalid tiles of a virtual graph", expected=expected, got=chosen.tolist()[:8])
@@ -61,13 +52,10 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
 
 
 def virtual_target(target: Target, tiles: np.ndarray) -> Target:
-    """The target with a subset of another's tiles.
-
-    Raises:
-        GraphError: unless every IPU has equally many tiles, listed IPU by IPU.
-    """
+    """Target with some tiles of another; raises GraphError unless every IPU has equally many, listed IPU by IPU."""
     ipus = tiles // target.tiles_per_ipu
     num_ipus = len(np.unique(ipus))
+    # One row an IPU: valid if all tiles of a row are of one IPU.
     rows = ipus.reshape(num_ipus, -1) if len(ipus) % num_ipus == 0 else None
     if rows is None or np.any(rows != rows[:, :1]):
         raise GraphError(
@@ -79,28 +67,30 @@ def virtual_target(target: Target, tiles: np.ndarray) -> Target:
 
 
 class _VirtualMappings(Mapping[Variable, TileMapping]):
-    """The parent's mappings that lie wholly on the tiles of a virtual graph, in its tile numbers."""
+    """Parent's mappings that are wholly on the tiles of a virtual graph, in its tile numbers."""
 
     def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
-        self._parent, self._inverse = parent, inverse
-        self._known: dict[TileMapping, TileMapping | None] = {}
+        self._parent = parent
+        self._inverse = inverse
+        # A mapping with tiles outside of the virtual graph has the entry None.
+        self._renumbered: dict[TileMapping, TileMapping | None] = {}
 
-    def _find(self, variable: object) -> TileMapping | None:
+    def _mapping_of(self, variable: object) -> TileMapping | None:
         mapping = self._parent.mappings.get(variable)  # type: ignore[call-overload]
         if mapping is None:
             return None
-        if mapping not in self._known:
-            self._known[mapping] = moved(mapping, self._inverse)
-        return self._known[mapping]
+        if mapping not in self._renumbered:
+            self._renumbered[mapping] = moved(mapping, self._inverse)
+        return self._renumbered[mapping]
 
     def __getitem__(self, variable: Variable) -> TileMapping:
-        found = self._find(variable)
-        if found is None:
+        mapping = self._mapping_of(variable)
+        if mapping is None:
             raise KeyError(variable)
-        return found
+        return mapping
 
     def __contains__(self, variable: object) -> bool:
-        return self._find(variable) is not None
+        return self._mapping_of(variable) is not None
 
     def __iter__(self) -> Iterator[Variable]:
         return (variable for variable in self._parent.mappings if variable in self)
@@ -114,20 +104,22 @@ class _VirtualPlacement(Placement):
 
     def __init__(self, parent: GraphBase, tiles: np.ndarray, inverse: np.ndarray) -> None:
         super().__init__()
-        self._parent, self._tiles, self._inverse = parent, tiles, inverse
+        self._parent = parent
+        self._tiles = tiles
+        self._inverse = inverse
         self._view = _VirtualMappings(parent, inverse)
 
     def mappings(self) -> Any:
         return self._view
 
-    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
-        there = moved(mapping, self._tiles)
-        assert there is not None, "the mapping was checked against the virtual target"
-        self._parent._placement.place_whole(variable, there)
+    def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
+        parent_mapping = moved(mapping, self._tiles)
+        assert parent_mapping is not None, "the mapping was checked against the virtual target"
+        self._parent._placement.place_variable(variable, parent_mapping)
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        there = self._tiles[tile]
-        self._parent._placement.place(tensor, there if isinstance(tile, np.ndarray) else int(there))
+        parent_tile = self._tiles[tile]
+        self._parent._placement.place(tensor, parent_tile if isinstance(tile, np.ndarray) else int(parent_tile))
 
     def tiles(self, tensor: Tensor) -> np.ndarray:
         tiles = self._parent._placement.tiles(tensor)
@@ -139,21 +131,24 @@ class _VirtualGroups(GroupTable):
 
     def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
         super().__init__()
-        self._parent, self._inverse = parent, inverse
-        self._known: dict[VertexGroup, VertexGroup] = {}  # a group is known by its identity, so it must stay the same
+        self._parent = parent
+        self._inverse = inverse
+        self._renumbered: dict[
+            VertexGroup, VertexGroup
+        ] = {}  # groups are compared by identity, so each is renumbered once
 
     def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
         groups = self._parent.groups[compute_set]
         for group in groups:
-            if group not in self._known:
-                self._known[group] = self._inside(group, compute_set)
-        return [self._known[group] for group in groups]
+            if group not in self._renumbered:
+                self._renumbered[group] = self._group_on_tiles(group, compute_set)
+        return [self._renumbered[group] for group in groups]
 
-    def _inside(self, group: VertexGroup, compute_set: ComputeSet) -> VertexGroup:
+    def _group_on_tiles(self, group: VertexGroup, compute_set: ComputeSet) -> VertexGroup:
         tile = np.where(group.tile == NO_TILE, NO_TILE, self._inverse[group.tile]).astype(np.int32)
         if np.any((tile == NO_TILE) & (group.tile != NO_TILE)):
             name = f"{group.codelet.name} in {compute_set.name}"
-            raise GraphError(f"vertices of {name} lie on tiles this virtual graph lacks", where=group.origin)
+            raise GraphError(f"vertices of {name} are mapped to tiles this virtual graph lacks", where=group.origin)
         return replace(group, tile=tile)
 
     def __contains__(self, compute_set: object) -> bool:
@@ -171,14 +166,16 @@ class VirtualBase(GraphBase):
 
     Args:
         parent: the graph that it is a view of.
-        tiles: the parent's number of each of its tiles, int32[n].
+        tiles: the parent's number of each tile, int32[n].
     """
 
     def __init__(self, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__(virtual_target(parent.target, tiles))
+        # The virtual graph's number of each tile of the parent; UNMAPPED for tiles that it lacks.
         inverse = np.full(parent.target.num_tiles, UNMAPPED, np.int32)
         inverse[tiles] = np.arange(len(tiles), dtype=np.int32)
-        self._parent, self._tiles = parent, tiles
+        self._parent = parent
+        self._tiles = tiles
         self._placement = _VirtualPlacement(parent, tiles, inverse)
         self.groups = _VirtualGroups(parent, inverse)
         self.replication_factor = parent.replication_factor
@@ -209,7 +206,7 @@ class VirtualBase(GraphBase):
         if not isinstance(what, VertexRef):
             super().set_tile_mapping(what, mapping)
         else:
-            tile = whole_number(mapping, f"{what!r} is put on tile {mapping}", len(self._tiles) - 1)
+            tile = whole_number(mapping, f"{what!r} is mapped to tile {mapping}", len(self._tiles) - 1)
             self._parent.set_tile_mapping(what, int(self._tiles[tile]))
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:

@@ -1,4 +1,4 @@
-"""Codelets as Python classes, their vertices one by one, and the vertex groups they make."""
+"""Codelets as Python classes, their single vertices, and the vertex groups of these."""
 
 from ipujax.poplar.vertex.codelets import (
     codelet_of_call as codelet_of_call,

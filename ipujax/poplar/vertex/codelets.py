@@ -4,7 +4,7 @@
 
 A field without elements is not connected and reads as an empty array. A vector list is one operand, the concatenation
 of its vectors. Codelets are memoised by class and shapes; a codelet with state is made for each group of vertices, with
-a table of each vertex's state.
+a table of the state of each vertex.
 
 Limits: the size of the vertex state is an estimate (`assumed`: 4 bytes a pointer or length).
 """
@@ -47,41 +47,24 @@ def state_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
 
 
 def num_elements(field: VertexField, shape: tuple[int, ...]) -> int:
-    """Elements of a field of some shape."""
+    """Elements of a field whose connection has this shape."""
     return sum(shape) if field.kind == "list" else prod(shape)
 
 
 def place_of(cls: type[Vertex], function: str = "compute") -> str:
-    """The source place of a codelet's function, for errors."""
+    """Source place of a codelet's function, for errors."""
     code = getattr(getattr(cls, function), "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
 
 @remembered
 def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
-    """The codelet of all vertices of a class whose fields have these shapes; for classes without state.
-
-    Args:
-        cls: the codelet class.
-        shapes: of its `connected_fields`.
-
-    Raises:
-        GraphError: if the result of `compute` does not match the written fields.
-    """
+    """Codelet of vertices without state, memoised; raises GraphError if `compute` does not match the written fields."""
     return _codelet(cls, shapes, lambda *blocks: _run(cls, shapes, {}, blocks))
 
 
 def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np.ndarray]) -> Codelet:
-    """The codelet of a group of vertices that have state.
-
-    Args:
-        cls: the codelet class.
-        shapes: of its `connected_fields`.
-        state: by attribute, the value of each vertex of the group, [vertices].
-
-    Raises:
-        GraphError: as `vertex_codelet`.
-    """
+    """Codelet of a group of vertices with state; `state` has by attribute the value of each vertex, [vertices]."""
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...]) -> Any:
         (number,) = origins
@@ -92,7 +75,16 @@ def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np
 
 @remembered
 def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
-    """The codelet of vertices that all have the same state, by attribute; as `vertex_codelet`."""
+    """Codelet of vertices that all have the same state; see `vertex_codelet`.
+
+    Args:
+        cls: the codelet class.
+        shapes: of its `connected_fields`.
+        state: value of each state field, by attribute.
+
+    Raises:
+        GraphError: `compute` does not match the written fields.
+    """
 
     def compute(*blocks: jax.Array) -> Any:
         return _run(cls, shapes, {name: jnp.asarray(value, dtypes[name]) for name, value in state}, blocks)
@@ -102,41 +94,48 @@ def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, A
 
 
 def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The shape of each written field as `compute` returns it, from the shapes of the read fields.
+    """Shape of each written field that `compute` returns for these shapes of the read fields.
 
     Raises:
-        GraphError: if `compute` does not return one value a field, of the field's rank, and of the given shape if it is
-            read too.
+        GraphError: `compute` does not return one value a field, of the field's rank, and of the same shape as the read
+            value for a field that is read too.
     """
     read = [field for field in connected_fields(cls) if field.is_read]
     written = [field for field in connected_fields(cls) if field.is_written]
-    given = {f.attribute: jax.ShapeDtypeStruct(shape, f.dtype) for f, shape in zip(read, read_shapes, strict=True)}
-    given |= {f.attribute: jax.ShapeDtypeStruct((), f.dtype) for f in state_fields(cls)}
+    arguments_by_attribute = {
+        f.attribute: jax.ShapeDtypeStruct(shape, f.dtype) for f, shape in zip(read, read_shapes, strict=True)
+    }
+    arguments_by_attribute |= {f.attribute: jax.ShapeDtypeStruct((), f.dtype) for f in state_fields(cls)}
 
     def values(arguments: dict[str, Any]) -> list[Any]:
         return _by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
 
-    shapes = [tuple(value.shape) for value in jax.eval_shape(values, given)]
+    shapes = [tuple(value.shape) for value in jax.eval_shape(values, arguments_by_attribute)]
     for field, shape in zip(written, shapes, strict=True):
-        kept = given[field.attribute].shape if field.is_read else None
-        if len(shape) != NUM_DIMS[field.kind] or kept not in (None, shape):
-            expected = f"a {field.kind}" if kept is None else f"{dtype_name(field.dtype)}{list(kept)}, as it was given"
+        read_shape = arguments_by_attribute[field.attribute].shape if field.is_read else None
+        if len(shape) != NUM_DIMS[field.kind] or read_shape not in (None, shape):
+            expected = (
+                f"a {field.kind}"
+                if read_shape is None
+                else f"{dtype_name(field.dtype)}{list(read_shape)}, as it was given"
+            )
             raise _wrong_result(cls, f"shape {list(shape)} for field {field.name}", expected)
     return shapes
 
 
 def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
-    """The codelet with given cycles of each vertex, int64 broadcastable to the grid; −1 keeps the estimate."""
+    """Codelet with these cycles of each vertex, int64 broadcastable to the grid; −1 keeps the estimate."""
 
-    def given(shapes: BlockShapes, target: Target) -> np.ndarray:
+    def estimated_cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return cycles if np.all(cycles >= 0) else np.where(cycles >= 0, cycles, codelet.cycles(shapes, target))
 
-    return replace(codelet, cycles=given)
+    return replace(codelet, cycles=estimated_cycles)
 
 
 def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> Codelet:
     connected = connected_fields(cls)
     specs, state = _specs(cls, shapes)
+    # Traced for the checks in `_run` only: a wrong result is an error when the codelet is made, not at the first run.
     jax.eval_shape(lambda blocks, values: _run(cls, shapes, values, blocks), specs, state)
     fields = tuple(
         Field(field.name, field.direction, field.dtype)  # type: ignore[arg-type]  # state is not connected
@@ -150,7 +149,7 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
 
 
 def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """The arguments of `_run`: blocks of non-empty read fields, and the state by attribute."""
+    """Arguments of `_run`: blocks of non-empty read fields, and the state by attribute."""
     pairs = zip(connected_fields(cls), shapes, strict=True)
     blocks = [
         jax.ShapeDtypeStruct((sum(shape),) if field.kind == "list" else shape, field.dtype)
@@ -161,13 +160,14 @@ def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct
 
 
 def _state_bytes(field: VertexField, shape: tuple[int, ...]) -> int:
+    # A vector has a pointer and a length; a list of vectors has these of its table, and of each vector.
     words = {"scalar": 1, "vector": 2, "list": 2 + 2 * len(shape)}[field.kind]
     return words * _POINTER_BYTES
 
 
 def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target], np.ndarray]:
     if cls.cycles is not None:
-        return lambda blocks, target: np.asarray(_own_cycles(cls, shapes, target), np.int64)
+        return lambda blocks, target: np.asarray(_declared_cycles(cls, shapes, target), np.int64)
     blocks, state = _specs(cls, shapes)
     names = list(state)
 
@@ -178,16 +178,18 @@ def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target]
     return lambda blocks, target: np.asarray(counted, np.int64)
 
 
-def _own_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
-    """The codelet's own estimate, by its `cycles`."""
-    own, pairs = cls.cycles, list(zip(connected_fields(cls), shapes, strict=True))
-    assert own is not None
-    given: dict[str, Any] = {f.attribute: _spec(f, shape) for f, shape in pairs}
-    given |= {"shapes": {f.name: shape for f, shape in pairs}, "target": target}
-    found = own(**{name: given[name] for name in cls.cycle_parameters})
-    found = found.item() if hasattr(found, "item") and found.ndim == 0 else found
-    found = ceil(found) if isinstance(found, float) and isfinite(found) else found
-    return whole_number(found, f"cycles of codelet {cls.vertex_name}", where=place_of(cls, "cycles"))
+def _declared_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
+    """Cycles of one vertex by the `cycles` of its class."""
+    estimate = cls.cycles
+    pairs = list(zip(connected_fields(cls), shapes, strict=True))
+    assert estimate is not None
+    arguments: dict[str, Any] = {f.attribute: _spec(f, shape) for f, shape in pairs}
+    arguments |= {"shapes": {f.name: shape for f, shape in pairs}, "target": target}
+    cycles = estimate(**{name: arguments[name] for name in cls.cycle_parameters})
+    cycles = cycles.item() if hasattr(cycles, "item") and cycles.ndim == 0 else cycles
+    # Infinite and undefined estimates stay floats, which `whole_number` refuses.
+    cycles = ceil(cycles) if isinstance(cycles, float) and isfinite(cycles) else cycles
+    return whole_number(cycles, f"cycles of codelet {cls.vertex_name}", where=place_of(cls, "cycles"))
 
 
 def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
@@ -197,40 +199,38 @@ def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
     return jax.ShapeDtypeStruct(shape, field.dtype)
 
 
-# --- one call of `compute` --------------------------------------------------------------------------------------------
-
-
 def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Sequence[jax.Array]) -> tuple[Any, ...]:
     """Calls `compute` of one vertex: takes the blocks of non-empty read fields, returns those of written fields."""
-    arguments, left = dict(state), iter(blocks)
+    arguments = dict(state)
+    remaining_blocks = iter(blocks)
     connected = list(zip(connected_fields(cls), shapes, strict=True))
     for field, shape in connected:
         if field.is_read:
-            block = next(left) if num_elements(field, shape) else jnp.zeros((0,), field.dtype)
+            block = next(remaining_blocks) if num_elements(field, shape) else jnp.zeros((0,), field.dtype)
             arguments[field.attribute] = _split(block, shape) if field.kind == "list" else block
     result = cls.compute(**{name: arguments[name] for name in cls.parameters})
     written = [(field, shape) for field, shape in connected if field.is_written]
     values = _by_field(cls, result, [field for field, _ in written])
     return tuple(
-        _joined(cls, field, shape, value)
+        _written_block(cls, field, shape, value)
         for (field, shape), value in zip(written, values, strict=True)
         if num_elements(field, shape)
     )
 
 
 def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
-    """The vectors of a list."""
     return tuple(block[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
 
 
 def _by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
-    """The result of `compute`, by written field."""
+    """Sorts the result of `compute` by written field."""
     names = [field.name for field in written]
     if isinstance(result, Mapping):
-        given = {_field_name(written, key): value for key, value in result.items()}
-        if set(given) != set(names):
-            raise _wrong_result(cls, f"values of {sorted(given)}", f"values of {names}")
-        return [given[name] for name in names]
+        values_by_name = {_field_name(written, key): value for key, value in result.items()}
+        if set(values_by_name) != set(names):
+            raise _wrong_result(cls, f"values of {sorted(values_by_name)}", f"values of {names}")
+        return [values_by_name[name] for name in names]
+    # The tuple of the vectors of a single list is one value, not a value for each field.
     is_one_list = len(written) == 1 and written[0].kind == "list"
     values = list(result) if isinstance(result, tuple | list) and not is_one_list else [result]
     if len(values) != len(written):
@@ -242,8 +242,8 @@ def _field_name(written: Sequence[VertexField], key: str) -> str:
     return next((field.name for field in written if key in (field.name, field.attribute)), key)
 
 
-def _joined(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
-    """The block of a written field, after a check of type and shape."""
+def _written_block(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+    """Block of a written field, after a check of type and shape."""
     if field.kind != "list":
         return _array(cls, field, shape, value)
     vectors = list(value)
@@ -258,6 +258,7 @@ def _array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value:
     except (TypeError, ValueError) as error:
         got = f"a {type(value).__name__} for field {field.name}"
         raise _wrong_result(cls, got, f"{dtype_name(field.dtype)}{list(shape)}") from error
+    # Python numbers and weakly typed arrays take the type of the field, as they do in JAX.
     is_plain = not hasattr(value, "dtype") or bool(getattr(jax.typeof(array), "weak_type", False))
     if array.shape != shape or (array.dtype != field.dtype and not is_plain):
         got = f"{dtype_name(array.dtype)}{list(array.shape)}"
@@ -269,26 +270,25 @@ def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
     return GraphError(f"compute of {cls.vertex_name} returns {got}", where=place_of(cls), expected=expected, got=got)
 
 
-# --- codelets of a graph ----------------------------------------------------------------------------------------------
-
-
 def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:
-    """The codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
+    """Codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
 
     Raises:
         GraphError: for anything else, or a codelet without `compute` or without a field that is written.
     """
     if isinstance(source, ModuleType):
-        found = [value for value in vars(source).values() if _is_codelet(value) and value.__module__ == source.__name__]
-        found = [cls for cls in found if hasattr(cls, "compute")]
+        classes = [
+            value for value in vars(source).values() if _is_codelet(value) and value.__module__ == source.__name__
+        ]
+        classes = [cls for cls in classes if hasattr(cls, "compute")]
     else:
-        found = list(source) if isinstance(source, list | tuple) else [source]
-    for cls in found:
+        classes = list(source) if isinstance(source, list | tuple) else [source]
+    for cls in classes:
         if not _is_codelet(cls):
             raise GraphError("no codelet", expected="subclasses of poplar.Vertex, or a module of them", got=repr(cls))
         if not hasattr(cls, "compute") or not any(field.is_written for field in cls.fields):
             raise GraphError(f"codelet {cls.__name__} is unfinished", expected="a compute and a field that is written")
-    return found
+    return classes
 
 
 def _is_codelet(value: object) -> bool:
@@ -296,13 +296,9 @@ def _is_codelet(value: object) -> bool:
 
 
 def field_number(cls: type[Vertex], name: str) -> int:
-    """The number of a field by its name.
-
-    Raises:
-        GraphError: naming the nearest field.
-    """
+    """Number of a field by its name; raises GraphError that names the nearest field."""
     names = [field.name for field in cls.fields]
     if name not in names:
-        what = f"codelet {cls.vertex_name} has no field {name!r}"
-        raise GraphError(what, expected=f"one of {names}", got=repr(name), hint=nearest(name, names))
+        message = f"codelet {cls.vertex_name} has no field {name!r}"
+        raise GraphError(message, expected=f"one of {names}", got=repr(name), hint=nearest(name, names))
     return names.index(name)

@@ -1,12 +1,12 @@
 """Single vertices, and their vertex groups.
 
-Input: for each vertex its compute set, codelet, tile, and what its fields are connected to, kept in flat lists. Output:
-for a compute set the `VertexGroup`s of the runtime: the vertices of one codelet whose fields have equal shapes, on one
-IPU, are one group with an axis "vertex" of a block each. A field that is connected alike in all of them has no index
-along that axis; any other is one tensor with a row a vertex (see `stacking`).
+Input: for each vertex its compute set, codelet, tile and connections, stored in flat lists. Output: for a compute set
+the `VertexGroup`s of the runtime: the vertices of one codelet whose fields have equal shapes, on one IPU, are one group
+with an axis "vertex" of a block each. A field with equal connections in all of them has no index along that axis; any
+other is one tensor with a row a vertex (see `stacking`).
 
-Groups are built when asked for, and again when a vertex of the compute set has changed.
-Limits: what a compute set writes twice is found here among the vertices of a group, else by the verifier.
+Groups are built on request, and again after a change to a vertex of the compute set.
+Limits: a write race inside a compute set is found here among the vertices of a group, else by the verifier.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class VertexRef:
     __slots__ = ("number", "store")
 
     def __init__(self, store: VertexStore, number: int) -> None:
-        self.store, self.number = store, number
+        self.store = store
+        self.number = number
 
     def __getitem__(self, name: str) -> FieldRef:
         return FieldRef(self, field_number(self.codelet, name))
 
     @property
     def codelet(self) -> type[Vertex]:
-        """The codelet it runs."""
+        """Its codelet."""
         return self.store.codelets[self.number]
 
     def __repr__(self) -> str:
@@ -60,11 +61,12 @@ class FieldRef:
     __slots__ = ("number", "vertex")
 
     def __init__(self, vertex: VertexRef, number: int) -> None:
-        self.vertex, self.number = vertex, number
+        self.vertex = vertex
+        self.number = number
 
     @property
     def field(self) -> VertexField:
-        """What it holds."""
+        """Declaration of the field in the codelet."""
         return self.vertex.codelet.fields[self.number]
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class FieldRef:
 
 
 class VectorListTensors:
-    """The connection of a vector list: its vectors as one tensor, and the length of each."""
+    """Connection of a vector list: its vectors as one tensor, and the length of each."""
 
     __slots__ = ("lengths", "tensor")
 
@@ -82,15 +84,11 @@ class VectorListTensors:
 
 
 class VertexStore:
-    """All single vertices of a graph, by number.
-
-    Args:
-        num_tiles: tiles of the target.
-        tiles_per_ipu: tiles of one IPU.
-    """
+    """All single vertices of a graph, by number."""
 
     def __init__(self, num_tiles: int, tiles_per_ipu: int) -> None:
-        self._num_tiles, self._tiles_per_ipu = num_tiles, tiles_per_ipu
+        self._num_tiles = num_tiles
+        self._tiles_per_ipu = tiles_per_ipu
         self.codelets: list[type[Vertex]] = []
         self._compute_sets: list[ComputeSet] = []
         self._ranks: list[int] = []  # the number of each among the vertices of its compute set
@@ -99,14 +97,16 @@ class VertexStore:
         self._connections: list[list[Any]] = []  # one a field: Tensor, VectorListTensors, number, or None
         self._estimates: dict[int, int] = {}
         self._members: dict[ComputeSet, list[int]] = {}
-        self._built: dict[ComputeSet, list[VertexGroup]] = {}
+        # Groups of each compute set; an entry is dropped when a vertex of the set changes.
+        self._groups: dict[ComputeSet, list[VertexGroup]] = {}
 
     def __len__(self) -> int:
         return len(self.codelets)
 
     def name(self, number: int) -> str:
-        """The name of a vertex in errors."""
-        compute_set, rank = self._compute_sets[number], self._ranks[number]
+        """Name of a vertex in errors."""
+        compute_set = self._compute_sets[number]
+        rank = self._ranks[number]
         return f"vertex {rank} ({self.codelets[number].vertex_name}) of compute set {compute_set.name}"
 
     def add(self, compute_set: ComputeSet, cls: type[Vertex], place: Place | None) -> VertexRef:
@@ -120,165 +120,137 @@ class VertexStore:
         members = self._members.setdefault(compute_set, [])
         self._ranks.append(len(members))
         members.append(number)
-        self._built.pop(compute_set, None)
+        self._groups.pop(compute_set, None)
         return VertexRef(self, number)
 
-    def take_back(self, vertex: VertexRef) -> None:
+    def remove_last(self, vertex: VertexRef) -> None:
         """Removes the vertex that was added last."""
-        assert vertex.number == len(self.codelets) - 1, "only the last vertex can be taken back"
+        assert vertex.number == len(self.codelets) - 1, "only the last vertex can be removed"
         compute_set = self._compute_sets[-1]
-        for each in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
-            each.pop()
+        for table in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
+            table.pop()
         self._members[compute_set].pop()
-        self._built.pop(compute_set, None)
+        self._groups.pop(compute_set, None)
 
-    def own(self, vertex: Any) -> int:
-        """The number of a vertex.
-
-        Raises:
-            GraphError: for anything else than a vertex of this graph.
-        """
+    def number_of(self, vertex: Any) -> int:
+        """Number of a vertex; raises GraphError for anything but a vertex of this graph."""
         if not isinstance(vertex, VertexRef):
-            raise GraphError(f"{vertex!r} is no vertex", expected="what graph.add_vertex returned")
+            raise GraphError(f"{vertex!r} is no vertex", expected="a result of graph.add_vertex")
         if vertex.store is not self:
             raise GraphError(f"{vertex!r} is of another graph")
         return vertex.number
 
-    def own_field(self, field: Any) -> tuple[int, int]:
-        """The numbers of a vertex and of its field.
-
-        Raises:
-            GraphError: for anything else than a field of a vertex of this graph.
-        """
+    def field_numbers_of(self, field: Any) -> tuple[int, int]:
+        """Numbers of a vertex and of its field; raises GraphError for anything but a field of this graph."""
         if not isinstance(field, FieldRef):
             names = [f.name for f in field.codelet.fields] if isinstance(field, VertexRef) else []
             hint = " or ".join(f'vertex["{name}"]' for name in names)
             raise GraphError(f"{field!r} is no field of a vertex", expected='vertex["name"]', hint=hint or None)
-        return self.own(field.vertex), field.number
+        return self.number_of(field.vertex), field.number
 
-    def connect(self, vertex: int, field_index: int, what: Any) -> None:
-        """Connects a field to a tensor, a vector list to several, or gives a state its value.
-
-        Raises:
-            GraphError: if it is connected already, or the type or shape is not the field's.
-        """
+    def connect(self, vertex: int, field_index: int, tensors: Any) -> None:
+        """Connects a field to a tensor, a vector list to several; raises GraphError if connected already or unfit."""
         field = self.codelets[vertex].fields[field_index]
         if self._connections[vertex][field_index] is not None:
-            what_is = "has a value already" if field.is_state else "is connected twice"
-            raise GraphError(f"field {field.name} of {self.name(vertex)} {what_is}")
+            defect = "has a value already" if field.is_state else "is connected twice"
+            raise GraphError(f"field {field.name} of {self.name(vertex)} {defect}")
         if field.is_state:
             raise GraphError(
                 f"field {field.name} of {self.name(vertex)} is state, not connected to tensors",
                 hint="graph.set_initial_value",
             )
-        self._connections[vertex][field_index] = self._fitting(vertex, field, what)
-        self._built.pop(self._compute_sets[vertex], None)
+        self._connections[vertex][field_index] = self._connection(vertex, field, tensors)
+        self._groups.pop(self._compute_sets[vertex], None)
 
     def set_state(self, vertex: int, field_index: int, value: Any) -> None:
-        """Sets the value of a state field.
-
-        Raises:
-            GraphError: for a field that is connected to tensors, or a value that is not one number.
-        """
+        """Sets the value of a state field; raises GraphError for a connected field, or more than one number."""
         field = self.codelets[vertex].fields[field_index]
         if not field.is_state:
             raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
-        what = f"value of {field.name} of {self.name(vertex)}"
-        number = held(value, field.dtype, what)
+        message = f"value of {field.name} of {self.name(vertex)}"
+        number = held(value, field.dtype, message)
         if number.shape != ():
-            raise GraphError(what, expected="one number", got=f"shape {number.shape}")
+            raise GraphError(message, expected="one number", got=f"shape {number.shape}")
         self._connections[vertex][field_index] = number[()]
-        self._built.pop(self._compute_sets[vertex], None)
+        self._groups.pop(self._compute_sets[vertex], None)
 
     def set_tile(self, vertex: int, tile: int) -> None:
-        """Maps a vertex to a tile.
-
-        Raises:
-            GraphError: for a tile the target lacks.
-        """
-        self._tiles[vertex] = whole_number(tile, f"{self.name(vertex)} is put on tile {tile}", self._num_tiles - 1)
-        self._built.pop(self._compute_sets[vertex], None)
+        """Maps a vertex to a tile of the target."""
+        self._tiles[vertex] = whole_number(tile, f"{self.name(vertex)} is mapped to tile {tile}", self._num_tiles - 1)
+        self._groups.pop(self._compute_sets[vertex], None)
 
     def set_estimate(self, vertex: int, cycles: int) -> None:
-        """Sets the cycles of a vertex on a worker.
-
-        Raises:
-            GraphError: for anything else than a whole number from 0 to `MAX_COUNT`.
-        """
+        """Sets the cycles of one run of a vertex on a worker, 0 to `MAX_COUNT`."""
         self._estimates[vertex] = whole_number(cycles, f"cycles of {self.name(vertex)}")
-        self._built.pop(self._compute_sets[vertex], None)
+        self._groups.pop(self._compute_sets[vertex], None)
 
-    def _fitting(self, vertex: int, field: VertexField, what: Any) -> Any:
-        """The connection of a field, in the field's form."""
+    def _connection(self, vertex: int, field: VertexField, tensors: Any) -> Any:
+        """Connection of a field, in the field's form."""
         if field.kind != "list":
-            return self._one(vertex, field, what)
-        if isinstance(what, Tensor) and what.ndim == 2:
-            what = list(what)
-        if not isinstance(what, list | tuple) or not what:
-            raise self._unfit(vertex, field, "vectors, or one tensor of two dimensions", what)
-        return VectorListTensors([self._one(vertex, field, each) for each in what])
+            return self._checked_tensor(vertex, field, tensors)
+        if isinstance(tensors, Tensor) and tensors.ndim == 2:
+            tensors = list(tensors)
+        if not isinstance(tensors, list | tuple) or not tensors:
+            raise self._unfit(vertex, field, "vectors, or one tensor of two dimensions", tensors)
+        return VectorListTensors([self._checked_tensor(vertex, field, vector) for vector in tensors])
 
-    def _one(self, vertex: int, field: VertexField, what: Any) -> Tensor:
-        wanted = NUM_DIMS[field.kind]
-        if not isinstance(what, Tensor):
-            raise self._unfit(vertex, field, "a tensor", what)
-        if what.dtype != field.dtype:
-            raise self._unfit(vertex, field, dtype_name(field.dtype), dtype_name(what.dtype))
-        if what.ndim == wanted:
-            return what
-        if wanted == 0 and what.size == 1:
-            return what.reshape(())
-        expected = "one element" if wanted == 0 else "one dimension"
-        raise self._unfit(vertex, field, expected, f"shape {list(what.shape)}")
+    def _checked_tensor(self, vertex: int, field: VertexField, tensor: Any) -> Tensor:
+        num_dims = NUM_DIMS[field.kind]
+        if not isinstance(tensor, Tensor):
+            raise self._unfit(vertex, field, "a tensor", tensor)
+        if tensor.dtype != field.dtype:
+            raise self._unfit(vertex, field, dtype_name(field.dtype), dtype_name(tensor.dtype))
+        if tensor.ndim == num_dims:
+            return tensor
+        if num_dims == 0 and tensor.size == 1:
+            return tensor.reshape(())
+        expected = "one element" if num_dims == 0 else "one dimension"
+        raise self._unfit(vertex, field, expected, f"shape {list(tensor.shape)}")
 
     def _unfit(self, vertex: int, field: VertexField, expected: str, got: object) -> GraphError:
-        what = f"field {field.name} of {self.name(vertex)} does not match its connection"
-        return GraphError(what, expected=expected, got=got)
-
-    # --- vertex groups ---
+        message = f"field {field.name} of {self.name(vertex)} does not match its connection"
+        return GraphError(message, expected=expected, got=got)
 
     def groups(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """The groups of the vertices of a compute set.
-
-        Raises:
-            GraphError: for a vertex without a tile, or a field left unconnected, at the line that added the vertex.
-            VerifyError: where two vertices of a group write one element.
-        """
+        """Groups of the vertices of a compute set; raises GraphError for an unmapped vertex or an unconnected field."""
         if compute_set not in self._members:
             return []
-        if compute_set not in self._built:
+        if compute_set not in self._groups:
             sorted_vertices = self._by_shape(self._members[compute_set])
-            self._built[compute_set] = [self._group(cls, shapes, v) for (cls, shapes, _), v in sorted_vertices.items()]
-        return self._built[compute_set]
+            self._groups[compute_set] = [self._group(cls, shapes, v) for (cls, shapes, _), v in sorted_vertices.items()]
+        return self._groups[compute_set]
 
     def _by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
-        """Vertices by codelet, shapes and IPU."""
-        found: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
+        """Sorts vertices by codelet, shapes and IPU."""
+        vertices_by_shape: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
+        # Once a class, not once a vertex: a graph may have 100,000 of them.
         connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
         for vertex in vertices:
-            cls, tile, row = self.codelets[vertex], self._tiles[vertex], self._connections[vertex]
+            cls = self.codelets[vertex]
+            tile = self._tiles[vertex]
+            row = self._connections[vertex]
             if tile == NO_TILE:
                 raise GraphError(
                     f"{self.name(vertex)} is on no tile", where=self._where(vertex), hint="graph.set_tile_mapping"
                 )
             if None in row and any(row[n] is None for n, _ in connected[cls]):
                 raise self._unconnected(vertex)
-            shapes = tuple([row[n].shape if one else row[n].lengths for n, one in connected[cls]])
-            found.setdefault((cls, shapes, tile // self._tiles_per_ipu), []).append(vertex)
-        return found
+            shapes = tuple([row[n].shape if is_one_tensor else row[n].lengths for n, is_one_tensor in connected[cls]])
+            vertices_by_shape.setdefault((cls, shapes, tile // self._tiles_per_ipu), []).append(vertex)
+        return vertices_by_shape
 
     def _unconnected(self, vertex: int) -> GraphError:
         pairs = zip(self.codelets[vertex].fields, self._connections[vertex], strict=True)
-        names = [field.name for field, what in pairs if what is None and not field.is_state]
-        what = f"field {', '.join(names)} of {self.name(vertex)} is not connected"
-        return GraphError(what, where=self._where(vertex), hint="graph.connect")
+        names = [field.name for field, connection in pairs if connection is None and not field.is_state]
+        message = f"field {', '.join(names)} of {self.name(vertex)} is not connected"
+        return GraphError(message, where=self._where(vertex), hint="graph.connect")
 
     def _where(self, vertex: int) -> str | None:
         place = self._places[vertex]
         return None if place is None else shown_place(place)
 
     def _group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
-        """One group of vertices of equal shapes."""
+        """Group of vertices of equal shapes."""
         rows = [self._connections[v] for v in vertices]
         fields = [
             (field, shape, [_tensor(row[number]) for row in rows])
@@ -287,12 +259,15 @@ class VertexStore:
             )
             if num_elements(field, shape)
         ]
+        # One axis for each size of a block dimension: dimensions of equal size share it, and none is cut.
         extents = sorted({n for _, _, tensors in fields for n in tensors[0].shape})
+        # Each vertex is a block of one along "vertex".
         axes = [Axis("vertex", even_cuts(len(vertices), len(vertices)))]
         axes += [Axis(f"n{n}", even_cuts(n, 1)) for n in extents]
         accesses = []
         for field, _, tensors in fields:
             dims = tuple(element(1 + extents.index(n)) for n in tensors[0].shape)
+            # A shared write would be a race, so only a single vertex writes a tensor without the axis "vertex".
             is_plain = len(tensors) == 1 and tensors[0].is_writable if field.is_written else is_same(tensors)
             if is_plain:
                 accesses.append(Access(tensors[0], dims))
@@ -308,26 +283,27 @@ class VertexStore:
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
 
     def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
-        """The stacked tensor of a field; a written field may have no repeated element."""
+        """Stacked tensor of a field; a written field may have no repeated element."""
         tensor = stacked(tensors)
         if not field.is_written or tensor.is_writable:
             return tensor
-        found = repeated_element(tensor)
-        assert found is not None, "a stacked tensor that is not writable has a repeated element"
-        variable, flat, first, second = found
-        one, other = vertices[first], vertices[second]
-        names = f"{self.name(one)}, added at {self._where(one)}, and {self.name(other)}"
+        repetition = repeated_element(tensor)
+        assert repetition is not None, "a stacked tensor that is not writable has a repeated element"
+        variable, flat, row, duplicate_row = repetition
+        vertex = vertices[row]
+        duplicate = vertices[duplicate_row]
+        names = f"{self.name(vertex)}, added at {self._where(vertex)}, and {self.name(duplicate)}"
         raise VerifyError(
             "write-race",
             f"{element_name(flat, {variable: 0})} is written twice through field {field.name}, by {names}",
-            where=self._where(other),
+            where=self._where(duplicate),
             expected="disjoint regions",
         )
 
     def _state(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
-        """The value of a state field of each vertex."""
-        given = [self._connections[v][number] for v in vertices]
-        values = [field.default if value is None else value for value in given]
+        """Value of a state field in each vertex."""
+        set_values = [self._connections[v][number] for v in vertices]
+        values = [field.default if value is None else value for value in set_values]
         if None in values:
             vertex = vertices[values.index(None)]
             raise GraphError(
@@ -339,7 +315,7 @@ class VertexStore:
 
 
 def _connected_numbers(cls: type[Vertex]) -> list[tuple[int, bool]]:
-    """The number of each connected field, and whether its connection is one tensor."""
+    """Number of each connected field, and True if its connection is one tensor."""
     return [(number, field.kind != "list") for number, field in enumerate(cls.fields) if not field.is_state]
 
 

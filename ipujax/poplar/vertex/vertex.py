@@ -16,7 +16,7 @@ the value of the written field, a tuple of values in order, or a dict by name. I
 effects, traced once for vertices of equal shapes, and has no `self`.
 
 `cycles`, if given, estimates the cycles of one vertex of one worker: a number of at most 2^32 − 1, rounded up. Its
-parameters name what it receives: for a connected field its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
+parameters name its arguments: for a connected field its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
 vector list), `shapes`, the shape of each field by name, and `target`, the machine. Without it the estimate counts
 operations (see `ipujax.poplar.vertex.estimate`).
 
@@ -116,7 +116,7 @@ class VertexField:
         name: as in `vertex["name"]`.
         attribute: as in the class and among the parameters of `compute`.
         direction: "state" for a value of the vertex itself.
-        kind: its form.
+        kind: scalar, vector or list of vectors.
         dtype: type of its elements.
         default: value of unset state; None if it has to be set.
     """
@@ -163,11 +163,13 @@ class Vertex:
             cls.vertex_name = cls.__name__
         for name in ("compute", "cycles"):
             if name in vars(cls) and not callable(vars(cls)[name]):
-                expected, got = "a function", repr(vars(cls)[name])
+                expected = "a function"
+                got = repr(vars(cls)[name])
                 raise GraphError(f"{name} of codelet {cls.__name__} is no function", expected=expected, got=got)
+        # Fields of the base classes come first; a field declared again keeps its place.
         inherited = {field.attribute: field for field in cls.fields}
-        own = {field.attribute: field for field in _declared(cls)}
-        cls.fields = tuple((inherited | own).values())
+        declared = {field.attribute: field for field in _declared(cls)}
+        cls.fields = tuple((inherited | declared).values())
         read = [field.attribute for field in cls.fields if field.is_read or field.is_state]
         cls.parameters = _parameters(cls, "compute", "fields that are read, and state", read)
         connected = [field.attribute for field in cls.fields if not field.is_state]
@@ -180,6 +182,7 @@ _RESERVED = frozenset(Vertex.__annotations__)
 def _declared(cls: type[Vertex]) -> list[VertexField]:
     """The fields that a class itself declares."""
     try:
+        # Evaluated, because `from __future__ import annotations` leaves text.
         annotations = inspect.get_annotations(cls, eval_str=True)
     except NameError as error:
         raise GraphError(
@@ -190,6 +193,7 @@ def _declared(cls: type[Vertex]) -> list[VertexField]:
 
 
 def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
+    # `in_` is the field "in": a keyword of Python cannot be an attribute.
     is_escaped = attribute.endswith("_") and keyword.iskeyword(attribute[:-1])
     name = attribute[:-1] if is_escaped else attribute
     if isinstance(of, Edge):
@@ -203,20 +207,20 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
     )
 
 
-def _parameters(cls: type[Vertex], function: str, of_what: str, known: list[str]) -> tuple[str, ...]:
+def _parameters(cls: type[Vertex], function: str, description: str, allowed: list[str]) -> tuple[str, ...]:
     """The parameters of `compute` or `cycles`; an unknown one is an error, unless it has a default."""
-    found = getattr(cls, function, None)
-    if found is None:
+    fun = getattr(cls, function, None)
+    if fun is None:
         return ()
-    given = inspect.signature(found).parameters.values()
-    parameters = tuple(p.name for p in given if p.name in known or p.default is p.empty)
+    declared = inspect.signature(fun).parameters.values()
+    parameters = tuple(p.name for p in declared if p.name in allowed or p.default is p.empty)
     for name in parameters:
-        if name not in known:
+        if name not in allowed:
             is_self = name == "self"
             raise GraphError(
                 f"{function} of codelet {cls.__name__} asks for {name!r}",
-                expected=f"{of_what}: {known}",
+                expected=f"{description}: {allowed}",
                 got=repr(name),
-                hint=f"{function} is a function of the fields and has no self" if is_self else nearest(name, known),
+                hint=f"{function} is a function of the fields and has no self" if is_self else nearest(name, allowed),
             )
     return parameters

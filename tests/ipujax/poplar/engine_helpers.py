@@ -1,4 +1,4 @@
-"""A small machine for tests of the Poplar layer, and programs run by engine and tile interpreter alike."""
+"""A small machine for tests of the Poplar layer, and programs run by both engine and tile interpreter."""
 
 from __future__ import annotations
 
@@ -47,14 +47,7 @@ def constant(graph: poplar.Graph, value: Any, dtype: Any = poplar.FLOAT) -> Tens
 def both(
     graph: poplar.Graph, program: Any, outputs: Mapping[str, Tensor], streams: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray]:
-    """Runs a program by the engine and by the tile interpreter, compares the outputs, and returns them.
-
-    Args:
-        graph: of the small machine.
-        program: what runs.
-        outputs: tensors to look at when it has run.
-        streams: for each stream a function that makes its callback anew.
-    """
+    """Outputs of a program, equal by engine and tile interpreter; `streams` makes the callback of each stream."""
     for name, tensor in outputs.items():
         if name not in graph.host_reads:
             graph.create_host_read(name, tensor)
@@ -63,35 +56,34 @@ def both(
     for name, make in (streams or {}).items():
         engine.connect_stream_to_callback(name, make())
     engine.run(0)
-    found = {name: engine.read_tensor(name) for name in outputs}
-    others = _interpreted(graph, program, outputs, streams or {})
-    for name, value in found.items():
-        assert others[name].dtype == value.dtype
+    outputs_of_engine = {name: engine.read_tensor(name) for name in outputs}
+    outputs_of_interpreter = _interpreted(graph, program, outputs, streams or {})
+    for name, value in outputs_of_engine.items():
+        assert outputs_of_interpreter[name].dtype == value.dtype
         if value.dtype.kind == "f":
-            np.testing.assert_allclose(value, others[name], rtol=3e-6, atol=1e-6)
+            np.testing.assert_allclose(value, outputs_of_interpreter[name], rtol=3e-6, atol=1e-6)
         else:
-            np.testing.assert_array_equal(value, others[name])
-    return found
+            np.testing.assert_array_equal(value, outputs_of_interpreter[name])
+    return outputs_of_engine
 
 
 def _interpreted(
     graph: poplar.Graph, program: Any, outputs: Mapping[str, Tensor], streams: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The outputs, as the tile interpreter computes them."""
     host = StreamHost()
     for name, make in streams.items():
         host.channels[name] = CallbackChannel(graph.streams[name].host, as_callback(make()), 0)
-    seen = {name: _Seen() for name in outputs}
+    recorders = {name: _Recorder() for name in outputs}
     looks = []
     for name, tensor in outputs.items():
-        host.channels[f"look {name}"] = seen[name]
+        host.channels[f"look {name}"] = recorders[name]
         looks.append(StreamOut(tensor, HostStream(f"look {name}", tensor.shape, tensor.dtype)))
     interpret(graph, Sequence(program, *looks), {}, memory=graph.initial_values, host=host)
-    return {name: channel.value for name, channel in seen.items()}
+    return {name: channel.value for name, channel in recorders.items()}
 
 
-class _Seen:
-    """Keeps what it is given."""
+class _Recorder:
+    """Records the last value of a stream."""
 
     value: np.ndarray
 

@@ -34,7 +34,7 @@ def placed(graph: poplar.Graph, dtype: Any, shape: Sequence[int], name: str, til
 def streamed(
     inner: Program, inputs: Mapping[Tensor, Any], outputs: Sequence[Tensor]
 ) -> tuple[ProgramSequence, dict[HostStream, np.ndarray], list[HostStream]]:
-    """The program with its inputs streamed in before and its outputs streamed out after, and what streams carry."""
+    """Program with its inputs streamed in first and its outputs streamed out last, and the values of the streams."""
     ins = [HostStream(f"in{n}", t.shape, t.dtype) for n, t in enumerate(inputs)]
     outs = [HostStream(f"out{n}", t.shape, t.dtype) for n, t in enumerate(outputs)]
     program = ProgramSequence(*(StreamIn(s, t) for s, t in zip(ins, inputs, strict=True)), inner)

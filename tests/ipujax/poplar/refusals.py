@@ -1,4 +1,4 @@
-"""What must be refused, with an error that names the user's line: the one marked `# here`."""
+"""Checks of refusals: the error names the user's line, the one marked `# here`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipujax.runtime.errors import IpuError
 
 @contextmanager
 def refused(error: type[IpuError], match: str) -> Iterator[None]:
-    """The body must raise this error, with a message that matches, at a line of the calling file marked `# here`."""
+    """Expects this error from the body, with a message that matches, at a line of the calling file marked `# here`."""
     file = Path(sys._getframe(2).f_code.co_filename)
     with pytest.raises(error, match=match) as caught:
         yield

@@ -93,13 +93,13 @@ def interpreted(graph: poplar.Graph, program: Program, callbacks: Callbacks) -> 
             host.channels[name] = together = ReplicaChannels(stream.replicas)
             for replica, channel in enumerate(channels):
                 together.connect(channel, replica if len(channels) > 1 else None)
-    flat, (whole,) = expanded(graph, [program])
+    flat, (expanded_program,) = expanded(graph, [program])
     replicas = graph.replication_factor
     memory = {
         v: value if replicas == 1 else np.broadcast_to(value, (replicas, *value.shape))
         for v, value in graph.initial_values.items()
     }
-    interpret(flat, whole, {}, memory=memory, host=host)
+    interpret(flat, expanded_program, {}, memory=memory, host=host)
 
 
 class Feed:
@@ -118,14 +118,14 @@ class Feed:
 
 
 class Sink:
-    """Makes callbacks that keep what they are given, in a list for each time one was made."""
+    """Makes callbacks that record transfers, in a list for each callback."""
 
     def __init__(self) -> None:
-        self.seen: list[list[np.ndarray]] = []
+        self.transfers: list[list[np.ndarray]] = []
 
     def __call__(self) -> Callable[[np.ndarray], None]:
-        self.seen.append([])
-        return lambda buffer: self.seen[-1].append(np.array(buffer))
+        self.transfers.append([])
+        return lambda buffer: self.transfers[-1].append(np.array(buffer))
 
 
 def both(
@@ -135,20 +135,20 @@ def both(
     feeds: Mapping[str, Sequence[Any]],
     outputs: Mapping[str, int],
 ) -> dict[str, np.ndarray]:
-    """What streams from the device carry, [replicas, transfers, elements], by engine and interpreter alike.
+    """Data of streams from the device, [replicas, transfers, elements], equal by engine and interpreter.
 
     Args:
         graph: the top-level graph.
         on: a device of its target.
-        program: what runs once.
-        feeds: for each stream to the device what it brings, [transfers, elements] for each replica, or one for all.
+        program: program to run once.
+        feeds: for each stream to the device its data, [transfers, elements] for each replica, or one for all.
         outputs: streams from the device, with the number of replicas that use each.
     """
-    found: list[dict[str, np.ndarray]] = []
+    transfers: list[dict[str, np.ndarray]] = []
     for go in (lambda c: run(graph, on, program, c), lambda c: interpreted(graph, program, c)):
         sinks = {name: [Sink() for _ in range(count)] for name, count in outputs.items()}
-        go({name: [Feed(rows) for rows in each] for name, each in feeds.items()} | sinks)
-        found.append({name: np.array([s.seen[-1] for s in each]) for name, each in sinks.items()})
+        go({name: [Feed(rows) for rows in callbacks] for name, callbacks in feeds.items()} | sinks)
+        transfers.append({name: np.array([s.transfers[-1] for s in callbacks]) for name, callbacks in sinks.items()})
     for name in outputs:
-        assert_rounded_alike(found[0][name], found[1][name])
-    return found[0]
+        assert_rounded_alike(transfers[0][name], transfers[1][name])
+    return transfers[0]

@@ -1,6 +1,6 @@
-"""Engines a stranger uses wrongly: streams, callbacks, the size limit, loading and running.
+"""Invalid uses of engines: streams, callbacks, the size limit, loading and running.
 
-Lines that errors must name are marked `# here`. After a refusal the engine is as it was before.
+Lines that errors must name are marked `# here`. After a refusal the engine is in its previous state.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def s():
 
 def test_nothing_is_read_written_or_run_before_load():
     engine = Setting().connected().engine
-    for what, act in {
+    for action, act in {
         "run": lambda: engine.run(0),  # here
         "read_tensor": lambda: engine.read_tensor("x"),  # here
         "write_tensor": lambda: engine.write_tensor("x", [0] * N),  # here
     }.items():
-        with refused(EngineError, rf"{what} before the engine is loaded[\s\S]*try: engine.load\(device\)"):
+        with refused(EngineError, rf"{action} before the engine is loaded[\s\S]*try: engine.load\(device\)"):
             act()
     engine.load(DEVICE)
     engine.run(1)
@@ -72,7 +72,7 @@ def test_nothing_is_read_written_or_run_before_load():
 
 
 @pytest.mark.parametrize("index", [2, -1, "0", 0.5, None])
-def test_a_program_index_out_of_range(s, index):
+def test_refuses_a_program_index_out_of_range(s, index):
     with refused(EngineError, r"there is no program [\s\S]*expected: 0 … 1"):
         s.engine.run(index)  # here
     s.engine.run(np.int64(1))
@@ -80,12 +80,12 @@ def test_a_program_index_out_of_range(s, index):
 
 
 @pytest.mark.parametrize("device", [None, poplar.IPUModel(), DEVICE.get_target()], ids=["none", "model", "target"])
-def test_what_is_no_device(device):
-    with refused(EngineError, r"loaded on no device[\s\S]*IPUModel\(\).create_device\(\)"):
+def test_refuses_a_non_device(device):
+    with refused(EngineError, r"loaded on a device[\s\S]*IPUModel\(\).create_device\(\)"):
         Setting().engine.load(device)  # here
 
 
-def test_values_that_do_not_fit_a_handle(s):
+def test_refuses_values_that_do_not_fit_a_handle(s):
     for value, got in (([1, 2, 3], r"int64\[3\]"), (["x"] * N, "<U1"), (np.zeros(N), r"float64\[4\]")):
         with refused(ArgumentError, rf"handle x cannot be written[\s\S]*int32\[4\][\s\S]*{got}"):
             s.engine.write_tensor("x", value)  # here
@@ -98,7 +98,7 @@ def test_values_that_do_not_fit_a_handle(s):
 
 
 @pytest.mark.parametrize("missing", ["in", "out"])
-def test_a_stream_that_nobody_connected(s, missing):
+def test_refuses_an_unconnected_stream(s, missing):
     s.connected()
     del s.engine._host.channels[missing]
     with refused(EngineError, rf"stream {missing} is not connected[\s\S]*try: engine.connect_stream"):
@@ -120,14 +120,14 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_that_does_not_fit(s, name):
+def test_refuses_an_unfit_buffer(s, name):
     buffer, message = BUFFERS[name]
     for stream in ("in", "out"):
         with refused(ArgumentError, rf"stream {stream} [\s\S]*int32, n × 4 elements[\s\S]*{message}|{message}"):
             s.engine.connect_stream(stream, buffer)  # here
 
 
-def test_what_is_no_stream_or_no_callback(s):
+def test_refuses_a_non_stream_and_a_non_callback(s):
     with refused(EngineError, r"no stream is called 'inn'[\s\S]*'in'"):
         s.engine.connect_stream("inn", np.zeros(N, np.int32))  # here
     with refused(ArgumentError, "cannot be called"):
@@ -181,7 +181,7 @@ def test_a_callback_that_raises_shows_its_own_traceback_and_leaves_the_engine_us
     np.testing.assert_array_equal(s.engine.read_tensor("x"), np.arange(N) + 1)
 
 
-def test_a_callback_that_is_interrupted(s):
+def test_passes_on_an_interrupt_of_a_callback(s):
     def interrupt(buffer):
         raise KeyboardInterrupt
 
@@ -192,7 +192,7 @@ def test_a_callback_that_is_interrupted(s):
     np.testing.assert_array_equal(s.out, np.arange(N))
 
 
-def test_a_callback_that_returns_data_instead_of_filling_the_buffer(s):
+def test_refuses_a_callback_that_returns_data(s):
     s.connected()
 
     def give(buffer):
@@ -203,15 +203,15 @@ def test_a_callback_that_returns_data_instead_of_filling_the_buffer(s):
         s.engine.run(0)
 
 
-def test_a_callback_that_uses_the_engine_it_is_called_by(s):
+def test_refuses_a_callback_that_uses_its_engine(s):
     calls = {
         "run": lambda: s.engine.run(1),  # here
         "read_tensor": lambda: s.engine.read_tensor("x"),  # here
         "write_tensor": lambda: s.engine.write_tensor("x", [0] * N),  # here
     }
-    for what, call in calls.items():
+    for action, call in calls.items():
         s.connected().engine.connect_stream_to_callback("in", lambda buffer, call=call: call())
-        with refused(EngineError, rf"{what} while a program of the engine runs"):
+        with refused(EngineError, rf"{action} while a program of the engine runs"):
             s.engine.run(0)
     s.connected().engine.run(0)
     np.testing.assert_array_equal(s.out, np.arange(N))
@@ -221,7 +221,9 @@ class Slow(poplar.StreamCallback):
     """Hands out 0, 1, 2, …; every hundredth time it takes a millisecond or two."""
 
     def __init__(self):
-        self.next, self.completed, self.lock = 0, 0, threading.Lock()
+        self.next = 0
+        self.completed = 0
+        self.lock = threading.Lock()
         self.rng = np.random.default_rng(0)
 
     def fetch(self, buffer):
@@ -242,19 +244,19 @@ class Slow(poplar.StreamCallback):
 def test_10000_transfers_with_prefetch_depth_4_and_a_slow_host_come_once_each_and_in_order():
     count = 10_000
     s = Setting(repeats=count, options={"streams.prefetchDepth": 4}).loaded()
-    seen = []
+    transfers = []
 
     def take(buffer):
-        if len(seen) % 500 == 0:
+        if len(transfers) % 500 == 0:
             time.sleep(0.005)
-        seen.append(buffer)
+        transfers.append(buffer)
 
     s.engine.connect_stream_to_callback("in", callback := Slow())
     s.engine.connect_stream_to_callback("out", take)
     s.engine.run(0)
-    np.testing.assert_array_equal(np.stack(seen), np.repeat(np.arange(count), N).reshape(count, N))
+    np.testing.assert_array_equal(np.stack(transfers), np.repeat(np.arange(count), N).reshape(count, N))
     assert callback.completed == count
-    assert count <= callback.next <= count + 4  # what was prefetched ahead is for the next run
+    assert count <= callback.next <= count + 4  # prefetched transfers are for the next run
 
 
 # --- many vertices, and devices ---------------------------------------------------------------------------------------
@@ -271,11 +273,13 @@ class Sum(poplar.Vertex):
 @pytest.mark.slow
 def test_100000_vertices_are_added_one_by_one_and_run_by_an_engine_within_20_seconds():
     """Every element, vertex and connection by a call of its own, as the guide writes its loops; about 7 s."""
-    number, start = 100_000, time.process_time()  # of this process alone: other tests run beside it
+    number = 100_000  # of this process alone: other tests run beside it
+    start = time.process_time()
     device = poplar.IPUModel().create_device()
     graph = poplar.Graph(device)
     num_tiles = graph.get_target().get_num_tiles()
-    x, out = graph.add_variable(FLOAT, [number, 2], "x"), graph.add_variable(FLOAT, [number], "out")
+    x = graph.add_variable(FLOAT, [number, 2], "x")
+    out = graph.add_variable(FLOAT, [number], "out")
     compute_set = graph.add_compute_set("sums")
     for i in range(number):
         tile = i * num_tiles // number
@@ -296,16 +300,16 @@ def test_100000_vertices_are_added_one_by_one_and_run_by_an_engine_within_20_sec
     assert time.process_time() - start < 20
 
 
-def test_devices_are_chosen_by_type_and_number_of_ipus_and_taken_once():
+def test_devices_are_selected_by_type_and_ipus_and_attached_once():
     manager = poplar.DeviceManager.create_device_manager(2)
     assert len(manager.get_devices("IPU_MODEL", 2)) == manager.get_num_devices() == 3
     assert manager.get_devices("CPU") == manager.get_devices(num_ipus=1) == ()
-    taken = [manager.acquire_available_device(2) for _ in range(3)]
-    assert [device.get_id() for device in taken] == [0, 1, 2] and all(device.is_attached for device in taken)
+    devices = [manager.acquire_available_device(2) for _ in range(3)]
+    assert [device.get_id() for device in devices] == [0, 1, 2] and all(device.is_attached for device in devices)
     with refused(TargetError, r"no device of 2 IPUs is free[\s\S]*3, all taken[\s\S]*detach"):
         manager.acquire_available_device(2)  # here
-    taken[1].detach()
-    assert manager.acquire_available_device(2) is taken[1]
+    devices[1].detach()
+    assert manager.acquire_available_device(2) is devices[1]
     with refused(TargetError, r"no device of 4 IPUs is free[\s\S]*DeviceManager\(4\)"):
         manager.acquire_available_device(4)  # here
     with refused(TargetError, r"no devices of type 'IPU'[\s\S]*IPU_MODEL, CPU"):

@@ -1,6 +1,6 @@
-"""Graphs and programs a stranger gets wrong: each is refused at once, naming what is wrong and the line.
+"""Invalid graphs and programs: each is refused at once, with its defect and its line.
 
-Lines that errors must name are marked `# here`. What must hold when nothing is wrong is tested elsewhere.
+Lines that errors must name are marked `# here`. Valid graphs are tested elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SumVertex(Vertex):
 class RowsVertex(Vertex):
     rows: Input[VectorList[FLOAT]]
     out: Output[Vector[FLOAT]]
-    again: Output[Vector[FLOAT]]
+    copy: Output[Vector[FLOAT]]
 
     def compute(rows):
         return rows[0], rows[0]
@@ -57,7 +57,7 @@ def s():
 
 
 @pytest.mark.parametrize("mapped", [0, 3])
-def test_an_unmapped_variable_that_a_copy_writes(s, mapped):
+def test_refuses_a_copy_to_an_unmapped_variable(s, mapped):
     lost = s.graph.add_variable(FLOAT, [4], "lost")  # here
     s.graph.set_tile_mapping(lost[:mapped], 0)
     with refused(
@@ -66,14 +66,14 @@ def test_an_unmapped_variable_that_a_copy_writes(s, mapped):
         poplar.Engine(s.graph, Copy(s.a, lost))
 
 
-def test_an_unmapped_constant(s):
+def test_refuses_an_unmapped_constant(s):
     lost = s.graph.add_constant(FLOAT, [4], 1, "lost")
     copy = Copy(lost, s.a)  # here
     with refused(VerifyError, r"\[unmapped-variable\] Variable\(lost: float32\[4\]\)"):
         poplar.Engine(s.graph, copy)
 
 
-def test_an_unmapped_variable_of_a_vertex(s):
+def test_refuses_a_vertex_of_an_unmapped_variable(s):
     lost = s.graph.add_variable(FLOAT, [4], "lost")
     vertex = s.graph.add_vertex(s.compute_set, "SumVertex", {"in": lost, "out": s.b[0]})  # here
     s.graph.set_tile_mapping(vertex, 0)
@@ -81,7 +81,7 @@ def test_an_unmapped_variable_of_a_vertex(s):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_an_unmapped_variable_of_a_stream_or_a_print(s):
+def test_refuses_a_stream_or_print_of_an_unmapped_variable(s):
     lost = s.graph.add_variable(FLOAT, [4], "lost")  # here
     stream = s.graph.add_host_to_device_fifo("in", FLOAT, 4)
     for step in (Copy(stream, lost), PrintTensor("title", lost)):
@@ -89,13 +89,13 @@ def test_an_unmapped_variable_of_a_stream_or_a_print(s):
             poplar.Engine(s.graph, step)
 
 
-def test_an_unmapped_operand_of_a_library(s):
+def test_refuses_an_unmapped_operand_of_a_library(s):
     lost = s.graph.add_variable(FLOAT, [4], "lost")
     with refused(GraphError, r"unmapped variable Variable\(lost: float32\[4\]\), added at test_bad_input_graph.py:\d+"):
         popops.add(s.graph, s.a, lost, Sequence(), "add")  # here
 
 
-def test_a_vertex_on_no_tile(s):
+def test_refuses_an_unmapped_vertex(s):
     s.graph.add_vertex(s.compute_set, SumVertex, {"in": s.a, "out": s.b[0]})  # here
     with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs is on no tile"):
         poplar.Engine(s.graph, Execute(s.compute_set))
@@ -105,11 +105,11 @@ def test_a_vertex_on_no_tile(s):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_vertices_that_write_one_element(s, first):
+def test_refuses_a_write_race_of_two_vertices(s, first):
     """Of one shape, or of different shapes and so of different vertex groups."""
     for i in range(2):
-        what = {"in": s.a[i * first :], "out": s.b[1]}
-        vertex = s.graph.add_vertex(s.compute_set, SumVertex, what)  # here
+        connections = {"in": s.a[i * first :], "out": s.b[1]}
+        vertex = s.graph.add_vertex(s.compute_set, SumVertex, connections)  # here
         s.graph.set_tile_mapping(vertex, i)
     message = (
         r"\[write-race\] Variable\(b: float32\[4\]\)\[1\] is written twice[\s\S]*field out[\s\S]*SumVertex[\s\S]*cs"
@@ -118,25 +118,25 @@ def test_two_vertices_that_write_one_element(s, first):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_two_fields_of_a_vertex_that_write_one_element(s):
-    what = {"rows": [s.a[:2]], "out": s.b[:2], "again": s.b[1:3]}
-    vertex = s.graph.add_vertex(s.compute_set, RowsVertex, what)  # here
+def test_refuses_a_write_race_of_two_fields(s):
+    connections = {"rows": [s.a[:2]], "out": s.b[:2], "copy": s.b[1:3]}
+    vertex = s.graph.add_vertex(s.compute_set, RowsVertex, connections)  # here
     s.graph.set_tile_mapping(vertex, 0)
     with refused(
-        VerifyError, r"\[write-race\] Variable\(b: .*\)\[1\] is written twice, by field out .* and field again"
+        VerifyError, r"\[write-race\] Variable\(b: .*\)\[1\] is written twice, by field out .* and field copy"
     ):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_a_field_that_writes_an_element_twice(s):
-    what = {"rows": [s.a[:2]], "out": s.b[:1].broadcast(2), "again": s.b[1:3]}
-    vertex = s.graph.add_vertex(s.compute_set, RowsVertex, what)  # here
+def test_refuses_a_field_that_writes_an_element_twice(s):
+    connections = {"rows": [s.a[:2]], "out": s.b[:1].broadcast(2), "copy": s.b[1:3]}
+    vertex = s.graph.add_vertex(s.compute_set, RowsVertex, connections)  # here
     s.graph.set_tile_mapping(vertex, 0)
     with refused(VerifyError, r"\[write-race\] Variable\(b: .*\)\[0\] is written twice through field out"):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_a_vertex_that_reads_what_another_writes(s):
+def test_refuses_a_read_write_race_of_two_vertices(s):
     for i in range(2):
         vertex = s.graph.add_vertex(s.compute_set, SumVertex, {"in": s.b[1 - i : 2 - i], "out": s.b[i]})  # here
         s.graph.set_tile_mapping(vertex, i)
@@ -144,7 +144,7 @@ def test_a_vertex_that_reads_what_another_writes(s):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_a_constant_that_is_written(s):
+def test_refuses_a_write_to_a_constant(s):
     fixed = s.graph.add_constant(FLOAT, [4], 1, "fixed")
     s.graph.set_tile_mapping(fixed, 0)
     with refused(VerifyError, r"\[read-only-output\] copy .* writes to the constant Variable\(fixed: float32\[4\]\)"):
@@ -157,16 +157,16 @@ def test_a_constant_that_is_written(s):
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "missing"), [(["in"], "out"), (["out"], "in"), ([], "in, out")])
-def test_a_field_left_unconnected(s, given, missing):
+@pytest.mark.parametrize(("connected", "missing"), [(["in"], "out"), (["out"], "in"), ([], "in, out")])
+def test_refuses_an_unconnected_field(s, connected, missing):
     tensors = {"in": s.a, "out": s.b[0]}
-    vertex = s.graph.add_vertex(s.compute_set, SumVertex, {name: tensors[name] for name in given})  # here
+    vertex = s.graph.add_vertex(s.compute_set, SumVertex, {name: tensors[name] for name in connected})  # here
     s.graph.set_tile_mapping(vertex, 0)
     with refused(GraphError, rf"field {missing} of vertex 0 \(SumVertex\) of compute set cs is not connected"):
         poplar.Engine(s.graph, Execute(s.compute_set))
 
 
-def test_a_field_connected_twice(s):
+def test_refuses_to_connect_a_field_twice(s):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex, {"in": s.a})
     with refused(GraphError, r"field in of vertex 0 \(SumVertex\) of compute set cs is connected twice"):
         s.graph.connect(vertex["in"], s.b)  # here
@@ -191,15 +191,15 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_a_field_of_another_type_or_shape(s, name):
-    codelet, field, what, message = UNFIT[name]
+def test_refuses_a_connection_of_another_type_or_shape(s, name):
+    codelet, field, connection, message = UNFIT[name]
     vertex = s.graph.add_vertex(s.compute_set, codelet)
     named = rf"field {field} of vertex 0 \({codelet}\) of compute set cs does not match its connection"
     with refused(GraphError, rf"{named}[\s\S]*{message}"):
-        s.graph.connect(vertex[field], what(s))  # here
+        s.graph.connect(vertex[field], connection(s))  # here
 
 
-def test_what_is_no_field(s):
+def test_refuses_a_non_field(s):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex)
     with refused(GraphError, r"vertex 0 .* is no field[\s\S]*try: vertex\[\"in\"\] or vertex\[\"out\"\]"):
         s.graph.connect(vertex, s.a)  # here
@@ -209,7 +209,7 @@ def test_what_is_no_field(s):
         s.graph.connect(vertex["inn"], s.a)  # here
 
 
-def test_a_vertex_of_another_graph_is_not_mistaken_for_one_of_this(s):
+def test_refuses_a_vertex_of_another_graph(s):
     other = Setting()
     theirs = s.graph.add_vertex(s.compute_set, SumVertex)
     ours = other.graph.add_vertex(other.compute_set, SumVertex)
@@ -224,26 +224,26 @@ def test_a_vertex_of_another_graph_is_not_mistaken_for_one_of_this(s):
 
 
 @pytest.mark.parametrize("tile", [8, -1, 1.5, None, True])
-def test_a_vertex_on_a_tile_that_is_none(s, tile):
+def test_refuses_an_invalid_tile_of_a_vertex(s, tile):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex)
-    with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs is put on tile [\s\S]*0 … 7"):
+    with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs is mapped to tile [\s\S]*0 … 7"):
         s.graph.set_tile_mapping(vertex, tile)  # here
 
 
 @pytest.mark.parametrize("tiles", [8, -1, 1.5, None, [0, 1, 2, 3], "0"])
-def test_a_tensor_on_tiles_that_are_none(s, tiles):
+def test_refuses_invalid_tiles_of_a_tensor(s, tiles):
     with refused(MappingError, r"Tensor\(float32\[4\] of a\)"):
         s.graph.set_tile_mapping(s.a, tiles)  # here
 
 
 @pytest.mark.parametrize("cycles", [-1, 2.5, "20", True, 2**32, 2**70])
-def test_cycles_that_are_none(s, cycles):
+def test_refuses_invalid_cycles(s, cycles):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex)
     with refused(GraphError, r"cycles of vertex 0 \(SumVertex\) of compute set cs[\s\S]*0 … 4294967295"):
         s.graph.set_perf_estimate(vertex, cycles)  # here
 
 
-def test_a_codelet_nobody_added(s):
+def test_refuses_an_unknown_codelet(s):
     with refused(GraphError, r"no codelet 'SumVertx'[\s\S]*try: 'SumVertex'"):
         s.graph.add_vertex(s.compute_set, "SumVertx")  # here
 
@@ -252,27 +252,27 @@ def test_a_codelet_nobody_added(s):
 
 
 @pytest.mark.parametrize("shape", [[-1], [2.5], "four", 4])
-def test_a_shape_that_is_none(s, shape):
+def test_refuses_a_non_shape(s, shape):
     with refused(GraphError, "precious has (no type and shape|a negative size)"):
         s.graph.add_variable(FLOAT, shape, "precious")  # here
 
 
 @pytest.mark.parametrize("size", [-3, 2.5, None])
-def test_a_stream_of_a_size_that_is_none(s, size):
+def test_refuses_an_invalid_stream_size(s, size):
     with refused(GraphError, "in has (no type and shape|a negative size)"):
         s.graph.add_host_to_device_fifo("in", FLOAT, size)  # here
 
 
-def test_handles_of_no_tensor(s):
+def test_refuses_a_handle_without_a_tensor(s):
     for act in (
         lambda: s.graph.create_host_read("handle", "a"),  # here
         lambda: s.graph.create_host_write(s.a, "handle"),  # here
     ):
-        with refused(GraphError, r"no handle of a tensor[\s\S]*\"name\", tensor"):
+        with refused(GraphError, r"a handle needs a name and a tensor[\s\S]*\"name\", tensor"):
             act()
 
 
-def test_a_graph_of_what_is_no_target():
+def test_refuses_a_graph_without_a_target():
     with refused(TargetError, r"IPUModel\(.*\) is no target[\s\S]*try: create_device\(\).get_target\(\)"):
         poplar.Graph(poplar.IPUModel())  # here
     with refused(TargetError, "'mk2' is no target"):
@@ -366,20 +366,20 @@ WRONG_PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", WRONG_PROGRAMS)
-def test_a_program_that_is_wrong_is_refused_when_it_is_made(s, name):
+def test_refuses_an_invalid_program_at_construction(s, name):
     make, message = WRONG_PROGRAMS[name]
     with refused(GraphError, message):
         make(s)
 
 
-def test_a_sequence_in_itself(s):
+def test_refuses_a_sequence_inside_itself(s):
     sequence = Sequence(Copy(s.a, s.b))
     with refused(GraphError, r"added to itself[\s\S]*try: Repeat"):
         sequence.add(sequence)  # here
     assert len(sequence.children()) == 1
 
 
-def test_an_engine_of_something_else(s):
+def test_refuses_an_engine_without_graph_or_program(s):
     for arguments, message in (
         ((s.graph, None), r"engine without programs[\s\S]*got: NoneType"),
         ((Sequence(), s.graph), r"engine without a graph[\s\S]*got: Sequence"),
@@ -391,12 +391,12 @@ def test_an_engine_of_something_else(s):
         poplar.Engine(s.graph, [Sequence(), s.compute_set])  # here
 
 
-def test_a_tensor_of_another_graph(s):
+def test_refuses_a_tensor_of_another_graph(s):
     other = Setting()
     with refused(VerifyError, r"\[unmapped-variable\] Variable\(a: float32\[4\]\)"):
         poplar.Engine(s.graph, Copy(other.a, s.b))  # here
 
 
-def test_a_control_that_is_an_integer_is_taken(s):
+def test_accepts_an_integer_control(s):
     number = placed(s.graph, INT, [], "number")
     poplar.Engine(s.graph, Switch(number, [(0, Copy(s.a, s.b))]))

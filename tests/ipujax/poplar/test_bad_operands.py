@@ -1,4 +1,4 @@
-"""Operands and parameters that no library operation takes: refused where they are given, with nothing added."""
+"""Operands and parameters that no library operation accepts: refused at their line, with nothing added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Setting:
     """A graph with a few variables."""
 
     def __init__(self):
-        self.graph, self.prog = new_graph(), Sequence()
+        self.graph = new_graph()
+        self.prog = Sequence()
         self.a = variable(self.graph, [2, 3], name="a")
         self.int = variable(self.graph, [2, 3], INT, "int")
         self.seed = variable(self.graph, [2], UNSIGNED_INT, "seed")
@@ -88,7 +89,7 @@ NO_OPERANDS = {
 }
 
 
-def test_errors_of_calls_say_what_was_wanted(s):
+def test_errors_of_calls_name_the_expected_argument(s):
     with pytest.raises(IpuError, match=r"^add cannot.*'prog'(.|\n)*expected: add\(graph, a, b, prog, name=…\)"):
         popops.add(s.graph, s.a, s.a)
     with pytest.raises(IpuError, match=r"^mat_mul cannot.*'nam'(.|\n)*try: 'name'"):
@@ -107,7 +108,7 @@ def test_errors_of_calls_say_what_was_wanted(s):
 
 
 @pytest.mark.parametrize("case", NO_OPERANDS)
-def test_operands_that_are_none(s, case):
+def test_refuses_invalid_operands(s, case):
     before = list(s.prog.children())
     with refused(IpuError, r"\w"):
         NO_OPERANDS[case](s)
@@ -135,9 +136,10 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_options_that_poplin_lacks(s, case):
+def test_refuses_unknown_options_of_poplin(s, case):
     options, match = BAD_OPTIONS[case]
-    before, b = list(s.prog.children()), s.a.transpose()
+    before = list(s.prog.children())
+    b = s.a.transpose()
     with refused(ArgumentError, match):
         poplin.mat_mul(s.graph, s.a, b, s.prog, options=options)  # here
     with refused(ArgumentError, match):
@@ -146,7 +148,7 @@ def test_options_that_poplin_lacks(s, case):
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, "0.5", np.float32(0.5)])
-def test_proportions_of_memory(s, value):
+def test_refuses_invalid_proportions_of_memory(s, value):
     assert poplin.mat_mul(
         s.graph, s.a, s.a.transpose(), s.prog, options={"availableMemoryProportion": value}
     ).shape == (2, 2)

@@ -1,4 +1,4 @@
-"""Values, types and programs that make no sense: refused where they are given, and the graph stays as it was.
+"""Values, types and programs that are invalid: refused at their line, and the graph is unchanged.
 
 Lines that errors must name are marked `# here`.
 """
@@ -60,7 +60,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("case", VALUES)
-def test_values_that_a_type_does_not_hold(s, case):
+def test_refuses_values_out_of_range_of_a_type(s, case):
     dtype, value = VALUES[case]
     with refused(GraphError, r"c[\s\S]*expected: "):
         s.graph.add_constant(dtype, [], value, "c")  # here
@@ -70,12 +70,12 @@ def test_values_that_a_type_does_not_hold(s, case):
 
 
 @pytest.mark.parametrize("value", [1.5, 2**40, "a", float("nan"), None])
-def test_state_that_its_type_does_not_hold(s, value):
+def test_refuses_state_out_of_range_of_its_type(s, value):
     with refused(GraphError, r"factor of vertex 0 \(ScaleVertex\)"):
         s.graph.set_initial_value(s.vertex["factor"], value)  # here
 
 
-def test_values_that_convert_without_loss_are_taken(s):
+def test_accepts_values_that_convert_without_loss(s):
     graph = s.graph
     assert graph.add_constant(HALF, [], 0.1).variables()[0].value == np.float16(0.1)  # rounded, not refused
     assert graph.add_constant(HALF, [], np.inf).variables()[0].value == np.inf
@@ -86,7 +86,7 @@ def test_values_that_convert_without_loss_are_taken(s):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, np.complex128])
-def test_types_of_64_bits(s, dtype):
+def test_refuses_types_of_64_bits(s, dtype):
     with refused(GraphError, rf"wide is of {np.dtype(dtype).name}[\s\S]*expected: .*32"):
         s.graph.add_variable(dtype, [2], "wide")  # here
 
@@ -94,31 +94,31 @@ def test_types_of_64_bits(s, dtype):
 @pytest.mark.parametrize(
     "mapping", [np.full(6, 0.5), np.array(["a"] * 6), [[(0, 1, 2)]], [[("a", "b")]], [[3]], [[(0, 2.5), (2.5, 6)]]]
 )
-def test_mappings_of_no_tiles(s, mapping):
+def test_refuses_mappings_without_tiles(s, mapping):
     with refused(MappingError, r"mapping of Tensor\(float32\[2, 3\] of a\)"):
         s.graph.set_tile_mapping(s.a, mapping)  # here
 
 
 @pytest.mark.parametrize("tiles", ["abc", 1.5, [0.5], True, [None]])
-def test_virtual_graphs_of_no_tiles(s, tiles):
+def test_refuses_virtual_graphs_without_tiles(s, tiles):
     with refused(GraphError, "virtual graph"):
         s.graph.create_virtual_graph(tiles)  # here
 
 
 @pytest.mark.parametrize("tile", ["a", 1.0, None, 2, -1])
-def test_vertices_of_virtual_graphs_on_no_tile(s, tile):
+def test_refuses_unmapped_vertices_of_virtual_graphs(s, tile):
     virtual = s.graph.create_virtual_graph(2, 4)
-    with refused(GraphError, rf"vertex 0 .* is put on tile [\s\S]*expected: a whole number, 0 … 1[\s\S]*{tile}"):
+    with refused(GraphError, rf"vertex 0 .* is mapped to tile [\s\S]*expected: a whole number, 0 … 1[\s\S]*{tile}"):
         virtual.set_tile_mapping(s.vertex, tile)  # here
 
 
 @pytest.mark.parametrize("replicas", [1.0, True, 0, "2"])
-def test_numbers_of_replicas_that_are_none(replicas):
+def test_refuses_invalid_numbers_of_replicas(replicas):
     with refused(GraphError, "replicas of a graph"):
         poplar.Graph(DEVICE, replicas)  # here
 
 
-def test_names_that_are_no_names(s):
+def test_refuses_invalid_names(s):
     with refused(GraphError, r"name of a stream[\s\S]*got: 3"):
         s.graph.add_host_to_device_fifo(3, FLOAT, 1)  # here
     with refused(GraphError, r"name of a remote buffer[\s\S]*got: 3"):
@@ -127,12 +127,12 @@ def test_names_that_are_no_names(s):
         s.graph.add_compute_set(3)  # here
 
 
-def test_a_host_write_that_sees_an_element_twice(s):
+def test_refuses_a_host_write_of_a_repeated_element(s):
     with refused(GraphError, r"host write w .*Tensor\(float32\[4, 3\] of a\)[\s\S]*a repeated element"):
         s.graph.create_host_write("w", s.a.broadcast(2, 0))  # here
 
 
-def test_views_of_nothing(s):
+def test_refuses_empty_views(s):
     with refused(TensorError, "reshape of"):
         s.a.reshape("a")  # here
     with refused(TensorError, r"concat[\s\S]*got: 3"):
@@ -151,19 +151,19 @@ def test_views_of_nothing(s):
         (lambda: Input[Output[FLOAT]], "Edge"),  # here
     ],
 )
-def test_fields_of_no_type(make, got):
+def test_refuses_fields_without_a_type(make, got):
     with refused(GraphError, rf"no type of a field[\s\S]*got: {got}"):
         make()
 
 
 @pytest.mark.parametrize("name", ["compute", "cycles"])
-def test_codelets_whose_functions_are_none(name):
+def test_refuses_codelets_without_functions(name):
     with refused(GraphError, rf"{name} of codelet Odd is no function[\s\S]*got: 3"):
         type("Odd", (Vertex,), {"__annotations__": {"x": Input[FLOAT], "out": Output[FLOAT]}, name: 3})  # here
 
 
 @pytest.mark.parametrize("value", [None, "text", object()])
-def test_codelets_that_return_no_number(s, value):
+def test_refuses_codelets_that_return_no_number(s, value):
     class Returns(Vertex):
         out: Output[FLOAT]
 
@@ -176,7 +176,7 @@ def test_codelets_that_return_no_number(s, value):
         poplar.Engine(s.graph, Execute(compute_set))
 
 
-def test_a_vertex_that_is_refused_is_not_added(s):
+def test_does_not_add_a_refused_vertex(s):
     compute_set = s.graph.add_compute_set("own")
     for wrong in ({"x": s.a}, {"x": s.a[0], "nothing": s.a[0]}, {"x": s.a[0], "out": s.int[0, 0]}):
         with refused(GraphError, "ScaleVertex"):
@@ -189,13 +189,13 @@ def test_a_vertex_that_is_refused_is_not_added(s):
 
 
 @pytest.mark.parametrize("tiles", [-1, "x", 1.5, [0.5], [-1]])
-def test_codelet_calls_on_no_tile(tiles):
+def test_refuses_codelet_calls_on_invalid_tiles(tiles):
     with refused(ArgumentError, r"codelet_call of ScaleVertex: tiles"):
         codelet_call(ScaleVertex, np.ones(3, np.float32), factor=1, tiles=tiles)  # here
 
 
 @pytest.mark.parametrize("value", ["a", None, 1.5])
-def test_codelet_calls_with_no_state(value):
+def test_refuses_codelet_calls_with_invalid_state(value):
     with refused(ArgumentError, "codelet_call of ScaleVertex: state"):
         codelet_call(ScaleVertex, np.ones(3, np.float32), factor=value)  # here
 
@@ -203,7 +203,7 @@ def test_codelet_calls_with_no_state(value):
 # --- programs and engines ---------------------------------------------------------------------------------------------
 
 
-def test_programs_of_nothing(s):
+def test_refuses_programs_without_arguments(s):
     for make in (
         lambda: program.Function(3),  # here
         lambda: program.WriteUndef(3),  # here
@@ -219,19 +219,19 @@ def test_programs_of_nothing(s):
             make()
 
 
-def test_a_compute_set_of_another_graph(s):
+def test_refuses_a_compute_set_of_another_graph(s):
     other = new_graph().add_compute_set("other")
     with refused(GraphError, r"compute set other is not of this graph[\s\S]*graph.add_compute_set"):
         poplar.Engine(new_graph(), Sequence(Execute(other)))  # here
 
 
-def test_an_offset_into_a_remote_buffer_that_is_no_integer(s):
+def test_refuses_a_non_integer_offset_into_a_remote_buffer(s):
     buffer = s.graph.add_remote_buffer("rows", FLOAT, 3, 5)
     with refused(GraphError, r"offset into remote buffer rows[\s\S]*int32 or uint32[\s\S]*float32"):
         Copy(s.a, buffer, s.a[:, 0])  # here
 
 
-def test_loading_while_a_program_runs():
+def test_refuses_to_load_while_a_program_runs():
     graph = new_graph()
     engine = poplar.Engine(graph, Copy(variable(graph, [6]), graph.add_device_to_host_fifo("out", FLOAT, 6)))
     engine.load(DEVICE)
@@ -240,7 +240,7 @@ def test_loading_while_a_program_runs():
         engine.run()
 
 
-def test_writing_rows_of_different_lengths_and_printing_nowhere():
+def test_refuses_ragged_rows_and_a_non_stream_for_prints():
     graph = new_graph()
     graph.create_host_write("a", variable(graph, [3]))
     engine = poplar.Engine(graph, Sequence())

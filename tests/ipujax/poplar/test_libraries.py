@@ -18,8 +18,10 @@ from ipujax.runtime.graph.steps import distinct
 from tests.ipujax.poplar.engine_helpers import DEVICE, both, constant, new_graph, on_tiles, variable
 
 POSITIVE, OTHER = np.random.default_rng(1).uniform(0.1, 0.9, (2, 2, 5)).astype(np.float32)
-INTS, MORE_INTS = np.array([[5, 9, 12], [7, 3, 1]], np.int32), np.array([[1, 2, 3], [4, 1, 2]], np.int32)
-BOOLS, MORE_BOOLS = np.array([True, False, True, False]), np.array([True, True, False, False])
+INTS = np.array([[5, 9, 12], [7, 3, 1]], np.int32)
+MORE_INTS = np.array([[1, 2, 3], [4, 1, 2]], np.int32)
+BOOLS = np.array([True, False, True, False])
+MORE_BOOLS = np.array([True, True, False, False])
 
 NUMPY_UNARY = {
     "abs": np.abs, "asin": np.arcsin, "cbrt": np.cbrt, "ceil": np.ceil, "cos": np.cos, "exp": np.exp,
@@ -45,7 +47,7 @@ NUMPY_INT = {
 NUMPY_BOOL = {"logical_and": np.logical_and, "logical_or": np.logical_or, "logical_not": np.logical_not}
 
 
-def _given(name):
+def _operand_arrays(name):
     if name in NUMPY_BOOL:
         return NUMPY_BOOL[name], [BOOLS, MORE_BOOLS]
     if name in NUMPY_INT:
@@ -55,16 +57,17 @@ def _given(name):
 
 @pytest.mark.parametrize("name", sorted(UNARY | BINARY))
 def test_elementwise(name):
-    fun, arrays = _given(name)
+    fun, arrays = _operand_arrays(name)
     arrays = arrays[: 1 if name in UNARY else 2]
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     tensors = [variable(graph, list(a.shape), a.dtype, value=a) for a in arrays]
     outs = {"new": FUNCTIONS[name](graph, *tensors, prog, name)}
     if f"{name}_in_place" in FUNCTIONS:
         FUNCTIONS[f"{name}_in_place"](graph, *tensors, prog, name)
         outs["in place"] = tensors[0]
-    found = both(graph, prog, outs)
-    for value in found.values():
+    outputs = both(graph, prog, outs)
+    for value in outputs.values():
         np.testing.assert_allclose(value, fun(*arrays), rtol=2e-6, atol=1e-6)
 
 
@@ -73,8 +76,9 @@ def test_every_elementwise_operation_is_tested_and_has_a_cost():
     assert set(UNARY | BINARY) == tested
     assert set(TERNARY) == {"select", "clamp"}
     for name in UNARY | BINARY:
-        _, arrays = _given(name)
-        graph, prog = new_graph(), Sequence()
+        _, arrays = _operand_arrays(name)
+        graph = new_graph()
+        prog = Sequence()
         tensors = [variable(graph, list(a.shape), a.dtype) for a in arrays[: 1 if name in UNARY else 2]]
         FUNCTIONS[name](graph, *tensors, prog, name)
         assert not graph.fallbacks
@@ -82,28 +86,34 @@ def test_every_elementwise_operation_is_tested_and_has_a_cost():
 
 
 def test_select_and_clamp():
-    graph, prog = new_graph(), Sequence()
-    a, b = variable(graph, [4], value=[1, 2, 3, 4]), variable(graph, [4], value=[5, 6, 7, 8])
+    graph = new_graph()
+    prog = Sequence()
+    a = variable(graph, [4], value=[1, 2, 3, 4])
+    b = variable(graph, [4], value=[5, 6, 7, 8])
     p = constant(graph, BOOLS, poplar.BOOL)
     chosen = popops.select(graph, a, b, p, prog)
     clamped = popops.clamp(graph, a, constant(graph, 2.0), constant(graph, 3.0), prog)
     popops.select_in_place(graph, b, a, p, prog, "into b")
-    found = both(graph, prog, {"chosen": chosen, "clamped": clamped, "b": b})
-    np.testing.assert_array_equal(found["chosen"], [1, 6, 3, 8])
-    np.testing.assert_array_equal(found["clamped"], [2, 2, 3, 3])
-    np.testing.assert_array_equal(found["b"], [5, 2, 7, 4])
+    outputs = both(graph, prog, {"chosen": chosen, "clamped": clamped, "b": b})
+    np.testing.assert_array_equal(outputs["chosen"], [1, 6, 3, 8])
+    np.testing.assert_array_equal(outputs["clamped"], [2, 2, 3, 3])
+    np.testing.assert_array_equal(outputs["b"], [5, 2, 7, 4])
 
 
 def test_broadcasting_as_numpy():
-    graph, prog = new_graph(), Sequence()
-    a, b = variable(graph, [2, 3], value=np.arange(6)), variable(graph, [3], value=[10, 20, 30])
+    graph = new_graph()
+    prog = Sequence()
+    a = variable(graph, [2, 3], value=np.arange(6))
+    b = variable(graph, [3], value=[10, 20, 30])
     c = popops.add(graph, a, b, prog)
     np.testing.assert_array_equal(both(graph, prog, {"c": c})["c"], [[10, 21, 32], [13, 24, 35]])
 
 
 def test_in_place_is_one_vertex_group_and_no_copy():
-    graph, prog = new_graph(), Sequence()
-    a, b = variable(graph, [4], value=[1, 2, 3, 4]), variable(graph, [4], value=[1, 1, 1, 1])
+    graph = new_graph()
+    prog = Sequence()
+    a = variable(graph, [4], value=[1, 2, 3, 4])
+    b = variable(graph, [4], value=[1, 1, 1, 1])
     before = len(graph.variables)
     popops.add_in_place(graph, a, b, prog)
     popops.add_in_place(graph, a[1:3], b[1:3], prog)
@@ -114,8 +124,9 @@ def test_in_place_is_one_vertex_group_and_no_copy():
     np.testing.assert_array_equal(both(graph, prog, {"a": a})["a"], [3, 5, 6, 6])
 
 
-def test_in_place_on_an_operand_seen_another_way():
-    graph, prog = new_graph(), Sequence()
+def test_in_place_on_a_transposed_operand():
+    graph = new_graph()
+    prog = Sequence()
     a = variable(graph, [2, 2], value=[[1, 2], [3, 4]])
     popops.add_in_place(graph, a, a.transpose(), prog)
     np.testing.assert_array_equal(both(graph, prog, {"a": a})["a"], [[2, 5], [5, 8]])
@@ -123,16 +134,18 @@ def test_in_place_on_an_operand_seen_another_way():
 
 def test_rounding_of_halves():
     values = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 2.7, -2.7], np.float32)
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [8], value=values)
-    found = both(graph, prog, {n: FUNCTIONS[n](graph, x, prog) for n in ("round", "nearby_int", "trunc")})
-    np.testing.assert_array_equal(found["round"], [-3, -2, -1, 1, 2, 3, 3, -3])
-    np.testing.assert_array_equal(found["nearby_int"], [-2, -2, 0, 0, 2, 2, 3, -3])
-    np.testing.assert_array_equal(found["trunc"], [-2, -1, 0, 0, 1, 2, 2, -2])
+    outputs = both(graph, prog, {n: FUNCTIONS[n](graph, x, prog) for n in ("round", "nearby_int", "trunc")})
+    np.testing.assert_array_equal(outputs["round"], [-3, -2, -1, 1, 2, 3, 3, -3])
+    np.testing.assert_array_equal(outputs["nearby_int"], [-2, -2, 0, 0, 2, 2, 3, -3])
+    np.testing.assert_array_equal(outputs["trunc"], [-2, -1, 0, 0, 1, 2, 2, -2])
 
 
 def test_operators_of_expressions():
-    a, b = INTS, MORE_INTS
+    a = INTS
+    b = MORE_INTS
     cases = {
         "pow": (_1**2, a**2), "rem": (_1 % _2, a % b), "and": (_1 & _2, a & b), "or": (_1 | 8, a | 8),
         "xor": (7 ^ _1, 7 ^ a), "left": (_1 << _2, a << b), "right": (-_1 >> 1, -a >> 1), "not": (~_1, ~a),
@@ -140,40 +153,45 @@ def test_operators_of_expressions():
         "gt": (_1 > _2, a > b), "reverse": (100 - _1 * 2, 100 - a * 2),
         "named": (expr.IsNaN(Cast(_1, poplar.FLOAT)), a < 0),
     }  # fmt: skip
-    graph, prog = new_graph(), Sequence()
-    x, y = variable(graph, [2, 3], poplar.INT, value=a), variable(graph, [2, 3], poplar.INT, value=b)
-    found = both(graph, prog, {n: popops.map(graph, e, [x, y], prog, n) for n, (e, _) in cases.items()})
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [2, 3], poplar.INT, value=a)
+    y = variable(graph, [2, 3], poplar.INT, value=b)
+    outputs = both(graph, prog, {n: popops.map(graph, e, [x, y], prog, n) for n, (e, _) in cases.items()})
     for name, (_, expected) in cases.items():
-        np.testing.assert_array_equal(found[name], expected, name)
+        np.testing.assert_array_equal(outputs[name], expected, name)
 
 
 def test_every_maker_of_expressions_names_an_operation():
     makers = [
         m for n, m in vars(expr).items() if n[0].isupper() and m.__doc__ and m.__doc__.startswith("The expression")
     ]
-    made = {m(_1, _2, _3).operation for m in makers}
-    assert made == set(UNARY | BINARY | TERNARY)
+    operations = {m(_1, _2, _3).operation for m in makers}
+    assert operations == set(UNARY | BINARY | TERNARY)
 
 
 def test_map_of_expressions():
-    graph, prog = new_graph(), Sequence()
-    x, y = variable(graph, [2, 5], value=POSITIVE), variable(graph, [2, 5], value=OTHER)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [2, 5], value=POSITIVE)
+    y = variable(graph, [2, 5], value=OTHER)
     flag = constant(graph, POSITIVE > 0.5, poplar.BOOL)
     a = popops.map(graph, Add(_1, Mul(_2, Const(3))), [x, y], prog, "a")
     b = popops.map(graph, (_1 - 1) * 2 / _2, [x, y], prog, "b")
     c = popops.map(graph, Select(Const(0), _1, _3), [x, y, flag], prog, "c")
     d = popops.map(graph, Cast(_1 * 10, poplar.INT), [x], prog, "d")
     popops.map_in_place(graph, -_1 + _2, [x, y], prog)
-    found = both(graph, prog, {"a": a, "b": b, "c": c, "d": d, "x": x})
-    np.testing.assert_allclose(found["a"], POSITIVE + OTHER * 3, rtol=1e-6)
-    np.testing.assert_allclose(found["b"], (POSITIVE - 1) * 2 / OTHER, rtol=1e-6)
-    np.testing.assert_array_equal(found["c"], np.where(POSITIVE > 0.5, 0, POSITIVE))
-    np.testing.assert_array_equal(found["d"], (POSITIVE * 10).astype(np.int32))
-    np.testing.assert_allclose(found["x"], -POSITIVE + OTHER, rtol=1e-6)
+    outputs = both(graph, prog, {"a": a, "b": b, "c": c, "d": d, "x": x})
+    np.testing.assert_allclose(outputs["a"], POSITIVE + OTHER * 3, rtol=1e-6)
+    np.testing.assert_allclose(outputs["b"], (POSITIVE - 1) * 2 / OTHER, rtol=1e-6)
+    np.testing.assert_array_equal(outputs["c"], np.where(POSITIVE > 0.5, 0, POSITIVE))
+    np.testing.assert_array_equal(outputs["d"], (POSITIVE * 10).astype(np.int32))
+    np.testing.assert_allclose(outputs["x"], -POSITIVE + OTHER, rtol=1e-6)
 
 
 def test_reduce():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [2, 5], value=POSITIVE)
     total = variable(graph, [2], value=[10, 20])
     expected = {
@@ -186,15 +204,17 @@ def test_reduce():
     }
     outs = {op: popops.reduce(graph, x, [1], op, prog, op) for op in expected}
     popops.reduce(graph, x, [1], "add", prog, "update", scale=2, update=total)
-    found = both(graph, prog, {**outs, "total": total})
+    outputs = both(graph, prog, {**outs, "total": total})
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6)
-    np.testing.assert_allclose(found["total"], [10, 20] + 2 * POSITIVE.sum(1), rtol=1e-6)
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-6)
+    np.testing.assert_allclose(outputs["total"], [10, 20] + 2 * POSITIVE.sum(1), rtol=1e-6)
 
 
 def test_fills_casts_and_scaled_additions():
-    graph, prog = new_graph(), Sequence()
-    a, b = variable(graph, [3]), variable(graph, [3], poplar.HALF, value=[1, 2, 3])
+    graph = new_graph()
+    prog = Sequence()
+    a = variable(graph, [3])
+    b = variable(graph, [3], poplar.HALF, value=[1, 2, 3])
     n = variable(graph, [4], poplar.INT)
     popops.fill(graph, a, prog, 2.5)
     popops.scaled_add_to(graph, a, b, 0.5, prog)
@@ -202,49 +222,54 @@ def test_fills_casts_and_scaled_additions():
     popops.zero(graph, a[0:1], prog)
     popops.iota(graph, n, 7, prog)
     c = popops.cast(graph, a, poplar.INT, prog)
-    found = both(graph, prog, {"a": a, "n": n, "c": c})
-    np.testing.assert_array_equal(found["a"], [0, 2.5 - 3, 2.5 - 4.5])
-    np.testing.assert_array_equal(found["n"], [7, 8, 9, 10])
-    np.testing.assert_array_equal(found["c"], [0, 0, -2])
+    outputs = both(graph, prog, {"a": a, "n": n, "c": c})
+    np.testing.assert_array_equal(outputs["a"], [0, 2.5 - 3, 2.5 - 4.5])
+    np.testing.assert_array_equal(outputs["n"], [7, 8, 9, 10])
+    np.testing.assert_array_equal(outputs["c"], [0, 0, -2])
 
 
 def test_sorting():
-    graph, prog = new_graph(), Sequence()
-    x, v = variable(graph, [2, 5], value=POSITIVE), variable(graph, [2, 5], value=OTHER)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [2, 5], value=POSITIVE)
+    v = variable(graph, [2, 5], value=OTHER)
     y = popops.sort(graph, x, 1, prog)
     keys, values = popops.sort_key_value(graph, x, v, 1, prog)
     top, where = popops.top_k(graph, x, 2, prog)
     popops.sort_in_place(graph, v, 0, prog)
     outs = {"y": y, "keys": keys, "values": values, "top": top, "where": where, "v": v}
-    found = both(graph, prog, outs)
+    outputs = both(graph, prog, outs)
     order = np.argsort(POSITIVE, 1)
-    np.testing.assert_array_equal(found["y"], np.sort(POSITIVE, 1))
-    np.testing.assert_array_equal(found["keys"], np.sort(POSITIVE, 1))
-    np.testing.assert_array_equal(found["values"], np.take_along_axis(OTHER, order, 1))
-    np.testing.assert_array_equal(found["where"], order[:, :-3:-1])
-    assert found["where"].dtype == np.uint32
-    np.testing.assert_array_equal(found["v"], np.sort(OTHER, 0))
+    np.testing.assert_array_equal(outputs["y"], np.sort(POSITIVE, 1))
+    np.testing.assert_array_equal(outputs["keys"], np.sort(POSITIVE, 1))
+    np.testing.assert_array_equal(outputs["values"], np.take_along_axis(OTHER, order, 1))
+    np.testing.assert_array_equal(outputs["where"], order[:, :-3:-1])
+    assert outputs["where"].dtype == np.uint32
+    np.testing.assert_array_equal(outputs["v"], np.sort(OTHER, 0))
 
 
-def test_slices_at_dynamic_places():
-    graph, prog = new_graph(), Sequence()
+def test_slices_at_dynamic_offsets():
+    graph = new_graph()
+    prog = Sequence()
     table = variable(graph, [4, 3], value=np.arange(12))
     at = constant(graph, [2], poplar.UNSIGNED_INT)
     part = popops.dynamic_slice(graph, table, at, [0], [2], prog)
     rows = popops.multi_slice(graph, table, constant(graph, [3, 0, 3], poplar.UNSIGNED_INT), [0], [1], prog)
     popops.dynamic_update(graph, table, constant(graph, np.full((1, 3), -1.0)), at, [0], [1], prog)
-    slices, indices = constant(graph, np.ones((3, 1, 3))), constant(graph, [0, 3, 3], poplar.UNSIGNED_INT)
+    slices = constant(graph, np.ones((3, 1, 3)))
+    indices = constant(graph, [0, 3, 3], poplar.UNSIGNED_INT)
     popops.multi_update_add(graph, table, slices, indices, 10.0, [0], [1], prog)
     popops.multi_update(graph, table, slices[:1], constant(graph, [1], poplar.INT), [0], [1], prog)
-    found = both(graph, prog, {"part": part, "rows": rows, "table": table})
-    np.testing.assert_array_equal(found["part"], np.arange(6, 12).reshape(2, 3))
-    np.testing.assert_array_equal(found["rows"][:, 0], np.arange(12).reshape(4, 3)[[3, 0, 3]])
+    outputs = both(graph, prog, {"part": part, "rows": rows, "table": table})
+    np.testing.assert_array_equal(outputs["part"], np.arange(6, 12).reshape(2, 3))
+    np.testing.assert_array_equal(outputs["rows"][:, 0], np.arange(12).reshape(4, 3)[[3, 0, 3]])
     expected = [[10, 11, 12], [1, 1, 1], [-1, -1, -1], [29, 30, 31]]
-    np.testing.assert_array_equal(found["table"], expected)
+    np.testing.assert_array_equal(outputs["table"], expected)
 
 
 def test_one_hot():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     encoded = variable(graph, [3, 4])
     popops.encode_one_hot(graph, constant(graph, [2, 0, 3], poplar.UNSIGNED_INT), encoded, prog, on=5, off=-1)
     expected = np.where(np.eye(4)[[2, 0, 3]] > 0, 5, -1)
@@ -257,11 +282,13 @@ def test_one_hot():
 @pytest.mark.slow
 def test_random_numbers_depend_on_seed_and_modifier_alone():
     def draws(modifier, tiles):
-        graph, prog = new_graph(), Sequence()
+        graph = new_graph()
+        prog = Sequence()
         seed = graph.add_variable(poplar.UNSIGNED_INT, [2], "seed")
         graph.set_tile_mapping(seed, tiles)
         graph.create_host_write("seed", seed)
-        shape, x = [40, 50], variable(graph, [40, 50], value=np.ones((40, 50)))
+        shape = [40, 50]
+        x = variable(graph, [40, 50], value=np.ones((40, 50)))
         outs = {
             "uniform": poprand.uniform(graph, seed, modifier, shape, poplar.FLOAT, -1, 3, prog),
             "int": poprand.uniform(graph, seed, modifier, shape, poplar.INT, 1, 6, prog),
@@ -276,10 +303,12 @@ def test_random_numbers_depend_on_seed_and_modifier_alone():
         engine.run()
         return {name: engine.read_tensor(out) for name, out in outs.items()}
 
-    first, again, other = draws(1, 0), draws(1, 5), draws(2, 0)
+    first = draws(1, 0)
+    repetition = draws(1, 5)
+    other_seed = draws(2, 0)
     for name, value in first.items():
-        np.testing.assert_array_equal(value, again[name])
-        assert np.any(value != other[name])
+        np.testing.assert_array_equal(value, repetition[name])
+        assert np.any(value != other_seed[name])
     assert first["uniform"].min() >= -1 and first["uniform"].max() < 3 and abs(first["uniform"].mean() - 1) < 0.1
     assert set(np.unique(first["int"])) == {1, 2, 3, 4, 5, 6}
     assert abs(float(first["normal"].astype(np.float32).std()) - 0.5) < 0.05 and first["normal"].dtype == np.float16
@@ -290,14 +319,16 @@ def test_random_numbers_depend_on_seed_and_modifier_alone():
 
 
 def test_random_numbers_agree_with_the_interpreter():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     seed = variable(graph, [2], poplar.UNSIGNED_INT, value=[1, 2])
     x = poprand.uniform(graph, seed, 3, [12], poplar.FLOAT, 0, 1, prog)
     both(graph, prog, {"x": x})
 
 
 def test_mapping_helpers():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = graph.add_variable(poplar.FLOAT, [6, 40], "x")
     with pytest.raises(GraphError, match=r"x: float32(.|\n)*set_tile_mapping"):
         popops.neg(graph, x, prog)
@@ -322,10 +353,13 @@ def test_libraries_register():
 # --- errors ---
 
 
-def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
-    x, h = variable(graph, [3], name="x"), variable(graph, [3], poplar.HALF, "h")
-    y, unmapped = variable(graph, [4], name="y"), graph.add_variable(poplar.FLOAT, [3], "nowhere")
+def test_refuses_invalid_operands():
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3], name="x")
+    h = variable(graph, [3], poplar.HALF, "h")
+    y = variable(graph, [4], name="y")
+    unmapped = graph.add_variable(poplar.FLOAT, [3], "nowhere")
     fixed = constant(graph, [1.0, 2, 3])
     cases = [
         (lambda: popops.add(graph, x, h, prog), r"differ in type(.|\n)*float32, float16(.|\n)*popops.cast"),

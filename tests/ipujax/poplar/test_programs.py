@@ -1,4 +1,4 @@
-"""Control programs: what each computes, by engine and tile interpreter, and the errors of wrong ones."""
+"""Control programs: their results by engine and tile interpreter, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ X_OUT = HostStream("x", (3,), poplar.FLOAT)
 
 def counting(graph, limit):
     """A counter at 0, the flag `counter < limit` and the program that computes it, and one that counts."""
-    counter, flag = variable(graph, [], poplar.INT, "counter"), variable(graph, [], poplar.BOOL, "flag")
-    test, count = Sequence(), Sequence()
-    less = popops.lt(graph, counter, constant(graph, limit, poplar.INT), test, "less")
-    test.add(Copy(less, flag))
+    counter = variable(graph, [], poplar.INT, "counter")
+    flag = variable(graph, [], poplar.BOOL, "flag")
+    test = Sequence()
+    count = Sequence()
+    is_less = popops.lt(graph, counter, constant(graph, limit, poplar.INT), test, "less")
+    test.add(Copy(is_less, flag))
     popops.add_in_place(graph, counter, constant(graph, 1, poplar.INT), count, "count")
     return counter, flag, test, count
 
@@ -40,8 +42,8 @@ def test_copy_between_shapes_is_in_row_major_order():
     graph = new_graph()
     x = variable(graph, [2, 3], value=np.arange(6))
     y = variable(graph, [3, 2])
-    found = both(graph, Copy(x, y), {"y": y})
-    np.testing.assert_array_equal(found["y"], np.arange(6).reshape(3, 2))
+    outputs = both(graph, Copy(x, y), {"y": y})
+    np.testing.assert_array_equal(outputs["y"], np.arange(6).reshape(3, 2))
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5])
@@ -66,8 +68,8 @@ def test_if_without_else(flag):
     x = variable(graph, [3], value=[1, 2, 3])
     body = Sequence()
     popops.neg_in_place(graph, x, body, "neg")
-    found = both(graph, If(constant(graph, flag, poplar.BOOL), body), {"x": x})
-    np.testing.assert_array_equal(found["x"], [-1, -2, -3] if flag else [1, 2, 3])
+    outputs = both(graph, If(constant(graph, flag, poplar.BOOL), body), {"x": x})
+    np.testing.assert_array_equal(outputs["x"], [-1, -2, -3] if flag else [1, 2, 3])
 
 
 @pytest.mark.parametrize(("control", "expected"), [(-3, 1), (0, 9), (7, 2), (8, 9)])
@@ -95,9 +97,10 @@ def test_function_is_called_several_times():
     np.testing.assert_array_equal(both(graph, prog, {"x": x})["x"], [8, 16, 24, 32])
 
 
-def test_memory_nothing_wrote_is_zero():
+def test_unwritten_memory_is_zero():
     graph = new_graph()
-    x, y = variable(graph, [3]), variable(graph, [3])
+    x = variable(graph, [3])
+    y = variable(graph, [3])
     np.testing.assert_array_equal(both(graph, Copy(x, y), {"y": y})["y"], [0, 0, 0])
 
 
@@ -105,20 +108,24 @@ def test_remote_buffer_rows():
     graph = new_graph()
     buffer = graph.add_remote_buffer("far", poplar.FLOAT, 3, repeats=4)
     x = variable(graph, [2, 3], value=np.arange(6))
-    rows, out, whole = constant(graph, [3, 1], poplar.UNSIGNED_INT), variable(graph, [3]), variable(graph, [4, 3])
-    one = constant(graph, [1], poplar.INT)
-    prog = Sequence(Copy(x, buffer, rows), Copy(buffer, out, one), Copy(buffer, whole))
-    found = both(graph, prog, {"out": out, "whole": whole})
-    np.testing.assert_array_equal(found["out"], [3, 4, 5])
-    np.testing.assert_array_equal(found["whole"], [[0, 0, 0], [3, 4, 5], [0, 0, 0], [0, 1, 2]])
+    rows = constant(graph, [3, 1], poplar.UNSIGNED_INT)
+    out = variable(graph, [3])
+    all_rows = variable(graph, [4, 3])
+    row_number = constant(graph, [1], poplar.INT)
+    prog = Sequence(Copy(x, buffer, rows), Copy(buffer, out, row_number), Copy(buffer, all_rows))
+    outputs = both(graph, prog, {"out": out, "all rows": all_rows})
+    np.testing.assert_array_equal(outputs["out"], [3, 4, 5])
+    np.testing.assert_array_equal(outputs["all rows"], [[0, 0, 0], [3, 4, 5], [0, 0, 0], [0, 1, 2]])
 
 
 def test_rows_beyond_a_remote_buffer():
     graph = new_graph()
     buffer = graph.add_remote_buffer("far", poplar.FLOAT, 2, repeats=2)
-    x, out = variable(graph, [2, 2], value=np.arange(1, 5)), variable(graph, [3, 2])
-    rows, seen = constant(graph, [5, 1], poplar.INT), constant(graph, [0, 1, -1], poplar.INT)
-    prog = Sequence(Copy(x, buffer, rows), Copy(buffer, out, seen))
+    x = variable(graph, [2, 2], value=np.arange(1, 5))
+    out = variable(graph, [3, 2])
+    rows = constant(graph, [5, 1], poplar.INT)
+    read_rows = constant(graph, [0, 1, -1], poplar.INT)
+    prog = Sequence(Copy(x, buffer, rows), Copy(buffer, out, read_rows))
     np.testing.assert_array_equal(both(graph, prog, {"out": out})["out"], [[0, 0], [3, 4], [0, 0]])
 
 
@@ -193,9 +200,10 @@ def test_print_in_a_loop_comes_in_order():
     assert out.getvalue() == "n: 0\nn: 1\nn: 2\nn: 3\n"
 
 
-def test_abort_on_ends_a_loop_that_would_never_end():
+def test_abort_on_ends_an_infinite_loop():
     graph = new_graph()
-    n, always = variable(graph, [], poplar.INT, "n"), constant(graph, True, poplar.BOOL)
+    n = variable(graph, [], poplar.INT, "n")
+    always = constant(graph, True, poplar.BOOL)
     body = Sequence()
     popops.add_in_place(graph, n, constant(graph, 1, poplar.INT), body)
     too_many = popops.gt(graph, n, constant(graph, 5, poplar.INT), body, "too many")
@@ -219,7 +227,8 @@ def test_error_program_shows_its_tensor():
 
 
 def _wrong_programs(graph):
-    x, y = variable(graph, [3], name="x"), variable(graph, [4], name="y")
+    x = variable(graph, [3], name="x")
+    y = variable(graph, [4], name="y")
     half = variable(graph, [3], poplar.HALF, "half")
     to_device = graph.add_host_to_device_fifo("to", poplar.FLOAT, 3)
     from_device = graph.add_device_to_host_fifo("from", poplar.FLOAT, 3)
@@ -230,7 +239,7 @@ def _wrong_programs(graph):
         "types": (lambda: Copy(x, half), "different sizes or types"),
         "stream size": (lambda: Copy(to_device, y), r"stream to (.|\n)*float32\[3\](.|\n)*float32\[4\]"),
         "stream type": (lambda: Copy(half, from_device), "stream from"),
-        "direction": (lambda: Copy(x, to_device), "stream to goes the other way"),
+        "direction": (lambda: Copy(x, to_device), "stream to has the other direction"),
         "streams": (lambda: Copy(to_device, from_device), "tensor on one side"),
         "remote size": (lambda: Copy(x, far), r"2 rows of remote buffer far(.|\n)*\[2, 3\]"),
         "offset": (lambda: Copy(x, x, y), "only copies of remote buffers"),
@@ -242,7 +251,7 @@ def _wrong_programs(graph):
 
 
 @pytest.mark.parametrize("name", sorted(_wrong_programs(new_graph())))
-def test_wrong_program(name):
+def test_refuses_invalid_programs(name):
     make, message = _wrong_programs(new_graph())[name]
     with pytest.raises(GraphError) as error:
         make()
@@ -264,7 +273,7 @@ def test_switch_by_values_of_an_unsigned_element(control):
 
 
 def additions(jaxpr):
-    """How many additions of arrays a jaxpr makes, those in loops once for each iteration."""
+    """Number of additions of arrays in a jaxpr, those in loops once for each iteration."""
     total = 0
     for eqn in jaxpr.eqns:
         inner = [additions(p.jaxpr) for p in eqn.params.values() if hasattr(p, "jaxpr")]
@@ -275,7 +284,8 @@ def additions(jaxpr):
 def test_the_longest_repeat_has_a_profile_and_is_traced():
     def counted(count):
         graph = new_graph()
-        x, body = variable(graph, [3]), Sequence()
+        x = variable(graph, [3])
+        body = Sequence()
         popops.add_in_place(graph, x, constant(graph, [1, 1, 1]), body, "n")
         host = HostStream("x", (3,), poplar.FLOAT)
         executable = compile(graph, Sequence(StreamIn(host, x), Repeat(count, body), StreamOut(x, host)))
@@ -286,8 +296,10 @@ def test_the_longest_repeat_has_a_profile_and_is_traced():
         return profile.cycles, additions(traced.jaxpr), profile.summary()
 
     longest = 2**32 - 1
-    (one, _, _), (two, _, _), (cycles, added, summary) = counted(1), counted(2), counted(longest)
-    assert cycles == one + (longest - 1) * (two - one)
+    cycles_of_one, _, _ = counted(1)
+    cycles_of_two, _, _ = counted(2)
+    cycles, added, summary = counted(longest)
+    assert cycles == cycles_of_one + (longest - 1) * (cycles_of_two - cycles_of_one)
     assert added == longest
     assert f"{cycles:,}" in summary
 
@@ -306,7 +318,8 @@ def adding(graph, x):
 def test_deeply_nested_sequences_are_one(inside_out):
     graph = new_graph()
     x = variable(graph, [3], value=[1, 2, 3])
-    step, copy = adding(graph, x), Copy(variable(graph, [3], value=[0, 0, 0]), x)
+    step = adding(graph, x)
+    copy = Copy(variable(graph, [3], value=[0, 0, 0]), x)
     nested = Sequence(copy)
     for n in range(3000):
         last = Sequence(step) if n % 1000 == 0 else Sequence()
@@ -320,8 +333,9 @@ def test_deeply_nested_sequences_are_one(inside_out):
     assert reports[0].summary() == reports[1].summary()
 
 
-def test_a_sequence_inside_of_itself_is_refused():
-    first, second = Sequence(), Sequence()
+def test_refuses_a_sequence_inside_itself():
+    first = Sequence()
+    second = Sequence()
     first.add(second)
     second.add(first)
     with pytest.raises(GraphError, match="a sequence is inside of itself"):

@@ -1,4 +1,4 @@
-"""Poplar's views of tensors: each is what numpy makes of an array, alone, one after the other, and in programs."""
+"""Poplar's views of tensors: each equals NumPy's view of an array, alone, in sequence, and in programs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def tensor(shape=SHAPE):
     return placed(small_graph(), poplar.INT, shape, "v"), np.arange(np.prod(shape)).reshape(shape)
 
 
-def seen(view):
-    """The number of each element a view sees."""
+def element_numbers(view):
+    """Number of each element of a view."""
     return np.broadcast_to(view.flat_indices()[1], view.shape)
 
 
@@ -64,16 +64,16 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_sees_what_numpy_does(name):
+def test_a_view_has_the_elements_of_numpys(name):
     view, same = VIEWS[name]
     t, a = tensor()
     expected = same(a)
     assert view(t).shape == expected.shape
-    np.testing.assert_array_equal(seen(view(t)), expected)
+    np.testing.assert_array_equal(element_numbers(view(t)), expected)
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_is_copied_alike_by_engine_and_tile_interpreter(name):
+def test_engine_and_tile_interpreter_copy_a_view_equally(name):
     view, same = VIEWS[name]
     graph = small_graph()
     t = graph.add_variable(poplar.INT, SHAPE, "v")
@@ -135,24 +135,24 @@ STEPS = (sliced, rolled, upsampled, broadcast, reversed_, sampled, merged, split
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_views_of_views_see_what_numpy_does(data):
+def test_views_of_views_have_the_elements_of_numpys(data):
     t, a = tensor()
     for _ in range(data.draw(st.integers(1, 6))):
         assume(a.ndim and a.size <= 2000)
         step = data.draw(st.sampled_from(STEPS))
         t, a = step(data.draw, t, a, data.draw(st.integers(0, a.ndim - 1)))
     assert t.shape == a.shape
-    np.testing.assert_array_equal(seen(t), a)
+    np.testing.assert_array_equal(element_numbers(t), a)
 
 
 def test_several_slices_of_one_dimension():
     t, a = tensor()
     first, second = t.slices([(0, 1), (2, 4)], 2)
-    np.testing.assert_array_equal(seen(first), a[:, :, 0:1])
-    np.testing.assert_array_equal(seen(second), a[:, :, 2:4])
+    np.testing.assert_array_equal(element_numbers(first), a[:, :, 0:1])
+    np.testing.assert_array_equal(element_numbers(second), a[:, :, 2:4])
 
 
-def test_aliases_are_elements_of_memory_seen_twice():
+def test_aliases_are_repeated_elements_of_memory():
     t, _ = tensor()
     assert not t.contains_aliases() and not t.transpose().reverse(0).contains_aliases()
     assert t.upsample(2, 0).contains_aliases() and poplar.append(t, t[0]).contains_aliases()
@@ -190,7 +190,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_view_that_is_none_names_tensor_and_line(name):
+def test_an_invalid_view_names_tensor_and_line(name):
     act, message = REFUSED[name]
     t, _ = tensor()
     with pytest.raises(TensorError, match=message) as error:

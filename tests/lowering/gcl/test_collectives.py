@@ -42,7 +42,7 @@ def values(*shape: int, dtype: Any = np.float32) -> Any:
     return (np.arange(size) * 7 % 23 - 11).reshape(shape).astype(dtype)
 
 
-def each(x: Any, replicas: int) -> list[Any]:
+def split_replicas(x: Any, replicas: int) -> list[Any]:
     """The part of each replica."""
     return np.split(x, replicas)
 
@@ -105,11 +105,11 @@ def test_collectives_of_groups(
 ):
     del name
     x = values(4 * 3, 8)
-    wanted = by_group(each(x, 4), groups or [[0, 1, 2, 3]], expected)
-    assert_ways(wanted, lambda part: fun(part, groups), 4, SPLIT, SPLIT, x)
+    expected_result = by_group(split_replicas(x, 4), groups or [[0, 1, 2, 3]], expected)
+    assert_ways(expected_result, lambda part: fun(part, groups), 4, SPLIT, SPLIT, x)
     traced = jax.make_jaxpr(lambda part: fun(part, groups), axis_env=[("replica", 4)])(x[:3])
-    found = {eqn.primitive.name for eqn in traced.eqns}
-    assert primitive in found | {"all_reduce"}
+    primitives = {eqn.primitive.name for eqn in traced.eqns}
+    assert primitive in primitives | {"all_reduce"}
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_collectives_of_groups(
     ],
     ids=str,
 )
-def test_sizes_that_nothing_divides(replicas: int, size: int, dtype: Any):
+def test_sizes_without_a_common_divisor(replicas: int, size: int, dtype: Any):
     x = (values(replicas * size) % 5).astype(dtype)
-    wanted = sum(each(x, replicas)).astype(dtype)
-    assert_ways(wanted, lambda part: lax.psum(part, "replica"), replicas, SPLIT, SAME, x)
+    expected = sum(split_replicas(x, replicas)).astype(dtype)
+    assert_ways(expected, lambda part: lax.psum(part, "replica"), replicas, SPLIT, SAME, x)
 
 
-def test_other_collectives_move_what_they_say():
+def test_permutes_indices_and_vmapped_sums():
     x = values(4 * 2, 3)
-    parts = each(x, 4)
+    parts = split_replicas(x, 4)
     sent = np.concatenate([np.zeros_like(parts[0]), parts[0], parts[3], np.zeros_like(parts[0])])
     assert_ways(sent, lambda p: lax.ppermute(p, "replica", [(0, 1), (3, 2)]), 4, SPLIT, SPLIT, x)
     turned = np.concatenate(parts[::-1])
@@ -161,18 +161,18 @@ def test_inside_loops_and_branches():
         chosen = lax.cond(top > 3, lambda: lax.psum(p, "replica"), lambda: lax.pmin(p, "replica"))
         return carry, rows, limited[1], chosen
 
-    parts = each(x, 4)
+    parts = split_replicas(x, 4)
     totals = sum(parts)
-    turns = int(np.ceil(x.max() / 5))
+    iterations = int(np.ceil(x.max() / 5))
     mean = [p.copy() for p in parts]
-    for _ in range(turns):
+    for _ in range(iterations):
         middle = sum(mean) / np.float32(4)
         mean = [middle + p for p in parts]
-    wanted = totals.sum(), np.concatenate([totals * p for p in parts]), np.concatenate(mean), totals
-    assert_ways(wanted, fun, 4, SPLIT, (SAME, SPLIT, SPLIT, SAME), x, rtol=1e-6)
+    expected = totals.sum(), np.concatenate([totals * p for p in parts]), np.concatenate(mean), totals
+    assert_ways(expected, fun, 4, SPLIT, (SAME, SPLIT, SPLIT, SAME), x, rtol=1e-6)
 
 
-def test_a_collective_that_not_all_replicas_reach_is_refused():
+def test_refuses_a_collective_that_not_all_replicas_reach():
     def branch(p: Any) -> Any:
         return lax.cond(p[0] > 0, lambda: lax.psum(p, "replica"), lambda: p)
 
@@ -187,7 +187,8 @@ def test_a_collective_that_not_all_replicas_reach_is_refused():
 
 
 def test_gradients_through_collectives():
-    x, w = values(4 * 2, 3) / 8, values(3) / 4
+    x = values(4 * 2, 3) / 8
+    w = values(3) / 4
 
     def loss(w: Any, p: Any) -> Any:
         return lax.pmean(jnp.mean(jnp.tanh(p @ w) ** 2), "replica")
@@ -196,8 +197,8 @@ def test_gradients_through_collectives():
         value, gradient = jax.value_and_grad(loss)(w, p)
         return value, lax.pmean(gradient, "replica")
 
-    wanted = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
-    assert_ways(wanted, step, 4, (SAME, SPLIT), SAME, w, x, rtol=2e-6)
+    expected = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+    assert_ways(expected, step, 4, (SAME, SPLIT), SAME, w, x, rtol=2e-6)
 
 
 @pytest.mark.parametrize("groups", GROUPS, ids=["all", "halves", "crossed"])
@@ -210,14 +211,15 @@ def test_parts_of_another_order_in_memory(groups: Any):
         share = lax.psum_scatter(part.transpose((2, 1, 0)), "replica", axis_index_groups=groups)
         return share.T, lax.all_gather(part.transpose((2, 1, 0)), "replica", axis_index_groups=groups).T
 
-    shares = by_group(each(x, 4), groups or [[0, 1, 2, 3]], lambda parts, rank: sum(parts)[..., rank])
-    everyone = by_group(each(x, 4), groups or [[0, 1, 2, 3]], lambda parts, _: np.stack(parts, -1))
+    shares = by_group(split_replicas(x, 4), groups or [[0, 1, 2, 3]], lambda parts, rank: sum(parts)[..., rank])
+    everyone = by_group(split_replicas(x, 4), groups or [[0, 1, 2, 3]], lambda parts, _: np.stack(parts, -1))
     assert_ways((shares, everyone), fun, 4, SPLIT, SPLIT, x)
 
 
-def test_results_lie_as_their_operands_do():
+def test_results_have_the_layout_of_their_operands():
     """A sum's share of part after part, each transposed, and the whole of such parts, are views of whole variables."""
-    graph, prog = Graph(preset("mk2").replace(tiles_per_ipu=4), 2), Program()
+    graph = Graph(preset("mk2").replace(tiles_per_ipu=4), 2)
+    prog = Program()
     x = graph.add_variable((2, 3, 5), np.dtype(np.float32), "x").transpose((0, 2, 1))
     share = collectives.reduce_scatter(graph, x, "add", ((0, 1),), prog, "share")
     assert share.shape == (5, 3) and memory_order(share) == MemoryOrder(((5,), (3,)), (1, 0))
@@ -230,7 +232,7 @@ def test_every_collective_has_a_case():
     assert set(COLLECTIVES) - covered == {"pbroadcast"}  # which jax 0.10.2 cannot trace over an axis of this name
 
 
-# --- what is sent ---
+# --- schedules ---
 
 
 def program_of(fun: Callable[..., Any], replicas: int, *args: Any) -> list[Any]:
@@ -253,7 +255,7 @@ def test_a_tree_is_one_collective():
     assert [len(node.inputs) for node in collectives] == [2, 1]  # the last needs the first; a literal's is known
 
 
-def test_sums_of_many_bytes_go_apart(monkeypatch: pytest.MonkeyPatch):
+def test_large_sums_are_not_merged(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_module("ipujax.lowering.passes.merge_collectives"), "MOST_BYTES", 64)
     tree = [values(size) for size in (6, 4, 8, 20, 1)]  # of 4 bytes
     nodes = program_of(lambda t: lax.psum(t, "replica"), 2, tree)
@@ -262,7 +264,7 @@ def test_sums_of_many_bytes_go_apart(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_literal_is_summed_by_groups_of_one_size_alone():
     def fun(part: Any) -> Any:
-        return part + jax.jit(lambda one: lax.psum(one, "replica", axis_index_groups=[[0], [1, 2, 3]]))(1.0)
+        return part + jax.jit(lambda literal: lax.psum(literal, "replica", axis_index_groups=[[0], [1, 2, 3]]))(1.0)
 
     assert_ways(np.array([1, 3, 3, 3], np.float32), fun, 4, SPLIT, SPLIT, np.zeros(4, np.float32))
 
@@ -334,10 +336,10 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
     assert len({schedule.name for schedule in schedules}) >= 2 or replicas == 2
     for schedule in schedules:
         start = np.random.default_rng(replicas).integers(0, 100, (replicas, *schedule.chunks))
-        held = _played(schedule, start.copy())
+        result = _simulated(schedule, start.copy())
         for group in groups:
             np.testing.assert_array_equal(
-                held[list(group)], np.broadcast_to(start[list(group)].sum(0), (len(group), *schedule.chunks))
+                result[list(group)], np.broadcast_to(start[list(group)].sum(0), (len(group), *schedule.chunks))
             )
 
 
@@ -350,7 +352,7 @@ QUICK = [(APART, "ring", 1), (None, "ring along the ladder", 1), (None, "two-pha
     ("groups", "name", "ipus_each"),
     slow_but(QUICK, product((None, [[0, 1, 2, 3], [4, 5, 6, 7]], APART), NAMES, (1, 2))),
 )
-def test_every_schedule_gives_the_same(
+def test_all_schedules_give_equal_results(
     name: str, groups: list[list[int]] | None, ipus_each: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Each schedule there is, whether or not it would be chosen, of sums, joins and shares."""
@@ -358,8 +360,8 @@ def test_every_schedule_gives_the_same(
 
     def choose(graph: Graph, groups: Any, num_bytes: int, *, reduces_all: bool) -> Schedule:
         del num_bytes
-        found = list(candidates(graph.system_target, graph.target.num_ipus, groups, reduces_all))
-        chosen.append(next((schedule for schedule in found if schedule.name == name), found[0]))
+        schedules = list(candidates(graph.system_target, graph.target.num_ipus, groups, reduces_all))
+        chosen.append(next((schedule for schedule in schedules if schedule.name == name), schedules[0]))
         return chosen[-1]
 
     monkeypatch.setattr(collectives, "choose", choose)
@@ -373,42 +375,43 @@ def test_every_schedule_gives_the_same(
         share = lax.psum_scatter(rows, "replica", scatter_dimension=1, axis_index_groups=groups, tiled=True)
         return total, rows, share
 
-    parts, members = each(x, 8), groups or [list(range(8))]
+    parts = split_replicas(x, 8)
+    members = groups or [list(range(8))]
     size = len(members[0])
     rows = by_group(parts, members, lambda group, _: np.concatenate(group, 1))
-    wanted = (by_group(parts, members, lambda group, _: sum(group)), rows, size * x)
-    assert_ways(wanted, fun, 8, SPLIT, SPLIT, x, on=on)
+    expected = (by_group(parts, members, lambda group, _: sum(group)), rows, size * x)
+    assert_ways(expected, fun, 8, SPLIT, SPLIT, x, on=on)
     no_machine_holds_two_of_a_group = groups is not None and groups[0][0] == 7
     assert name in {schedule.name for schedule in chosen} or (name == "two-phase" and no_machine_holds_two_of_a_group)
 
 
-def _played(schedule: Schedule, held: np.ndarray) -> np.ndarray:
-    """What replicas hold after all rounds, [replicas, *chunks]."""
+def _simulated(schedule: Schedule, values: np.ndarray) -> np.ndarray:
+    """Values of all replicas after all rounds, [replicas, *chunks]."""
 
-    def parts(depth: int) -> list[Any]:
-        """Views [chunks of level, …] of what each replica works on at a depth."""
+    def working_views(depth: int) -> list[Any]:
+        """Views [chunks of level, …] of the value of each replica at a depth."""
         views = []
-        for replica in range(len(held)):
-            view = held[replica]
+        for replica in range(len(values)):
+            view = values[replica]
             for level in schedule.levels[:depth]:
-                view = view[level.positions(len(held))[replica] % level.chunks]
+                view = view[level.positions(len(values))[replica] % level.chunks]
             views.append(view)
         return views
 
     def play(depth: int, rounds: Any) -> None:
-        for step in rounds:
-            now = [view.copy() for view in parts(depth)]
-            for source, destination, chunk in step.sends:
-                if step.combines:
-                    parts(depth)[destination][chunk] += now[source][chunk]
+        for current_round in rounds:
+            sent = [view.copy() for view in working_views(depth)]
+            for source, destination, chunk in current_round.sends:
+                if current_round.combines:
+                    working_views(depth)[destination][chunk] += sent[source][chunk]
                 else:
-                    parts(depth)[destination][chunk] = now[source][chunk]
+                    working_views(depth)[destination][chunk] = sent[source][chunk]
 
     for depth, level in enumerate(schedule.levels):
         play(depth, reducing(level))
     for depth in reversed(range(len(schedule.levels))):
         play(depth, gathering(schedule.levels[depth]))
-    return held
+    return values
 
 
 # --- time ---
@@ -418,18 +421,19 @@ SLOW_LINKS = preset("mk2").replace(ipu_link_bytes_per_second=1e9, tiles_per_ipu=
 
 def phases(replicas: int, elements: int, name: str, target: Target = SLOW_LINKS) -> dict[str, int]:
     """Cycles by phase of an all-reduce of float32 by the schedule of a name, of a value that is there already."""
-    graph, prog = Graph(target, replicas), Program()
+    graph = Graph(target, replicas)
+    prog = Program()
     groups = (tuple(range(replicas)),)
     (schedule,) = [s for s in candidates(graph.system_target, 1, groups, reduces_all=True) if s.name == name]
-    each = -(-elements // int(np.prod(schedule.chunks)))
-    value = rounds.add_value(graph, schedule.chunks, each, np.dtype(np.float32), "value")
+    chunk_elements = -(-elements // int(np.prod(schedule.chunks)))
+    value = rounds.add_value(graph, schedule.chunks, chunk_elements, np.dtype(np.float32), "value")
     for part in (WriteUndef(value), *_zeroed(graph, value)):
         prog.add(part)
-    before = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
-    whole = [rounds.Part(graph, value)]
-    rounds.gather(rounds.reduce(whole, schedule, "add", prog, "sum"), whole, schedule, prog, "sum")
-    after = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
-    return {phase: after[phase] - before[phase] for phase in after}
+    phases_before = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
+    parts = [rounds.Part(graph, value)]
+    rounds.gather(rounds.reduce(parts, schedule, "add", prog, "sum"), parts, schedule, prog, "sum")
+    phases_after = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
+    return {phase: phases_after[phase] - phases_before[phase] for phase in phases_after}
 
 
 def _zeroed(graph: Graph, value: Any) -> list[Copy]:
@@ -446,33 +450,35 @@ def link_cycles(num_bytes: int, links: int) -> int:
 @pytest.mark.parametrize("elements", [999, 4_000])
 def test_a_ring_takes_the_time_of_its_closed_form(elements: int):
     """2 (n - 1) α + 2 (n - 1) / n · N β + (n - 1) / n · N γ, with chunks rounded up (reference parallel.md §4)."""
-    took = {n: phases(n, n * elements, "ring along the ladder") for n in (4, 5, 8, 16)}
-    for replicas, cycles in took.items():
+    phase_cycles = {n: phases(n, n * elements, "ring along the ladder") for n in (4, 5, 8, 16)}
+    for replicas, cycles in phase_cycles.items():
         # On the ladder every ring has a way with the bandwidth of two links, the fewest there are.
         assert cycles["global_exchange"] == 2 * (replicas - 1) * link_cycles(elements * 4, 2)
         assert cycles["host_exchange"] == cycles["idle"] == 0
-    # α and γ, which are all that is left: each turn of a half takes the same, on however many replicas.
-    beside = {n: sum(cycles.values()) - cycles["global_exchange"] for n, cycles in took.items()}
-    turn = beside[5] - beside[4]
-    assert turn > 0 and {n: beside[4] + (n - 4) * turn for n in took} == beside
+    # α and γ remain: each iteration of a half takes the same time for any number of replicas.
+    other_cycles = {n: sum(cycles.values()) - cycles["global_exchange"] for n, cycles in phase_cycles.items()}
+    iteration_cycles = other_cycles[5] - other_cycles[4]
+    assert (
+        iteration_cycles > 0 and {n: other_cycles[4] + (n - 4) * iteration_cycles for n in phase_cycles} == other_cycles
+    )
 
 
 @pytest.mark.parametrize("replicas", [5, 7, 12])
 def test_chunks_are_rounded_up(replicas: int):
-    took = phases(replicas, 1000, "ring along the ladder")
-    assert took["global_exchange"] == 2 * (replicas - 1) * link_cycles(-(-1000 // replicas) * 4, 2)
+    phase_cycles = phases(replicas, 1000, "ring along the ladder")
+    assert phase_cycles["global_exchange"] == 2 * (replicas - 1) * link_cycles(-(-1000 // replicas) * 4, 2)
 
 
-def test_doubling_takes_a_round_of_everything_for_each_bit():
-    took = {n: phases(n, 1000, "doubling") for n in (2, 4, 8, 16)}
+def test_doubling_takes_a_round_for_each_bit():
+    phase_cycles = {n: phases(n, 1000, "doubling") for n in (2, 4, 8, 16)}
     # Partners are 1, 2, 4, 8 IPUs apart: 1, 1, 2 and 4 flows share a step of the ladder; the first have four links.
     flows = [link_cycles(4000, 4), *(link_cycles(4000 * n, 2) for n in (1, 2, 4))]
-    assert [cycles["global_exchange"] for cycles in took.values()] == [sum(flows[: n + 1]) for n in range(4)]
-    syncs = [cycles["sync"] for cycles in took.values()]
+    assert [cycles["global_exchange"] for cycles in phase_cycles.values()] == [sum(flows[: n + 1]) for n in range(4)]
+    syncs = [cycles["sync"] for cycles in phase_cycles.values()]
     assert syncs == [syncs[0] * (n + 1) for n in range(4)]
 
 
-def test_small_values_double_and_large_ones_go_round():
+def test_small_values_double_and_large_values_take_rings():
     graph = Graph(preset("mk2"), 16)
     groups = (tuple(range(16)),)
     names = [choose(graph, groups, num_bytes, reduces_all=True).name for num_bytes in (4, 1 << 12, 1 << 26)]
@@ -490,20 +496,20 @@ def test_small_values_double_and_large_ones_go_round():
 )
 def test_groups_of_different_sizes(reduction: Any, combined: Any, groups: Any):
     x = np.array([1, 10, 100, 1000], np.int32)
-    wanted = np.array([combined(x[list(next(g for g in groups if r in g))].tolist()) for r in range(4)], np.int32)
-    assert_ways(wanted, lambda part: reduction(part, "replica", axis_index_groups=groups), 4, SPLIT, SPLIT, x)
+    expected = np.array([combined(x[list(next(g for g in groups if r in g))].tolist()) for r in range(4)], np.int32)
+    assert_ways(expected, lambda part: reduction(part, "replica", axis_index_groups=groups), 4, SPLIT, SPLIT, x)
 
 
 @pytest.mark.parametrize(
     ("groups", "match"),
     [([[0, 1]], "each of the replicas 0 to 3 in one group"), ([[0], [1, 2, 3]], "groups of one size")],
 )
-def test_groups_that_cannot_be(groups: Any, match: str):
-    with pytest.raises(GraphError, match=rf"all_gather over groups that cannot be[\s\S]*{match}"):
+def test_refuses_invalid_groups(groups: Any, match: str):
+    with pytest.raises(GraphError, match=rf"all_gather over invalid groups[\s\S]*{match}"):
         lowered(lambda x: lax.all_gather(x, "replica", axis_index_groups=groups), 4, SPLIT, SPLIT, values(8))
 
 
-def test_what_has_no_elements():
+def test_empty_operands():
     x = np.zeros((4, 0, 3), np.float32)
     assert_ways(x + 1, lambda part: part + 1, 2, SPLIT, SPLIT, x)
     assert_ways(x[:2], lambda part: lax.psum(part, "replica"), 2, SPLIT, SAME, x)

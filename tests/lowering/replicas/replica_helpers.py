@@ -1,4 +1,4 @@
-"""Runs what one replica computes in all ways there are, and compares them."""
+"""Runs the function of one replica by plain JAX, engine and tile interpreter, and compares the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.interpreter.interpreter import interpret
 from tests.lowering.helpers import quick_jit
 
-SPLIT, SAME = P("replica"), P()
+SPLIT = P("replica")
+SAME = P()
 
 
 def device(replicas: int, tiles: int = 5, **changes: Any) -> ipu.IPUModel:
@@ -33,7 +34,7 @@ def lowered(
     *args: Any,
     on: ipu.IPUModel | None = None,
 ) -> Any:
-    """A function of one replica, lowered for as many as there are, on an IPU of a few tiles each if on nothing else."""
+    """Lowers a function of one replica for several, on an IPU of a few tiles for each unless told otherwise."""
     on = on or device(replicas)
     return ipu.jit(fun, device=on, replicas=replicas, in_specs=in_specs, out_specs=out_specs).lower(*args)
 
@@ -46,7 +47,7 @@ def ways(
     *args: Any,
     on: ipu.IPUModel | None = None,
 ) -> dict[str, list[Any]]:
-    """The results of plain JAX, of the engine, of the engine with exact splits and of the tile interpreter."""
+    """Results of plain JAX, of the engine, of the engine with exact splits and of the tile interpreter."""
     stage = lowered(fun, replicas, in_specs, out_specs, *args, on=on)
     stage.compile()  # the verifier
     program: LoweredProgram = stage._lowered
@@ -78,10 +79,10 @@ def assert_ways(
     rtol: float = 0.0,
     on: ipu.IPUModel | None = None,
 ) -> None:
-    """Asserts that all ways give what is expected."""
+    """Asserts that all executors return the expected results."""
     for way, results in ways(fun, replicas, in_specs, out_specs, *args, on=on).items():
-        wanted: Sequence[Any] = jax.tree.leaves(expected)
-        assert len(results) == len(wanted)
-        for got, value in zip(results, wanted, strict=True):
+        leaves: Sequence[Any] = jax.tree.leaves(expected)
+        assert len(results) == len(leaves)
+        for got, value in zip(results, leaves, strict=True):
             assert got.shape == value.shape and got.dtype == value.dtype, (way, got.shape, value.shape)
             np.testing.assert_allclose(np.asarray(got), np.asarray(value), rtol=rtol, atol=rtol, err_msg=way)

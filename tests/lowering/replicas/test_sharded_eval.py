@@ -1,4 +1,4 @@
-"""Jaxprs of whole arrays evaluated on shards, on all replicas at once, against the jaxprs on the arrays themselves."""
+"""Jaxprs of entire arrays evaluated on shards, on all replicas at once, against the jaxprs on the arrays themselves."""
 
 from __future__ import annotations
 
@@ -22,39 +22,35 @@ Y = jnp.asarray(RNG.normal(size=(3, 7)), jnp.float32)
 
 
 class Refused(Exception):
-    """What the tests refuse with."""
+    """Error of the tests' refusals."""
 
 
 def refuse(path: Path) -> NoReturn:
     raise Refused(" in ".join(eqn.primitive.name for eqn in reversed(path)))
 
 
-def evaluated(fun: Callable[..., Any], x: Any, *others: Any, behind: float = np.nan) -> tuple[list[Any], list[Kind]]:
-    """The results of a function of an array that is a shard, and of others that are whole; and how they are held.
-
-    Args:
-        behind: what stands behind the array's last element.
-    """
-    jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", REPLICAS)])(x, *others)
+def evaluated(fun: Callable[..., Any], x: Any, *entire: Any, padding: float = np.nan) -> tuple[list[Any], list[Kind]]:
+    """Results and kinds for a function of a sharded array and of entire arrays; `padding` fills the last shard."""
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", REPLICAS)])(x, *entire)
     kinds: list[Kind] = []
-    parts = SHARDS.rows(x)
-    at = np.arange(parts.size).reshape(parts.shape) < x.size
-    parts = jnp.where(at, parts, jnp.asarray(behind).astype(parts.dtype))
+    shards = SHARDS.rows(x)
+    position = np.arange(shards.size).reshape(shards.shape) < x.size
+    shards = jnp.where(position, shards, jnp.asarray(padding).astype(shards.dtype))
 
     def replica(part: Any) -> Any:
-        given = [Held(part, x.shape, "shard"), *(Held(jnp.asarray(y), jnp.shape(y), "whole") for y in others)]
-        results = sharded_eval(jaxpr, given, SHARDS, refuse)
-        kinds.extend(held.kind for held in results)
-        return [SHARDS.as_whole(held) for held in results]
+        operands = [Held(part, x.shape, "shard"), *(Held(jnp.asarray(y), jnp.shape(y), "whole") for y in entire)]
+        results = sharded_eval(jaxpr, operands, SHARDS, refuse)
+        kinds.extend(array.kind for array in results)
+        return [SHARDS.as_whole(array) for array in results]
 
-    results = jax.vmap(replica, axis_name="replica")(parts)
+    results = jax.vmap(replica, axis_name="replica")(shards)
     for result in results:
-        assert all(np.array_equal(result[0], other, equal_nan=True) for other in result[1:]), "replicas disagree"
+        assert all(np.array_equal(result[0], copy, equal_nan=True) for copy in result[1:]), "replicas disagree"
     return [result[0] for result in results], kinds
 
 
 def branch(x: Any, y: Any, which: Any) -> Any:
-    """One branch returns what it was given whole, one a number, one a shard."""
+    """Returns an entire array and a number, a number of each element, or a shard, by branch."""
     return lax.switch(
         which, [lambda: (x * 2, jnp.float32(1)), lambda: (y, y[0, 0]), lambda: (jnp.ones_like(x), x.sum())]
     )
@@ -92,11 +88,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[Kind]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_whole_arrays(name: str) -> None:
-    fun, others, kinds = CASES[name]
-    got, held = evaluated(fun, X, *others)
-    expected = jax.tree.leaves(fun(X, *others))
-    assert held == kinds
+def test_results_equal_those_of_entire_arrays(name: str) -> None:
+    fun, entire, kinds = CASES[name]
+    got, result_kinds = evaluated(fun, X, *entire)
+    expected = jax.tree.leaves(fun(X, *entire))
+    assert result_kinds == kinds
     for a, b in zip(got, expected, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -118,7 +114,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_other_elements_is_refused(name: str) -> None:
+def test_refuses_equations_that_need_other_elements(name: str) -> None:
     fun, primitive = REFUSED[name]
     with pytest.raises(Refused, match=f"^{primitive}"):
         evaluated(fun, X)
@@ -128,8 +124,8 @@ def test_an_array_is_cut_once() -> None:
     jaxpr = jax.make_jaxpr(lambda x, y: (x * y + y) * y)(X, Y)
 
     def replica(part: Any) -> Any:
-        given = [Held(part, X.shape, "shard"), Held(Y, Y.shape, "whole")]
-        return sharded_eval(jaxpr, given, SHARDS, refuse)[0].value
+        operands = [Held(part, X.shape, "shard"), Held(Y, Y.shape, "whole")]
+        return sharded_eval(jaxpr, operands, SHARDS, refuse)[0].value
 
     text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
     assert text.count("dynamic_slice") == 1
@@ -144,20 +140,20 @@ def test_rows_and_whole_are_inverse(size: int) -> None:
     np.testing.assert_array_equal(rows.reshape(-1)[size:], 0)
 
 
-def test_of_what_is_computed_element_by_element_the_operands_are_cut() -> None:
-    """No whole array in the type that only its shard needs."""
-    whole = Y.astype(jnp.float16)
-    jaxpr = jax.make_jaxpr(jax.jit(lambda x, y: x + 2 * y.astype(x.dtype)))(X, whole)
+def test_cuts_the_operands_of_an_elementwise_result() -> None:
+    """No entire array in the type that only its shard needs."""
+    entire = Y.astype(jnp.float16)
+    jaxpr = jax.make_jaxpr(jax.jit(lambda x, y: x + 2 * y.astype(x.dtype)))(X, entire)
 
     def replica(part: Any) -> Any:
-        given = [Held(part, X.shape, "shard"), Held(whole, whole.shape, "whole")]
-        return sharded_eval(jaxpr, given, SHARDS, refuse)[0].value
+        operands = [Held(part, X.shape, "shard"), Held(entire, entire.shape, "whole")]
+        return sharded_eval(jaxpr, operands, SHARDS, refuse)[0].value
 
     text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
     assert re.findall(r":(\w+)\[[\d,]*\] = dynamic_slice", text) == ["f16"]
 
 
-def test_shards_keep_the_other_dimensions_where_rows_can_be_divided() -> None:
+def test_shards_keep_the_other_dimensions_of_divisible_rows() -> None:
     x = jnp.arange(2 * REPLICAS * 3).reshape(2 * REPLICAS, 3)
     rows = SHARDS.rows(x)
     assert rows.shape == (REPLICAS, 2, 3) and SHARDS.shape(x.shape) == (2, 3) and SHARDS.shape((3, 7)) == (6,)

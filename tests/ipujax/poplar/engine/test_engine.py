@@ -29,7 +29,8 @@ def accumulator():
     total = variable(graph, [3], name="total")
     graph.create_host_read("total", total)
     graph.create_host_write("total", total)
-    add, double = Sequence(), Sequence()
+    add = Sequence()
+    double = Sequence()
     popops.add_in_place(graph, total, constant(graph, [1, 1, 1]), add, "add")
     popops.add_in_place(graph, total, total, double, "double")
     return graph, total, add, double
@@ -66,15 +67,16 @@ def test_handles_write_and_read_views():
     engine.write_tensor("middle", [[1, 2], [3, 4]])
     expected = np.zeros((4, 4), np.float32)
     expected[1:3, 1:3] = [[1, 2], [3, 4]]
-    found = engine.read_tensor("transposed")
-    np.testing.assert_array_equal(found, expected.T)
-    found[:] = 7  # a copy
+    array = engine.read_tensor("transposed")
+    np.testing.assert_array_equal(array, expected.T)
+    array[:] = 7  # a copy
     np.testing.assert_array_equal(engine.read_tensor("transposed"), expected.T)
 
 
 def test_results_outlive_runs_and_intermediates_do_not():
     graph = new_graph()
-    x, prog = variable(graph, [3], name="x", value=[1, 2, 3]), Sequence()
+    x = variable(graph, [3], name="x", value=[1, 2, 3])
+    prog = Sequence()
     middle = popops.neg(graph, x, prog, "middle")
     result = popops.square(graph, middle, prog, "result")
     prog.add(PrintTensor("result", result))
@@ -86,9 +88,10 @@ def test_results_outlive_runs_and_intermediates_do_not():
         engine.read_tensor(middle)
 
 
-def test_initial_values_come_back_with_load():
+def test_load_restores_initial_values():
     graph = new_graph()
-    x, prog = variable(graph, [2], name="x", value=[1, 2]), Sequence()
+    x = variable(graph, [2], name="x", value=[1, 2])
+    prog = Sequence()
     popops.neg_in_place(graph, x, prog)
     engine = loaded(graph, prog)
     engine.run()
@@ -99,15 +102,16 @@ def test_initial_values_come_back_with_load():
 
 def test_exact_splits_give_the_numbers_of_the_interpreter():
     graph = new_graph()
-    x, prog = variable(graph, [50], name="x", value=np.random.default_rng(0).standard_normal(50)), Sequence()
+    x = variable(graph, [50], name="x", value=np.random.default_rng(0).standard_normal(50))
+    prog = Sequence()
     total = popops.reduce(graph, x, [0], "add", prog)
-    whole = both(graph, prog, {"total": total})["total"]
+    unsplit = both(graph, prog, {"total": total})["total"]
     engine = loaded(graph, prog, {"debug.exactSplits": "true"})
     engine.run()
-    np.testing.assert_allclose(engine.read_tensor("total"), whole, rtol=1e-5)
+    np.testing.assert_allclose(engine.read_tensor("total"), unsplit, rtol=1e-5)
 
 
-def test_kept_variables_occupy_memory_during_all_programs():
+def test_persistent_variables_occupy_memory_during_all_programs():
     graph = new_graph()
     big, x, y = (variable(graph, [800], name=name) for name in ("big", "x", "y"))
     graph.create_host_write("x", x)
@@ -123,10 +127,13 @@ def test_kept_variables_occupy_memory_during_all_programs():
 
 def loop(graph, turns):
     """A loop whose trip count is data."""
-    counter, flag = variable(graph, [], poplar.INT, "counter"), variable(graph, [], poplar.BOOL, "flag")
+    counter = variable(graph, [], poplar.INT, "counter")
+    flag = variable(graph, [], poplar.BOOL, "flag")
     limit = variable(graph, [], poplar.INT, "limit", value=turns)
     graph.create_host_write("limit", limit)
-    start, test, body = Sequence(), Sequence(), Sequence()
+    start = Sequence()
+    test = Sequence()
+    body = Sequence()
     popops.zero(graph, counter, start)
     test.add(Copy(popops.lt(graph, counter, limit, test, "less"), flag))
     popops.add_in_place(graph, counter, constant(graph, 1, poplar.INT), body, "count")
@@ -147,7 +154,7 @@ def test_execution_profile_adds_up_all_runs_since_the_reset():
     assert engine.get_graph_profile()["graph"]["numComputeSets"] == 2
 
 
-def test_instrumented_loops_count_their_turns():
+def test_instrumented_loops_count_their_iterations():
     graph = new_graph()
     engine = loaded(graph, loop(graph, 3), {"debug.instrument": "true"})
     cycles = []
@@ -173,9 +180,10 @@ def test_loops_need_instrumentation_for_the_execution_profile_only():
         engine.get_execution_profile()
 
 
-def test_branches_cost_what_ran():
+def test_a_switch_costs_the_branches_that_ran():
     graph = new_graph()
-    flag, x = variable(graph, [], poplar.BOOL, "flag"), variable(graph, [8], name="x")
+    flag = variable(graph, [], poplar.BOOL, "flag")
+    x = variable(graph, [8], name="x")
     graph.create_host_write("flag", flag)
     body = Sequence()
     popops.sin(graph, x, body, "slow")
@@ -189,7 +197,7 @@ def test_branches_cost_what_ran():
     assert cycles[1] > cycles[0] + 2000
 
 
-def test_summary_has_the_sections_asked_for():
+def test_summary_has_the_requested_sections():
     graph, _, add, _ = accumulator()
     engine = loaded(graph, add)
     engine.run()
@@ -217,7 +225,7 @@ def test_cpu_runs_and_has_no_profile():
 # --- options ---
 
 
-def test_environment_goes_before_the_program():
+def test_the_environment_overrides_the_program():
     assert EngineOptions.of({"debug.instrument": "false"}, {ENVIRONMENT: '{"debug.instrument": "true"}'}).instrument
     assert EngineOptions.of({"streams.prefetchDepth": 2}, {}).prefetch_depth == 2
     assert EngineOptions.of(None, {}) == EngineOptions()
@@ -234,7 +242,7 @@ def test_environment_goes_before_the_program():
         ({}, {ENVIRONMENT: "[]"}, "no JSON object"),
     ],
 )
-def test_wrong_options(options, environment, message):
+def test_refuses_invalid_options(options, environment, message):
     with pytest.raises(ArgumentError, match=message):
         EngineOptions.of(options, environment)
 
@@ -252,26 +260,27 @@ def test_out_of_memory_unless_allowed():
     assert engine.profile.memory.max_tile_bytes > graph.target.bytes_per_tile
 
 
-def test_a_mapping_by_hand_that_leaves_no_room_for_a_product():
-    """The operand stays where it was put; the error says what lies there, on which line, and what else it could be."""
+def test_refuses_a_mapping_by_hand_without_memory_for_a_product():
+    """The operand keeps its mapping; the error names the variables of the tile, their lines, and other mappings."""
     graph = new_graph()
-    x, w = graph.add_variable(poplar.FLOAT, [1024, 512], "x"), graph.add_variable(poplar.FLOAT, [512, 64], "w")
+    x = graph.add_variable(poplar.FLOAT, [1024, 512], "x")
+    w = graph.add_variable(poplar.FLOAT, [512, 64], "w")
     graph.set_tile_mapping(x, 0)
     graph.set_tile_mapping(w, 1)
     prog = Sequence()
     graph.create_host_read("out", poplin.mat_mul(graph, x, w, prog, "product"))
-    facts = (
+    patterns = (
         r"2,097,152 B +Variable\(x: float32\[1024, 512\]\) \(variable\), test_engine.py",
         "x: .* on more tiles, if you map",
     )
-    with pytest.raises(TileMemoryError, match=r"(.|\n)*".join(facts)):
+    with pytest.raises(TileMemoryError, match=r"(.|\n)*".join(patterns)):
         poplar.Engine(graph, prog)
 
 
 # --- wrong use ---
 
 
-def test_nothing_works_before_load():
+def test_refuses_calls_before_load():
     graph, _, add, _ = accumulator()
     engine = poplar.Engine(graph, add)
     for call in (
@@ -284,19 +293,19 @@ def test_nothing_works_before_load():
 
 
 @pytest.mark.parametrize("index", [1, -1, "0"])
-def test_program_index_out_of_range(index):
+def test_refuses_a_program_index_out_of_range(index):
     graph, _, add, _ = accumulator()
     with pytest.raises(EngineError, match=r"no program(.|\n)*0 … 0"):
         loaded(graph, add).run(index)
 
 
-def test_a_device_of_another_machine():
+def test_refuses_a_device_of_another_machine():
     graph, _, add, _ = accumulator()
     with pytest.raises(EngineError, match="graph's target"):
         poplar.Engine(graph, add).load(poplar.IPUModel("ipu1").create_device())
 
 
-def test_unknown_handles_and_wrong_values():
+def test_refuses_unknown_handles_and_invalid_values():
     graph, _, add, _ = accumulator()
     engine = loaded(graph, add)
     with pytest.raises(EngineError, match=r"read handle is called 'totl'(.|\n)*try: 'total'"):
@@ -307,16 +316,18 @@ def test_unknown_handles_and_wrong_values():
         engine.write_tensor("total", np.zeros(3, complex))
 
 
-def test_an_unmapped_variable_is_named():
+def test_names_an_unmapped_variable():
     graph = new_graph()
-    x, y = variable(graph, [3], name="x"), graph.add_variable(poplar.FLOAT, [3], "nowhere")
+    x = variable(graph, [3], name="x")
+    y = graph.add_variable(poplar.FLOAT, [3], "nowhere")
     with pytest.raises(VerifyError, match=r"unmapped-variable(.|\n)*nowhere"):
         poplar.Engine(graph, Copy(x, y))
 
 
 def test_undefined_reads_are_refused_by_default_of_the_runtime():
     graph = new_graph()
-    x, y = variable(graph, [3], name="x"), variable(graph, [3], name="y")
+    x = variable(graph, [3], name="x")
+    y = variable(graph, [3], name="y")
     with pytest.raises(VerifyError, match="undefined-read"):
         compile(graph, Copy(x, y))
     compile(graph, Copy(x, y), options=Options(verify_undefined=False))

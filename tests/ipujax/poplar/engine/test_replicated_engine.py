@@ -1,4 +1,4 @@
-"""Replicas of a whole graph: one program compiled once, each replica as it would run alone, and the host with all."""
+"""Replicas of an entire graph: one program compiled once, the results of each replica, and the host's view of all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_replica_has_an_equal_share_of_the_ipus():
             poplar.Graph(on, replication_factor=replicas)
 
 
-def test_what_needs_a_parent_is_refused():
+def test_refuses_operations_that_need_a_parent():
     on, graph = graph_of()
     for part in (graph, graph.create_virtual_graph(2)):
         with pytest.raises(GraphError, match="no graph above them"):
@@ -74,8 +74,11 @@ def test_a_factor_of_one_is_a_plain_graph():
 
 def test_the_host_writes_and_reads_all_replicas():
     on, graph = graph_of()
-    x, y, index = placed(graph, [2, 2], "x"), placed(graph, [4], "y"), graph.add_replication_index_constant()
-    number, c = placed(graph, [], "number", UNSIGNED_INT), constant(graph, [1.0, 2.0])
+    x = placed(graph, [2, 2], "x")
+    y = placed(graph, [4], "y")
+    index = graph.add_replication_index_constant()
+    number = placed(graph, [], "number", UNSIGNED_INT)
+    c = constant(graph, [1.0, 2.0])
     graph.set_tile_mapping(index, 1)
     graph.set_initial_value(x, [[1, 2], [3, 4]])
     for name, tensor in (("x", x), ("y", y), ("number", number), ("c", c), ("column", x[:, 1])):
@@ -101,16 +104,18 @@ def test_the_host_writes_and_reads_all_replicas():
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_streams_bring_each_replica_its_own_or_all_the_same(broadcast):
+def test_streams_deliver_separate_or_broadcast_data(broadcast):
     on, graph = graph_of()
     mode = ReplicatedStreamMode.BROADCAST if broadcast else ReplicatedStreamMode.REPLICATE
     stream = graph.add_host_to_device_fifo("in", FLOAT, 2, mode)
-    out, x, y = graph.add_device_to_host_fifo("out", FLOAT, 2), placed(graph, [2], "x"), placed(graph, [2], "y")
+    out = graph.add_device_to_host_fifo("out", FLOAT, 2)
+    x = placed(graph, [2], "x")
+    y = placed(graph, [2], "y")
     program = Repeat(3, Sequence(Copy(stream, x), vertex(graph, AddVertex, x, x, y), Copy(y, out)))
     rows = np.arange(24.0, dtype=np.float32).reshape(REPLICAS, 3, 2)
     feed = rows[:1] if broadcast else rows
-    found = both(graph, on, program, {"in": feed}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"], 2 * np.broadcast_to(feed, rows.shape))
+    outputs = both(graph, on, program, {"in": feed}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"], 2 * np.broadcast_to(feed, rows.shape))
     engine = poplar.Engine(graph, split_large_copies(program, limit_bytes=4))  # in two copies of one element
     engine.load(on)
     result = np.zeros((REPLICAS, 6), np.float32)
@@ -123,14 +128,16 @@ def test_streams_bring_each_replica_its_own_or_all_the_same(broadcast):
 @pytest.mark.parametrize("depth", [0, 3])
 def test_one_callback_answers_all_replicas_in_order(depth):
     on, graph = graph_of()
-    stream, out = graph.add_host_to_device_fifo("in", INT, 1), graph.add_device_to_host_fifo("out", INT, 1)
+    stream = graph.add_host_to_device_fifo("in", INT, 1)
+    out = graph.add_device_to_host_fifo("out", INT, 1)
     x = placed(graph, [1], "x", INT)
     engine = poplar.Engine(graph, Repeat(50, Sequence(Copy(stream, x), Copy(x, out))), {"streams.prefetchDepth": depth})
     engine.load(on)
 
     class Counting(StreamCallback):
         def __init__(self):
-            self.number, self.lock = 0, threading.Lock()
+            self.number = 0
+            self.lock = threading.Lock()
 
         def fetch(self, buffer):
             with self.lock:
@@ -141,11 +148,11 @@ def test_one_callback_answers_all_replicas_in_order(depth):
             self.fetch(buffer)
             return True
 
-    seen: list[int] = []
+    values_out: list[int] = []
     engine.connect_stream_to_callback(stream, Counting())
-    engine.connect_stream_to_callback(out, lambda buffer: seen.append(int(buffer[0])))
+    engine.connect_stream_to_callback(out, lambda buffer: values_out.append(int(buffer[0])))
     engine.run(0)
-    assert seen == list(range(50 * REPLICAS))
+    assert values_out == list(range(50 * REPLICAS))
 
 
 def test_replicas_are_connected_one_by_one():
@@ -180,7 +187,8 @@ def test_replicas_are_connected_one_by_one():
 
 def test_libraries_know_that_an_index_differs_between_replicas():
     on, graph = graph_of()
-    index, x = graph.add_replication_index_constant(), placed(graph, [], "x", UNSIGNED_INT)
+    index = graph.add_replication_index_constant()
+    x = placed(graph, [], "x", UNSIGNED_INT)
     graph.set_tile_mapping(index, 1)
     graph.set_initial_value(x, 10)
     out = graph.add_device_to_host_fifo("out", UNSIGNED_INT, 1)
@@ -192,7 +200,8 @@ def test_libraries_know_that_an_index_differs_between_replicas():
 
 def test_a_callback_that_raises_leaves_the_engine_usable():
     on, graph = graph_of(2)
-    stream, x = graph.add_host_to_device_fifo("in", FLOAT, 1), placed(graph, [1], "x")
+    stream = graph.add_host_to_device_fifo("in", FLOAT, 1)
+    x = placed(graph, [1], "x")
     graph.create_host_read("x", x)
     engine = poplar.Engine(graph, Copy(stream, x))
     engine.load(on)
@@ -211,7 +220,8 @@ def test_a_callback_that_raises_leaves_the_engine_usable():
 
 def test_printing_and_aborting_name_the_replica():
     on, graph = graph_of(2)
-    x, flag = placed(graph, [2], "x"), placed(graph, [], "flag", BOOL)
+    x = placed(graph, [2], "x")
+    flag = placed(graph, [], "flag", BOOL)
     for name, tensor in (("x", x), ("flag", flag)):
         graph.create_host_write(name, tensor)
     engine = poplar.Engine(graph, [Sequence(PrintTensor(x), AbortOn(flag, "too far")), ErrorProgram("see", x)])
@@ -230,8 +240,10 @@ def test_printing_and_aborting_name_the_replica():
 
 def test_remote_buffers_are_of_each_replica_and_outlive_runs():
     on, graph = graph_of()
-    buffer, row = graph.add_remote_buffer("far", FLOAT, 2, repeats=3), constant(graph, np.int32([2]), INT)
-    x, y = placed(graph, [2], "x"), placed(graph, [2], "y")
+    buffer = graph.add_remote_buffer("far", FLOAT, 2, repeats=3)
+    row = constant(graph, np.int32([2]), INT)
+    x = placed(graph, [2], "x")
+    y = placed(graph, [2], "y")
     graph.create_host_write("x", x)
     graph.create_host_read("y", y)
     engine = poplar.Engine(graph, [Copy(x, buffer, row), Copy(buffer, y, row)])
@@ -250,12 +262,15 @@ def test_remote_buffers_are_of_each_replica_and_outlive_runs():
 def test_a_step_of_data_parallel_training():
     """Each replica's gradient, a ring all-reduce, and the update: as numpy on the whole batch."""
     on, graph = graph_of(REPLICAS, 1, 8)
-    rng, rate = np.random.default_rng(0), np.float32(0.125)
+    rng = np.random.default_rng(0)
+    rate = np.float32(0.125)
     x = graph.add_host_to_device_fifo("x", FLOAT, 8)
-    w, batch = placed(graph, [8], "w"), placed(graph, [8], "batch", tile=2)
+    w = placed(graph, [8], "w")
+    batch = placed(graph, [8], "batch", tile=2)
     graph.create_host_write("w", w)
     graph.create_host_read("w", w)
-    grad, sent = placed(graph, [8], "grad", tile=3), placed(graph, [8], "sent", tile=4)
+    grad = placed(graph, [8], "grad", tile=3)
+    sent = placed(graph, [8], "sent", tile=4)
     received = placed(graph, [8], "received", tile=5)
     program = Sequence(Copy(x, batch))
     program.add(Copy(popops.sub(graph, w, batch, program, "gradient"), grad))
@@ -281,8 +296,10 @@ def test_a_step_of_data_parallel_training():
 
 def test_engine_and_interpreter_agree_on_copies_between_replicas_of_two_ipus():
     on, graph = graph_of(3, 2)
-    x, y = placed(graph, [4], "x", tile=6), placed(graph, [4], "y", tile=1)
-    into, out = graph.add_host_to_device_fifo("in", FLOAT, 4), graph.add_device_to_host_fifo("out", FLOAT, 4)
+    x = placed(graph, [4], "x", tile=6)
+    y = placed(graph, [4], "y", tile=1)
+    into = graph.add_host_to_device_fifo("in", FLOAT, 4)
+    out = graph.add_device_to_host_fifo("out", FLOAT, 4)
     program = Sequence(Copy(into, x), Copy(x, y), CrossReplicaCopy(x[::2], y[1:3], [(0, 1), (0, 2)]), Copy(y, out))
     values = np.arange(12.0, dtype=np.float32).reshape(3, 1, 4)
     expected = values.copy()
@@ -291,36 +308,41 @@ def test_engine_and_interpreter_agree_on_copies_between_replicas_of_two_ipus():
 
 
 def deciding(graph):
-    """A program in which x grows to 5, or is doubled where it is beyond."""
-    x, y, flag = placed(graph, [1], "x"), placed(graph, [1], "y"), placed(graph, [1], "flag", BOOL)
-    limit, one = constant(graph, [5.0]), constant(graph, [1.0])
-    into, out = graph.add_host_to_device_fifo("in", FLOAT, 1), graph.add_device_to_host_fifo("out", FLOAT, 1)
+    """Program in which x grows to 5, or is doubled if it is greater."""
+    x = placed(graph, [1], "x")
+    y = placed(graph, [1], "y")
+    flag = placed(graph, [1], "flag", BOOL)
+    limit = constant(graph, [5.0])
+    increment = constant(graph, [1.0])
+    into = graph.add_host_to_device_fifo("in", FLOAT, 1)
+    out = graph.add_device_to_host_fifo("out", FLOAT, 1)
     test = vertex(graph, LessVertex, x[0], limit[0], flag[0])
-    more = Sequence(vertex(graph, AddVertex, x, one, y), Copy(y, x))
+    incremented = Sequence(vertex(graph, AddVertex, x, increment, y), Copy(y, x))
     twice = Sequence(vertex(graph, AddVertex, x, x, y), Copy(y, x))
-    loop = RepeatWhileTrue(test, flag, more)
+    loop = RepeatWhileTrue(test, flag, incremented)
     return Sequence(Copy(into, x), test, If(flag, loop, twice), Copy(x, out)), loop
 
 
 @pytest.mark.parametrize("instrument", [False, True])
-def test_replicas_that_disagree_each_do_what_they_would_alone(instrument):
+def test_replicas_with_different_branches_run_as_if_alone(instrument):
     on, graph = graph_of()
     program, loop = deciding(graph)
     values = np.float32([1, 7, 4.5, -2]).reshape(REPLICAS, 1, 1)
-    found = both(graph, on, program, {"in": values}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"].reshape(-1), [5, 14, 5.5, 5])
+    outputs = both(graph, on, program, {"in": values}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"].reshape(-1), [5, 14, 5.5, 5])
     if instrument:
-        seen: list[float] = []
+        values_out: list[float] = []
         engine = run(
             graph,
             on,
             program,
-            {"in": [Feed(row) for row in values], "out": [lambda: lambda buffer: seen.append(float(buffer[0]))]},
+            {"in": [Feed(row) for row in values], "out": [lambda: lambda buffer: values_out.append(float(buffer[0]))]},
             **{"debug.instrument": "true"},
         )
-        assert seen == [5, 14, 5.5, 5]
+        assert values_out == [5, 14, 5.5, 5]
         # The recorded run is replica 0's, as if it were alone.
-        one_on, alone = device(1), poplar.Graph(device(1))
+        one_on = device(1)
+        alone = poplar.Graph(device(1))
         alone_program, _ = deciding(alone)
         feeds = {"in": [Feed(values[0])], "out": [lambda: lambda buffer: None]}
         single = run(alone, one_on, alone_program, feeds, **{"debug.instrument": "true"})
@@ -328,9 +350,10 @@ def test_replicas_that_disagree_each_do_what_they_would_alone(instrument):
         assert engine.execution.timeline.executions[loop] == 5  # four trips and the end
 
 
-def test_meeting_under_a_decision_of_each_replica_is_refused():
+def test_refuses_a_collective_under_control_flow_of_each_replica():
     _, graph = graph_of()
-    x, flag = placed(graph, [1], "x"), placed(graph, [], "flag", BOOL)
+    x = placed(graph, [1], "x")
+    flag = placed(graph, [], "flag", BOOL)
     graph.create_host_write("flag", flag)
     for inside in (CrossReplicaCopy(x, x, {0: 1}), PrintTensor(x)):
         with pytest.raises(VerifyError, match=r"\[divergent-control\] replicas may disagree at this If"):
@@ -343,15 +366,20 @@ def test_profiles_are_of_one_replica():
     def profile(replicas):
         on = device(2 * replicas, 8)
         graph = poplar.Graph(on, replication_factor=replicas)
-        x, y, z = placed(graph, [64], "x", tile=1), placed(graph, [64], "y", tile=2), placed(graph, [64], "z", tile=9)
+        x = placed(graph, [64], "x", tile=1)
+        y = placed(graph, [64], "y", tile=2)
+        z = placed(graph, [64], "z", tile=9)
         step = vertex(graph, AddVertex, x, x, y, tile=3)
         into = graph.add_host_to_device_fifo("in", FLOAT, 64)
         return poplar.Engine(graph, Repeat(3, Sequence(Copy(into, x), step, Copy(y, z)))).profile
 
-    one, many = profile(1), profile(16)
-    assert one.phase_cycles == many.phase_cycles and min(one.phase_cycles.values()) >= 0
-    np.testing.assert_array_equal(one.memory.tile_bytes, many.memory.tile_bytes)
-    assert "Replicas" in many.summary() and "Replicas" not in one.summary()
+    profile_of_one = profile(1)
+    profile_of_many = profile(16)
+    assert (
+        profile_of_one.phase_cycles == profile_of_many.phase_cycles and min(profile_of_one.phase_cycles.values()) >= 0
+    )
+    np.testing.assert_array_equal(profile_of_one.memory.tile_bytes, profile_of_many.memory.tile_bytes)
+    assert "Replicas" in profile_of_many.summary() and "Replicas" not in profile_of_one.summary()
 
 
 def test_the_graph_is_compiled_as_one_replica():

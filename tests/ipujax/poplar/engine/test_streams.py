@@ -22,11 +22,15 @@ N = 4
 
 
 class Counter(poplar.StreamCallback):
-    """Hands out 0, 1, 2, … and notes what happens; prefetches unless told not to, slowly if told to."""
+    """Delivers 0, 1, 2, … and records its calls; prefetches unless told otherwise, slowly if told so."""
 
     def __init__(self, available=lambda number: True, delay=0.0):
-        self.next, self.completed, self.prefetched, self.fetched = 0, 0, 0, 0
-        self._available, self._delay = available, delay
+        self.next = 0
+        self.completed = 0
+        self.prefetched = 0
+        self.fetched = 0
+        self._available = available
+        self._delay = delay
         self._lock = threading.Lock()
 
     def _fill(self, buffer):
@@ -68,7 +72,8 @@ def engine_of(graph, program, options=None):
 def test_circular_buffers_wrap_around():
     graph, program = echo(5)
     engine = engine_of(graph, program)
-    data, out = np.arange(3 * N, dtype=np.int32), np.zeros((2, N), np.int32)
+    data = np.arange(3 * N, dtype=np.int32)
+    out = np.zeros((2, N), np.int32)
     engine.connect_stream("in", data)
     engine.connect_stream("out", out)
     engine.run()
@@ -78,10 +83,11 @@ def test_circular_buffers_wrap_around():
     np.testing.assert_array_equal(out, [data[2 * N :], data[:N]])
 
 
-def test_a_buffer_is_looked_at_when_it_is_used():
+def test_a_buffer_is_read_at_the_transfer():
     graph, program = echo(1)
     engine = engine_of(graph, program)
-    data, out = np.zeros(N, np.int32), np.zeros(N, np.int32)
+    data = np.zeros(N, np.int32)
+    out = np.zeros(N, np.int32)
     engine.connect_stream("in", data)
     engine.connect_stream("out", out)
     for value in (1, 2):
@@ -92,12 +98,13 @@ def test_a_buffer_is_looked_at_when_it_is_used():
 
 def test_engine_and_interpreter_agree_on_streams():
     graph = new_graph()
-    total, x = variable(graph, [N], name="total"), variable(graph, [N], name="x")
+    total = variable(graph, [N], name="total")
+    x = variable(graph, [N], name="x")
     source = graph.add_host_to_device_fifo("in", poplar.FLOAT, N)
     body = Sequence(Copy(source, x))
     popops.add_in_place(graph, total, x, body)
-    found = both(graph, Repeat(4, body), {"total": total}, {"in": Counter})
-    np.testing.assert_array_equal(found["total"], [0 + 1 + 2 + 3] * N)
+    outputs = both(graph, Repeat(4, body), {"total": total}, {"in": Counter})
+    np.testing.assert_array_equal(outputs["total"], [0 + 1 + 2 + 3] * N)
 
 
 @pytest.mark.slow
@@ -106,26 +113,28 @@ def test_10000_transfers_come_once_each_and_in_order(depth):
     count = 10_000
     graph, program = echo(count)
     engine = engine_of(graph, program, {"streams.prefetchDepth": depth})
-    callback, seen = Counter(), []
+    callback = Counter()
+    transfers = []
     engine.connect_stream_to_callback("in", callback)
-    engine.connect_stream_to_callback("out", lambda buffer: seen.append(buffer))
+    engine.connect_stream_to_callback("out", lambda buffer: transfers.append(buffer))
     engine.run()
-    np.testing.assert_array_equal(np.stack(seen), np.repeat(np.arange(count), N).reshape(count, N))
+    np.testing.assert_array_equal(np.stack(transfers), np.repeat(np.arange(count), N).reshape(count, N))
     assert callback.completed == count
     assert callback.fetched == (count if depth == 0 else 1)
 
 
-def test_a_slow_host_and_gaps_in_what_it_has_keep_the_order():
+def test_a_slow_host_with_gaps_keeps_the_order():
     count = 200
     graph, program = echo(count)
     engine = engine_of(graph, program, {"streams.prefetchDepth": "4"})
     rng = np.random.default_rng(0)
-    callback, seen = Counter(lambda number: rng.random() < 0.7, delay=0.0005), []
+    callback = Counter(lambda number: rng.random() < 0.7, delay=0.0005)
+    transfers = []
     engine.connect_stream_to_callback("in", callback)
-    engine.connect_stream_to_callback("out", lambda buffer: seen.append(buffer[0]))
-    for _ in range(2):  # what was prefetched at the end of one run is for the next
+    engine.connect_stream_to_callback("out", lambda buffer: transfers.append(buffer[0]))
+    for _ in range(2):  # transfers prefetched at the end of one run are for the next
         engine.run()
-    assert seen == list(range(2 * count))
+    assert transfers == list(range(2 * count))
     assert callback.fetched > 10
     assert callback.prefetched > 100
 
@@ -133,16 +142,17 @@ def test_a_slow_host_and_gaps_in_what_it_has_keep_the_order():
 def test_a_function_is_never_called_ahead_of_time():
     graph, program = echo(3)
     engine = engine_of(graph, program, {"streams.prefetchDepth": 4})
-    calls, seen = [], []
+    calls = []
+    transfers = []
 
     def fill(buffer):
-        calls.append(len(seen))
+        calls.append(len(transfers))
         buffer[:] = len(calls)
 
     engine.connect_stream_to_callback("in", fill)
-    engine.connect_stream_to_callback("out", lambda buffer: seen.append(buffer[0]))
+    engine.connect_stream_to_callback("out", lambda buffer: transfers.append(buffer[0]))
     engine.run()
-    assert (calls, seen) == ([0, 1, 2], [1, 2, 3])
+    assert (calls, transfers) == ([0, 1, 2], [1, 2, 3])
 
 
 class Broken(Exception):
@@ -152,7 +162,8 @@ class Broken(Exception):
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_callback_that_raises_leaves_the_engine_usable(depth):
     graph = new_graph()
-    x, total = variable(graph, [N], name="x"), variable(graph, [N], name="total")
+    x = variable(graph, [N], name="x")
+    total = variable(graph, [N], name="total")
     source = graph.add_host_to_device_fifo("in", poplar.FLOAT, N)
     body = Sequence(Copy(source, x))
     popops.add_in_place(graph, total, x, body)
@@ -199,20 +210,18 @@ def test_large_transfers_through_a_callback():
     size = 1_000_000
     x = graph.add_variable(poplar.FLOAT, [size], "x")
     graph.set_tile_mapping(x, np.arange(size) * 1472 // size)
-    source, sink = (
-        graph.add_host_to_device_fifo("in", poplar.FLOAT, size),
-        graph.add_device_to_host_fifo("out", poplar.FLOAT, size),
-    )
+    source = graph.add_host_to_device_fifo("in", poplar.FLOAT, size)
+    sink = graph.add_device_to_host_fifo("out", poplar.FLOAT, size)
     engine = poplar.Engine(graph, Repeat(3, Sequence(Copy(source, x), Copy(x, sink))))
     engine.load(device)
-    seen = []
-    engine.connect_stream_to_callback("in", lambda buffer: buffer.__setitem__(slice(None), len(seen)))
-    engine.connect_stream_to_callback("out", lambda buffer: seen.append(buffer.sum()))
+    transfers = []
+    engine.connect_stream_to_callback("in", lambda buffer: buffer.__setitem__(slice(None), len(transfers)))
+    engine.connect_stream_to_callback("out", lambda buffer: transfers.append(buffer.sum()))
     engine.run()
-    assert seen == [0, size, 2 * size]
+    assert transfers == [0, size, 2 * size]
 
 
-def test_a_stream_that_nobody_connected():
+def test_refuses_an_unconnected_stream():
     graph, program = echo(1)
     engine = engine_of(graph, program)
     engine.connect_stream("in", np.zeros(N, np.int32))
@@ -230,13 +239,13 @@ def test_a_stream_that_nobody_connected():
         ([0] * N, "got: list"),
     ],
 )
-def test_a_buffer_that_does_not_fit(buffer, message):
+def test_refuses_an_unfit_buffer(buffer, message):
     graph, program = echo(1)
     with pytest.raises(ArgumentError, match=message):
         engine_of(graph, program).connect_stream("in", buffer)
 
 
-def test_a_read_only_buffer_for_output():
+def test_refuses_a_read_only_buffer_for_output():
     graph, program = echo(1)
     buffer = np.zeros(N, np.int32)
     buffer.setflags(write=False)
@@ -246,7 +255,7 @@ def test_a_read_only_buffer_for_output():
         engine.connect_stream("out", buffer)
 
 
-def test_an_unknown_stream_and_no_callback():
+def test_refuses_an_unknown_stream_and_a_non_callback():
     graph, program = echo(1)
     engine = engine_of(graph, program)
     with pytest.raises(EngineError, match=r"'inn'(.|\n)*try: .*in"):
@@ -256,7 +265,7 @@ def test_an_unknown_stream_and_no_callback():
 
 
 @pytest.mark.slow
-def test_a_copy_over_the_limit_is_refused_naming_limit_and_option():
+def test_refuses_a_copy_over_the_limit_naming_limit_and_option():
     for num_ipus in (1, 2):
         device = poplar.IPUModel(num_ipus=num_ipus).create_device()
         size = device.get_target().stream_buffer_limit_bytes // 4 + 1
@@ -284,9 +293,10 @@ def test_the_limit_is_the_targets():
     poplar.Engine(graph, copy, {"streams.splitLargeCopies": "true"})
 
 
-def test_a_large_copy_is_split_with_syncs_and_the_host_sees_the_whole():
+def test_splits_a_large_copy_with_syncs_in_one_host_transfer():
     graph = new_graph()
-    size, limit = 10, 4 * 4
+    size = 10
+    limit = 4 * 4
     x = variable(graph, [size], poplar.INT, "x")
     source = graph.add_host_to_device_fifo("in", poplar.INT, size)
     sink = graph.add_device_to_host_fifo("out", poplar.INT, size)

@@ -1,4 +1,4 @@
-"""Profiles by Poplar's names: the options of the summary, what is printed where, and files."""
+"""Profiles by Poplar's names: the options of the summary, output streams, and files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def engine():
     graph = new_graph()
     total = variable(graph, [3], name="total", value=[0, 0, 0])
     graph.create_host_read("total", total)
-    add, double = Sequence(), Sequence()
+    add = Sequence()
+    double = Sequence()
     popops.add_in_place(graph, total, constant(graph, [1, 1, 1]), add, "add")
     popops.add_in_place(graph, total, total, double, "double")
     engine = poplar.Engine(graph, [add, double])
@@ -91,23 +92,26 @@ def test_colours_are_for_terminals(engine, monkeypatch):
     assert printed(engine, {"colours": "false"}) == bright
 
 
-def test_it_goes_to_the_standard_output(engine, capsys):
+def test_prints_to_the_standard_output(engine, capsys):
     engine.print_profile_summary()
     assert capsys.readouterr().out == printed(engine)
 
 
-def test_what_ran_is_told_by_the_ids_of_the_graph(engine):
-    programs, ran = engine.get_graph_profile()["programs"], engine.get_execution_profile()
+def test_the_execution_profile_uses_the_ids_of_the_graph(engine):
+    programs = engine.get_graph_profile()["programs"]
+    ran = engine.get_execution_profile()
     names = [programs[n]["name"].split("/")[0] for n in ran["programTrace"] if programs[n]["type"] == "OnTileExecute"]
     assert names == ["add", "add", "double"]
     assert ran["simulation"]["cycles"] == engine.execution.cycles
 
 
-def test_an_instrumented_run_is_told_branch_by_branch():
+def test_an_instrumented_run_lists_its_branches():
     graph = new_graph()
-    x, flag = variable(graph, [4], name="x", value=np.ones(4)), variable(graph, [], poplar.BOOL, "flag")
+    x = variable(graph, [4], name="x", value=np.ones(4))
+    flag = variable(graph, [], poplar.BOOL, "flag")
     graph.create_host_write("flag", flag)
-    slow, fast = Sequence(), Sequence()
+    slow = Sequence()
+    fast = Sequence()
     popops.sin(graph, x, slow, "slow")
     popops.neg(graph, x, fast, "fast")
     engine = poplar.Engine(graph, Repeat(2, If(flag, slow, fast)), {"debug.instrument": "true"})
@@ -115,16 +119,17 @@ def test_an_instrumented_run_is_told_branch_by_branch():
     for value in (True, False):
         engine.write_tensor("flag", value)
         engine.run()
-    programs, trace = engine.get_graph_profile()["programs"], engine.get_execution_profile()["programTrace"]
+    programs = engine.get_graph_profile()["programs"]
+    trace = engine.get_execution_profile()["programTrace"]
     names = [programs[n]["name"].split("/")[0] for n in trace if programs[n]["type"] == "OnTileExecute"]
     assert names == ["slow", "slow", "fast", "fast"]
 
 
 def test_variables_that_outlive_runs_are_live_through_them():
     graph = new_graph()
-    x, y, kept = (variable(graph, [64], name=name, value=np.ones(64)) for name in ("x", "y", "kept"))
-    graph.create_host_read("kept", kept)
-    engine = poplar.Engine(graph, [Copy(x, y), Copy(kept, y)])
+    x, y, persistent = (variable(graph, [64], name=name, value=np.ones(64)) for name in ("x", "y", "kept"))
+    graph.create_host_read("kept", persistent)
+    engine = poplar.Engine(graph, [Copy(x, y), Copy(persistent, y)])
     tree = engine.get_graph_profile()["memory"]["liveness"]
     always = {item["name"]: item["bytes"] for item in tree["alwaysLiveVariables"]}
     assert always["Variable(kept: float32[64])"] == 256
@@ -133,7 +138,8 @@ def test_variables_that_outlive_runs_are_live_through_them():
 def test_profiles_are_written_as_json_and_cbor(engine, tmp_path):
     cbor2 = pytest.importorskip("cbor2")
     for profile in (engine.get_graph_profile(), engine.get_execution_profile()):
-        text, raw = io.StringIO(), io.BytesIO()
+        text = io.StringIO()
+        raw = io.BytesIO()
         poplar.serialize_to_json(text, profile, True)
         poplar.serialize_to_cbor(raw, profile)
         assert json.loads(text.getvalue()) == cbor2.loads(raw.getvalue()) == profile

@@ -32,7 +32,7 @@ def add(graph: poplar.Graph, a: Tensor, b: Tensor, prog: Sequence) -> Tensor:
 # --- variables --------------------------------------------------------------------------------------------------------
 
 
-def test_variables_are_made_in_the_order_of_poplar_and_of_the_runtime():
+def test_variables_accept_the_argument_orders_of_poplar_and_of_the_runtime():
     graph = small_graph()
     v1 = graph.add_variable(poplar.FLOAT, [4, 2], "v1")
     v2 = graph.add_variable((4, 2), poplar.HALF, "v2")
@@ -55,12 +55,12 @@ def test_constants_hold_their_values():
 
 
 @pytest.mark.parametrize("bad", [("float", 3.5), (poplar.FLOAT, [-1])])
-def test_what_is_no_type_and_shape_is_refused(bad):
+def test_refuses_a_non_type_or_non_shape(bad):
     with pytest.raises(GraphError, match=r"test_graph.py:"):
         small_graph().add_variable(*bad, "v")
 
 
-def test_a_clone_lies_where_the_tensor_does():
+def test_a_clone_has_the_mapping_of_its_tensor():
     graph = small_graph()
     v = graph.add_variable(poplar.FLOAT, [4, 2], "v")
     for i in range(4):
@@ -68,7 +68,7 @@ def test_a_clone_lies_where_the_tensor_does():
     copy = graph.clone(v.transpose()[:, 1:])
     assert copy.shape == (2, 3) and copy.variables()[0] is not v.variables()[0]
     np.testing.assert_array_equal(owners(graph.mappings[copy.variables()[0]]), [1, 2, 3, 1, 2, 3])
-    with pytest.raises(MappingError, match="lies on no tile"):
+    with pytest.raises(MappingError, match="is mapped to no tile"):
         graph.clone(graph.add_variable(poplar.INT, [2], "nowhere"))
 
 
@@ -104,8 +104,9 @@ def test_a_variable_is_mapped_once_all_of_its_elements_are():
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_mapping_by_slices_is_as_numpy_assigns(data):
-    graph, shape = small_graph(), (3, 4, 2)
+def test_mapping_by_slices_equals_numpy_assignment(data):
+    graph = small_graph()
+    shape = (3, 4, 2)
     v = graph.add_variable(poplar.FLOAT, shape, "v")
     expected = np.full(shape, 5)
     graph.set_tile_mapping(v, 5)
@@ -114,14 +115,15 @@ def test_mapping_by_slices_is_as_numpy_assigns(data):
             slice(*sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))), data.draw(st.integers(1, 2)))
             for n in shape
         )
-        tile, perm = data.draw(st.integers(0, TILES - 1)), data.draw(st.permutations(range(3)))
+        tile = data.draw(st.integers(0, TILES - 1))
+        perm = data.draw(st.permutations(range(3)))
         graph.set_tile_mapping(v[cut].transpose(perm), tile)
         expected[cut] = tile
     np.testing.assert_array_equal(owners(graph.mappings[v.variables()[0]]), expected.reshape(-1))
     intervals = graph.get_tile_mapping(v)
     back = np.full(v.size, -1)
-    for tile, held in enumerate(intervals):
-        for begin, end in held:
+    for tile, tile_intervals in enumerate(intervals):
+        for begin, end in tile_intervals:
             assert np.all(back[begin:end] == -1)
             back[begin:end] = tile
     np.testing.assert_array_equal(back, expected.reshape(-1))
@@ -143,7 +145,7 @@ def test_a_tensor_of_several_variables_is_mapped_with_a_tile_for_each_element():
         (8, r"tile the target lacks[\s\S]*0 … 7[\s\S]*got: 8"),
         (-1, r"tile the target lacks[\s\S]*got: -1"),
         ([[(0, 3)]], "leaves elements out"),
-        ([[(0, 3)], [(2, 4)]], "holds elements twice"),
+        ([[(0, 3)], [(2, 4)]], "maps elements twice"),
         ([[(0, 5)]], "leaves the tensor"),
         ([[]] * 9, "names tiles the target lacks"),
         (np.array([0, 1]), r"expected: 4 tiles[\s\S]*got: 2"),
@@ -157,7 +159,7 @@ def test_bad_mappings_name_the_tensor_and_the_line(mapping, message):
     assert "precious" in str(caught.value) and "test_graph.py:" in str(caught.value.where)
 
 
-def test_an_unmapped_variable_is_refused_by_name_and_line():
+def test_refuses_an_unmapped_variable_by_name_and_line():
     graph = small_graph()
     v, w = (graph.add_variable(poplar.FLOAT, [4], name) for name in ("v", "w"))
     graph.set_tile_mapping(v, 0)
@@ -168,14 +170,16 @@ def test_an_unmapped_variable_is_refused_by_name_and_line():
         add(graph, v, w, Sequence())
 
 
-def test_operations_of_the_libraries_take_the_graph():
-    graph, prog = small_graph(), Sequence()
+def test_library_operations_accept_the_graph():
+    graph = small_graph()
+    prog = Sequence()
     v, w = (graph.add_variable(poplar.FLOAT, [40], name) for name in ("v", "w"))
     for i in range(8):
         graph.set_tile_mapping(v[i * 5 : i * 5 + 5], i)
     graph.set_tile_mapping(w, 3)
     total = add(graph, v, w, prog)
-    x, y = np.arange(40.0, dtype=np.float32), np.ones(40, np.float32)
+    x = np.arange(40.0, dtype=np.float32)
+    y = np.ones(40, np.float32)
     (got,) = run_both(graph, prog, {v: x, w: y}, [total])
     np.testing.assert_array_equal(got, x + y)
 
@@ -183,7 +187,7 @@ def test_operations_of_the_libraries_take_the_graph():
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def test_views_have_the_names_and_forms_of_poplar():
+def test_views_have_the_names_of_poplar():
     graph = small_graph()
     v = graph.add_variable(poplar.FLOAT, [3, 4], "v")
     x = np.arange(12).reshape(3, 4)
@@ -208,7 +212,7 @@ def test_views_have_the_names_and_forms_of_poplar():
 # --- names for the host -----------------------------------------------------------------------------------------------
 
 
-def test_handles_streams_and_remote_buffers_are_kept_and_their_names_are_unique():
+def test_names_of_handles_streams_and_remote_buffers_are_unique():
     graph = small_graph()
     v = graph.add_variable(poplar.FLOAT, [4], "v")
     graph.create_host_write("v-write", v)
@@ -219,13 +223,13 @@ def test_handles_streams_and_remote_buffers_are_kept_and_their_names_are_unique(
     assert graph.host_writes == {"v-write": v} and graph.host_reads == {"v-read": v}
     assert graph.streams == {"in": into, "out": out} and into.direction == "host_to_device" and out.num_bytes == 120
     assert graph.remote_buffers == {"far": remote} and (remote.num_elements, remote.repeats) == (10, 3)
-    for again in (
+    for duplicate in (
         lambda: graph.create_host_write("v-write", v),
         lambda: graph.add_device_to_host_fifo("in", poplar.FLOAT, 1),
         lambda: graph.add_remote_buffer("far", poplar.HALF, 1),
     ):
         with pytest.raises(GraphError, match=r"two .* handles are called"):
-            again()
+            duplicate()
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -267,8 +271,9 @@ def test_the_cpu_is_one_tile_with_one_worker():
     np.testing.assert_array_equal(got, jnp.ones(4))
 
 
-def test_compute_sets_of_another_graph_are_refused():
-    graph, other = small_graph(), small_graph()
+def test_refuses_compute_sets_of_another_graph():
+    graph = small_graph()
+    other = small_graph()
     stranger = other.add_compute_set("stranger")
     with pytest.raises(GraphError, match="compute set stranger is not of this graph"):
         graph.add_vertex(stranger, "Any")

@@ -1,4 +1,4 @@
-"""Replicas made from a graph: what is added to one is in all, the parent stays usable, and programs do it in each."""
+"""Replicas made from a graph: additions are in all of them, the parent stays usable, and programs run in each."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def tiles_of(graph, tensor):
 
 def streams(graph, size, inputs, outputs):
     """Streams of a graph by name."""
-    made = {name: graph.add_host_to_device_fifo(name, FLOAT, size) for name in inputs}
-    return made | {name: graph.add_device_to_host_fifo(name, FLOAT, size) for name in outputs}
+    inputs_by_name = {name: graph.add_host_to_device_fifo(name, FLOAT, size) for name in inputs}
+    return inputs_by_name | {name: graph.add_device_to_host_fifo(name, FLOAT, size) for name in outputs}
 
 
 # --- tiles, variables, vertices ---------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_each_replica_has_its_share_of_tiles(num_ipus, tiles, replicas):
 
 
 @pytest.mark.parametrize("replicas", ["2", 2.0, None])
-def test_a_number_of_replicas_is_whole(replicas):
+def test_refuses_a_non_integer_number_of_replicas(replicas):
     with pytest.raises(GraphError, match=r"replicas of a graph[\s\S]*a divisor of 4"):
         graphs(4, 4, replicas)
     with pytest.raises(GraphError, match=r"replicas of a graph[\s\S]*a divisor of 4"):
@@ -90,14 +90,14 @@ def test_replicas_divide_the_machine(num_ipus, replicas, match):
         graphs(num_ipus, 8, replicas)
 
 
-def test_replicas_inside_of_replicas_are_refused():
+def test_refuses_replicas_inside_replicas():
     on, _, replicated = graphs()
     for graph in (replicated, replicated.create_virtual_graph(2), poplar.Graph(on, replication_factor=2)):
         with pytest.raises(GraphError, match="replicas inside of replicas"):
             graph.create_replicated_graph(2)
 
 
-def test_only_tensors_of_replicas_have_one_in_each():
+def test_refuses_tensors_outside_of_the_replicas():
     _, graph, replicated = graphs()
     with pytest.raises(GraphError, match="of no replicated graph"):
         graph.get_non_replicated_tensor(placed(graph, [2], "own"))
@@ -111,33 +111,39 @@ def test_only_tensors_of_replicas_have_one_in_each():
 @pytest.mark.parametrize(("num_ipus", "tiles"), [(4, 4), (1, 16)])
 def test_every_replica_computes_by_itself(num_ipus, tiles):
     on, graph, rg = graphs(num_ipus, tiles)
-    x, y = placed(rg, [3], "x", tile=1), placed(rg, [3], "y", tile=3)
+    x = placed(rg, [3], "x", tile=1)
+    y = placed(rg, [3], "y", tile=3)
     io = streams(rg, 3, ["in"], ["out"])
     program = Sequence(Copy(io["in"], x), vertex(rg, AddVertex, x, x, y, tile=2), Copy(y, io["out"]))
     values = np.arange(12.0, dtype=np.float32).reshape(REPLICAS, 1, 3)
-    found = both(graph, on, program, {"in": values}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"], 2 * values)
+    outputs = both(graph, on, program, {"in": values}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"], 2 * values)
 
 
 def test_parent_and_replicas_share_compute_sets_and_copies():
     on, graph, rg = graphs()
-    x, y = placed(rg, [2], "x"), placed(rg, [2], "y")
-    own, total = placed(graph, [2], "own", tile=5), placed(graph, [2], "total", tile=5)
+    x = placed(rg, [2], "x")
+    y = placed(rg, [2], "y")
+    parent_tensor = placed(graph, [2], "own", tile=5)
+    total = placed(graph, [2], "total", tile=5)
     rg.set_initial_value(x, [1, 2])
-    graph.set_initial_value(own, [10, 20])
+    graph.set_initial_value(parent_tensor, [10, 20])
     step = vertex(rg, AddVertex, x, x, y)
-    mine = graph.add_vertex(step.compute_set, AddVertex, {"a": own, "b": own, "out": total})
-    graph.set_tile_mapping(mine, 5)
+    parent_vertex = graph.add_vertex(
+        step.compute_set, AddVertex, {"a": parent_tensor, "b": parent_tensor, "out": total}
+    )
+    graph.set_tile_mapping(parent_vertex, 5)
     assert len(graph.groups[step.compute_set]) == REPLICAS + 1 and len(rg.groups[step.compute_set]) == 1
     # From replica 2 to the parent, and from the parent to replica 3 and to all.
     everything = graph.get_non_replicated_tensor(y)
     ones = placed(rg, [2], "ones")
-    copies = [Copy(everything[2], own), Copy(total, everything[3]), Copy(own, ones)]
-    out, out_ones = rg.add_device_to_host_fifo("y", FLOAT, 2), rg.add_device_to_host_fifo("ones", FLOAT, 2)
+    copies = [Copy(everything[2], parent_tensor), Copy(total, everything[3]), Copy(parent_tensor, ones)]
+    out = rg.add_device_to_host_fifo("y", FLOAT, 2)
+    out_ones = rg.add_device_to_host_fifo("ones", FLOAT, 2)
     program = Sequence(step, *copies, Copy(y, out), Copy(ones, out_ones))
-    found = both(graph, on, program, {}, {"y": REPLICAS, "ones": REPLICAS})
-    assert found["y"][:, 0].tolist() == [[2, 4], [2, 4], [2, 4], [20, 40]]
-    assert found["ones"][:, 0].tolist() == [[2, 4]] * REPLICAS
+    outputs = both(graph, on, program, {}, {"y": REPLICAS, "ones": REPLICAS})
+    assert outputs["y"][:, 0].tolist() == [[2, 4], [2, 4], [2, 4], [20, 40]]
+    assert outputs["ones"][:, 0].tolist() == [[2, 4]] * REPLICAS
 
 
 def test_virtual_graphs_of_replicas_and_replicas_of_virtual_graphs():
@@ -147,7 +153,8 @@ def test_virtual_graphs_of_replicas_and_replicas_of_virtual_graphs():
     rg = middle.create_replicated_graph(2)
     inner = rg.create_virtual_graph([3, 1])
     assert inner.get_target().get_num_tiles() == 2 and inner.get_replication_factor() == 2
-    x, y = placed(inner, [2], "x", tile=0), placed(inner, [2], "y", tile=1)
+    x = placed(inner, [2], "x", tile=0)
+    y = placed(inner, [2], "y", tile=1)
     assert tiles_of(rg, x) == [[3, 3]] and tiles_of(inner, y) == [[1, 1]]
     assert tiles_of(graph, graph.get_non_replicated_tensor(x)) == [[7, 7], [11, 11]]
     io = streams(inner, 2, ["in"], ["out"])
@@ -169,17 +176,19 @@ def test_libraries_work_in_a_replica():
     y = popops.mul(rg, popops.add(rg, x, x, program, "sum"), x, program, "product")
     program.add(Copy(y, io["out"]))
     values = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
-    found = both(graph, on, program, {"in": values}, {"out": 2})
-    np.testing.assert_array_equal(found["out"], (values + values) * values)
+    outputs = both(graph, on, program, {"in": values}, {"out": 2})
+    np.testing.assert_array_equal(outputs["out"], (values + values) * values)
     assert "popops" in graph.libraries
 
 
 def test_the_index_and_constants_of_each_replica():
     on, graph, rg = graphs()
-    index, c = rg.add_replication_index_constant(), constant(rg, [7.0])
+    index = rg.add_replication_index_constant()
+    c = constant(rg, [7.0])
     rg.set_tile_mapping(index, 2)
     assert index.dtype == UNSIGNED_INT and index.shape == () and index.contains_constant
-    y, z = placed(rg, [1], "y", UNSIGNED_INT), placed(rg, [1], "z")
+    y = placed(rg, [1], "y", UNSIGNED_INT)
+    z = placed(rg, [1], "z")
     for name, tensor in (("y", y), ("z", z)):
         rg.create_host_read(name, tensor)
     engine = run(graph, on, Sequence(Copy(index, y), Copy(c, z)), {})
@@ -191,26 +200,32 @@ def test_the_index_and_constants_of_each_replica():
 # --- steps that are one on the machine --------------------------------------------------------------------------------
 
 
-def test_a_copy_in_all_replicas_is_one_step_and_costs_what_one_does():
+def test_a_copy_in_all_replicas_costs_as_much_as_in_one():
     def profile(replicas):
         on = device(replicas)
         graph = poplar.Graph(on)
         part = graph.create_replicated_graph(replicas) if replicas > 1 else graph
-        x, y = placed(part, [64], "x"), placed(part, [64], "y", tile=3)
+        x = placed(part, [64], "x")
+        y = placed(part, [64], "y", tile=3)
         part.set_initial_value(x, 1)
         _, (program,) = expanded(graph, [Sequence(vertex(part, AddVertex, x, x, y), Copy(y, x))])
         assert sum(isinstance(node, nodes.Copy) for node in distinct(program)) == 1
         return poplar.Engine(graph, Sequence(vertex(part, AddVertex, x, x, y), Copy(y, x))).profile
 
-    one, many = profile(1), profile(8)
-    assert one.phase_cycles == many.phase_cycles and one.phase_cycles["global_exchange"] == 0
-    np.testing.assert_array_equal(np.tile(one.memory.tile_bytes, 8), many.memory.tile_bytes)
-    assert isinstance(one, Profile)
+    profile_of_one = profile(1)
+    profile_of_eight = profile(8)
+    assert (
+        profile_of_one.phase_cycles == profile_of_eight.phase_cycles
+        and profile_of_one.phase_cycles["global_exchange"] == 0
+    )
+    np.testing.assert_array_equal(np.tile(profile_of_one.memory.tile_bytes, 8), profile_of_eight.memory.tile_bytes)
+    assert isinstance(profile_of_one, Profile)
 
 
 def test_writing_part_of_each_replicas_variable_keeps_the_rest():
     on, graph, rg = graphs()
-    x, source = placed(rg, [4], "x"), placed(graph, [2], "source")
+    x = placed(rg, [4], "x")
+    source = placed(graph, [2], "source")
     rg.create_host_write("x", x)
     rg.create_host_read("x", x)
     graph.create_host_write("source", source)
@@ -227,7 +242,7 @@ def test_writing_part_of_each_replicas_variable_keeps_the_rest():
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_streams_bring_each_replica_its_own_or_all_the_same(broadcast):
+def test_streams_deliver_separate_or_broadcast_data(broadcast):
     on, graph, rg = graphs()
     mode = ReplicatedStreamMode.BROADCAST if broadcast else ReplicatedStreamMode.REPLICATE
     stream = rg.add_host_to_device_fifo("in", FLOAT, 2, mode)
@@ -237,8 +252,8 @@ def test_streams_bring_each_replica_its_own_or_all_the_same(broadcast):
     program = Repeat(3, Sequence(Copy(stream, x), Copy(x, out)))
     rows = np.arange(24.0, dtype=np.float32).reshape(REPLICAS, 3, 2)
     feed = rows[:1] if broadcast else rows
-    found = both(graph, on, program, {"in": feed}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"], np.broadcast_to(feed, rows.shape))
+    outputs = both(graph, on, program, {"in": feed}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"], np.broadcast_to(feed, rows.shape))
     # The same through buffers, and large copies split.
     engine = poplar.Engine(graph, program)
     engine.load(on)
@@ -251,12 +266,14 @@ def test_streams_bring_each_replica_its_own_or_all_the_same(broadcast):
 
 def test_printing_and_aborting_name_the_replica(capsys):
     on, graph, rg = graphs(2, 4, 2)
-    x, flag = placed(rg, [2], "x"), placed(rg, [], "flag", BOOL)
+    x = placed(rg, [2], "x")
+    flag = placed(rg, [], "flag", BOOL)
     io = streams(rg, 2, ["in"], [])
-    index, one = rg.add_replication_index_constant(), constant(rg, np.uint32(1), UNSIGNED_INT)
+    index = rg.add_replication_index_constant()
+    number_one = constant(rg, np.uint32(1), UNSIGNED_INT)
     rg.set_tile_mapping(index, 0)
     program = Sequence(Copy(io["in"], x), PrintTensor("x", x))
-    is_one = popops.eq(rg, index, one, program, "is one")
+    is_one = popops.eq(rg, index, number_one, program, "is one")
     program.add(Copy(is_one.reshape(()), flag))
     engine = poplar.Engine(graph, Sequence(program, AbortOn(flag, "too far")))
     engine.load(on)
@@ -269,7 +286,9 @@ def test_printing_and_aborting_name_the_replica(capsys):
 def test_remote_buffers_are_of_each_replica():
     on, graph, rg = graphs()
     buffer = rg.add_remote_buffer("far", FLOAT, 2, repeats=3)
-    x, y, row = placed(rg, [2], "x"), placed(rg, [2], "y"), constant(rg, np.int32([1]), INT)
+    x = placed(rg, [2], "x")
+    y = placed(rg, [2], "y")
+    row = constant(rg, np.int32([1]), INT)
     io = streams(rg, 2, ["in"], ["out"])
     program = Sequence(Copy(io["in"], x), Copy(x, buffer, row), Copy(buffer, y, row), Copy(y, io["out"]))
     values = np.arange(8.0, dtype=np.float32).reshape(REPLICAS, 1, 2)
@@ -279,18 +298,19 @@ def test_remote_buffers_are_of_each_replica():
 @pytest.mark.parametrize("pairs", [{0: 1, 1: 2, 2: 3, 3: 0}, {3: 0}, [(1, 0), (1, 2), (1, 3)], {}])
 def test_copies_between_replicas(pairs):
     on, graph, rg = graphs()
-    x, y = placed(rg, [2], "x"), placed(rg, [2], "y", tile=1)
+    x = placed(rg, [2], "x")
+    y = placed(rg, [2], "y", tile=1)
     io = streams(rg, 2, ["x", "y"], ["out"])
     copy = CrossReplicaCopy(x, y, pairs)
     program = Sequence(Copy(io["x"], x), Copy(io["y"], y), copy, Copy(y, io["out"]))
     _, (flat,) = expanded(graph, [Sequence(copy)])
     assert sum(isinstance(node, nodes.Copy) for node in distinct(flat)) == bool(pairs)
     xs, ys = np.random.default_rng(0).normal(size=(2, REPLICAS, 1, 2)).astype(np.float32)
-    found = both(graph, on, program, {"x": xs, "y": ys}, {"out": REPLICAS})
+    outputs = both(graph, on, program, {"x": xs, "y": ys}, {"out": REPLICAS})
     expected = ys.copy()
     for sender, receiver in pairs.items() if isinstance(pairs, dict) else pairs:
         expected[receiver] = xs[sender]
-    np.testing.assert_array_equal(found["out"], expected)
+    np.testing.assert_array_equal(outputs["out"], expected)
 
 
 # --- control ----------------------------------------------------------------------------------------------------------
@@ -299,19 +319,24 @@ def test_copies_between_replicas(pairs):
 @pytest.mark.parametrize("kind", ["if", "while", "switch", "call"])
 def test_each_replica_decides_for_itself(kind):
     on, graph, rg = graphs()
-    x, y, flag = placed(rg, [1], "x"), placed(rg, [1], "y"), placed(rg, [1], "flag", BOOL)
-    limit, one = constant(rg, [5.0]), constant(rg, [1.0])
+    x = placed(rg, [1], "x")
+    y = placed(rg, [1], "y")
+    flag = placed(rg, [1], "flag", BOOL)
+    limit = constant(rg, [5.0])
+    increment = constant(rg, [1.0])
     io = streams(rg, 1, ["in"], ["out"])
     test = vertex(rg, LessVertex, x[0], limit[0], flag[0])
-    more = Sequence(vertex(rg, AddVertex, x, one, y), WriteUndef(x), Copy(y, x))
+    incremented = Sequence(vertex(rg, AddVertex, x, increment, y), WriteUndef(x), Copy(y, x))
     twice = Sequence(vertex(rg, AddVertex, x, x, y), Copy(y, x))
     number = placed(rg, [], "number", INT)
     choose = Sequence(test, Copy(popops.cast(rg, flag.reshape(()), INT, test_cast := Sequence(), "number"), number))
     body = {
-        "if": Sequence(test, If(flag, more, twice)),
-        "while": RepeatWhileTrue(test, flag, more),
-        "switch": Sequence(test, test_cast, choose, Switch(number, {1: Repeat(3, more)}, twice)),
-        "call": Sequence(test, If(flag, Call(function := graph.add_function(more)), Call(function)), Call(function)),
+        "if": Sequence(test, If(flag, incremented, twice)),
+        "while": RepeatWhileTrue(test, flag, incremented),
+        "switch": Sequence(test, test_cast, choose, Switch(number, {1: Repeat(3, incremented)}, twice)),
+        "call": Sequence(
+            test, If(flag, Call(function := graph.add_function(incremented)), Call(function)), Call(function)
+        ),
     }[kind]
     values = np.float32([0, 7, 3.5, -2])
     expected = {
@@ -321,24 +346,28 @@ def test_each_replica_decides_for_itself(kind):
         "call": values + 2,
     }[kind]
     program = Sequence(Copy(io["in"], x), body, Copy(x, io["out"]))
-    found = both(graph, on, program, {"in": values.reshape(REPLICAS, 1, 1)}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"].reshape(-1), expected)
+    outputs = both(graph, on, program, {"in": values.reshape(REPLICAS, 1, 1)}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"].reshape(-1), expected)
 
 
 def test_the_parent_decides_for_all():
     on, graph, rg = graphs()
-    x, y = placed(rg, [1], "x"), placed(rg, [1], "y")
-    count, nxt, goes_on = placed(graph, [1], "count"), placed(graph, [1], "next"), placed(graph, [1], "on", BOOL)
-    limit, one = constant(graph, [3.0]), constant(graph, [1.0])
+    x = placed(rg, [1], "x")
+    y = placed(rg, [1], "y")
+    count = placed(graph, [1], "count")
+    nxt = placed(graph, [1], "next")
+    goes_on = placed(graph, [1], "on", BOOL)
+    limit = constant(graph, [3.0])
+    increment = constant(graph, [1.0])
     io = streams(rg, 1, ["in"], ["out"])
     test = vertex(graph, LessVertex, count[0], limit[0], goes_on[0])
-    counting = Sequence(vertex(graph, AddVertex, count, one, nxt), Copy(nxt, count))
+    counting = Sequence(vertex(graph, AddVertex, count, increment, nxt), Copy(nxt, count))
     doubling = Sequence(vertex(rg, AddVertex, x, x, y), Copy(y, x), Copy(x, io["out"]))
     graph.set_initial_value(count, 0)
     program = Sequence(Copy(io["in"], x), RepeatWhileTrue(test, goes_on, Sequence(counting, doubling)))
     values = np.float32([1, 2, 3, 4])
-    found = both(graph, on, program, {"in": values.reshape(REPLICAS, 1, 1)}, {"out": REPLICAS})
-    np.testing.assert_array_equal(found["out"][:, :, 0], values[:, None] * [2, 4, 8])
+    outputs = both(graph, on, program, {"in": values.reshape(REPLICAS, 1, 1)}, {"out": REPLICAS})
+    np.testing.assert_array_equal(outputs["out"][:, :, 0], values[:, None] * [2, 4, 8])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -369,10 +398,13 @@ def refusals():
         return If(placed(rg, [], "flag", BOOL), CrossReplicaCopy(x, x, {0: 1}))
 
     def parents_vertex_under_a_decision(graph, rg):
-        x, own = placed(rg, [2], "x"), placed(graph, [2], "own")
+        x = placed(rg, [2], "x")
+        parent_tensor = placed(graph, [2], "own")
         step = vertex(rg, AddVertex, x, x, placed(rg, [2], "y"))
-        mine = graph.add_vertex(step.compute_set, AddVertex, {"a": own, "b": own, "out": placed(graph, [2], "z")})
-        graph.set_tile_mapping(mine, 0)
+        parent_vertex = graph.add_vertex(
+            step.compute_set, AddVertex, {"a": parent_tensor, "b": parent_tensor, "out": placed(graph, [2], "z")}
+        )
+        graph.set_tile_mapping(parent_vertex, 0)
         return If(placed(rg, [], "flag", BOOL), step)
 
     def copy_to_a_replica_there_is_not(graph, rg):
@@ -406,21 +438,21 @@ def refusals():
 
 
 @pytest.mark.parametrize(("build", "error", "match"), refusals())
-def test_what_cannot_be_done_in_all_replicas_is_refused(build, error, match):
+def test_refuses_programs_that_cannot_run_in_all_replicas(build, error, match):
     _, graph, rg = graphs()
     program = build(graph, rg)
     with pytest.raises(error, match=match):
         poplar.Engine(graph, program)
 
 
-def test_an_engine_runs_the_whole_graph():
+def test_refuses_an_engine_of_a_part_of_the_graph():
     _, graph, rg = graphs()
     for part in (rg, graph.create_virtual_graph(2)):
         with pytest.raises(ArgumentError, match="an engine runs a whole graph"):
             poplar.Engine(part, Sequence())
 
 
-def test_a_replica_map_is_of_numbers():
+def test_refuses_a_replica_map_of_anything_but_numbers():
     _, _, rg = graphs()
     x = placed(rg, [2], "x")
     for wrong in ([1, 2], {0: "a"}, [(0, 1, 2)], {0.5: 1}):

@@ -1,4 +1,4 @@
-"""Virtual graphs: tiles chosen in every way, additions that end on the parent's tiles, and libraries inside of them."""
+"""Virtual graphs: selections of tiles, additions on the parent's tiles, and libraries inside them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SumVertex(Vertex):
 
 
 def tile_of(graph: poplar.Graph, tensor: poplar.Tensor) -> list[int]:
-    """The tile of every element, as a graph numbers them."""
+    """Tile of every element, in a graph's numbers."""
     (variable,) = tensor.variables()
     return owners(graph.mappings[variable]).tolist()
 
@@ -62,12 +62,12 @@ def test_tiles_are_chosen_by_range_by_number_and_by_list(chosen, tiles, ipus):
         (([0], 4), "invalid tile range"),
     ],
 )
-def test_tiles_that_are_none_are_refused(chosen, message):
+def test_refuses_invalid_tiles(chosen, message):
     with pytest.raises(GraphError, match=message):
         small_graph(8, num_ipus=3).create_virtual_graph(*chosen)
 
 
-def test_what_is_added_lies_on_the_parents_tiles():
+def test_additions_are_mapped_to_the_parents_tiles():
     graph = small_graph()
     virtual = graph.create_virtual_graph([6, 2, 4])
     v = virtual.add_variable(FLOAT, [3], "v")
@@ -85,7 +85,7 @@ def test_what_is_added_lies_on_the_parents_tiles():
         virtual.set_tile_mapping(virtual.add_vertex(virtual.add_compute_set("c"), SumVertex), 3)
 
 
-def test_variables_of_the_parent_are_seen_if_they_lie_on_the_tiles():
+def test_sees_the_parents_variables_that_are_mapped_to_its_tiles():
     graph = small_graph()
     virtual = graph.create_virtual_graph(2, 5)
     inside, outside, across = (graph.add_variable(FLOAT, [2], name) for name in ("inside", "outside", "across"))
@@ -96,15 +96,18 @@ def test_variables_of_the_parent_are_seen_if_they_lie_on_the_tiles():
     assert tile_of(virtual, inside) == [1, 1] and list(virtual.mappings) == [inside.variables()[0]]
     graph.set_tile_mapping(across, 4)
     assert len(virtual.mappings) == 2
-    with pytest.raises(MappingError, match="lies on no tile"):
+    with pytest.raises(MappingError, match="is mapped to no tile"):
         virtual.get_tile_mapping(outside)
 
 
 def test_a_pipeline_of_two_virtual_graphs_runs_as_one_program():
-    graph, prog = small_graph(), Sequence()
-    first, second = graph.create_virtual_graph(0, 4), graph.create_virtual_graph(4, 8)
+    graph = small_graph()
+    prog = Sequence()
+    first = graph.create_virtual_graph(0, 4)
+    second = graph.create_virtual_graph(4, 8)
     x = first.add_variable(FLOAT, [4, 3], "x")
-    sums, out = second.add_variable(FLOAT, [4], "sums"), second.add_variable(FLOAT, [4], "out")
+    sums = second.add_variable(FLOAT, [4], "sums")
+    out = second.add_variable(FLOAT, [4], "out")
     for i in range(4):
         first.set_tile_mapping(x[i], i)
         second.set_tile_mapping(sums[i], i)
@@ -125,7 +128,8 @@ def test_a_pipeline_of_two_virtual_graphs_runs_as_one_program():
 
 
 def test_libraries_use_the_tiles_of_the_virtual_graph_only():
-    graph, prog = small_graph(), Sequence()
+    graph = small_graph()
+    prog = Sequence()
     virtual = graph.create_virtual_graph([7, 5])
     a = virtual.add_variable(FLOAT, [64], "a")
     virtual.set_tile_mapping(a, np.arange(64) // 32)
@@ -134,8 +138,8 @@ def test_libraries_use_the_tiles_of_the_virtual_graph_only():
     (got,) = run_both(graph, prog, {a: np.arange(64)}, [total])
     np.testing.assert_array_equal(got, 2 * np.arange(64))
     # The virtual graph is a graph of its own machine, too.
-    (again,) = run_both(virtual, prog, {a: np.arange(64)}, [total])
-    np.testing.assert_array_equal(again, got)
+    (result_of_virtual_graph,) = run_both(virtual, prog, {a: np.arange(64)}, [total])
+    np.testing.assert_array_equal(result_of_virtual_graph, got)
 
 
 def test_virtual_graphs_nest():
@@ -146,19 +150,21 @@ def test_virtual_graphs_nest():
     assert tile_of(graph, v) == [5, 3] and inner.get_top_level_graph() is graph
 
 
-def test_vertices_outside_are_no_part_of_a_virtual_graph():
+def test_refuses_vertices_on_tiles_of_the_parent_only():
     graph = small_graph()
-    x, out = placed(graph, FLOAT, [3], "x", 1), placed(graph, FLOAT, [1], "out", 1)
+    x = placed(graph, FLOAT, [3], "x", 1)
+    out = placed(graph, FLOAT, [1], "out", 1)
     compute_set = graph.add_compute_set("sums")
     graph.set_tile_mapping(graph.add_vertex(compute_set, SumVertex, {"in": x, "out": out}), 6)
     virtual = graph.create_virtual_graph(0, 4)
-    with pytest.raises(GraphError, match=r"SumVertex in sums lie on tiles this virtual graph lacks"):
+    with pytest.raises(GraphError, match=r"SumVertex in sums are mapped to tiles this virtual graph lacks"):
         _ = virtual.groups[compute_set]
 
 
-def test_memory_of_another_ipu_is_out_of_reach_of_a_vertex():
+def test_refuses_a_vertex_that_reads_memory_of_another_ipu():
     graph = small_graph(4, num_ipus=2)
-    x, out = placed(graph, FLOAT, [3], "x", 1), placed(graph, FLOAT, [1], "out", 5)
+    x = placed(graph, FLOAT, [3], "x", 1)
+    out = placed(graph, FLOAT, [1], "out", 5)
     virtual = graph.create_virtual_graph(4, 8)
     compute_set = virtual.add_compute_set("sums")
     virtual.set_tile_mapping(virtual.add_vertex(compute_set, SumVertex, {"in": x, "out": out}), 0)
@@ -166,9 +172,10 @@ def test_memory_of_another_ipu_is_out_of_reach_of_a_vertex():
         compiled(graph, Execute(compute_set), {x: np.ones(3)}, [out])
 
 
-def test_vertices_on_both_ipus_are_groups_of_each():
+def test_vertices_on_two_ipus_are_two_groups():
     graph = small_graph(4, num_ipus=2)
-    x, out = graph.add_variable(FLOAT, [8, 3], "x"), graph.add_variable(FLOAT, [8], "out")
+    x = graph.add_variable(FLOAT, [8, 3], "x")
+    out = graph.add_variable(FLOAT, [8], "out")
     compute_set = graph.add_compute_set("sums")
     for i in range(8):
         graph.set_tile_mapping(x[i], i)

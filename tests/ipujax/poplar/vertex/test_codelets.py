@@ -1,6 +1,6 @@
-"""Codelets in Python: how classes are read, what their functions may return, what they cost, and calls from JAX code.
+"""Codelets in Python: fields of classes, results of their functions, costs, and calls from JAX code.
 
-What calls compute, split and differentiated, are rows of the op table (`tests/lowering/rules/op_rows_codelet.py`).
+Results of calls, also split and differentiated, are rows of the op table (`tests/lowering/rules/op_rows_codelet.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_fields_are_read_from_annotations():
     assert [f.name for f in Child.fields] == ["in", "out", "factor", "extra"] and Child.parameters == ("in_",)
 
 
-def test_a_field_without_a_type_is_refused():
+def test_refuses_a_field_without_a_type():
     with pytest.raises(GraphError, match=r"field x of codelet Wrong has no type[\s\S]*got: 5"):
 
         class Wrong(Vertex):
@@ -87,7 +87,7 @@ def test_a_field_without_a_type_is_refused():
                 return 0.0
 
 
-def test_a_type_that_is_not_known_is_refused():
+def test_refuses_an_unknown_type():
     with pytest.raises(GraphError, match=r"codelet Wrong: a field's type is not known here[\s\S]*try: define codelets"):
 
         class Wrong(Vertex):
@@ -134,13 +134,13 @@ class ListedVertex(Vertex):
         return 1000 * len(xs) + 100 * xs[1].size + 10 * in_.shape[0] + out.ndim + target.worker_contexts - 0.5
 
 
-def test_cycles_gets_what_it_asks_for_by_name():
+def test_cycles_receives_its_arguments_by_name():
     codelet = vertex_codelet(ListedVertex, ((2, 3), (4,), ()))
     assert codelet.cycles((), preset("mk2")) == 2346  # 2345.5, rounded up
 
 
 @pytest.mark.parametrize("cycles", [-1, 2**70, np.nan, "4", True, None])
-def test_cycles_that_are_no_number_of_cycles_are_refused(cycles):
+def test_refuses_cycles_that_are_no_count(cycles):
     fields = {"x": Input[FLOAT], "out": Output[FLOAT]}
     wrong = type("Wrong", (Vertex,), {"compute": lambda x: x, "cycles": lambda x: cycles, "__annotations__": fields})
     with pytest.raises(GraphError, match=r"cycles of codelet Wrong[\s\S]*test_codelets.py[\s\S]*0 … 4294967295"):
@@ -171,13 +171,13 @@ def test_results_come_in_order_or_by_name_and_plain_numbers_take_the_fields_type
         (lambda x: (x[0].astype(int), x), r"int32\[\] for field y[\s\S]*expected: float32\[\]"),
     ],
 )
-def test_results_that_do_not_fit_are_refused_at_the_codelets_line(result, message):
+def test_refuses_unfit_results_at_the_codelets_line(result, message):
     with pytest.raises(GraphError, match=message) as e:
         vertex_codelet(codelet_returning(result), ((4,), (), (4,)))
     assert str(e.value.where).startswith("test_codelets.py:")
 
 
-def test_an_error_of_compute_is_the_users_own():
+def test_passes_on_errors_of_compute():
     with pytest.raises(ZeroDivisionError):
         vertex_codelet(codelet_returning(lambda x: 1 // 0), ((4,), (), (4,)))
 
@@ -198,7 +198,7 @@ def test_a_module_of_codelets_is_added_by_names():
     assert list(other.codelets) == ["Local"]
 
 
-def test_what_is_no_codelet_or_unfinished_or_a_double_is_refused():
+def test_refuses_a_non_codelet_an_unfinished_and_a_duplicate_codelet():
     graph = small_graph()
     with pytest.raises(GraphError, match=r"no codelet[\s\S]*got: 'tut3_codelets.cpp'"):
         graph.add_codelets("tut3_codelets.cpp")
@@ -215,7 +215,8 @@ def test_what_is_no_codelet_or_unfinished_or_a_double_is_refused():
 
 def test_the_estimate_of_a_codelet_is_used():
     graph = small_graph()
-    x, out = placed(graph, HALF, [10], "x"), placed(graph, HALF, [10], "out")
+    x = placed(graph, HALF, [10], "x")
+    out = placed(graph, HALF, [10], "out")
     compute_set = graph.add_compute_set("scale")
     graph.set_tile_mapping(graph.add_vertex(compute_set, NamedVertex, {"in": x, "out": out}), 0)
     step = Execute(compute_set)
@@ -248,7 +249,7 @@ def test_operations_are_counted(function, arguments, expected):
 # --- calls from JAX code ----------------------------------------------------------------------------------------------
 
 
-def test_a_call_names_its_codelet_and_the_users_line_and_costs_what_it_does():
+def test_a_call_has_the_name_line_and_cost_of_its_codelet():
     small = ipu.IPUModel(tiles_per_ipu=8)
 
     @ipu.jit(device=small)
@@ -257,9 +258,9 @@ def test_a_call_names_its_codelet_and_the_users_line_and_costs_what_it_does():
 
     x = np.arange(20, dtype=np.float16).reshape(4, 5)
     np.testing.assert_array_equal(scaled(x), 2 * x)
-    made = scaled.lower(x).compile()
-    assert "mine::Scale<half>" in made.profile.summary()
-    assert not made.profile.fallbacks
+    compiled = scaled.lower(x).compile()
+    assert "mine::Scale<half>" in compiled.profile.summary()
+    assert not compiled.profile.fallbacks
     executable = scaled.lower(x)
     (groups,) = executable.graph.groups.values()
     (group,) = groups
@@ -269,7 +270,7 @@ def test_a_call_names_its_codelet_and_the_users_line_and_costs_what_it_does():
         assert file == "test_codelets.py" and "# here" in source.readlines()[int(line) - 1]
 
 
-def test_a_call_puts_vertices_on_the_tiles_asked_for():
+def test_a_call_maps_its_vertices_to_the_requested_tiles():
     small = ipu.IPUModel(tiles_per_ipu=8)
     x = np.ones((3, 5), np.float16)
 
@@ -283,21 +284,23 @@ def test_a_call_puts_vertices_on_the_tiles_asked_for():
         tiles_of(8)
 
 
-def test_gradients_are_those_given():
+def test_a_call_has_the_supplied_gradients():
     def gradient(arrays, cotangents):
-        (a, b), (ct,) = arrays, cotangents
+        a, b = arrays
+        (ct,) = cotangents
         return ct[:, None] * b, ct @ a
 
     def loss(a, b):
         return jnp.sum(ipu.codelet_call(DotVertex, a, b, gradient=gradient) ** 2)
 
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(6, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
+    a = rng.normal(size=(6, 5)).astype(np.float32)
+    b = rng.normal(size=5).astype(np.float32)
     expected = jax.grad(lambda a, b: jnp.sum((a @ b) ** 2), (0, 1))(a, b)
     small = ipu.IPUModel(tiles_per_ipu=8)
     for got in (jax.grad(loss, (0, 1))(a, b), ipu.jit(jax.grad(loss, (0, 1)), device=small)(a, b)):
-        for one, other in zip(got, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
+        for result, reference in zip(got, expected, strict=True):
+            np.testing.assert_allclose(result, reference, rtol=1e-5)
 
 
 class Lists(Vertex):
@@ -340,7 +343,7 @@ VECTOR = np.ones((4, 3), np.float32)
         ),
     ],
 )
-def test_calls_that_do_not_fit_are_refused_at_their_line(call, message):
+def test_refuses_unfit_calls_at_their_line(call, message):
     with pytest.raises(ArgumentError, match=message) as e:
         call()
     assert str(e.value.where).startswith("test_codelets.py:")
@@ -368,7 +371,7 @@ class Shorter(Vertex):
         (Shorter, r"returns shape \[2\] for field x[\s\S]*expected: float32\[3\], as it was given"),
     ],
 )
-def test_calls_whose_result_does_not_fit_its_field(cls, message):
+def test_refuses_calls_with_an_unfit_result(cls, message):
     for rows in (VECTOR, VECTOR[0]):
         with pytest.raises(GraphError, match=message):
             ipu.codelet_call(cls, rows)

@@ -1,6 +1,6 @@
-"""Vertices one by one: what they compute, the groups they make, many of them, and every way to connect them wrongly.
+"""Single vertices: their results, their groups, large numbers of them, and invalid connections.
 
-The oracle of what vertices compute is a loop of plain numpy over the same connections.
+The oracle of results is a loop of plain NumPy over the same connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ListVertex(Vertex):
         return {"sums": jnp.stack([jnp.sum(part) for part in parts]), "twice": [2 * part for part in parts]}
 
 
-# --- what they compute ------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def test_suffix_sums_of_the_guide():
@@ -99,17 +99,19 @@ def test_vertices_of_equal_shapes_are_one_group_whose_regions_are_affine():
     assert a.tensor.affine is not None and a.tensor.shape == (6, 5)
     assert b.tensor is vector and len(b.dims) == 1
     assert y.tensor.is_whole_variable
-    x, w = np.arange(30.0, dtype=np.float32).reshape(6, 5), np.ones(5, np.float32)
+    x = np.arange(30.0, dtype=np.float32).reshape(6, 5)
+    w = np.ones(5, np.float32)
     (got,) = run_both(graph, Execute(compute_set), {matrix: x, vector: w}, [out])
     np.testing.assert_array_equal(got, (x @ w)[::-1])
 
 
 @settings(max_examples=6, deadline=None)
 @given(st.data())
-def test_any_connections_compute_what_a_loop_does(data):
-    """Rows of several lengths, strides and variables, views of any kind, on any tiles."""
+def test_any_connections_compute_the_results_of_a_loop(data):
+    """Rows of several lengths, strides and variables, any views, on any tiles."""
     graph = small_graph()
-    matrix, other = placed(graph, FLOAT, [4, 6], "matrix", 1), placed(graph, FLOAT, [9], "other", 2)
+    matrix = placed(graph, FLOAT, [4, 6], "matrix", 1)
+    other = placed(graph, FLOAT, [9], "other", 2)
     out = placed(graph, FLOAT, [24], "out", 3)
     x = np.arange(24.0, dtype=np.float32).reshape(4, 6)
     y = -np.arange(9.0, dtype=np.float32)
@@ -126,7 +128,8 @@ def test_any_connections_compute_what_a_loop_does(data):
     }
     chosen = data.draw(st.lists(st.tuples(st.sampled_from(sorted(views)), row, start, length), min_size=1, max_size=8))
     places = data.draw(st.permutations(range(24)))
-    compute_set, expected = graph.add_compute_set("sums"), np.zeros(24, np.float32)
+    compute_set = graph.add_compute_set("sums")
+    expected = np.zeros(24, np.float32)
     for (kind, i, s, n), place in zip(chosen, places, strict=False):
         tensor, values = views[kind](i, s, n)
         v = graph.add_vertex(compute_set, SumVertex, {"in": tensor, "out": out[place]})
@@ -138,26 +141,27 @@ def test_any_connections_compute_what_a_loop_does(data):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-5, 5)), max_size=5), st.integers(0, 50))
-def test_nested_progressions_are_found_and_nothing_else_is_made_of_them(digits, first):
+def test_finds_nested_progressions_only(digits, first):
     values = np.array(first)
     for size, stride in digits:
         values = values[..., None] + np.arange(size) * stride
     values = values.reshape(-1).astype(np.int64)
-    found = mixed_radix(values)
-    if found is None:
+    result = mixed_radix(values)
+    if result is None:
         assert sum(size > 1 for size, _ in digits) > 1
         return
-    again = np.array(first)
-    for size, stride in found:
-        again = again[..., None] + np.arange(size) * stride
-    np.testing.assert_array_equal(again.reshape(-1), values)
+    rebuilt = np.array(first)
+    for size, stride in result:
+        rebuilt = rebuilt[..., None] + np.arange(size) * stride
+    np.testing.assert_array_equal(rebuilt.reshape(-1), values)
 
 
-def test_rows_of_two_loops_stay_affine_and_rows_in_no_order_are_listed():
+def test_rows_of_two_loops_stay_affine_and_unordered_rows_are_listed():
     graph = small_graph()
     matrix = placed(graph, FLOAT, [4, 6], "matrix")
     rows = [matrix[i, 2 * j : 2 * j + 2] for j in range(3) for i in range(4)]
-    nested, shuffled = stacked(rows), stacked([rows[i] for i in (3, 1, 0, 7)])
+    nested = stacked(rows)
+    shuffled = stacked([rows[i] for i in (3, 1, 0, 7)])
     assert nested.affine is not None and shuffled.affine is None
     x = np.arange(24).reshape(4, 6)
     expected = np.stack([x[i, 2 * j : 2 * j + 2] for j in range(3) for i in range(4)])
@@ -167,7 +171,8 @@ def test_rows_of_two_loops_stay_affine_and_rows_in_no_order_are_listed():
 
 def test_a_field_that_is_read_and_written_is_updated_in_place():
     graph = small_graph()
-    data, by = placed(graph, FLOAT, [6], "data", 4), placed(graph, FLOAT, [3], "by", 5)
+    data = placed(graph, FLOAT, [6], "data", 4)
+    by = placed(graph, FLOAT, [3], "by", 5)
     compute_set = graph.add_compute_set("scale")
     for i in range(3):
         v = graph.add_vertex(compute_set, ScaleVertex, {"data": data[2 * i : 2 * i + 2], "by": by[i]})
@@ -176,9 +181,10 @@ def test_a_field_that_is_read_and_written_is_updated_in_place():
     np.testing.assert_array_equal(got, [0, 1, 20, 30, 400, 500])
 
 
-def test_state_is_a_value_of_each_vertex_with_a_default_in_the_codelet():
+def test_state_has_a_value_of_each_vertex_and_a_default_in_the_codelet():
     graph = small_graph()
-    x, out = placed(graph, FLOAT, [2], "x"), placed(graph, FLOAT, [3, 2], "out")
+    x = placed(graph, FLOAT, [2], "x")
+    out = placed(graph, FLOAT, [3, 2], "out")
     compute_set = graph.add_compute_set("power")
     for i in range(3):
         v = graph.add_vertex(compute_set, PowerVertex, {"x": x, "out": out[i], "power": i + 1})
@@ -205,9 +211,10 @@ def test_vector_lists_have_vectors_of_their_own_lengths():
     np.testing.assert_array_equal(doubled, np.where(np.arange(9) == 4, 0, 2 * values))
 
 
-def test_an_empty_vector_reads_as_one():
+def test_an_empty_vector_reads_as_an_empty_array():
     graph = small_graph()
-    x, out = placed(graph, FLOAT, [4], "x"), placed(graph, FLOAT, [2], "out")
+    x = placed(graph, FLOAT, [4], "x")
+    out = placed(graph, FLOAT, [2], "out")
     compute_set = graph.add_compute_set("sums")
     for i in range(2):
         v = graph.add_vertex(compute_set, SumVertex, {"in": x.slice(2 * i, 4 * i), "out": out[i]})
@@ -218,7 +225,8 @@ def test_an_empty_vector_reads_as_one():
 
 def test_vertices_run_once_an_iteration_and_beside_groups_of_the_libraries():
     graph = small_graph()
-    x, by = placed(graph, FLOAT, [2], "x"), placed(graph, FLOAT, [], "by")
+    x = placed(graph, FLOAT, [2], "x")
+    by = placed(graph, FLOAT, [], "by")
     compute_set = graph.add_compute_set("scale")
     v = graph.add_vertex(compute_set, ScaleVertex, {"data": x, "by": by})
     graph.set_tile_mapping(v, 0)
@@ -231,8 +239,11 @@ def test_vertices_run_once_an_iteration_and_beside_groups_of_the_libraries():
 
 def vertices_of_lengths(lengths: list[int], tile: int = 0) -> tuple[poplar.Graph, ComputeSet, Tensor, list]:
     graph = small_graph()
-    x, out = placed(graph, FLOAT, [sum(lengths)], "x"), placed(graph, FLOAT, [len(lengths)], "out")
-    compute_set, vertices, start = graph.add_compute_set("sums"), [], 0
+    x = placed(graph, FLOAT, [sum(lengths)], "x")
+    out = placed(graph, FLOAT, [len(lengths)], "out")
+    compute_set = graph.add_compute_set("sums")
+    vertices = []
+    start = 0
     for i, n in enumerate(lengths):
         vertices.append(graph.add_vertex(compute_set, SumVertex, {"in": x.slice(start, start + n), "out": out[i]}))
         graph.set_tile_mapping(vertices[-1], tile)
@@ -247,7 +258,7 @@ def busiest_tile_cycles(graph: poplar.Graph, compute_set: ComputeSet, x: Tensor)
     return int(costs[step].compute_cycles.max())
 
 
-def test_a_perf_estimate_is_what_a_vertex_costs_its_worker():
+def test_a_perf_estimate_sets_the_cycles_of_a_vertex():
     graph, compute_set, x, vertices = vertices_of_lengths([2] * 8)
     for cycles, v in zip([100, 90, 80, 70, 60, 50, 40, 30], vertices, strict=True):
         graph.set_perf_estimate(v, cycles)
@@ -288,11 +299,13 @@ class ScaledSumVertex(Vertex):
 @pytest.mark.slow
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
-    """Allowed are 20 s; a loop over vertices that is quadratic, or one traced call a vertex, takes far longer."""
-    number, start = 100_000, time.process_time()
+    """Limit of 20 s; a quadratic loop over vertices, or one traced call a vertex, takes far longer."""
+    number = 100_000
+    start = time.process_time()
     graph = poplar.Graph(poplar.IPUModel().create_device())
     num_tiles = graph.target.num_tiles
-    x, out = graph.add_variable(FLOAT, [number, 2], "x"), graph.add_variable(FLOAT, [number], "out")
+    x = graph.add_variable(FLOAT, [number, 2], "x")
+    out = graph.add_variable(FLOAT, [number], "out")
     tiles = np.arange(number) * num_tiles // number
     graph.set_tile_mapping(x, np.repeat(tiles, 2))
     graph.set_tile_mapping(out, tiles)
@@ -311,7 +324,7 @@ def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     assert time.process_time() - start < 20
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 class Other(Vertex):
@@ -347,7 +360,7 @@ def line_of(error: Exception) -> str:
         return source.readlines()[int(number) - 1]
 
 
-def test_a_vertex_on_no_tile_is_named():
+def test_names_an_unmapped_vertex():
     graph, compute_set, x, out = two_variables()
     graph.add_vertex(compute_set, SumVertex, {"in": x[0], "out": out[0]})  # the homeless
     with pytest.raises(GraphError, match=r"vertex 0 \(SumVertex\) of compute set cs is on no tile") as e:
@@ -366,7 +379,7 @@ REFUSED = {
     "no scalar": (lambda g, v, x, out: g.connect(v["out"], out), r"field out[\s\S]*expected: one element"),
     "no tensor": (lambda g, v, x, out: g.connect(v["in"], 3.0), r"field in[\s\S]*expected: a tensor[\s\S]*got: 3.0"),
     "unknown field": (lambda g, v, x, out: v["ou"], r"SumVertex has no field 'ou'[\s\S]*'in'[\s\S]*try: 'out'"),
-    "no such tile": (lambda g, v, x, out: g.set_tile_mapping(v, 8), r"put on tile 8[\s\S]*0 … 7"),
+    "no such tile": (lambda g, v, x, out: g.set_tile_mapping(v, 8), r"mapped to tile 8[\s\S]*0 … 7"),
     "negative cycles": (lambda g, v, x, out: g.set_perf_estimate(v, -1), r"expected: a whole number, 0 … 4294967295"),
     "unknown codelet": (
         lambda g, v, x, out: g.add_vertex(g.add_compute_set("c"), "SumVertx"),
@@ -386,7 +399,7 @@ def test_wrong_connections_are_refused_at_their_line(name):
     assert str(e.value.where).startswith("test_vertices.py:")
 
 
-def test_another_type_is_refused():
+def test_refuses_another_type():
     graph, compute_set, x, _ = two_variables()
     with pytest.raises(GraphError, match=r"field half of[\s\S]*expected: float16[\s\S]*got: float32"):
         graph.add_vertex(compute_set, Other, {"half": x[0, 0]})
@@ -426,7 +439,7 @@ def test_races_between_vertices_of_different_shapes_are_found():
         compiled(graph, Execute(compute_set), {x: np.zeros((2, 4))}, [])
 
 
-def test_a_vertex_may_not_read_what_another_writes():
+def test_refuses_a_vertex_that_reads_elements_of_another_writer():
     def program(read: Callable[[Tensor, int], Tensor]) -> tuple[poplar.Graph, Program, Tensor]:
         graph, compute_set, _, out = two_variables()
         for i in range(2):
@@ -442,7 +455,7 @@ def test_a_vertex_may_not_read_what_another_writes():
     np.testing.assert_array_equal(got, [2, 3, 2, 3])
 
 
-def test_a_constant_cannot_be_written():
+def test_refuses_a_write_to_a_constant():
     graph, compute_set, x, _ = two_variables()
     constant = graph.add_constant(FLOAT, [2], [1, 2], "fixed")
     graph.set_tile_mapping(constant, 0)
@@ -452,7 +465,7 @@ def test_a_constant_cannot_be_written():
         compiled(graph, Execute(compute_set), {x: np.zeros((2, 4))}, [])
 
 
-def test_a_vertex_that_was_wrong_can_be_put_right_and_compiled_again():
+def test_compiles_after_an_invalid_vertex_is_corrected():
     graph, compute_set, x, out = two_variables()
     v = graph.add_vertex(compute_set, SumVertex, {"in": x[0]})
     with pytest.raises(GraphError):
@@ -463,7 +476,7 @@ def test_a_vertex_that_was_wrong_can_be_put_right_and_compiled_again():
     assert got[0] == 4
 
 
-# --- what a vertex reads and writes -----------------------------------------------------------------------------------
+# --- reads and writes of a vertex -------------------------------------------------------------------------------------
 
 
 class DoubleVertex(Vertex):
@@ -476,7 +489,7 @@ class DoubleVertex(Vertex):
 
 @pytest.mark.parametrize(("into", "outof"), [(slice(4), slice(4)), (slice(3), slice(3, 6)), (slice(4), slice(2, 6))])
 @pytest.mark.parametrize("vertices", [1, 2])
-def test_a_vertex_may_read_what_it_writes_only_in_place(into, outof, vertices):
+def test_a_vertex_reads_its_written_elements_only_in_place(into, outof, vertices):
     graph = small_graph()
     x = placed(graph, FLOAT, [vertices, 6], "x")
     compute_set = graph.add_compute_set("scale")
@@ -490,5 +503,5 @@ def test_a_vertex_may_read_what_it_writes_only_in_place(into, outof, vertices):
         return
     expected = values.copy()
     expected[:, outof] = 2 * values[:, into]
-    (found,) = run_both(graph, Execute(compute_set), {x: values}, [x])
-    np.testing.assert_array_equal(found, expected)
+    (result,) = run_both(graph, Execute(compute_set), {x: values}, [x])
+    np.testing.assert_array_equal(result, expected)
