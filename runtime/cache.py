@@ -125,7 +125,7 @@ def held_arrays(value: object) -> list[np.ndarray]:
                 if type(part) not in _LEAVES:  # a leaf is not worth a round of the outer loop
                     pending.append(part)
         elif kind not in _LEAVES:
-            for name in _array_fields(kind):
+            for name in _array_fields(kind):  # type: ignore[arg-type]
                 pending.append(getattr(item, name))
     return arrays
 

@@ -191,9 +191,9 @@ def _by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[O
     chosen = list[OmittedCall]()
     pending = 0  # equations whose call is that of the next one that is known
     for eqn in eqns:
-        call = _reader(eqn, readers, calls)
-        if call is not None:
-            chosen += [call] * (pending + 1)
+        reading = _reader(eqn, readers, calls)
+        if reading is not None:
+            chosen += [reading] * (pending + 1)
             pending = 0
         elif pending or not chosen or raw_frames(eqn) == start:
             pending += 1

@@ -77,7 +77,8 @@ def source_modules() -> set[str]:
         for path in folder.rglob("*.py")
         if links.isdisjoint(path.parents)
     }
-    page = {f"ipujax/runtime/page/page.{kind}" for kind in ("css", "js")}
+    assets = (path for path in (ROOT / "runtime" / "page").iterdir() if path.suffix in (".css", ".js"))
+    page = {f"ipujax/runtime/page/{path.name}" for path in assets}
     return modules | page | {"ipujax/py.typed"}
 
 
