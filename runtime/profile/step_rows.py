@@ -28,8 +28,8 @@ class StepRows:
         self._attribution = Attribution(executable, program)
         self._has_backward = has_backward(map(self._attribution.shares, executable.steps))
         self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
-        # Origins that differ in their layer or part alone are equal, so these stand beside them.
-        self._known: dict[tuple[Program, Origin, str, str], tuple[int, ...]] = {}
+        # Origins that differ in their layer, part or names alone are equal, so these stand beside them.
+        self._known: dict[tuple[Program, Origin, str, str, tuple[str, ...]], tuple[int, ...]] = {}
 
     def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
         """The rows of a step, the one with the largest share of it first.
@@ -38,7 +38,7 @@ class StepRows:
             node: a leaf or a decision.
             caller: the origin of the call that runs it, `Origin()` outside of functions.
         """
-        key = node, caller, caller.layer, caller.part
+        key = node, caller, caller.layer, caller.part, caller.names
         if key not in self._known:
             shares = sorted(self._attribution.inside(node), key=lambda share: -share.weight)
             origins = [compose(caller, share.origin) if caller != Origin() else share.origin for share in shares]

@@ -15,7 +15,7 @@ from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_orde
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.later_values import copy_in_vertices
 from ipujax.runtime.graph import Call, Function, Sequence as ProgramSequence, substituted
-from ipujax.runtime.tensor import OF_CALLER, Tensor, Variable
+from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,27 @@ def function_call_rule(
     lowered: LoweredFunction = ctx.functions[key]
     if ctx.later is not None:
         ctx.later.move_out(graph, lowered.owned_results, prog)
-    for number, (operand, function_tensor, is_fixed) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
-        if not is_fixed:
-            map_like(graph, operand, function_tensor)
-            copy_in_vertices(graph, operand, function_tensor, prog, f"{path}/operand{number}")
+    with graph.debug_origin(_in_layer(graph.origin, 0)):
+        for number, (operand, tensor, is_fixed) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
+            if not is_fixed:
+                map_like(graph, operand, tensor)
+                copy_in_vertices(graph, operand, tensor, prog, f"{path}/operand{number}")
     prog.add(Call(lowered.function, graph.origin))
     outs = []
-    for number, function_tensor in enumerate(lowered.results):
-        is_read_in_place = ctx.later is not None and set(lowered.owned_results).issuperset(function_tensor.variables())
-        if is_read_in_place or isinstance(ctx.equation.outvars[number], DropVar):
-            outs.append(function_tensor)
-            continue
-        outs.append(add_like(graph, function_tensor, f"{path}/result{number}"))
-        copy_in_vertices(graph, function_tensor, outs[-1], prog, f"{path}/result{number}")
+    with graph.debug_origin(_in_layer(graph.origin, -1)):
+        for number, tensor in enumerate(lowered.results):
+            is_read_in_place = ctx.later is not None and set(lowered.owned_results).issuperset(tensor.variables())
+            if is_read_in_place or isinstance(ctx.equation.outvars[number], DropVar):
+                outs.append(tensor)
+                continue
+            outs.append(add_like(graph, tensor, f"{path}/result{number}"))
+            copy_in_vertices(graph, tensor, outs[-1], prog, f"{path}/result{number}")
     return outs
+
+
+def _in_layer(origin: Origin, number: int) -> Origin:
+    """Origin of copies before or after a call: layer `number` of those it holds if they have no common one."""
+    return origin if origin.layer or not origin.names else replace(origin, layer=origin.names[number])
 
 
 def _settled(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
