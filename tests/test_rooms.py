@@ -21,6 +21,7 @@ from tests.test_layering import FILES, ROOT, imported, within
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
 MAX_FILES = 16
+FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli"}  # of equal files, one for each pass, schedule, command
 MOST_NAMING_A_NODE = 8
 FOR_ALL = {"runtime.errors", "runtime.cache", "runtime.garbage"}
 
@@ -392,7 +393,8 @@ def test_modules_import_no_circle() -> None:
 def test_rooms_are_small() -> None:
     files = Counter(path.parent for path in FILES.values())
     names = {folder: ".".join(folder.relative_to(ROOT).parts) for folder in files}
-    assert {names[folder] for folder, count in files.items() if count > MAX_FILES} == set()
+    assert FAMILIES < set(names.values())
+    assert {names[folder] for folder, count in files.items() if count > MAX_FILES} <= FAMILIES
 
 
 def test_rooms_hold_files_of_names_of_their_own() -> None:
