@@ -21,8 +21,8 @@ from tests.test_layering import FILES, ROOT, imported, within
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
 MAX_FILES = 16
-# Rooms of equal files: one file for each pass, schedule or command.
-FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli"}
+# Rooms of equal files: one file for each pass, schedule, command or family of operators.
+FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.operators"}
 MOST_NAMING_A_NODE = 8
 FOR_ALL = {"runtime.errors", "runtime.cache", "runtime.garbage"}
 
@@ -221,6 +221,10 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.schedules runtime.host runtime.logs runtime.options runtime.report"
         " runtime.signatures runtime.target"
     ),
+    "ipujax.onnx.onnx_errors": "",
+    "ipujax.onnx.registry": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.operators": "",
+    "ipujax.onnx": "ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",

@@ -62,7 +62,7 @@ def test_import_in_hostile_folder(hostile: Path):
 
 
 def test_import_brings_no_framework(tmp_path: Path):
-    frameworks = {"bokeh", "equinox", "flax", "haiku", "keras", "optax", "orbax", "tensorflow", "torch"}
+    frameworks = {"bokeh", "equinox", "flax", "haiku", "keras", "onnx", "optax", "orbax", "tensorflow", "torch"}
     code = f"import sys, ipujax; print(*sorted({frameworks}.intersection(sys.modules)), ipujax.__file__)"
     assert run_python(code, tmp_path, ROOT) == str(ROOT / "ipujax" / "__init__.py")
 

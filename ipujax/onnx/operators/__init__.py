@@ -1,0 +1,1 @@
+"""Operators of ONNX as JAX functions, a file a family; importing this package fills the table of `registry`."""

@@ -1,0 +1,166 @@
+"""The table of operators: domain and type of a node → a function of its inputs and attributes.
+
+An operator is a plain function at the newest opset that onnx has:
+
+    @operator("LeakyRelu")
+    def leaky_relu(x, *, alpha=0.01):
+        return jnp.where(x >= 0, x, alpha * x)
+
+Positional parameters are the node's inputs in order, None where a node leaves an optional one out; `*inputs` takes any
+number. Keyword-only parameters are its attributes, by ONNX's names and with ONNX's defaults; values are int, float,
+str, list of these, `numpy.ndarray` for tensors, functions of arrays for subgraphs. An attribute without a parameter is
+an error that names it. A few keyword-only parameters are facts of the node, see NODE_FACTS.
+
+A value is static (`numpy.ndarray`, known while tracing) or traced (`jax.Array`). Sequences are tuples, an empty
+optional is None. A result is one value, or a tuple of as many as the node has outputs; an operator that returns a
+sequence as its only output returns a tuple with that tuple in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from ipujax.onnx.onnx_errors import TracedOperandError
+from ipujax.runtime.errors import ArgumentTypeError
+
+# Keyword-only parameters that are not attributes: what the evaluator passes for them.
+NODE_FACTS: Mapping[str, str] = {
+    "output_count": "int: outputs of the node, up to the last that has a name",
+    "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",
+    "max_size": "int or None: bound on a result size that depends on data, from `load(max_sizes=)`",
+    "node_name": "str: name of the node, unique in its graph; seeds random operators",
+}
+STANDARD_DOMAIN = ""  # ai.onnx; both names mean it in files
+_ALIASES = {"ai.onnx": STANDARD_DOMAIN}
+
+Key = tuple[str, str]  # domain, type of operator
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One implementation: the function, and the parameters it declares.
+
+    Args:
+        key: domain and type.
+        function: of inputs and attributes.
+        max_inputs: number of positional parameters; None: any.
+        attributes: names of keyword-only parameters that are attributes; None: any.
+        node_facts: names of NODE_FACTS among the parameters.
+    """
+
+    key: Key
+    function: Callable[..., Any]
+    max_inputs: int | None
+    attributes: frozenset[str] | None
+    node_facts: frozenset[str]
+
+
+OPERATORS: dict[Key, Operator] = {}
+
+
+def operator_key(domain: str, op_type: str) -> Key:
+    """Return the key of an operator in OPERATORS; `ai.onnx` and the empty domain are the same."""
+    return _ALIASES.get(domain, domain), op_type
+
+
+def register(domain: str, op_type: str) -> Callable[[F], F]:
+    """Add an operator, or replace it.
+
+    Args:
+        domain: domain of the operator, `""` or `"ai.onnx"` for ONNX's own.
+        op_type: type of the nodes that it implements, as files spell it.
+
+    Returns:
+        A decorator that takes the function described at the top of this module and returns it unchanged. The function
+        may call anything that JAX traces, codelets by `ipujax.codelet_call` included.
+
+    Raises:
+        ArgumentTypeError: a name that is not text, or something other than a function.
+
+    Example::
+
+        @ipujax.onnx.register("com.example", "ScaledAdd")
+        def scaled_add(x, y, *, scale=1.0):
+            return x + scale * y
+    """
+    for label, name in (("domain", domain), ("op_type", op_type)):
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"{label} must be text", expected="str", got=type(name).__name__)
+
+    def add(function: F) -> F:
+        if not callable(function):
+            got = type(function).__name__
+            raise ArgumentTypeError(f"operator {op_type} must be a function", expected="a function", got=got)
+        OPERATORS[operator_key(domain, op_type)] = _described(operator_key(domain, op_type), function)
+        return function
+
+    return add
+
+
+def operator(op_type: str, domain: str = STANDARD_DOMAIN) -> Callable[[F], F]:
+    """Add an operator of this package; `register` with the standard domain as default."""
+    return register(domain, op_type)
+
+
+def static(value: Any, name: str) -> np.ndarray:
+    """Return the NumPy array of an operand whose values must be known while tracing.
+
+    Args:
+        value: an operand.
+        name: the operand's name, for the error.
+
+    Raises:
+        TracedOperandError: the operand is traced; the evaluator adds the node and its operator to the text.
+    """
+    if is_static(value):
+        return np.asarray(value)
+    what = f"{name} decides a shape and must be static"
+    hint = "name the graph input that it depends on in load(static=…), or give the input's shape in input_shapes"
+    raise TracedOperandError(what, expected="a value known while tracing", got=_kind(value), hint=hint)
+
+
+def is_static(value: Any) -> bool:
+    """Return whether a value is known while tracing: NumPy, Python numbers, None, and tuples of them."""
+    return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, jax.Array)
+
+
+def data_dependent_size(max_size: int | None, result: str) -> int:
+    """Return the bound on a result whose size depends on traced values.
+
+    Args:
+        max_size: the bound from `load(max_sizes=)`, if there is one.
+        result: name of the result, for the error.
+
+    Raises:
+        TracedOperandError: there is no bound.
+    """
+    if max_size is not None:
+        return max_size
+    hint = 'give a bound, load(max_sizes={"<output of the node>": n}), or make the input static, load(static=…)'
+    what = f"the size of {result} depends on traced values"
+    raise TracedOperandError(what, expected="a static operand or a bound", got="a traced operand", hint=hint)
+
+
+def _kind(value: Any) -> str:
+    return "a tuple with traced values" if isinstance(value, tuple) else f"traced {jax.typeof(value).str_short()}"
+
+
+def _described(key: Key, function: Callable[..., Any]) -> Operator:
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {parameter.kind for parameter in parameters}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return Operator(
+        key=key,
+        function=function,
+        max_inputs=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
+        attributes=None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(keywords - set(NODE_FACTS)),
+        node_facts=frozenset(keywords & set(NODE_FACTS)),
+    )
