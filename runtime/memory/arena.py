@@ -1,4 +1,4 @@
-"""Where things lie in the memory of each tile: code from the bottom up, what is live from the top down.
+"""Layout of the memory of each tile: code from the bottom up, live variables from the top down.
 
     ┌───────────────┬──────────────────────────┬── free ──┬──────────────────────────┐
     │ code          │ constants, vertices,     │          │ variables and buffers,   │
@@ -7,13 +7,13 @@
       ordinary memory: code can be fetched from it    ┆     interleaved memory: 128-bit loads and stores
 
 Input: `Occupancy`. Output: `Arena`, the memory that variables and buffers share on each tile. Variables that a vertex
-accesses 128 bits at a time lie in the interleaved region, at its top; on a tile without any of them everything
-lies from the bottom up.
-The frame of a function is one block, live during its calls. `memory.chip` packs a frame on the tiles of an IPU.
+accesses 128 bits at a time are in the interleaved region, at its top; a tile without any of them is filled from the
+bottom up. The frame of a function is one block, live during its calls. `memory.chip` packs a frame on the tiles of an
+IPU.
 Source: two regions, code in the lower only: `Target.interleaved_offset_bytes`; partials of the AMP are interleaved in
-poplibs ConvPartial1x1Out.cpp. Which end things grow from is this model's choice.
-Limits: what should be interleaved and finds no room there lies in ordinary memory, without a change of cycles, and
-buffers of one step are not held to the region. Two operands of one vertex may lie in one memory element.
+poplibs ConvPartial1x1Out.cpp. The directions of growth are this model's choice.
+Limits: a variable that should be interleaved and does not fit there is in ordinary memory, without a change of cycles,
+and buffers of a step are not bound to the region. Two operands of one vertex may share a memory element.
 """
 
 from __future__ import annotations
@@ -24,43 +24,48 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory.chip import Arena, Chip, Item, pack_all, pack_fullest
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
-from ipujax.runtime.memory.packing import ALIGNMENT_BYTES, WIDE_ALIGNMENT_BYTES, Span, merge, round_up
+from ipujax.runtime.memory.packing import ALIGNMENT_BYTES, WIDE_ALIGNMENT_BYTES, Span, merge_spans, round_up
 from ipujax.runtime.tensor import Variable
 
 
-def arena(occupancy: Occupancy, always: np.ndarray) -> Arena:
-    """Packs everything a program holds for some of the time.
+def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
+    """Pack the live ranges of a program and its functions.
 
     Args:
-        occupancy: what there is.
-        always: bytes that are taken all the time, which say what tiles are the fullest, int64[num_tiles].
+        occupancy: their bytes.
+        always: bytes beside the arena, which decide which tiles are the fullest, int64[num_tiles].
     """
-    wide = wide_variables(occupancy.graph)
-    done: dict[Owner, Arena] = {}
-    for owner in reversed(list(occupancy.frames.of)):
-        chips, peak = _chips(owner, occupancy, done, wide), occupancy.peak(owner).total
-        done[owner] = pack_all(chips, peak) if owner else pack_fullest(chips, peak, always)
-    packed, most = done[None], stacked(occupancy)
-    return Arena(np.minimum(packed.size, most), packed.wide)
+    wide = _wide_variables(occupancy.graph)
+    arenas: dict[Owner, Arena] = {}
+    for owner in reversed(list(occupancy.frames.liveness)):  # callees first: a call is an item of its caller
+        chips = _chips(owner, occupancy, arenas, wide)
+        peak = occupancy.peak(owner).total
+        arenas[owner] = pack_all(chips, peak) if owner else pack_fullest(chips, peak, always)
+    packed = arenas[None]
+    # Groups of similar tiles may be packed larger than a tile's items side by side.
+    return Arena(np.minimum(packed.size, unshared_bytes(occupancy)), packed.wide)
 
 
-def stacked(occupancy: Occupancy) -> np.ndarray:
-    """The size of `arena` if nothing shared memory, int64[num_tiles]: never less, and found without packing."""
-    wide, tiles = wide_variables(occupancy.graph), occupancy.target.num_tiles
-    done: dict[Owner, Arena] = {}
-    for owner in reversed(list(occupancy.frames.of)):
-        size, most = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
-        for item in _items(owner, occupancy, done, wide):
+def unshared_bytes(occupancy: Occupancy) -> np.ndarray:
+    """Return an upper bound of the arena, without packing: its size if no items shared memory, int64[num_tiles]."""
+    wide = _wide_variables(occupancy.graph)
+    tiles = occupancy.target.num_tiles
+    arenas: dict[Owner, Arena] = {}
+    for owner in reversed(list(occupancy.frames.liveness)):
+        size = np.zeros(tiles, np.int64)
+        largest_buffers = np.zeros(tiles, np.int64)  # buffers of different steps are never live together
+        for item in _items(owner, occupancy, arenas, wide):
             padding = (WIDE_ALIGNMENT_BYTES - ALIGNMENT_BYTES) * item.wide  # to an address that is aligned
             size[item.first : item.stop] += item.values + padding
         for item in _buffers(owner, occupancy):
-            np.maximum(most[item.first : item.stop], item.values, out=most[item.first : item.stop])
-        done[owner] = Arena(size + most, np.zeros(tiles, np.int64))
-    return done[None].size
+            window = largest_buffers[item.first : item.stop]
+            np.maximum(window, item.values, out=window)
+        arenas[owner] = Arena(size + largest_buffers, np.zeros(tiles, np.int64))
+    return arenas[None].size
 
 
-def wide_variables(graph: Graph) -> frozenset[Variable]:
-    """The variables that a vertex writes 128 bits at a time."""
+def _wide_variables(graph: Graph) -> frozenset[Variable]:
+    """Return the variables that a vertex accesses 128 bits at a time."""
     return frozenset(
         variable
         for groups in graph.groups.values()
@@ -72,35 +77,38 @@ def wide_variables(graph: Graph) -> frozenset[Variable]:
 
 
 def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]) -> list[Item]:
-    frame = occupancy.frames.of[owner]
-    spans: dict[Variable, list[Span]] = {}
+    """Return the variables of a frame, and the frames of functions in it, as items."""
+    frame = occupancy.frames.liveness[owner]
+    live: dict[Variable, list[Span]] = {}
     for interval in frame.intervals:
-        spans.setdefault(interval.variable, []).append((interval.first, interval.last))
+        live.setdefault(interval.variable, []).append((interval.first, interval.last))
     items = []
-    for variable, own in spans.items():
-        first, values = occupancy.held(variable)
+    for variable, spans in live.items():
+        first, values = occupancy.bytes_by_tile(variable)
         size = round_up(values, WIDE_ALIGNMENT_BYTES) if variable in wide else round_up(values)
-        items.append(Item(first, size, merge(own), variable in wide))
+        items.append(Item(first, size, merge_spans(spans), variable in wide))
     calls: dict[Owner, list[Span]] = {}
     for position, step in enumerate(frame.steps):
-        for function in occupancy.frames.during(owner, step):
+        for function in occupancy.frames.functions_during(owner, step):
             calls.setdefault(function, []).append((position, position))
-    for callee, own in calls.items():
+    for callee, spans in calls.items():
         block = round_up(arenas[callee].size, WIDE_ALIGNMENT_BYTES)
         if len(used := np.flatnonzero(block)):  # of many IPUs most functions use one
-            first, stop = int(used[0]), int(used[-1]) + 1
-            items.append(Item(first, block[first:stop], merge(own), bool(arenas[callee].wide.any())))
+            first = int(used[0])
+            values = block[first : int(used[-1]) + 1]
+            # With one wide item in it the whole block is wide: its inner addresses are already decided.
+            items.append(Item(first, values, merge_spans(spans), bool(arenas[callee].wide.any())))
     return items
 
 
 def _buffers(owner: Owner, occupancy: Occupancy) -> list[Item]:
-    """The buffers of each step that has any, as one item."""
+    """Return the buffers of each step that has any, as one item."""
     items = []
-    for position, step in enumerate(occupancy.frames.of[owner].steps):
-        if found := occupancy.buffers(step):
-            low = min(first for _, first, _ in found)
-            need = np.zeros(max(first + len(values) for _, first, values in found) - low, np.int64)
-            for _, first, values in found:
+    for position, step in enumerate(occupancy.frames.liveness[owner].steps):
+        if buffers := occupancy.buffers(step):
+            low = min(first for _, first, _ in buffers)
+            need = np.zeros(max(first + len(values) for _, first, values in buffers) - low, np.int64)
+            for _, first, values in buffers:
                 need[first - low : first - low + len(values)] += round_up(values)
             items.append(Item(low, need, ((position, position),), wide=False))
     return items
@@ -112,6 +120,6 @@ def _chips(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide:
     chips = []
     for first in range(0, target.num_tiles, target.tiles_per_ipu):
         tiles = range(first, first + target.tiles_per_ipu)
-        here = [item for item in items if item.first < tiles.stop and item.stop > tiles.start]
-        chips.append(Chip(tiles, here, target.interleaved_bytes))
+        on_chip = [item for item in items if item.first < tiles.stop and item.stop > tiles.start]
+        chips.append(Chip(tiles, on_chip, target.interleaved_bytes))
     return chips

@@ -1,11 +1,11 @@
-"""What a frame holds on the tiles of one IPU, packed: on each tile on its own, or on those that are alike together.
+"""Packing of a frame's items on the tiles of one IPU: each tile by itself, or similar tiles together.
 
-Input: sizes and lives of items. Output: `Arena`, the memory they share on each tile.
-What decides is the fullest tile. Inside a program, tiles that hold nearly the same are packed as one, which has the
-most that any of them has of each item; only tiles that are or may be the fullest are packed on their own. So the
-fullest tile needs no more than if all were packed so. Of the others 9 in 10 are reported at most
-1.5 % fuller, and those for which another order is much better up to 28 % (measured: GPT-4, transformer, ResNet-50).
-Functions are packed on their own on every tile, as what is the fullest tile there need not be it in the program.
+Input: sizes and live ranges of items. Output: `Arena`, the memory they share on each tile.
+The fullest tile decides whether a program fits. So similar tiles of a program are packed as one tile that has the
+largest size of each item, and only tiles that are or may be the fullest are packed by themselves: the fullest tile
+needs no more than if all tiles were. Of the others 9 in 10 are reported at most 1.5 % fuller, and those for which
+another order is much better up to 28 % (measured: GPT-4, transformer, ResNet-50).
+Functions are packed on every tile by itself: the fullest tile of a function need not be the fullest of the program.
 Source: this model's; see `memory.packing` for the packing itself.
 """
 
@@ -19,17 +19,17 @@ import numpy as np
 from ipujax.runtime.memory.packing import (
     ORDERS,
     Span,
-    first,
-    groups_of,
-    in_order,
+    group_similar_tiles,
+    move_to_front,
     pack,
+    sort_items,
 )
 
 _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of their peak no other order is tried
-_NEARLY = 0.02  # assumed: share by which tiles may differ that are packed together
-_PLACEMENTS = 2_000  # assumed: items that are placed anew, at most, to find a better sequence
-_MOST_SEQUENCES = 64  # assumed: sequences that are tried at most
-_FULLEST_AT_ONCE = 8  # assumed: tiles that are packed on their own at first, twice as many each time
+_SIMILARITY = 0.02  # assumed: share of its bytes by which a tile may differ from those it is packed with
+_PLACEMENTS = 2_000  # assumed: upper bound of placements of items in the search for a better sequence
+_MAX_SEQUENCES = 64  # assumed: upper bound of sequences that are tried
+_FULLEST_AT_ONCE = 8  # assumed: tiles packed by themselves in the first round, twice as many in each later one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +47,12 @@ class Arena:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """What is packed: a variable, the buffers of a step, or the frame of a function.
+    """A variable, the buffers of a step, or the frame of a function, as packing sees it.
 
     Args:
-        first: the first tile that holds any of it.
-        values: bytes of each tile from there on, padding included, int64[tiles].
-        spans: the steps during which it lives.
+        first: first tile with bytes of it.
+        values: bytes on each tile from `first` on, padding included, int64[tiles].
+        spans: its live range.
         wide: whether it must be interleaved.
     """
 
@@ -69,61 +69,66 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chip:
-    """What a frame holds on one IPU.
+    """The items of a frame on one IPU.
 
     Args:
         tiles: the tiles of the IPU.
-        items: what is packed.
-        interleaved_bytes: memory of a tile that is interleaved.
+        items: some may extend over other IPUs too.
+        interleaved_bytes: interleaved memory of a tile.
     """
 
     tiles: range
     items: Sequence[Item]
     interleaved_bytes: int
 
-    def sequences(self, least: int) -> int:
-        """How many sequences are tried, of few items more than of many."""
-        return min(_MOST_SEQUENCES, max(least, _PLACEMENTS // max(1, len(self.items))))
+    def num_sequences(self, minimum: int) -> int:
+        """Return how many sequences are tried: more for few items, within the bounds of this module."""
+        return min(_MAX_SEQUENCES, max(minimum, _PLACEMENTS // max(1, len(self.items))))
 
     def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
-        """The least arena of each of some tiles that was found.
+        """Return the smallest arena of each tile over some sequences.
 
         Args:
             tiles: their numbers, int64[tiles].
             enough: bytes with which no other sequence is tried, float64[tiles].
-            tolerance: share by which tiles may differ that are packed as one.
-            sequences: how many are tried at most.
+            tolerance: share by which tiles that are packed as one may differ.
+            sequences: upper bound of their number.
         """
         if not self.items:
             return Arena(np.zeros(len(tiles), np.int64), np.zeros(len(tiles), np.int64))
-        held = self._rows([(item.first, item.values) for item in self.items])
-        spans, sizes = [item.spans for item in self.items], held[:, tiles - self.tiles.start]
-        next_in = [in_order(held, spans, order) for order in ORDERS]
+        # Sequences follow from sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
+        all_sizes = self._window([(item.first, item.values) for item in self.items])
+        spans = [item.spans for item in self.items]
+        sizes = all_sizes[:, tiles - self.tiles.start]
+        next_in = [sort_items(all_sizes, spans, order) for order in ORDERS]
         best = Arena(np.full(len(tiles), np.iinfo(np.int64).max), np.zeros(len(tiles), np.int64))
         for attempt in range(sequences):
             large = np.flatnonzero(best.size > enough)
             if not len(large):
                 break
             sequence = next_in[attempt % len(ORDERS)]
-            end = self._ends(sizes[:, large], sequence, tolerance)
-            size, wide = end.max(0, initial=0), end[self._is_wide].max(0, initial=0)
+            end = self._end_addresses(sizes[:, large], sequence, tolerance)
+            size = end.max(0, initial=0)
+            wide = end[self._is_wide].max(0, initial=0)
             better = size < best.size[large]
-            best.size[large[better]], best.wide[large[better]] = size[better], wide[better]
+            best.size[large[better]] = size[better]
+            best.wide[large[better]] = wide[better]
+            # The item on top of the largest arena is placed before all others when this order's turn comes again.
             on_top = int(end[:, size.argmax()].argmax())
-            next_in[attempt % len(ORDERS)] = first(on_top, sequence)
+            next_in[attempt % len(ORDERS)] = move_to_front(on_top, sequence)
         return best
 
-    def _ends(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
-        """Where each item ends on some tiles when they are placed in a sequence, int64[items, tiles]."""
+    def _end_addresses(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
+        """Pack tiles in one sequence; return the end of each item, int64[items, tiles], 0 where it has no bytes."""
         spans = [item.spans for item in self.items]
-        most, group = groups_of(sizes, tolerance)
-        end = np.zeros_like(most.T)
-        # What must be interleaved is put on top only where it does not come to lie there anyway: it costs gaps.
-        left = np.arange(len(end))
-        for one in (sequence, first(np.flatnonzero(self._is_wide), sequence)):
-            end[left] = pack(most[:, left], spans, self._is_wide, one).end
-            left = np.flatnonzero(end[:, self._is_wide].max(1, initial=0) > self.interleaved_bytes)
-            if not left.size:
+        maxima, group = group_similar_tiles(sizes, tolerance)
+        end = np.zeros_like(maxima.T)
+        # Wide items go first only in groups where the sequence puts them outside interleaved memory: it costs gaps.
+        groups = np.arange(len(end))
+        for attempt in (sequence, move_to_front(np.flatnonzero(self._is_wide), sequence)):
+            end[groups] = pack(maxima[:, groups], spans, self._is_wide, attempt).end
+            groups = np.flatnonzero(end[:, self._is_wide].max(1, initial=0) > self.interleaved_bytes)
+            if not groups.size:
                 break
         return np.where(sizes > 0, end[group].T, 0)
 
@@ -131,57 +136,68 @@ class Chip:
     def _is_wide(self) -> np.ndarray:
         return np.array([item.wide for item in self.items], bool)
 
-    def _rows(self, pieces: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
-        """What each tile has of pieces that begin at some tile, int64[pieces, tiles of the IPU]."""
+    def _window(self, pieces: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+        """Cut values that begin at some tile to the tiles of the IPU, int64[pieces, tiles of the IPU]."""
         rows = np.zeros((len(pieces), len(self.tiles)), np.int64)
         for row, (start, values) in zip(rows, pieces, strict=True):
-            low, high = max(start, self.tiles.start), min(start + len(values), self.tiles.stop)
+            low = max(start, self.tiles.start)
+            high = min(start + len(values), self.tiles.stop)
             if low < high:
                 row[low - self.tiles.start : high - self.tiles.start] = values[low - start : high - start]
         return rows
 
 
 def pack_all(chips: Sequence[Chip], peak: np.ndarray) -> Arena:
-    """Packs every tile on its own, as functions are.
+    """Pack every tile by itself, as functions are.
 
     Args:
-        chips: what a frame holds on each IPU.
-        peak: the most bytes of it that live at once, int64[num_tiles].
+        chips: the frame on each IPU.
+        peak: peak live bytes of the frame, int64[num_tiles].
     """
     enough = peak * (1 + _GAP_TO_ACCEPT)
-    return _joined(
-        [chip.pack_best(np.array(chip.tiles), enough[chip.tiles], 0.0, chip.sequences(len(ORDERS))) for chip in chips]
+    return _concatenate(
+        [
+            chip.pack_best(np.array(chip.tiles), enough[chip.tiles], 0.0, chip.num_sequences(len(ORDERS)))
+            for chip in chips
+        ]
     )
 
 
 def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) -> Arena:
-    """Packs tiles in groups, and those on their own that are the fullest, as a program is.
+    """Pack similar tiles as one, and the fullest tiles by themselves, as a program is.
 
     Args:
-        chips: what the program holds on each IPU.
-        peak: the most bytes of it that live at once, int64[num_tiles].
-        always: bytes that are taken beside it, int64[num_tiles].
+        chips: the program on each IPU.
+        peak: peak live bytes of the program, int64[num_tiles].
+        always: bytes beside the arena, int64[num_tiles].
     """
     accepted = peak * (1 + _GAP_TO_ACCEPT)
-    roughly = accepted * (1 + _NEARLY)
-    packed = _joined(
-        [chip.pack_best(np.array(chip.tiles), roughly[chip.tiles], _NEARLY, chip.sequences(1)) for chip in chips]
+    accepted_in_group = accepted * (1 + _SIMILARITY)
+    packed = _concatenate(
+        [
+            chip.pack_best(np.array(chip.tiles), accepted_in_group[chip.tiles], _SIMILARITY, chip.num_sequences(1))
+            for chip in chips
+        ]
     )
-    done, full, count = np.zeros(len(peak), bool), (always + peak).max(initial=0), _FULLEST_AT_ONCE
+    done = np.zeros(len(peak), bool)
+    full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are done
+    count = _FULLEST_AT_ONCE
+    # Ends when no group leaves a tile fuller than `full`: only then the largest of all tiles is known exactly.
     while len(fuller := np.flatnonzero((always + packed.size > full) & ~done)):
         tiles = np.sort(fuller[np.argsort(-(always + packed.size)[fuller], kind="stable")[:count]])
-        enough = np.maximum(accepted, full - always)  # what cannot be the fullest is not tried again
+        enough = np.maximum(accepted, full - always)  # a tile below the fullest needs no better sequence
         for chip in chips:
-            here = tiles[(tiles >= chip.tiles.start) & (tiles < chip.tiles.stop)]
-            if len(here):
-                own = chip.pack_best(here, enough[here], 0.0, len(ORDERS))
-                better = own.size < packed.size[here]
-                packed.size[here[better]], packed.wide[here[better]] = own.size[better], own.wide[better]
+            on_chip = tiles[(tiles >= chip.tiles.start) & (tiles < chip.tiles.stop)]
+            if len(on_chip):
+                exact = chip.pack_best(on_chip, enough[on_chip], 0.0, len(ORDERS))
+                better = exact.size < packed.size[on_chip]
+                packed.size[on_chip[better]] = exact.size[better]
+                packed.wide[on_chip[better]] = exact.wide[better]
         done[tiles] = True
-        full, count = max(full, (always + packed.size)[done].max()), 2 * count
+        full = max(full, (always + packed.size)[done].max())
+        count *= 2
     return packed
 
 
-def _joined(arenas: Sequence[Arena]) -> Arena:
-    """The arena of all IPUs."""
-    return Arena(np.concatenate([one.size for one in arenas]), np.concatenate([one.wide for one in arenas]))
+def _concatenate(arenas: Sequence[Arena]) -> Arena:
+    return Arena(np.concatenate([arena.size for arena in arenas]), np.concatenate([arena.wide for arena in arenas]))

@@ -127,15 +127,15 @@ def _pieces(
 
 def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Iterator[_Piece]:
     """What a frame has on some tiles, each at its peak, and the frames it makes room for."""
-    frame, positions = occupancy.frames.of[owner], occupancy.peak(owner).position[tiles]
+    frame, positions = occupancy.frames.liveness[owner], occupancy.peak(owner).position[tiles]
     for position in np.unique(positions).tolist() if frame.steps else ():
         here, step = tiles[positions == position], frame.steps[position]
         for variable in frame.live_at(position):
             what = LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable))
-            yield from _piece(what, here, *occupancy.held(variable))
+            yield from _piece(what, here, *occupancy.bytes_by_tile(variable))
         for name, first, sizes in occupancy.buffers(step):
             yield from _piece(LiveItem.buffer(step, 0, name), here, first, sizes)
-        for function in occupancy.frames.during(owner, step):
+        for function in occupancy.frames.functions_during(owner, step):
             yield from _live_pieces(occupancy, function, here)
 
 
@@ -149,7 +149,7 @@ def _piece(what: LiveItem, tiles: np.ndarray, first: int, sizes: np.ndarray) -> 
 
 def _peak_steps(occupancy: Occupancy, tiles: np.ndarray) -> list[str]:
     """The name of the step at which each of some tiles is fullest; a call goes by its function's name."""
-    steps, positions = occupancy.frames.of[None].steps, occupancy.peak(None).position[tiles].tolist()
+    steps, positions = occupancy.frames.liveness[None].steps, occupancy.peak(None).position[tiles].tolist()
     names: dict[int, str] = {}
     for position in set(positions):
         step: Step | None = steps[position] if steps else None

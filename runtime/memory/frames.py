@@ -1,8 +1,8 @@
-"""Who makes room for the frames of functions: what lives inside a function lies in the memory of one of its callers.
+"""Owners of frames: the caller in whose memory the frame of each function is.
 
 Input: the liveness of a program. Output: for each step, the functions whose frames occupy memory during it. The frame
-of a function has one address for all its calls, so it belongs to the innermost frame that every call of it passes
-through: its caller's if it has one, else that of the function, or the program, they all are called from.
+of a function has one address for all its calls, so its owner is the innermost frame that every call of it passes
+through: its caller if it has one, else the function, or the program, from which all its callers are called.
 Source: immediate dominators of the call graph, which has no cycles.
 """
 
@@ -23,54 +23,53 @@ class Frames:
     """The frames of a program and of every function it calls.
 
     Args:
-        of: the liveness of each, callers before those they call.
-        owner: who holds the frame of each function.
-        reached: each function with those it calls, and those they call.
+        liveness: liveness of each frame, callers before callees.
+        owner: owner of the frame of each function.
+        reached: each function with all functions that it calls directly or indirectly, itself first.
     """
 
-    of: Mapping[Owner, Liveness]
+    liveness: Mapping[Owner, Liveness]
     owner: Mapping[Function, Owner]
     reached: Mapping[Function, tuple[Function, ...]]
 
-    def during(self, holder: Owner, step: Step) -> tuple[Function, ...]:
-        """The functions whose frames `holder` makes room for during one of its steps."""
+    def functions_during(self, owner: Owner, step: Step) -> tuple[Function, ...]:
+        """Return the functions whose frames are in the memory of `owner` during one of its steps."""
         if not isinstance(step, Call):
             return ()
-        return tuple(f for f in self.reached[step.function] if self.owner[f] is holder)
+        # A function that is reached but has an outer owner takes memory there, during the whole outer call.
+        return tuple(f for f in self.reached[step.function] if self.owner[f] is owner)
 
 
 def frames_of(program: Liveness) -> Frames:
-    """Finds who holds the frame of each function.
-
-    Args:
-        program: the liveness of the program itself.
-    """
+    """Return the frames of a program, given its own liveness."""
     frames = _callers_first(program)
     dominators: dict[Owner, frozenset[Owner]] = {None: frozenset()}
     owner: dict[Function, Owner] = {}
+    # In this order the dominators of all callers are known, so one round reaches the fixpoint.
     for function in frames:
         if function is not None:
             callers = [caller for caller, frame in frames.items() if function in frame.functions]
             common = frozenset.intersection(*(dominators[caller] | {caller} for caller in callers))
             dominators[function] = common
-            owner[function] = max(common, key=lambda holder: len(dominators[holder]))
+            # The dominators of a node form a chain: the innermost has the most dominators itself.
+            owner[function] = max(common, key=lambda frame: len(dominators[frame]))
     reached: dict[Function, tuple[Function, ...]] = {}
     for function in reversed(frames):
         if function is not None:
-            inner = chain.from_iterable(reached[called] for called in frames[function].functions)
+            inner = chain.from_iterable(reached[callee] for callee in frames[function].functions)
             reached[function] = tuple(dict.fromkeys((function, *inner)))
     return Frames(frames, owner, reached)
 
 
 def _callers_first(program: Liveness) -> dict[Owner, Liveness]:
-    """Every frame once, each after all that call it."""
-    done: dict[Owner, Liveness] = {}
+    """Return every frame once, after all of its callers."""
+    finished: dict[Owner, Liveness] = {}
 
     def visit(function: Owner, frame: Liveness) -> None:
-        if function not in done:
-            for called, inner in frame.functions.items():
-                visit(called, inner)
-            done[function] = frame
+        if function not in finished:
+            for callee, inner in frame.functions.items():
+                visit(callee, inner)
+            finished[function] = frame
 
     visit(None, program)
-    return dict(reversed(done.items()))
+    return dict(reversed(finished.items()))

@@ -1,4 +1,4 @@
-"""What tiles hold for some of the time: how much of each variable, which buffers at each step, and the peak of a tile.
+"""Bytes with live ranges on tiles: variables, the buffers of each step, and the peak of each tile.
 
 Input: a graph, the frames of its program and the costs of its leaves. Output: `Occupancy`.
 
@@ -11,7 +11,7 @@ Input: a graph, the frames of its program and the costs of its leaves. Output: `
 A fallback vertex is one that runs a whole operation; when its buffers take more than half a tile, they are spread
 evenly over as many neighbouring tiles of its IPU as there are half tiles in them.
 Source: names: Poplar & PopLibs user guide, "Memory by category"; `borrowed` is an addition.
-Limits: copies and streams write to where the data belongs, without a message buffer.
+Limits: copies and streams write to the tiles of their destination, without a message buffer.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ipujax.runtime.tensor import Origin, TileMapping, Variable, element_bytes
 
 LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 
-Layer = tuple[str, int, np.ndarray]  # category, first tile, bytes of each tile from there on
+Piece = tuple[str, int, np.ndarray]  # category, first tile, bytes of each tile from there on
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """Memory a fallback vertex takes from neighbouring tiles.
+    """Memory of neighbouring tiles that a fallback vertex uses.
 
     Args:
         name: its compute set.
         tile: the tile of the vertex.
-        num_bytes: bytes in all.
-        num_tiles: tiles it is spread over.
-        origin: where it comes from.
+        num_bytes: bytes on all tiles together.
+        num_tiles: tiles over which they are spread.
+        origin: origin of the compute set.
     """
 
     name: str
@@ -54,15 +54,21 @@ class Borrowed:
 
 @dataclass(slots=True)
 class Peak:
-    """The peak of each tile over a frame, what it is made of, and the position of its step; int64[num_tiles] each."""
+    """The peak of each tile over the steps of a frame, int64[num_tiles] each.
+
+    Args:
+        total: peak live bytes.
+        by_category: the same by category of `LIVE`.
+        position: position of the step of the peak, the first of equal ones.
+    """
 
     total: np.ndarray
-    layers: dict[str, np.ndarray]
+    by_category: dict[str, np.ndarray]
     position: np.ndarray
 
 
 class Occupancy:
-    """Bytes of variables and buffers on tiles.
+    """Bytes of variables and buffers on tiles; peaks are computed when first asked for.
 
     Args:
         graph: variables, mappings and vertices.
@@ -71,129 +77,139 @@ class Occupancy:
     """
 
     def __init__(self, graph: Graph, frames: Frames, costs: Costs) -> None:
-        self.graph, self.frames, self.target = graph, frames, graph.target
+        self.graph = graph
+        self.frames = frames
+        self.target = graph.target
         self.borrowed: dict[tuple[str, int], Borrowed] = {}
         self._costs = costs
-        self._held: dict[tuple[TileMapping, int], tuple[int, np.ndarray]] = {}
+        # By mapping and element size, not by variable: most variables of a model share a few mappings.
+        self._bytes_by_tile: dict[tuple[TileMapping, int], tuple[int, np.ndarray]] = {}
         self._peaks: dict[Owner, Peak] = {}
-        self._narrow_peaks: dict[Owner, list[Layer]] = {}
-        self._layers: dict[Step, tuple[Layer, ...]] = {}
+        self._peak_pieces: dict[Owner, list[Piece]] = {}
+        self._buffers: dict[Step, tuple[Piece, ...]] = {}
 
-    def held(self, variable: Variable) -> tuple[int, np.ndarray]:
-        """Bytes of a variable on each tile, from the first tile that holds any."""
-        key = self.graph.mappings[variable], element_bytes(variable.dtype)
-        if key not in self._held:
-            counts = key[0].elements_per_tile(self.target.num_tiles)
+    def bytes_by_tile(self, variable: Variable) -> tuple[int, np.ndarray]:
+        """Return the first tile of a variable, and its bytes on each tile from there on."""
+        mapping = self.graph.mappings[variable]
+        key = mapping, element_bytes(variable.dtype)
+        if key not in self._bytes_by_tile:
+            counts = mapping.elements_per_tile(self.target.num_tiles)
             tiles = np.flatnonzero(counts)
             first, stop = (int(tiles[0]), int(tiles[-1]) + 1) if len(tiles) else (0, 0)
-            self._held[key] = first, counts[first:stop] * key[1]
-        return self._held[key]
+            self._bytes_by_tile[key] = first, counts[first:stop] * key[1]
+        return self._bytes_by_tile[key]
 
-    def on_tile(self, variable: Variable, tile: int) -> int:
-        """Bytes of a variable on one tile."""
-        return _at(tile, *self.held(variable))
+    def bytes_on_tile(self, variable: Variable, tile: int) -> int:
+        """Return the bytes of a variable on one tile."""
+        return _at(tile, *self.bytes_by_tile(variable))
 
     def total(self, variables: Iterable[Variable]) -> np.ndarray:
-        """Bytes of some variables together, int64[num_tiles]."""
+        """Return the bytes of some variables together, int64[num_tiles]."""
         total = np.zeros(self.target.num_tiles, np.int64)
         for variable in variables:
             self._add(total, variable, 1)
         return total
 
     def _add(self, total: np.ndarray, variable: Variable, sign: int) -> tuple[int, int]:
-        """Adds a variable to `total`, in place; returns the range of tiles that changed."""
-        first, values = self.held(variable)
+        """Add a variable to `total`, in place; return the range of tiles that changed."""
+        first, values = self.bytes_by_tile(variable)
         total[first : first + len(values)] += sign * values
         return first, first + len(values)
 
-    def buffers(self, step: Step) -> tuple[Layer, ...]:
-        """What occupies memory during one step only."""
-        if step not in self._layers:
-            self._layers[step] = tuple(self._buffers(step))
-        return self._layers[step]
+    def buffers(self, step: Step) -> tuple[Piece, ...]:
+        """Return the buffers that are live during one step only, by category."""
+        if step not in self._buffers:
+            self._buffers[step] = tuple(self._find_buffers(step))
+        return self._buffers[step]
 
-    def _buffers(self, step: Step) -> Iterator[Layer]:
+    def _find_buffers(self, step: Step) -> Iterator[Piece]:
         cost = self._costs.get(step) if isinstance(step, Execute) else None
         if not isinstance(cost, ComputeSetCost):
             return
         first = cost.first_ipu * self.target.tiles_per_ipu
-        layers = [
+        pieces = [
             ("message", first, cost.before.received_bytes),
             ("rearrangement", first, cost.rearrangement_bytes),
             ("outputEdge", first, cost.after.sent_bytes),
         ]
         if cost.compute_set in self.graph.fallbacks:
-            layers = self._lend(cost, layers)
-        yield from (layer for layer in layers if layer[2].any())
+            pieces = self._spread_over_neighbours(cost, pieces)
+        yield from (piece for piece in pieces if piece[2].any())
 
-    def _lend(self, cost: ComputeSetCost, layers: list[Layer]) -> list[Layer]:
-        """Moves the buffers of vertices that need more than half a tile to neighbouring tiles, evenly."""
-        need = np.sum([values for _, _, values in layers], axis=0)
-        half, per_ipu = self.target.bytes_per_tile // 2, self.target.tiles_per_ipu
+    def _spread_over_neighbours(self, cost: ComputeSetCost, pieces: list[Piece]) -> list[Piece]:
+        """Move the buffers of vertices that need more than half a tile to neighbouring tiles, evenly."""
+        need = np.sum([values for _, _, values in pieces], axis=0)
+        half = self.target.bytes_per_tile // 2
+        per_ipu = self.target.tiles_per_ipu
         borrowed = np.zeros(len(need), np.int64)
-        keep = np.ones(len(need), np.int64)
+        fits_alone = np.ones(len(need), np.int64)
         for tile in np.flatnonzero(need > half):
-            size, ipu = int(need[tile]), int(tile) // per_ipu
+            size = int(need[tile])
+            ipu = int(tile) // per_ipu
             count = min(-(-size // half), per_ipu)
+            # From the vertex's tile upwards, and from the first tile of the same IPU after its last.
             neighbours = ipu * per_ipu + (int(tile) % per_ipu + np.arange(count)) % per_ipu
             borrowed[neighbours] += np.diff(np.arange(count + 1) * size // count)
-            keep[tile] = 0
+            fits_alone[tile] = 0
             number = cost.first_ipu * per_ipu + int(tile)
-            name, origin = cost.compute_set.name, cost.compute_set.origin
-            self.borrowed[name, number] = Borrowed(name, number, size, count, origin)
-        return [(name, first, values * keep) for name, first, values in layers] + [("borrowed", layers[0][1], borrowed)]
+            name = cost.compute_set.name
+            self.borrowed[name, number] = Borrowed(name, number, size, count, cost.compute_set.origin)
+        remaining = [(name, first, values * fits_alone) for name, first, values in pieces]
+        return [*remaining, ("borrowed", pieces[0][1], borrowed)]
 
-    def buffers_on(self, step: Step, tile: int) -> list[tuple[str, int]]:
-        """The buffers of a step on one tile: category and bytes."""
-        found = [(name, _at(tile, first, values)) for name, first, values in self.buffers(step)]
-        return [(name, size) for name, size in found if size]
+    def buffers_on_tile(self, step: Step, tile: int) -> list[tuple[str, int]]:
+        """Return category and bytes of each buffer of a step on one tile."""
+        sizes = [(name, _at(tile, first, values)) for name, first, values in self.buffers(step)]
+        return [(name, size) for name, size in sizes if size]
 
     def peak(self, owner: Owner) -> Peak:
-        """The peak of every tile over the steps of a frame, with the frames it makes room for."""
+        """Return the peak of every tile over the steps of a frame, inner frames included."""
         if owner not in self._peaks:
-            self._peaks[owner] = self._find_peak(owner, self.frames.of[owner])
+            self._peaks[owner] = self._find_peak(owner, self.frames.liveness[owner])
         return self._peaks[owner]
 
     def _find_peak(self, owner: Owner, frame: Liveness) -> Peak:
         tiles = self.target.num_tiles
-        held, total = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
-        peak = Peak(total, {name: np.zeros(tiles, np.int64) for name in LIVE}, np.zeros(tiles, np.int64))
-        starts, ends = changes(frame)
+        live_bytes = np.zeros(tiles, np.int64)  # of variables at the current step
+        by_category = {name: np.zeros(tiles, np.int64) for name in LIVE}
+        peak = Peak(np.zeros(tiles, np.int64), by_category, np.zeros(tiles, np.int64))
+        starts, ends = starts_and_ends(frame)
         for position, step in enumerate(frame.steps):
             for variable in ends[position]:
-                self._add(held, variable, -1)
-            changed = [self._add(held, variable, 1) for variable in starts[position]]
-            extra = list(self.buffers(step))
-            for function in self.frames.during(owner, step):
-                extra += self._peak_layers(function)
-            changed += [(first, first + len(values)) for _, first, values in extra]
-            if changed:
+                self._add(live_bytes, variable, -1)
+            changed = [self._add(live_bytes, variable, 1) for variable in starts[position]]
+            pieces = list(self.buffers(step))
+            # An inner frame counts with its own peak, as if all of its tiles were fullest at one moment.
+            for function in self.frames.functions_during(owner, step):
+                pieces += self._pieces_at_peak(function)
+            changed += [(first, first + len(values)) for _, first, values in pieces]
+            if changed:  # tiles where nothing started cannot be fuller than before
                 window = slice(min(first for first, _ in changed), max(stop for _, stop in changed))
-                _raise_peak(window, position, held, extra, peak)
+                _raise_peak(window, position, live_bytes, pieces, peak)
         return peak
 
-    def _peak_layers(self, owner: Owner) -> list[Layer]:
-        """The layers of the peak of a frame, of the tiles that have some: most functions are on one IPU of many."""
-        if owner not in self._narrow_peaks:
-            used = {name: np.flatnonzero(values) for name, values in self.peak(owner).layers.items()}
+    def _pieces_at_peak(self, owner: Owner) -> list[Piece]:
+        """Return the peak of a frame by category, cut to the tiles with bytes: most functions use one IPU of many."""
+        if owner not in self._peak_pieces:
+            by_category = self.peak(owner).by_category
+            used = {name: np.flatnonzero(values) for name, values in by_category.items()}
             ranges = {name: (int(tiles[0]), int(tiles[-1]) + 1) for name, tiles in used.items() if len(tiles)}
-            layers = self.peak(owner).layers
-            self._narrow_peaks[owner] = [
-                (name, first, layers[name][first:stop]) for name, (first, stop) in ranges.items()
+            self._peak_pieces[owner] = [
+                (name, first, by_category[name][first:stop]) for name, (first, stop) in ranges.items()
             ]
-        return self._narrow_peaks[owner]
+        return self._peak_pieces[owner]
 
     def fullest_step(self, owner: Owner, tile: int) -> int | None:
-        """The position of the step of a frame at which one tile is fullest, None in a frame without steps."""
-        return int(self.peak(owner).position[tile]) if self.frames.of[owner].steps else None
+        """Return the position of the step of a frame at which a tile is fullest, None in a frame without steps."""
+        return int(self.peak(owner).position[tile]) if self.frames.liveness[owner].steps else None
 
 
 def _at(tile: int, first: int, values: np.ndarray) -> int:
     return int(values[tile - first]) if first <= tile < first + len(values) else 0
 
 
-def changes(frame: Liveness) -> tuple[list[list[Variable]], list[list[Variable]]]:
-    """The variables that begin to live at each step, and those that lived up to the step before."""
+def starts_and_ends(frame: Liveness) -> tuple[list[list[Variable]], list[list[Variable]]]:
+    """Return, for each step, the variables whose live range starts at it, and those whose range ended before it."""
     starts: list[list[Variable]] = [[] for _ in range(len(frame.steps) + 1)]
     ends: list[list[Variable]] = [[] for _ in range(len(frame.steps) + 1)]
     for interval in frame.intervals:
@@ -202,18 +218,20 @@ def changes(frame: Liveness) -> tuple[list[list[Variable]], list[list[Variable]]
     return starts, ends
 
 
-def _raise_peak(window: slice, position: int, held: np.ndarray, extra: Iterable[Layer], peak: Peak) -> None:
-    """Notes, in place, the tiles of a window that are fuller than ever."""
-    total = held[window].copy()
-    for _, first, values in extra:
+def _raise_peak(window: slice, position: int, live_bytes: np.ndarray, pieces: Iterable[Piece], peak: Peak) -> None:
+    """Record, in place, the tiles of a window that are fuller at a step than at all steps before."""
+    total = live_bytes[window].copy()
+    for _, first, values in pieces:
         total[first - window.start : first - window.start + len(values)] += values
     fuller = np.flatnonzero(total > peak.total[window])
     if not len(fuller):
         return
-    peak.total[window][fuller], peak.position[window][fuller] = total[fuller], position
-    here = {"variable": held[window].copy()}
-    for name, first, values in extra:
-        part = here.setdefault(name, np.zeros(len(total), np.int64))
+    peak.total[window][fuller] = total[fuller]
+    peak.position[window][fuller] = position
+    # The division by category is only built for steps that raise a peak, which are few.
+    by_category = {"variable": live_bytes[window].copy()}
+    for name, first, values in pieces:
+        part = by_category.setdefault(name, np.zeros(len(total), np.int64))
         part[first - window.start : first - window.start + len(values)] += values
-    for name, layer in peak.layers.items():
-        layer[window][fuller] = here[name][fuller] if name in here else 0
+    for name, values in peak.by_category.items():
+        values[window][fuller] = by_category[name][fuller] if name in by_category else 0

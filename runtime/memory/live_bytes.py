@@ -50,16 +50,16 @@ def live_bytes(occupancy: Occupancy, tile: int, always_bytes: int) -> LiveBytes:
         tile: which.
         always_bytes: what is always there.
     """
-    frame = occupancy.frames.of[None]
+    frame = occupancy.frames.liveness[None]
     change = np.zeros(len(frame.steps) + 1, np.int64)
     for interval in frame.intervals:
-        size = occupancy.on_tile(interval.variable, tile)
+        size = occupancy.bytes_on_tile(interval.variable, tile)
         change[interval.first] += size
         change[interval.last + 1] -= size
     total = always_bytes + change.cumsum()[:-1]
     for position, step in enumerate(frame.steps):
-        total[position] += sum(size for _, size in occupancy.buffers_on(step, tile))
-        called = occupancy.frames.during(None, step)
+        total[position] += sum(size for _, size in occupancy.buffers_on_tile(step, tile))
+        called = occupancy.frames.functions_during(None, step)
         total[position] += sum(int(occupancy.peak(function).total[tile]) for function in called)
     width = max(1, -(-len(total) // MOST_STEPS))
     shown = [n + int(total[n : n + width].argmax()) for n in range(0, len(total), width)]

@@ -1,16 +1,16 @@
-"""Packing of what lives at different times into the same memory: an address for every item, on many tiles at once.
+"""Packing of items with different live ranges into the same memory: an address for each item, on many tiles at once.
 
-Input: the bytes of each item on each tile, and the steps during which it lives. Output: its address on each tile, such
-that no two items that live at the same step share a byte. An item has one address for all the steps it lives.
+Input: bytes of each item on each tile, and its live range. Output: its address on each tile, such that no two items
+that are live at the same step share a byte. An item has one address over its whole live range.
 
-Items are placed one after the other, those that must lie first before the others, each at the lowest address where it
-fits. Largest first leaves small gaps; longest-lived first, lives that contain each other or do not meet stack up
-without any; earliest first, items of one size leave none. Which is best is found by trying, and by
-placing again and again what came to lie on top before all else, as allocators for small accelerators do.
+Items are placed one after the other in a sequence, each at the lowest address where it fits. Largest first leaves small
+gaps; longest-lived first leaves none where live ranges are nested or disjoint; earliest first leaves none among items
+of one size. All three are tried, and after each the item that ended up on top is placed before all others, as
+allocators for small accelerators do.
 Source: first fit and the left-edge algorithm for dynamic storage allocation; Poplar & PopLibs user guide, "Memory use":
 "variables can be overlapped with others, because they are not live at the same time".
-Limits: a heuristic, as the problem is NP-hard; the result is at least the peak of what lives, and the `gap` of the
-memory profile says by how much it is more.
+Limits: a heuristic, as the problem is NP-hard; the result is never below the peak live bytes, and the `gap` of the
+memory profile is the difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """Where items lie; arrays are int64[classes, items], a class being tiles that hold the same bytes of every item.
+    """Addresses of items, int64[classes, items]; a class is tiles with the same bytes of every item.
 
     Args:
         start: address of each item, 0 where there are no bytes of it.
@@ -43,98 +43,99 @@ class Packing:
     end: np.ndarray
 
     def extent(self, items: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The address behind the last of some items in each class, int64[classes]."""
+        """Return the largest end of some items in each class, int64[classes]."""
         return self.end[:, items].max(1, initial=0)
 
 
 def round_up(num_bytes: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> np.ndarray:
-    """Sizes with the padding that alignment needs."""
+    """Round sizes up to multiples of an alignment, in bytes."""
     return -(-num_bytes // alignment_bytes) * alignment_bytes
 
 
 def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, sequence: np.ndarray) -> Packing:
-    """Finds an address for each item.
+    """Place items one after the other, each at the lowest address where it fits.
 
     Args:
         sizes: bytes of each item in each class of tiles, padding included, int64[items, classes].
-        spans: the steps during which each item lives, of one item without overlap.
-        wide: which items are accessed 128 bits at a time, bool[items].
-        sequence: the items in the order in which they are placed, int64[items].
+        spans: live range of each item, as spans that do not overlap.
+        wide: whether an item is accessed 128 bits at a time, bool[items].
+        sequence: numbers of the items in the order of placement, int64[items].
     """
     items, classes = sizes.shape
-    keys = _no_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
-    start, end = _halves(keys)
-    of, begin, stop = flat(spans)
+    keys = _allocate_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
+    start, end = _halves(keys)  # views: an item is placed by writing its row of each
+    span_item, span_first, span_last = flatten_spans(spans)
     placed = np.zeros(items, bool)
     for item in sequence:
-        where = np.flatnonzero(sizes[item])
-        meets = np.zeros(items, bool)
+        nonempty = np.flatnonzero(sizes[item])
+        overlaps = np.zeros(items, bool)
         for low, high in spans[item]:
-            meets[of[(begin <= high) & (stop >= low)]] = True
-        others = keys[np.flatnonzero(meets & placed)]  # whole rows: much faster than their parts one by one
-        there = np.ascontiguousarray((others if len(where) == classes else others.take(where, 1)).T)
-        unit = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
-        address = _lowest(there, sizes[item, where], unit)
-        start[item, where], end[item, where] = address, address + sizes[item, where]
+            overlaps[span_item[(span_first <= high) & (span_last >= low)]] = True
+        others = keys[np.flatnonzero(overlaps & placed)]  # whole rows: much faster than some elements of each
+        obstacles = np.ascontiguousarray((others if len(nonempty) == classes else others.take(nonempty, 1)).T)
+        alignment = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
+        address = _lowest_fit(obstacles, sizes[item, nonempty], alignment)
+        start[item, nonempty] = address
+        end[item, nonempty] = address + sizes[item, nonempty]
         placed[item] = True
     return Packing(start.T.astype(np.int64), end.T.astype(np.int64))
 
 
-def in_order(sizes: np.ndarray, spans: Sequence[Sequence[Span]], order: Order) -> np.ndarray:
-    """The items in the order in which to place them, int64[items].
+def sort_items(sizes: np.ndarray, spans: Sequence[Sequence[Span]], order: Order) -> np.ndarray:
+    """Return the numbers of the items in the order of placement, int64[items].
 
     Args:
         sizes: bytes of each item on each tile, int64[items, tiles].
-        spans: the steps during which each item lives.
-        order: which is placed before which: longest-lived, earliest, or largest first.
+        spans: live range of each item.
+        order: longest-lived, earliest or largest first.
     """
-    life = np.array([sum(high - low + 1 for low, high in own) for own in spans], np.int64)
-    begin, size = np.array([own[0][0] for own in spans], np.int64), sizes.max(1, initial=0)
+    life = np.array([sum(high - low + 1 for low, high in item) for item in spans], np.int64)
+    begin = np.array([item[0][0] for item in spans], np.int64)
+    size = sizes.max(1, initial=0)
     keys = {"longest": (-size, -life), "earliest": (-life, begin), "largest": (-life, -size)}
-    return np.lexsort(keys[order])
+    return np.lexsort(keys[order])  # by the last key first
 
 
-def first(items: np.ndarray | int, sequence: np.ndarray) -> np.ndarray:
-    """A sequence in which some items go before all others; both keep their order."""
-    is_first = np.isin(sequence, items)
-    return np.concatenate((sequence[is_first], sequence[~is_first]))
+def move_to_front(items: np.ndarray | int, sequence: np.ndarray) -> np.ndarray:
+    """Move some items of a sequence before all others; both keep their order."""
+    is_front = np.isin(sequence, items)
+    return np.concatenate((sequence[is_front], sequence[~is_front]))
 
 
-def flat(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The item, the first and the last step of each span."""
-    of = np.repeat(np.arange(len(spans)), [len(own) for own in spans])
-    begin = np.array([low for own in spans for low, _ in own], np.int64)
-    stop = np.array([high for own in spans for _, high in own], np.int64)
-    return of, begin, stop
+def flatten_spans(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the item, the first and the last step of each span, int64[spans] each."""
+    item = np.repeat(np.arange(len(spans)), [len(item) for item in spans])
+    first_step = np.array([low for item in spans for low, _ in item], np.int64)
+    last_step = np.array([high for item in spans for _, high in item], np.int64)
+    return item, first_step, last_step
 
 
-def _no_keys(shape: tuple[int, ...], most_bytes: int) -> np.ndarray:
-    """Room for addresses and ends in pairs that sort as one number, all 0: int64 where both fit, else complex128."""
-    return np.zeros(shape, np.int64 if most_bytes <= np.iinfo(np.int32).max else np.complex128)
+def _allocate_keys(shape: tuple[int, ...], max_bytes: int) -> np.ndarray:
+    """Return zeros whose halves hold start and end, and which sort by start: int64 where both fit, else complex128."""
+    return np.zeros(shape, np.int64 if max_bytes <= np.iinfo(np.int32).max else np.complex128)
 
 
 def _halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Views of the addresses and of the ends in keys."""
-    small = keys.dtype == np.int64
-    low, high = np.moveaxis(keys.view(np.int32 if small else np.float64).reshape(*keys.shape, 2), -1, 0)
+    """Return views of the starts and of the ends in keys."""
+    is_integer = keys.dtype == np.int64
+    low, high = np.moveaxis(keys.view(np.int32 if is_integer else np.float64).reshape(*keys.shape, 2), -1, 0)
+    # The start is the half that decides the order: of an integer the upper one, of a complex number the real part.
     upper_is_last = sys.byteorder == "little"
-    return (high, low) if small and upper_is_last else (low, high)
+    return (high, low) if is_integer and upper_is_last else (low, high)
 
 
-def _lowest(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
-    """The lowest address at which one more item fits between those that are there.
+def _lowest_fit(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
+    """Return the lowest address at which an item fits between others, int64[tiles].
 
     Args:
-        keys: their addresses, multiples of 8, and ends; what has no bytes starts and ends at 0; sorted, in place.
-        size: bytes of the new item, int64[tiles].
-        alignment_bytes: what its address is a multiple of.
-
-    Returns:
-        int64[tiles].
+        keys: starts, multiples of 8, and ends of the others, 0 of one without bytes; [tiles, others], sorted in place.
+        size: bytes of the item, int64[tiles].
+        alignment_bytes: divisor of its address.
     """
     keys.sort(1)
     start, end = _halves(keys)
-    below = np.zeros((end.shape[0], end.shape[1] + 1), end.dtype)  # how far memory is taken below each gap, and on top
+    # Lower end of the gap below each of the others, and of the free memory above all: the largest end so far.
+    below = np.zeros((end.shape[0], end.shape[1] + 1), end.dtype)
     np.maximum.accumulate(end, axis=1, out=below[:, 1:])
     if alignment_bytes != ALIGNMENT_BYTES:
         below = round_up(below, alignment_bytes)
@@ -143,14 +144,14 @@ def _lowest(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndar
     return below[np.arange(len(below)), fits.argmax(1)].astype(np.int64)
 
 
-def classes_of(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the tiles that hold the same bytes of every item.
+def group_equal_tiles(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put tiles with the same bytes of every item into one class.
 
     Args:
         sizes: int64[items, tiles].
 
     Returns:
-        One tile of each class, int64[classes], and the class of each tile, int64[tiles].
+        A tile of each class, int64[classes], and the class of each tile, int64[tiles].
     """
     tiles = sizes.shape[1]
     # A random sum for each tile, modulo 2**64: only tiles of one sum are compared in full.
@@ -162,39 +163,44 @@ def classes_of(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return example, of_tile
 
 
-def groups_of(sizes: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Finds groups of tiles that hold nearly the same: what fits what any of a group holds fits all of it.
+def group_similar_tiles(sizes: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Put tiles with nearly the same bytes into one group: a packing of a group's maxima fits each of its tiles.
 
     Args:
         sizes: bytes of each item on each tile, int64[items, tiles].
-        tolerance: share of what a tile holds by which its group may differ when the tile joins it.
+        tolerance: share of a tile's bytes by which the maxima of a group may differ from it when it joins.
 
     Returns:
-        The most that a tile of each group holds of each item, int64[items, groups], and the group of each tile,
-        int64[tiles].
+        Largest size of each item in each group, int64[items, groups], and the group of each tile, int64[tiles].
     """
-    example, of_tile = classes_of(sizes)
+    example, of_tile = group_equal_tiles(sizes)
     if not tolerance:
         return sizes[:, example], of_tile
-    kind, of_item = classes_of(sizes.T)  # few, as most items are spread alike
-    held, count = sizes[np.ix_(kind, example)].T, np.bincount(of_item, minlength=len(kind))
-    total, most, of_class, groups = held @ count, np.zeros_like(held), np.zeros(len(held), np.int64), 0
-    for one in np.argsort(-total, kind="stable"):
-        differs = np.abs(most[:groups] - held[one]) @ count
-        if groups and differs.min() <= tolerance * total[one]:
-            of_class[one] = differs.argmin()
+    kind, of_item = group_equal_tiles(sizes.T)  # items of one mapping are equal: sums over kinds are short
+    of_class = np.zeros(len(example), np.int64)
+    class_sizes = sizes[np.ix_(kind, example)].T
+    count = np.bincount(of_item, minlength=len(kind))
+    total = class_sizes @ count
+    maxima = np.zeros_like(class_sizes)
+    groups = 0
+    # Fullest first: the classes that join later hardly raise the maxima of a group.
+    for n in np.argsort(-total, kind="stable"):
+        differs = np.abs(maxima[:groups] - class_sizes[n]) @ count
+        if groups and differs.min() <= tolerance * total[n]:
+            of_class[n] = differs.argmin()
         else:
-            of_class[one], groups = groups, groups + 1
-        joined = most[of_class[one]]
-        np.maximum(joined, held[one], out=joined)
-    return most[:groups, of_item].T, of_class[of_tile]
+            of_class[n] = groups
+            groups += 1
+        group_maxima = maxima[of_class[n]]
+        np.maximum(group_maxima, class_sizes[n], out=group_maxima)
+    return maxima[:groups, of_item].T, of_class[of_tile]
 
 
-def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same steps as few spans, in order."""
+def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the fewest spans that cover the same steps, in order."""
     merged: list[Span] = []
     for low, high in sorted(spans):
-        if merged and low <= merged[-1][1] + 1:
+        if merged and low <= merged[-1][1] + 1:  # adjacent steps too
             merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
             merged.append((low, high))

@@ -34,7 +34,7 @@ from ipujax.runtime.graph import (
     leaves,
 )
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
-from ipujax.runtime.memory.arena import arena, stacked
+from ipujax.runtime.memory.arena import pack_program, unshared_bytes
 from ipujax.runtime.memory.chip import Arena
 from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
@@ -77,7 +77,7 @@ class MemoryReport:
 
     @cached_property
     def _arena(self) -> Arena:
-        return arena(self.occupancy, self._fixed_bytes)
+        return pack_program(self.occupancy, self._fixed_bytes)
 
     @cached_property
     def tile_bytes(self) -> np.ndarray:
@@ -99,7 +99,7 @@ class MemoryReport:
         """The same by category, each int64[num_tiles]; they add up to `tile_bytes`."""
         live = self.occupancy.peak(None)
         gap = self.tile_bytes - live.total - sum(self.fixed.values())
-        layers = {**live.layers, "gap": gap, **self.fixed}
+        layers = {**live.by_category, "gap": gap, **self.fixed}
         return MappingProxyType({name: frozen(layer, np.int64) for name, layer in layers.items()})
 
     @cached_property
@@ -220,7 +220,7 @@ class MemoryReport:
 
     def _fits_unpacked(self) -> bool:
         """Whether everything fits even if nothing shares memory: then there is no need to pack."""
-        most = {"memory": self._fixed_bytes + stacked(self.occupancy), "memory for code": self.code_bytes}
+        most = {"memory": self._fixed_bytes + unshared_bytes(self.occupancy), "memory for code": self.code_bytes}
         return all((most[kind] <= limit).all() for kind, limit in self.limits.items())
 
     @property
@@ -238,7 +238,7 @@ class MemoryReport:
             What it holds comes largest first; the bytes add up to `tile_bytes`.
         """
         step, items = _at_peak(None, tile, self.occupancy)
-        held = ((v, self.occupancy.on_tile(v, tile)) for v in self.constants)
+        held = ((v, self.occupancy.bytes_on_tile(v, tile)) for v in self.constants)
         items += [LiveItem.of(v, size, "constant", CONSTANTS) for v, size in held if size]
         items += [LiveItem.always(size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
         return *step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name)))
@@ -272,12 +272,12 @@ def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None
     position = occupancy.fullest_step(owner, tile)
     if position is None:
         return None, []
-    frame = occupancy.frames.of[owner]
+    frame = occupancy.frames.liveness[owner]
     step: Step = frame.steps[position]
-    held = ((v, occupancy.on_tile(v, tile)) for v in frame.live_at(position))
+    held = ((v, occupancy.bytes_on_tile(v, tile)) for v in frame.live_at(position))
     items = [LiveItem.of(v, size, "variable", role_of_variable(occupancy, v)) for v, size in held if size]
-    items += [LiveItem.buffer(step, size, name) for name, size in occupancy.buffers_on(step, tile)]
-    for function in reversed(occupancy.frames.during(owner, step)):
+    items += [LiveItem.buffer(step, size, name) for name, size in occupancy.buffers_on_tile(step, tile)]
+    for function in reversed(occupancy.frames.functions_during(owner, step)):
         inner, more = _at_peak(function, tile, occupancy)
         step, items = inner or step, items + more
     return step, items

@@ -66,13 +66,13 @@ def bytes_by_role(occupancy: Occupancy, by_category: Mapping[str, np.ndarray]) -
 
 def _add_variables(occupancy: Occupancy, owner: Owner, there: np.ndarray, roles: dict[str, np.ndarray]) -> None:
     """Adds the variables of a frame, and of those it makes room for, to `roles`, on some tiles at the frame's peak."""
-    frame, position = occupancy.frames.of[owner], occupancy.peak(owner).position
+    frame, position = occupancy.frames.liveness[owner], occupancy.peak(owner).position
     for interval in frame.intervals:
-        first, values = occupancy.held(interval.variable)
+        first, values = occupancy.bytes_by_tile(interval.variable)
         window = slice(first, first + len(values))
         at = position[window]
         is_live = (at >= interval.first) & (at <= interval.last) & there[window]
         roles[role_of_variable(occupancy, interval.variable)][window] += values * is_live
     for number in np.unique(position[there]).tolist() if frame.steps else ():
-        for function in occupancy.frames.during(owner, frame.steps[number]):
+        for function in occupancy.frames.functions_during(owner, frame.steps[number]):
             _add_variables(occupancy, function, there & (position == number), roles)

@@ -16,7 +16,7 @@ from itertools import accumulate
 from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import Block, Call, Decision, Leaf, Loop, Program, is_free
-from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
+from ipujax.runtime.memory import LiveItem, Occupancy, Owner, starts_and_ends
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.tensor import Variable
 
@@ -88,7 +88,7 @@ def _peak(node: LiveNode) -> tuple[int, Items]:
 def liveness_tree(executable: Executable) -> LivenessTree:
     """Finds what is live at every step."""
     memory = executable.memory
-    through = _always_live(memory.occupancy.frames.of[None])
+    through = _always_live(memory.occupancy.frames.liveness[None])
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in through]
     always += [LiveItem.always(int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
@@ -152,9 +152,9 @@ class _Frame:
     """
 
     def __init__(self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], kept_bytes: int) -> None:
-        self.occupancy, self.frame, self.always = occupancy, occupancy.frames.of[owner], always
+        self.occupancy, self.frame, self.always = occupancy, occupancy.frames.liveness[owner], always
         self.kept_bytes = kept_bytes
-        self.starts, self.ends = changes(self.frame)
+        self.starts, self.ends = starts_and_ends(self.frame)
         self.live: dict[Variable, LiveItem] = {}
         self.position = 0
 

@@ -29,7 +29,7 @@ from ipujax.runtime.memory.always_live import (
     HOST_HEADER_BYTES,
     STACK_BYTES,
 )
-from ipujax.runtime.memory.arena import stacked
+from ipujax.runtime.memory.arena import unshared_bytes
 from ipujax.runtime.memory.report import CATEGORIES, memory_report
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
@@ -101,7 +101,7 @@ def test_shared_memory_is_between_the_peak_and_all_apart(data):
     report = report_of(graph, program)
     peak = sum(report.by_category[name] for name in ("variable", "message", "rearrangement", "outputEdge", "borrowed"))
     assert (report.shared_bytes >= peak).all()
-    assert (report.shared_bytes <= stacked(report.occupancy)).all()
+    assert (report.shared_bytes <= unshared_bytes(report.occupancy)).all()
     assert (report.gap_bytes >= 0).all()
     np.testing.assert_array_equal(report.tile_bytes, sum(report.by_category.values()))
 
@@ -219,7 +219,7 @@ def test_what_is_accessed_128_bits_at_a_time_lies_on_top(interleaved):
     memory = compile(*wide_program(interleaved)).memory
     assert memory.is_from_top.tolist() == [interleaved] * 4
     assert memory.shared_bytes.tolist() == [2 * 64] * 4
-    assert (memory.shared_bytes <= stacked(memory.occupancy)).all()
+    assert (memory.shared_bytes <= unshared_bytes(memory.occupancy)).all()
 
 
 def test_a_tile_without_interleaved_memory_has_no_top():

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from ipujax.runtime.memory.chip import Chip, Item, pack_all, pack_fullest
-from ipujax.runtime.memory.packing import ORDERS, merge, round_up
+from ipujax.runtime.memory.packing import ORDERS, merge_spans, round_up
 
 STEPS, TILES = 6, 24
 
 _step = st.integers(0, STEPS - 1)
-_spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge)
+_spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge_spans)
 
 
 @st.composite

@@ -12,14 +12,23 @@ from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Call, Copy, Function, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.memory.frames import frames_of
-from ipujax.runtime.memory.packing import ORDERS, classes_of, first, groups_of, in_order, merge, pack, round_up
+from ipujax.runtime.memory.packing import (
+    ORDERS,
+    group_equal_tiles,
+    group_similar_tiles,
+    merge_spans,
+    move_to_front,
+    pack,
+    round_up,
+    sort_items,
+)
 from ipujax.runtime.tensor.mapping import grid
 from tests.runtime.helpers import TARGET
 
 STEPS = 6
 
 _step = st.integers(0, STEPS - 1)
-_spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge)
+_spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge_spans)
 
 
 @st.composite
@@ -49,7 +58,7 @@ def peak(sizes, spans):
 
 def pack_in(order, sizes, spans, wide, is_first):
     """Packs items in an order, some before all others."""
-    return pack(sizes, spans, wide, first(np.flatnonzero(is_first), in_order(sizes, spans, order)))
+    return pack(sizes, spans, wide, move_to_front(np.flatnonzero(is_first), sort_items(sizes, spans, order)))
 
 
 def pack_all(sizes, spans, order="longest"):
@@ -156,7 +165,7 @@ def test_each_item_has_the_lowest_address_that_is_free(drawn, data):
 @given(st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=6), min_size=1, max_size=3))
 def test_classes_hold_tiles_that_are_alike(rows):
     sizes = np.array(rows)
-    example, of_tile = classes_of(sizes)
+    example, of_tile = group_equal_tiles(sizes)
     np.testing.assert_array_equal(sizes[:, example[of_tile]], sizes)
     assert len(example) == len({tuple(column) for column in sizes.T.tolist()})
 
@@ -165,7 +174,7 @@ def test_classes_hold_tiles_that_are_alike(rows):
 @given(st.lists(st.lists(st.integers(0, 40), min_size=6, max_size=6), max_size=4), st.sampled_from([0.0, 0.1, 0.5]))
 def test_a_group_holds_the_most_of_tiles_that_are_nearly_alike(rows, tolerance):
     sizes = np.array(rows, np.int64).reshape(-1, 6)
-    most, group = groups_of(sizes, tolerance)
+    most, group = group_similar_tiles(sizes, tolerance)
     for one in range(most.shape[1]):
         np.testing.assert_array_equal(most[:, one], sizes[:, group == one].max(1))
     if not tolerance:
@@ -173,7 +182,7 @@ def test_a_group_holds_the_most_of_tiles_that_are_nearly_alike(rows, tolerance):
 
 
 def test_tiles_that_differ_much_are_not_in_one_group():
-    _, group = groups_of(np.array([[100, 100, 100, 0], [100, 99, 20, 1]]), 0.01)
+    _, group = group_similar_tiles(np.array([[100, 100, 100, 0], [100, 99, 20, 1]]), 0.01)
     assert group[0] == group[1] and len(set(group.tolist())) == 3
 
 
@@ -201,10 +210,10 @@ def test_a_frame_lies_with_the_innermost_that_holds_all_its_calls():
     names = {function.name: owner and owner.name for function, owner in frames.owner.items()}
     # `left` is called by the program too, and `shared` by it and by `right`; only `outer` calls `right` and `only`.
     assert names == {"outer": None, "left": None, "shared": None, "right": "outer", "only": "outer"}
-    order = [owner and owner.name for owner in frames.of]
+    order = [owner and owner.name for owner in frames.liveness]
     assert order[0] is None and order.index("outer") < order.index("right") < order.index("shared")
-    steps = frames.of[None].steps
-    assert {f.name for f in frames.during(None, steps[1])} == {"outer", "left", "shared"}
-    assert {f.name for f in frames.during(None, steps[2])} == {"left", "shared"}
-    inside = [[f.name for f in frames.during(outer, step)] for step in frames.of[outer].steps]
+    steps = frames.liveness[None].steps
+    assert {f.name for f in frames.functions_during(None, steps[1])} == {"outer", "left", "shared"}
+    assert {f.name for f in frames.functions_during(None, steps[2])} == {"left", "shared"}
+    inside = [[f.name for f in frames.functions_during(outer, step)] for step in frames.liveness[outer].steps]
     assert inside == [["only"], [], ["right"]]
