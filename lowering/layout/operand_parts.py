@@ -1,7 +1,7 @@
 """Elements and contiguous runs of an operand that a block needs, has on its own tile, and shares with tiles of its bus.
 
 Input: spans of a field that the operation maps to its readers, and candidate grids, all at once.
-Source: the rules of `ipujax.runtime.exchange.boxes` for runs, of `exchange.shared_bus` for buses, of
+Source: the rules of `ipujax.runtime.exchange.blocks` for runs, of `exchange.shared_bus` for buses, of
 `place.place_operand` for mappings.
 Limits: one typical block a grid; the tiles of a grid are numbered in row-major order, as by `Grids.placement`.
 """

@@ -1,15 +1,15 @@
 """Exchange between tiles: bytes each tile sends and receives, and pieces, without listing elements."""
 
-from ipujax.runtime.exchange.count import Demand as Demand, Traffic as Traffic, cut as cut
+from ipujax.runtime.exchange.count import Demand as Demand, Traffic as Traffic, cut_at_homes as cut_at_homes
 from ipujax.runtime.exchange.demand import access_demand as access_demand, mappings_of as mappings_of
 from ipujax.runtime.exchange.runs import (
     Bases as Bases,
     Runs as Runs,
-    box_runs as box_runs,
+    block_runs as block_runs,
+    concat_runs as concat_runs,
     flat_bases as flat_bases,
-    joined as joined,
 )
-from ipujax.runtime.exchange.sample import ragged as ragged
+from ipujax.runtime.exchange.sample import ragged_rows as ragged_rows
 from ipujax.runtime.exchange.traffic import (
     access_traffic as access_traffic,
     copy_cycles as copy_cycles,

@@ -1,7 +1,7 @@
-"""What tiles need: of the variables behind a field of a vertex group, or of the source of a copy.
+"""Demand of tiles: elements that they need of the variables behind a field of a vertex group, or of a copy's source.
 
-Input: a vertex group and an access, or two tensors; the graph with the mappings. Output: `Demand`, flat runs by box,
-for the general count. A copy is a read of its source by vertices that lie as the mapping of its destination does.
+Input: a vertex group and an access, or two tensors; the graph with the mappings. Output: `Demand`, flat runs by block,
+for the general count. A copy is a read of its source by vertices on the tiles of its destination.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from math import inf, prod
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange.count import MOST_RUNS, Demand, demand
-from ipujax.runtime.exchange.homes import homes
+from ipujax.runtime.exchange.count import MAX_RUNS, Demand, demand_of_blocks
+from ipujax.runtime.exchange.homes import find_homes
 from ipujax.runtime.exchange.mixed_radix import view_blocks
-from ipujax.runtime.exchange.runs import Runs, box_runs, flat_bases, interval_runs, total
-from ipujax.runtime.exchange.sample import sampled_if_many
+from ipujax.runtime.exchange.runs import Runs, block_runs, flat_bases, flat_size, interval_runs
+from ipujax.runtime.exchange.sample import list_or_sample
 from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
@@ -34,7 +34,7 @@ from ipujax.runtime.tensor import (
     owners,
 )
 
-_MOST_ELEMENTS = 1 << 25  # of a copy that are listed where it is no grid, assumed: 20 ns and 30 bytes each
+_MAX_ELEMENTS = 1 << 25  # of a copy that are listed where it is no grid, assumed: 20 ns and 30 bytes each
 
 
 def _no_cycles(shapes: object, target: Target) -> np.ndarray:
@@ -45,12 +45,12 @@ _NONE = Codelet("grid", (), lambda: (), _no_cycles)
 
 
 def grid_of(axes: tuple[Axis, ...], tile: np.ndarray) -> VertexGroup:
-    """A group that is only a grid of vertices on tiles, whatever they run."""
+    """Return a group that is only a grid of vertices on tiles, without a codelet."""
     return VertexGroup(_NONE, axes, (), tile)
 
 
 def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
-    """The mappings of a tensor's variables, in order.
+    """Return the mappings of a tensor's variables, in order.
 
     Raises:
         GraphError: a variable without a tile mapping.
@@ -61,44 +61,48 @@ def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
     return tuple(graph.mappings[variable] for variable in tensor.variables())
 
 
-def access_demand(group: VertexGroup, access: Access, num_tiles: int, most_runs: float = inf) -> Demand:
-    """What the vertices of a group need through one access, by flat runs.
+def access_demand(group: VertexGroup, access: Access, num_tiles: int, max_runs: float = inf) -> Demand:
+    """Return the elements that the vertices of a group need through one access, as flat runs.
 
     Args:
         group: the vertices.
         access: one of its accesses.
         num_tiles: tiles of the target.
-        most_runs: runs beyond which a sample of about so many is given.
+        max_runs: limit beyond which about so many runs are sampled.
     """
-    node, variables = access.tensor.node, access.tensor.variables()
+    node = access.tensor.node
+    variables = access.tensor.variables()
     per_dim = extents(group, access)
-    moved = [number for number in range(len(group.axes)) if any(e.start.shape[number] > 1 for e in per_dim)]
-    others = [number for number in range(len(group.axes)) if number not in moved]
-    grid = tuple(n if number in moved else 1 for number, n in enumerate(group.grid))
+    # Vertices along an axis that moves nothing need the same block, which is listed once.
+    moving = [number for number in range(len(group.axes)) if any(e.start.shape[number] > 1 for e in per_dim)]
+    constant = [number for number in range(len(group.axes)) if number not in moving]
+    grid = tuple(n if number in moving else 1 for number, n in enumerate(group.grid))
     start, length = (
         np.stack([np.broadcast_to(part, grid).ravel() for part in parts], axis=1)
         if parts
         else np.zeros((int(np.prod(grid)), 0), np.int64)
         for parts in ([e.start for e in per_dim], [e.length for e in per_dim])
     )
-    tile = group.tile.transpose(moved + others).reshape(len(start), -1)
+    tile = group.tile.transpose(moving + constant).reshape(len(start), -1)
     used = np.all(length > 0, axis=1) & np.any(tile >= 0, axis=1)
     start, length, tile = start[used], length[used], tile[used]
     bases = flat_bases(variables)
-    runs = box_runs(node, np.arange(len(start)), start, length, bases, most_runs)
-    return demand(runs, tile, total([v.size for v in variables]), num_tiles)
+    runs = block_runs(node, np.arange(len(start)), start, length, bases, max_runs)
+    return demand_of_blocks(runs, tile, flat_size([v.size for v in variables]), num_tiles)
 
 
 def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[VertexGroup, Access] | None:
-    """A copy as vertices that read the source, one a box of the destination's mapping; None where that is no grid."""
+    """Return a copy as vertices that read its source, one a block of the destination; None where that is no grid."""
     mappings = mappings_of(destination, graph)
     if not isinstance(destination.node, Affine):
         return None
     fine = [size for dim in destination.node.dims for size, _ in dim]
-    source, destination = source.reshape(fine), destination.reshape(fine)
+    source = source.reshape(fine)
+    destination = destination.reshape(fine)
     assert isinstance(destination.node, Affine)
     order = _memory_order(destination.node)
-    source, destination = source.transpose(order), destination.transpose(order)
+    source = source.transpose(order)
+    destination = destination.transpose(order)
     node = destination.node
     assert isinstance(node, Affine)
     blocks = _blocks(node, destination.shape, mappings[0])
@@ -111,14 +115,14 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
 
 
 def _memory_order(node: Affine) -> tuple[int, ...]:
-    """The dimensions of a view, those that move farthest in memory first: a copy may run through them in any order."""
+    """Order the dimensions of a view by falling stride; a copy may run through them in any order."""
     return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
 
 
 def _blocks(
     node: Affine, shape: tuple[int, ...], mapping: TileMapping
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...], np.ndarray] | None:
-    """The mapping of a view as boxes: the shape the view then has, the boundaries of its dimensions, and the tiles."""
+    """Return the mapping of a view as blocks: shape that the view then has, boundaries of its dimensions, tiles."""
     if node.is_whole and isinstance(mapping, Blocked):
         return mapping.shape, mapping.cuts, mapping.tile
     if node.is_whole and isinstance(mapping, Flat):
@@ -132,7 +136,7 @@ def _blocks(
 
 
 def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
-    """What each tile needs of the source of a copy, whatever views of their variables both are.
+    """Return the elements that each tile needs of the source of a copy between any views.
 
     Args:
         source: tensor that is read.
@@ -141,49 +145,51 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
         num_tiles: tiles of the target.
     """
     variables = source.variables()
-    size = total([v.size for v in variables])
-    if source.size > _MOST_ELEMENTS:
+    size = flat_size([v.size for v in variables])
+    if source.size > _MAX_ELEMENTS:
         sample = _sampled_copy_runs(source, destination, mappings)
-        present = np.bincount(sample.box, minlength=num_tiles) > 0
-        return demand([sample], np.where(present, np.arange(num_tiles), -1)[:, None], size, num_tiles)
+        present = np.bincount(sample.block, minlength=num_tiles) > 0
+        return demand_of_blocks([sample], np.where(present, np.arange(num_tiles), -1)[:, None], size, num_tiles)
     length, tile = _owner_runs(destination.node, dict(zip(destination.variables(), mappings, strict=True)))
-    length, tile = length[length > 0], tile[length > 0]
-    new = np.diff(tile, prepend=-1) != 0
-    tile, first = tile[new], (np.cumsum(length) - length)[new]
+    tile = tile[length > 0]
+    length = length[length > 0]
+    new = np.diff(tile, prepend=-1) != 0  # neighbouring runs of one tile become one interval
+    first = (np.cumsum(length) - length)[new]
+    tile = tile[new]
     length = np.diff(np.append(first, destination.size))
     runs = interval_runs(source.node, tile, first, length, flat_bases(variables))
     present = np.bincount(tile, minlength=num_tiles) > 0
     needs = np.where(present, np.arange(num_tiles), -1)[:, None]
-    return demand(runs, needs, size, num_tiles)
+    return demand_of_blocks(runs, needs, size, num_tiles)
 
 
 def _sampled_copy_runs(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping]) -> Runs:
-    """Single elements of the source of a copy by the tile that needs them: a sample, evenly of the row-major order."""
-    _, place, weight = sampled_if_many(np.array([0]), np.array([source.size]), MOST_RUNS)
-    where = homes(tuple(mappings))
+    """Sample single elements of the source of a copy, evenly in row-major order, by the tile that needs them."""
+    _, position, weight = list_or_sample(np.array([0]), np.array([source.size]), MAX_RUNS)
+    destination_homes = find_homes(tuple(mappings))
 
     def tile_and_element(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tile = where.tile_of(where.run_of(_flat_element(destination, at)))
+        tile = destination_homes.tile_of(destination_homes.run_of(_flat_element(destination, at)))
         return tile, _flat_element(source, at)
 
-    (tile, element), (tile_before, element_before) = map(tile_and_element, (place, np.maximum(place - 1, 0)))
-    before = np.where((tile_before == tile) & (place > 0), element_before, -1)
+    (tile, element), (tile_before, element_before) = map(tile_and_element, (position, np.maximum(position - 1, 0)))
+    before = np.where((tile_before == tile) & (position > 0), element_before, -1)
     order = np.lexsort((element, tile))
-    each = np.ones(len(order)) if weight is None else weight
-    return Runs(tile[order], element[order], np.ones_like(order), each[order], before[order])
+    weights = np.ones(len(order)) if weight is None else weight
+    return Runs(tile[order], element[order], np.ones_like(order), weights[order], before[order])
 
 
-def _flat_element(tensor: Tensor, at: np.ndarray) -> np.ndarray:
-    """The flat element of some places of a tensor's row-major order, int64 of the same shape."""
-    element = np.zeros_like(at)
+def _flat_element(tensor: Tensor, position: np.ndarray) -> np.ndarray:
+    """Return the flat elements at some positions of a tensor's row-major order, int64 of the same shape."""
+    element = np.zeros_like(position)
     bases = flat_bases(tensor.variables())
-    for runs in interval_runs(tensor.node, np.arange(len(at)), at, np.ones_like(at), bases):
-        element[runs.box] = runs.start
+    for runs in interval_runs(tensor.node, np.arange(len(position)), position, np.ones_like(position), bases):
+        element[runs.block] = runs.start
     return element
 
 
 def _owner_runs(node: Node, mappings: Mapping[Variable, TileMapping]) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and tiles of runs of a view's row-major order, int64[n] each; of single elements if memory's differs."""
+    """Return lengths and tiles of runs of a view's row-major order, int64[n]; of elements if memory order differs."""
     size = prod(node.shape)
     if isinstance(node, Reshaped):
         return _owner_runs(node.source, mappings)
@@ -191,13 +197,14 @@ def _owner_runs(node: Node, mappings: Mapping[Variable, TileMapping]) -> tuple[n
         lengths, tiles = zip(*(_owner_runs(part, mappings) for part in node.parts), strict=True)
         return np.concatenate(lengths), np.concatenate(tiles)
     if isinstance(node, Affine) and canonical(node.subdims) in ((), ((size, 1),)):
-        starts, _, own = mappings[node.variable].runs()
-        low, high = np.searchsorted(starts, node.offset, "right") - 1, np.searchsorted(starts, node.offset + size)
+        starts, _, tiles = mappings[node.variable].runs()
+        low = np.searchsorted(starts, node.offset, "right") - 1
+        high = np.searchsorted(starts, node.offset + size)
         limits = np.append(starts[low:high], node.offset + size)
-        return np.diff(np.maximum(limits, node.offset)), own[low:high].astype(np.int64)
+        return np.diff(np.maximum(limits, node.offset)), tiles[low:high].astype(np.int64)
     which, index = (part.ravel() for part in elements(node, tuple(mappings)))
     tile = np.zeros(size, np.int64)
     for number, mapping in enumerate(mappings.values()):
-        here = which == number
-        tile[here] = owners(mapping)[index[here]]
+        inside = which == number
+        tile[inside] = owners(mapping)[index[inside]]
     return np.ones(size, np.int64), tile

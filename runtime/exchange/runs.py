@@ -1,10 +1,10 @@
-"""Flat runs of a view: which contiguous parts of its variables some boxes or intervals of its elements are.
+"""Flat runs of a view: contiguous parts of its variables that blocks or intervals of its elements consist of.
 
-Input: a node of `ipujax.runtime.tensor.view` and either boxes of its indices or intervals of its row-major order.
-Output: `Runs`, intervals of a flat space in which the variables lie one after the other. Never lists elements where
-neighbours lie contiguous; a view whose innermost stride is not one has runs of one element. Asked for at most so many
-runs, it gives a sample of them with weights (`exchange.sample`).
-Limits: int64 everywhere: (number of boxes) times (elements of all variables) must stay below 2^63.
+Input: a node of `ipujax.runtime.tensor.view` and either blocks of its indices or intervals of its row-major order.
+Output: `Runs`, intervals of a flat space of all variables one after the other. Neighbours that are contiguous are never
+listed one by one; a view whose innermost stride is not 1 has runs of one element. Beyond a limit on runs the result is
+a sample of them with weights (`exchange.sample`).
+Limits: int64 everywhere: (number of blocks) times (elements of all variables) must stay below 2^63.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf, prod
 
 import numpy as np
 
-from ipujax.runtime.exchange.sample import ragged, sampled, sampled_if_many, sampling_steps
+from ipujax.runtime.exchange.sample import list_or_sample, ragged_rows, sample_rows, sampling_steps
 from ipujax.runtime.tensor import Affine, Concat, Group, Indexed, Node, Reshaped, Variable, canonical
 
 Bases = dict[Variable, int]
@@ -23,18 +23,18 @@ Bases = dict[Variable, int]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Runs:
-    """Intervals of flat elements, each needed by one box.
+    """Intervals of flat elements, each needed by one block.
 
     Args:
-        box: number of the box, int64[n].
+        block: number of the block, int64[n].
         start: first element, int64[n].
         length: number of elements, at least 1, int64[n].
-        weight: number of runs that each stands for, float64[n]; None where each is itself alone.
-        before: where a run of a sample stands behind one that need not be in it, that run's last element; −1 for other
-            runs, int64[n]; None where all are −1.
+        weight: number of runs that each stands for, float64[n]; None where every run stands for itself.
+        before: in a sample, last element of the run before each in its block, which the sample may lack; −1 where none
+            is before it, int64[n]; None where all are −1.
     """
 
-    box: np.ndarray
+    block: np.ndarray
     start: np.ndarray
     length: np.ndarray
     weight: np.ndarray | None = None
@@ -42,7 +42,7 @@ class Runs:
 
 
 def flat_bases(variables: Sequence[Variable]) -> Bases:
-    """Where each variable starts in the common flat space; one element stays free after each, so that none touch."""
+    """Return the first flat element of each variable; a gap of one element follows each, so that no two touch."""
     bases, base = {}, 0
     for variable in variables:
         bases[variable] = base
@@ -50,93 +50,99 @@ def flat_bases(variables: Sequence[Variable]) -> Bases:
     return bases
 
 
-def box_runs(
-    node: Node, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, most: float = inf
+def block_runs(
+    node: Node, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float = inf
 ) -> list[Runs]:
-    """The runs of boxes of a view.
+    """Return the runs of blocks of a view.
 
     Args:
         node: the view, of rank r.
-        box: number of each box, int64[n].
-        start: first index of each box in each dimension, int64[n, r].
+        block: number of each block, int64[n].
+        start: first index of each block in each dimension, int64[n, r].
         length: number of indices, at least 1, int64[n, r].
-        bases: where each variable starts in the flat space.
-        most: runs beyond which a sample of about so many is given, of each piece of the view.
+        bases: first flat element of each variable.
+        max_runs: limit beyond which about so many are sampled, of each part of the view.
 
     Returns:
         Runs in no set order; where the view repeats an element they may overlap.
     """
-    if len(box) == 0:
+    if len(block) == 0:
         return []
     if isinstance(node, Concat):
-        return _concat_boxes(node, box, start, length, bases, most)
+        return _concat_blocks(node, block, start, length, bases, max_runs)
     if isinstance(node, Affine):
-        return _affine_boxes(node, box, start, length, bases, most)
+        return _affine_blocks(node, block, start, length, bases, max_runs)
     strides = [prod(node.shape[axis + 1 :]) for axis in range(len(node.shape))]
-    view = _enumerate(box, np.zeros(len(box), np.int64), strides, start, length, most)
-    parts = interval_runs(node, np.arange(len(view.box)), view.start, view.length, bases, most)
-    return [_of_runs(view, part) for part in parts]
+    view = _enumerate(block, np.zeros(len(block), np.int64), strides, start, length, max_runs)
+    parts = interval_runs(node, np.arange(len(view.block)), view.start, view.length, bases, max_runs)
+    return [_nested_runs(view, part) for part in parts]
 
 
-def _of_runs(view: Runs, part: Runs) -> Runs:
-    """Runs of runs as those of the boxes that these are of."""
-    weight = part.weight
-    if view.weight is not None:
-        weight = view.weight[part.box] * (1 if weight is None else weight)
-    return replace(part, box=view.box[part.box], weight=weight)
+def _nested_runs(outer: Runs, inner: Runs) -> Runs:
+    """Renumber runs inside `outer` runs by the blocks of these, weights multiplied."""
+    weight = inner.weight
+    if outer.weight is not None:
+        weight = outer.weight[inner.block] * (1 if weight is None else weight)
+    return replace(inner, block=outer.block[inner.block], weight=weight)
 
 
-def _affine_boxes(
-    node: Affine, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, most: float
+def _affine_blocks(
+    node: Affine, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float
 ) -> list[Runs]:
-    """Where a dimension joins several, boxes are cut at its rows: the end of one, whole ones, the start of one."""
+    """Cut blocks at rows of a dimension that joins several: a row's end, complete rows, a row's start."""
     axis = next((axis for axis, group in enumerate(node.dims) if len(group) > 1), None)
     if axis is None:
         strides = [group[0][1] if group else 0 for group in node.dims]
-        return [_enumerate(box, np.full(len(box), bases[node.variable] + node.offset), strides, start, length, most)]
+        return [
+            _enumerate(block, np.full(len(block), bases[node.variable] + node.offset), strides, start, length, max_runs)
+        ]
     outer, *inner = node.dims[axis]
     finer = replace(node, dims=(*node.dims[:axis], (outer,), tuple(inner), *node.dims[axis + 1 :]))
-    row, out = prod(size for size, _ in inner), list[Runs]()
+    row = prod(size for size, _ in inner)
+    runs = list[Runs]()
     head, rows, tail = _rows(start[:, axis], length[:, axis], row)
-    for first, count, begin, within in (
+    for first_row, row_count, first_column, columns in (
         (start[:, axis] // row, np.minimum(head, 1), start[:, axis] % row, head),
         (-(-start[:, axis] // row), rows, 0, row),
         ((start[:, axis] + length[:, axis]) // row, np.minimum(tail, 1), 0, tail),
     ):
-        some = count > 0
-        part_start, part_length = (
-            np.insert(whole, axis + 1, one, 1)[some] for whole, one in ((start, begin), (length, within))
-        )
-        part_start[:, axis], part_length[:, axis] = first[some], count[some]
-        out += box_runs(finer, box[some], part_start, part_length, bases, most)
-    return out
+        occupied = row_count > 0
+        part_start = np.insert(start, axis + 1, first_column, 1)[occupied]
+        part_length = np.insert(length, axis + 1, columns, 1)[occupied]
+        part_start[:, axis] = first_row[occupied]
+        part_length[:, axis] = row_count[occupied]
+        runs += block_runs(finer, block[occupied], part_start, part_length, bases, max_runs)
+    return runs
 
 
 def _rows(start: np.ndarray, length: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Intervals cut at rows: the elements before the first whole one, the whole ones, the elements behind them."""
+    """Cut intervals at rows: elements before the first complete row, number of complete rows, elements behind them."""
     head = np.minimum(-start % row, length)
     rows, tail = np.divmod(length - head, row)
     return head, rows, tail
 
 
-def _concat_boxes(
-    node: Concat, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, most: float
+def _concat_blocks(
+    node: Concat, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float
 ) -> list[Runs]:
-    axis, out = node.axis, []
+    axis = node.axis
+    runs = list[Runs]()
     for part, low, high in zip(node.parts, node.bounds, node.bounds[1:], strict=False):
         first = np.maximum(start[:, axis], low)
         count = np.minimum(start[:, axis] + length[:, axis], high) - first
         inside = count > 0
-        part_start, part_length = start[inside], length[inside]
-        part_start[:, axis], part_length[:, axis] = first[inside] - low, count[inside]
-        out += box_runs(part, box[inside], part_start, part_length, bases, most)
-    return out
+        part_start = start[inside]
+        part_length = length[inside]
+        part_start[:, axis] = first[inside] - low
+        part_length[:, axis] = count[inside]
+        runs += block_runs(part, block[inside], part_start, part_length, bases, max_runs)
+    return runs
 
 
 def _enumerate(
-    box: np.ndarray, base: np.ndarray, strides: Sequence[int], start: np.ndarray, length: np.ndarray, most: float
+    block: np.ndarray, base: np.ndarray, strides: Sequence[int], start: np.ndarray, length: np.ndarray, max_runs: float
 ) -> Runs:
-    """Runs of boxes of a view with one stride a dimension, sorted by box where the strides nest; base int64[boxes]."""
+    """Return runs of blocks of a view with one stride a dimension, sorted by block where the strides nest."""
     dims = []
     for axis, stride in enumerate(strides):
         if stride:
@@ -144,90 +150,98 @@ def _enumerate(
             base = base + stride * low
             dims.append((abs(stride), length[:, axis], low if stride > 0 else -low))
     dims.sort(key=lambda dim: dim[0])
-    run = np.ones(len(box), np.int64)
+    run = np.ones(len(block), np.int64)
+    # Innermost dimensions whose stride equals the run so far make it longer; the first gap ends it.
     while dims and bool(np.all((run == dims[0][0]) | (dims[0][1] == 1))):
         run = run * dims.pop(0)[1]
-    number, weight, before = np.arange(len(box)), None, None
-    steps, fewest = sampling_steps([count for _, count, _ in dims], most)
+    number = np.arange(len(block))
+    weight = before = None
+    steps, min_listed = sampling_steps([count for _, count, _ in dims], max_runs)
     for (stride, count, low), step in zip(reversed(dims), reversed(steps), strict=True):
         if step == 1:
-            row, within = ragged(count[number])
+            row, within = ragged_rows(count[number])
             weight = None if weight is None else weight[row]
         else:
-            row, within, each = sampled(low[number], count[number], step, fewest)
-            weight = each if weight is None else weight[row] * each
-        number, base = number[row], base[row] + stride * within
+            row, within, row_weight = sample_rows(low[number], count[number], step, min_listed)
+            weight = row_weight if weight is None else weight[row] * row_weight
+        number = number[row]
+        base = base[row] + stride * within
         before = None if step == 1 else np.where(within > 0, base - stride + run[number] - 1, -1)
-    return Runs(box[number], base, run[number], weight, before)
+    return Runs(block[number], base, run[number], weight, before)
 
 
 def interval_runs(
-    node: Node, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, most: float = inf
+    node: Node, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float = inf
 ) -> list[Runs]:
-    """The runs of intervals of a view's row-major order.
+    """Return the runs of intervals of a view's row-major order.
 
     Args:
         node: the view.
-        box: number of the box each interval belongs to, int64[n].
+        block: number of the block of each interval, int64[n].
         start: first element in row-major order, int64[n].
         length: number of elements, at least 1, int64[n].
-        bases: where each variable starts in the flat space.
-        most: as for `box_runs`.
+        bases: first flat element of each variable.
+        max_runs: as for `block_runs`.
 
     Returns:
-        As `box_runs`.
+        As `block_runs`.
     """
-    if len(box) == 0:
+    if len(block) == 0:
         return []
     if isinstance(node, Reshaped):
-        return interval_runs(node.source, box, start, length, bases, most)
+        return interval_runs(node.source, block, start, length, bases, max_runs)
     if isinstance(node, Affine):
-        base = np.full(len(box), bases[node.variable] + node.offset)
-        return _subdim_runs(canonical(node.subdims), base, box, start, length, most)
+        base = np.full(len(block), bases[node.variable] + node.offset)
+        return _subdim_runs(canonical(node.subdims), base, block, start, length, max_runs)
     if isinstance(node, Indexed):
-        row, within, weight = sampled_if_many(start, length, most)
+        row, within, weight = list_or_sample(start, length, max_runs)
         at = start[row] + within
         offsets = np.array([bases[v] for v in node.variables])
         element = offsets[node.which.reshape(-1)[at]] + node.index.reshape(-1)[at]
-        return [Runs(box[row], element, np.ones(len(element), np.int64), weight)]
-    return _concat_intervals(node, box, start, length, bases, most)
+        return [Runs(block[row], element, np.ones(len(element), np.int64), weight)]
+    return _concat_intervals(node, block, start, length, bases, max_runs)
 
 
 def _subdim_runs(
-    subdims: Group, base: np.ndarray, box: np.ndarray, start: np.ndarray, length: np.ndarray, most: float
+    subdims: Group, base: np.ndarray, block: np.ndarray, start: np.ndarray, length: np.ndarray, max_runs: float
 ) -> list[Runs]:
-    """Runs of intervals of an index in mixed radix: the end of a row, whole rows, the start of a row; base int64[n]."""
+    """Return runs of intervals of a mixed-radix index: a row's end, complete rows, a row's start."""
     if not subdims:
-        return [Runs(box, base, length)]
+        return [Runs(block, base, length)]
     (_, stride), *inner = subdims
     if not inner:
-        return [_enumerate(box, base, [stride], start[:, None], length[:, None], most)]
+        return [_enumerate(block, base, [stride], start[:, None], length[:, None], max_runs)]
     row = prod(size for size, _ in inner)
     head, rows, tail = _rows(start, length, row)
     first = (start + head) // row
-    out: list[Runs] = []
-    for at, begin, count in ((start // row, start % row, head), (first + rows, np.zeros_like(start), tail)):
-        some = count > 0
-        if np.any(some):
-            out += _subdim_runs(tuple(inner), (base + at * stride)[some], box[some], begin[some], count[some], most)
-    some = rows > 0
-    if np.any(some):
-        begin = np.zeros((np.count_nonzero(some), len(subdims)), np.int64)
+    runs: list[Runs] = []
+    for number, begin, count in ((start // row, start % row, head), (first + rows, np.zeros_like(start), tail)):
+        cut = count > 0
+        if np.any(cut):
+            row_base = (base + number * stride)[cut]
+            runs += _subdim_runs(tuple(inner), row_base, block[cut], begin[cut], count[cut], max_runs)
+    complete = rows > 0
+    if np.any(complete):
+        begin = np.zeros((np.count_nonzero(complete), len(subdims)), np.int64)
         count = np.broadcast_to([size for size, _ in subdims], begin.shape).copy()
-        begin[:, 0], count[:, 0] = first[some], rows[some]
-        out.append(_enumerate(box[some], base[some], [stride for _, stride in subdims], begin, count, most))
-    return out
+        begin[:, 0] = first[complete]
+        count[:, 0] = rows[complete]
+        strides = [stride for _, stride in subdims]
+        runs.append(_enumerate(block[complete], base[complete], strides, begin, count, max_runs))
+    return runs
 
 
 def _concat_intervals(
-    node: Concat, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, most: float
+    node: Concat, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float
 ) -> list[Runs]:
-    """Cuts intervals at the rows of the concatenation, then each row at the parts."""
+    """Cut intervals at the rows of the concatenation, then each row at the parts."""
     inner = prod(node.shape[node.axis + 1 :])
     size = node.shape[node.axis] * inner
-    first, last = start // size, (start + length - 1) // size
-    piece, within, weight = sampled_if_many(first, last - first + 1, most)
-    row, out = first[piece] + within, []
+    first = start // size
+    last = (start + length - 1) // size
+    piece, within, weight = list_or_sample(first, last - first + 1, max_runs)
+    row = first[piece] + within
+    runs = list[Runs]()
     low = np.maximum(start[piece], row * size) - row * size
     high = np.minimum((start + length)[piece], (row + 1) * size) - row * size
     for part, bound, limit in zip(node.parts, node.bounds, node.bounds[1:], strict=False):
@@ -235,103 +249,107 @@ def _concat_intervals(
         count = np.minimum(high, limit * inner) - bound * inner - begin
         inside = count > 0
         at = (row * (limit - bound) * inner + begin)[inside]
-        rows = Runs(box[piece][inside], at, count[inside], None if weight is None else weight[inside])
-        found = interval_runs(part, np.arange(len(at)), at, rows.length, bases, most)
-        out += [_of_runs(rows, runs) for runs in found]
-    return out
+        rows = Runs(block[piece][inside], at, count[inside], None if weight is None else weight[inside])
+        inner_runs = interval_runs(part, np.arange(len(at)), at, rows.length, bases, max_runs)
+        runs += [_nested_runs(rows, part_runs) for part_runs in inner_runs]
+    return runs
 
 
-def joined(parts: Sequence[Runs]) -> Runs:
-    """Runs one after the other."""
-    none = np.zeros(0, np.int64)
-    box, start, length = (
-        np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in ("box", "start", "length")
+def concat_runs(parts: Sequence[Runs]) -> Runs:
+    """Concatenate runs, in order."""
+    empty = np.zeros(0, np.int64)
+    block, start, length = (
+        np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in ("block", "start", "length")
     )
     if all(part.weight is None for part in parts):
-        return Runs(box, start, length)
-    weight = [np.ones(len(part.box)) if part.weight is None else part.weight for part in parts]
-    before = [np.full(len(part.box), -1) if part.before is None else part.before for part in parts]
-    return Runs(box, start, length, np.concatenate(weight), np.concatenate(before))
+        return Runs(block, start, length)
+    weight = [np.ones(len(part.block)) if part.weight is None else part.weight for part in parts]
+    before = [np.full(len(part.block), -1) if part.before is None else part.before for part in parts]
+    return Runs(block, start, length, np.concatenate(weight), np.concatenate(before))
 
 
-def tidy(parts: Sequence[Runs], span: int) -> Runs:
-    """All runs sorted by box and element, overlapping or touching ones of a box joined.
+def merge_runs(parts: Sequence[Runs], span: int) -> Runs:
+    """Sort runs by block and element, and merge those of a block that overlap or touch.
 
     Args:
         parts: runs in any order.
         span: an upper bound of all elements.
     """
-    runs = joined(parts)
-    box, start, length = runs.box, runs.start, runs.length
-    key = box * (span + 1) + start
+    runs = concat_runs(parts)
+    length = runs.length
+    key = runs.block * (span + 1) + runs.start  # of the order by block, then element
     if np.all(key[1:] >= key[:-1] + length[:-1]):
         return runs
     if runs.weight is None and np.all(length == 1):
-        return _tidy_elements(key, span)
+        return _merge_elements(key, span)
     order = np.argsort(key)
-    key, end = key[order], key[order] + length[order]
-    reach = np.maximum.accumulate(end)
+    key = key[order]
+    reach = np.maximum.accumulate(key + length[order])
     first = np.append(True, key[1:] > reach[:-1])
     stop = reach[np.append(np.flatnonzero(first)[1:], len(key)) - 1]
     key = key[first]
-    box, start = np.divmod(key, span + 1)
+    block, start = np.divmod(key, span + 1)
     weight, before = (None if part is None else part[order][first] for part in (runs.weight, runs.before))
-    return Runs(box, start, stop - key, weight, before)
+    return Runs(block, start, stop - key, weight, before)
 
 
-def _tidy_elements(key: np.ndarray, span: int) -> Runs:
-    """`tidy` of runs of one element, without sorting anything but keys."""
+def _merge_elements(key: np.ndarray, span: int) -> Runs:
+    """Merge runs of one element; sorts keys alone, which is faster than an order of all columns."""
     key = np.sort(key)
     first = np.append(True, key[1:] > key[:-1] + 1)
     start = key[first]
     last = key[np.append(np.flatnonzero(first)[1:], len(key)) - 1]
-    box = start // (span + 1)
-    return Runs(box, start - box * (span + 1), last + 1 - start)
+    block = start // (span + 1)
+    return Runs(block, start - block * (span + 1), last + 1 - start)
 
 
-def pick(runs: Runs, boxes: np.ndarray, names: np.ndarray, num_boxes: int) -> Runs:
-    """The runs of some boxes, under new names.
+def select_blocks(runs: Runs, blocks: np.ndarray, new_numbers: np.ndarray, num_blocks: int) -> Runs:
+    """Select the runs of some blocks, and renumber these.
 
     Args:
-        runs: sorted by box.
-        boxes: the boxes wanted, any number of times, int64[n].
-        names: the new name of each, int64[n].
-        num_boxes: number of boxes in `runs`.
+        runs: sorted by block.
+        blocks: numbers of the blocks, each any number of times, int64[n].
+        new_numbers: the new number of each, int64[n].
+        num_blocks: number of blocks in `runs`.
     """
-    counts = np.bincount(runs.box, minlength=num_boxes)
-    row, within = ragged(counts[boxes])
-    at = (np.cumsum(counts) - counts)[boxes][row] + within
+    counts = np.bincount(runs.block, minlength=num_blocks)
+    row, within = ragged_rows(counts[blocks])
+    at = (np.cumsum(counts) - counts)[blocks][row] + within
     weight, before = (None if part is None else part[at] for part in (runs.weight, runs.before))
-    return Runs(names[row], runs.start[at], runs.length[at], weight, before)
+    return Runs(new_numbers[row], runs.start[at], runs.length[at], weight, before)
 
 
-def covered(runs: Runs, size: int) -> Runs:
-    """Disjoint intervals that cover what some intervals cover, each inside one of them, without boxes.
+def union_runs(runs: Runs, size: int) -> Runs:
+    """Return disjoint intervals, each inside one of some runs, that cover all of them, as one block.
 
     Args:
-        runs: the intervals, of any boxes.
+        runs: intervals of any blocks.
         size: an upper bound of all elements.
     """
-    start, length = runs.start, runs.length
+    start = runs.start
+    length = runs.length
+    # Of many single elements a mask is faster than sorting.
     if runs.weight is None and len(start) > size // 8 and bool(np.all(length == 1)):
-        seen = np.zeros(size, bool)
-        seen[start] = True
-        found = np.flatnonzero(seen)
-        return Runs(np.zeros_like(found), found, np.ones(len(found), np.int64))
+        is_covered = np.zeros(size, bool)
+        is_covered[start] = True
+        element = np.flatnonzero(is_covered)
+        return Runs(np.zeros_like(element), element, np.ones(len(element), np.int64))
     order = np.argsort(start)
-    start, end = start[order], (start + length)[order]
-    before = np.append(np.int64(0), np.maximum.accumulate(end)[:-1]) if len(end) else end
-    gained = np.maximum(start, before)
-    new = end > gained
+    start = start[order]
+    end = start + length[order]
+    # Each run keeps the part behind all that start before it.
+    reach = np.append(np.int64(0), np.maximum.accumulate(end)[:-1]) if len(end) else end
+    first = np.maximum(start, reach)
+    new = end > first
     weight = None if runs.weight is None else runs.weight[order][new]
-    return Runs(np.zeros(np.count_nonzero(new), np.int64), gained[new], (end - gained)[new], weight)
+    return Runs(np.zeros(np.count_nonzero(new), np.int64), first[new], (end - first)[new], weight)
 
 
-def weighed(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Values of runs, or of all runs that each stands for."""
+def scale_by_weight(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Multiply values of runs by the number of runs that each stands for."""
     return values if weight is None else values * weight
 
 
-def total(sizes: Sequence[int]) -> int:
-    """Elements of the flat space of variables of these sizes."""
+def flat_size(sizes: Sequence[int]) -> int:
+    """Return the size of the flat space of variables of these sizes, a gap of one element behind each."""
     return sum(sizes) + len(sizes)

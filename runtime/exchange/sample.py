@@ -1,9 +1,10 @@
-"""Rows of numbers of which a sample is listed, so that an exchange of any size is counted in bounded time.
+"""Samples of rows of numbers, so that an exchange of any size is counted in bounded time.
 
-Input: for each row the first number and how many follow it. Output: numbers of each row, all or a sample, and how many
-numbers each listed one stands for. A row of a sample has one number of every `step`, at a place that depends on the
-numbers alone: rows that overlap list the same numbers where they do. The weights of a row add up to its numbers.
-Limits: rows of few numbers are sampled evenly, on their own.
+Input: for each row its first number and their count. Output: numbers of each row, all or a sample, and the weight of
+each listed one, the count of numbers that it stands for. A row of a sample has one number of every `step`, at a
+position that depends on the numbers alone: overlapping rows list the same numbers where they overlap. The weights of a
+row add up to its count.
+Limits: rows of few numbers are sampled evenly, each by itself.
 """
 
 from __future__ import annotations
@@ -13,77 +14,79 @@ from math import ceil
 
 import numpy as np
 
-_FEWEST = 16  # numbers of a row that is sampled, assumed: an end of a box is a sixteenth of it at most
-_SAMPLE = 1 / 4  # listed numbers to those that are listed without a sample, assumed
+_MIN_LISTED = 16  # numbers listed of a sampled row, assumed: an end of a block is a sixteenth of it at most
+_SAMPLED_SHARE = 1 / 4  # size of a sample, as a share of the limit beyond which one is drawn; assumed
 _MIX = 0x9E3779B1  # 2^32 over the golden ratio: multiples are spread evenly (Knuth, vol. 3, 6.4)
 
 
-def ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of the row and position in it of every entry of rows of given lengths, int64[sum of counts] each."""
+def ragged_rows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the position in it of every entry of rows of given lengths, int64[sum of counts] each."""
     row = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     return row, np.arange(len(row)) - first[row]
 
 
-def sampling_steps(counts: Sequence[np.ndarray], most: float) -> tuple[list[int], int]:
-    """How densely boxes are sampled that have more than `most` points together.
+def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[list[int], int]:
+    """Choose how densely to sample blocks of more than `max_points` points in all.
 
     Args:
-        counts: for each dimension the numbers of each box, int64[boxes] each.
-        most: points that are all listed; of more, a quarter of so many.
+        counts: for each dimension the count of numbers of each block, int64[blocks] each.
+        max_points: points that are all listed; of more, a quarter of that limit.
 
     Returns:
-        For each dimension how many numbers a listed one stands for, 1 where all are listed; and the fewest numbers that
-        are listed of a dimension.
+        For each dimension the numbers that a listed one stands for, 1 where all are listed; and the minimum of listed
+        numbers of a dimension.
     """
-    steps, listed = [1] * len(counts), [np.asarray(count, np.float64) for count in counts]
-    if not counts or np.sum(np.prod(listed, axis=0)) <= most:
-        return steps, _FEWEST
-    boxes, sample = len(counts[0]), _SAMPLE * most
-    fewest = min(_FEWEST, max(1, int((sample / boxes) ** (1 / len(counts)))))
+    steps = [1] * len(counts)
+    listed = [np.asarray(count, np.float64) for count in counts]
+    if not counts or np.sum(np.prod(listed, axis=0)) <= max_points:
+        return steps, _MIN_LISTED
+    blocks = len(counts[0])
+    sample = _SAMPLED_SHARE * max_points
+    min_listed = min(_MIN_LISTED, max(1, int((sample / blocks) ** (1 / len(counts)))))
     while np.sum(np.prod(listed, axis=0)) > sample:
         means = [float(numbers.mean()) for numbers in listed]
-        dim = int(np.argmax(means))
-        if means[dim] <= fewest:
+        dim = int(np.argmax(means))  # thinned where rows are longest, so that short rows stay complete
+        if means[dim] <= min_listed:
             break
         steps[dim] *= 2
-        listed[dim] = np.maximum(np.minimum(counts[dim], fewest), counts[dim] / steps[dim])
-    return steps, fewest
+        listed[dim] = np.maximum(np.minimum(counts[dim], min_listed), counts[dim] / steps[dim])
+    return steps, min_listed
 
 
-def sampled(
-    first: np.ndarray, count: np.ndarray, step: int, fewest: int = _FEWEST
+def sample_rows(
+    first: np.ndarray, count: np.ndarray, step: int, min_listed: int = _MIN_LISTED
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A sample of rows of successive numbers.
+    """Sample rows of successive numbers.
 
     Args:
-        first: the first number of each row, int64[rows].
-        count: how many numbers it has, at least 1, int64[rows].
-        step: how many numbers a listed one stands for.
-        fewest: numbers that are listed of a row, or all if it has fewer.
+        first: first number of each row, int64[rows].
+        count: numbers of each row, at least 1, int64[rows].
+        step: numbers that a listed one stands for.
+        min_listed: minimum of listed numbers of a row; a shorter row is listed completely.
 
     Returns:
-        The row of each listed number, its position in the row, and how many it stands for, float64.
+        Row of each listed number, its position in the row, and its weight, float64.
     """
-    is_few = count < fewest * step
+    is_few = count < min_listed * step
     low = first // step
-    row, within = ragged(np.where(is_few, np.minimum(count, fewest), (first + count - 1) // step - low + 1))
+    row, within = ragged_rows(np.where(is_few, np.minimum(count, min_listed), (first + count - 1) // step - low + 1))
+    # One number of each aligned chunk of `step`, chosen by a hash of the chunk's number: the same in every row.
     chunk = low[row] + within
     spread = chunk * step + (chunk * _MIX & 0x7FFFFFFF) % step - first[row]
-    even = (2 * within + 1) * count[row] // (2 * np.minimum(count, fewest)[row])
+    even = (2 * within + 1) * count[row] // (2 * np.minimum(count, min_listed)[row])
     position = np.where(is_few[row], even, spread)
     inside = (position >= 0) & (position < count[row])
     row, position = row[inside], position[inside]
     return row, position, (count / np.bincount(row, minlength=len(count)))[row]
 
 
-def sampled_if_many(
-    first: np.ndarray, count: np.ndarray, most: float
+def list_or_sample(
+    first: np.ndarray, count: np.ndarray, max_numbers: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """All numbers of rows, or a sample if there are more than `most`; as `sampled`, the weight None for all."""
+    """List all numbers of rows, or sample more than `max_numbers`; as `sample_rows`, the weight None for all."""
     numbers = int(count.sum())
-    if numbers <= most:
-        return (*ragged(count), None)
-    return sampled(
-        first, count, ceil(numbers / (_SAMPLE * most)), max(1, min(_FEWEST, int(_SAMPLE * most / len(count))))
-    )
+    if numbers <= max_numbers:
+        return (*ragged_rows(count), None)
+    sample = _SAMPLED_SHARE * max_numbers
+    return sample_rows(first, count, ceil(numbers / sample), max(1, min(_MIN_LISTED, int(sample / len(count)))))

@@ -1,17 +1,18 @@
-"""The exchange between tiles: what each tile receives and sends around a compute set or for a copy.
+"""The exchange between tiles: data that each tile receives and sends around a compute set or for a copy.
 
 Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
-`Traffic`, bytes and fragments a tile, and from these cycles. Three ways give the same numbers: axis by axis for boxes
-on boxes (`exchange.boxes`), element by element where a view takes apart what no two tiles share (`exchange.once`), and
-by flat runs for everything else (`exchange.count`). `messages` lists the same exchange.
+`Traffic`, bytes and fragments a tile, and from these cycles. Three counts give the same numbers: axis by axis for
+blocks on blocks (`exchange.blocks`), element by element for scattered elements that no two tiles share
+(`exchange.disjoint_reads`), and by flat runs for everything else (`exchange.count_traffic`). `messages` lists the same
+exchange.
 
-An element that several tiles need is sent once (multicast) and received by each; one that is needed several times on
-one tile, by several vertices or through a broadcast, is received once. What all tiles of an exchange bus need arrives
+An element that several tiles need is sent once (multicast) and received by each; an element that one tile needs several
+times, for several vertices or through a broadcast, is received once. Data that all tiles of an exchange bus need arrive
 at the rate of all of them together (`exchange.shared_bus`).
 
 Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
-Limits: what has millions of runs is counted by a sample of them, within a few percent (`exchange.sample`). All pairs of
-tiles are equally far; reordering inside an operand (a transposed read) is not charged. Views whose elements are
+Limits: an exchange of millions of runs is counted by a sample, within a few percent (`exchange.sample`). All pairs of
+tiles are equally far; reordering inside an operand (a transposed read) costs nothing. Views whose elements are
 scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million, 0.15 s where
 several tiles need one.
 """
@@ -25,10 +26,10 @@ from itertools import pairwise
 import numpy as np
 
 from ipujax.runtime.cache import recall, remembered
-from ipujax.runtime.exchange.boxes import count_boxes
-from ipujax.runtime.exchange.count import MOST_RUNS, Traffic, count
+from ipujax.runtime.exchange.blocks import count_blocks
+from ipujax.runtime.exchange.count import MAX_RUNS, Traffic, count_traffic
 from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid, grid_of, mappings_of
-from ipujax.runtime.exchange.once import count_once, reads_once
+from ipujax.runtime.exchange.disjoint_reads import count_disjoint_reads, is_disjoint_read
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
 from ipujax.runtime.target import Target
@@ -50,60 +51,60 @@ from ipujax.runtime.tensor import (
 
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
-    """The exchange of one field of a vertex group.
+    """Return the exchange of one field of a vertex group.
 
     Args:
         group: the vertices.
         field: number of the field.
-        graph: holds the target and the mappings of the field's variables.
+        graph: has the target and the mappings of the field's variables.
         results: False for the exchange before the compute set, from owners to vertices; True for the one after it, from
-            vertices to owners. By default what the field's direction says; a field that is read and written has both,
-            and the first is the default.
+            vertices to owners. By default the field's direction decides; a field that is read and written has both
+            exchanges, and the default is the one before.
 
     Raises:
         GraphError: a variable without a tile mapping.
     """
     access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return _widen(_traffic(group, access, graph, writes), graph.target.num_tiles)
+    return _on_all_tiles(_traffic(group, access, graph, writes), graph.target.num_tiles)
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
-    """What vertices on a grid would receive through one access.
+    """Return the exchange of vertices on a grid that read through one access.
 
     Args:
         axes: axes of the grid.
         tile: the tile of each vertex.
         access: to a tensor of mapped variables.
-        graph: holds the target and the mappings.
+        graph: has the target and the mappings.
     """
-    return _widen(_traffic(grid_of(tuple(axes), tile), access, graph, False), graph.target.num_tiles)
+    return _on_all_tiles(_traffic(grid_of(tuple(axes), tile), access, graph, False), graph.target.num_tiles)
 
 
 def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
-    """The exchange of a copy: every tile receives what its part of the destination needs of the source.
+    """Return the exchange of a copy: every tile receives the source elements of its part of the destination.
 
-    All local bytes are copied on their tile; `copied_bytes` is not meant for copies.
+    All local bytes are copied on their tile; `copied_bytes` has no meaning for copies.
 
     Args:
         source: tensor that is read.
         destination: tensor of the same shape that is written.
-        graph: holds the target and the mappings of all variables.
+        graph: has the target and the mappings of all variables.
 
     Raises:
         GraphError: a variable without a tile mapping.
     """
-    return _summed(_copy_windows(source, destination, graph), graph.target.num_tiles)
+    return _sum_windows(_copy_windows(source, destination, graph), graph.target.num_tiles)
 
 
 def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Window]:
-    """The traffic of each independent part of a copy."""
+    """Return the traffic of each independent part of a copy."""
     if source.size == 0:
         return []
     parts = independent_parts(source, destination)
     if len(parts) > 1:
         return [window for part in parts for window in _copy_windows(*part, graph)]
-    source, destination = _not_reshaped(source, destination)
+    source, destination = _strip_reshapes(source, destination)
     grid = copy_grid(source, destination, graph)
     if grid is not None:
         return [_traffic(*grid, graph, False)]
@@ -111,30 +112,39 @@ def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Wi
 
 
 def independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """A copy of concatenated parts as copies of which no two read one variable, in time linear in the parts."""
-    one, other = source.node, destination.node
-    if not (isinstance(one, Concat) and isinstance(other, Concat) and one.axis == other.axis):
+    """Split a copy of concatenated tensors into copies of which no two read one variable.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor of the same shape that is written.
+
+    Returns:
+        (source, destination) of each part; the pair itself where the two are not cut along one axis.
+    """
+    read = source.node
+    written = destination.node
+    if not (isinstance(read, Concat) and isinstance(written, Concat) and read.axis == written.axis):
         return [(source, destination)]
-    cuts = sorted(set(one.bounds).intersection(other.bounds))
-    sources, destinations = _pieces(one, cuts, source.dtype), _pieces(other, cuts, destination.dtype)
-    groups = _sharing([piece.variables() for piece in sources])
+    cuts = sorted(set(read.bounds).intersection(written.bounds))
+    sources = _split_at(read, cuts, source.dtype)
+    destinations = _split_at(written, cuts, destination.dtype)
+    groups = _group_overlapping([piece.variables() for piece in sources])
     return [
-        (concat([sources[n] for n in numbers], one.axis), concat([destinations[n] for n in numbers], one.axis))
+        (concat([sources[n] for n in numbers], read.axis), concat([destinations[n] for n in numbers], read.axis))
         for numbers in groups
     ]
 
 
-def _pieces(node: Concat, cuts: Sequence[int], dtype: np.dtype) -> list[Tensor]:
-    """A concatenation cut at some of its bounds."""
+def _split_at(node: Concat, cuts: Sequence[int], dtype: np.dtype) -> list[Tensor]:
     number_of = {bound: number for number, bound in enumerate(node.bounds)}
     numbers = [(number_of[low], number_of[high]) for low, high in pairwise(cuts)]
     nodes = [concat_nodes(node.axis, node.parts[low:high]) for low, high in numbers]
     return [Tensor(piece, piece.shape, dtype) for piece in nodes]
 
 
-def _sharing(variables: Sequence[Sequence[Variable]]) -> list[list[int]]:
-    """The numbers of the sets of variables that overlap, directly or through others, together."""
-    root = list(range(len(variables)))
+def _group_overlapping(variables: Sequence[Sequence[Variable]]) -> list[list[int]]:
+    """Group the numbers of sets of variables that overlap, directly or through other sets."""
+    root = list(range(len(variables)))  # a union-find forest
 
     def root_of(number: int) -> int:
         while root[number] != number:
@@ -152,11 +162,12 @@ def _sharing(variables: Sequence[Sequence[Variable]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _not_reshaped(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without a reshape that they share, so that they may be boxes."""
-    one, other = source.node, destination.node
-    if isinstance(one, Reshaped) and isinstance(other, Reshaped) and one.source.shape == other.source.shape:
-        return source.reshape(one.source.shape), destination.reshape(one.source.shape)
+def _strip_reshapes(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove a reshape that both tensors have, so that they may be grids of blocks."""
+    read = source.node
+    written = destination.node
+    if isinstance(read, Reshaped) and isinstance(written, Reshaped) and read.source.shape == written.source.shape:
+        return source.reshape(read.source.shape), destination.reshape(read.source.shape)
     return source, destination
 
 
@@ -177,80 +188,86 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     mappings = mappings_of(tensor, graph)
     item_bytes = element_bytes(tensor.dtype)
     if tensor.size == 0 or group.num_vertices == 0:
-        return _Window(0, _nothing(1))
-    if len(mappings) == 1 and _stays(group, access, mappings[0]):
+        return _Window(0, _no_traffic(1))
+    if len(mappings) == 1 and _is_in_place(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
-        return _Window(first, _in_place(mappings[0], item_bytes))
+        return _Window(first, _in_place_traffic(mappings[0], item_bytes))
     buses = _buses(graph)
-    first, last = _around([_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
+    first, last = _common_range([_tile_bounds(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
     tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
     grid = grid_of(group.axes, tile)
-    homes, tiles = tuple(_moved_down(mapping, first) for mapping in mappings), last - first + 1
+    homes = tuple(_shift_tiles(mapping, first) for mapping in mappings)
+    num_tiles = last - first + 1
 
-    def find() -> Traffic:
-        return _in_bytes(_counts(grid, access, homes, tiles, writes, buses), item_bytes)
+    def compute() -> Traffic:
+        return _scale_to_bytes(_counts(grid, access, homes, num_tiles, writes, buses), item_bytes)
 
-    seen = geometry(tensor)
+    # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer.
+    view = geometry(tensor)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
-    question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
-    return _Window(first, find() if seen is None else recall(("traffic", *question), find))
+    key = view, access.dims, cuts, tile.tobytes(), homes, num_tiles, item_bytes, writes, buses
+    return _Window(first, compute() if view is None else recall(("traffic", *key), compute))
 
 
 def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> _Window:
-    """The exchange of a copy to what is no grid of boxes."""
-    item_bytes, buses = element_bytes(source.dtype), _buses(graph)
+    """Return the exchange of a copy to a tensor that is no grid of blocks."""
+    item_bytes = element_bytes(source.dtype)
+    buses = _buses(graph)
     mappings = mappings_of(source, graph), mappings_of(destination, graph)
-    first, last = _around([_tile_range(mapping) for both in mappings for mapping in both], buses)
-    homes, wanted = (tuple(_moved_down(mapping, first) for mapping in one) for one in mappings)
-    tiles = last - first + 1
+    first, last = _common_range([_tile_range(mapping) for both in mappings for mapping in both], buses)
+    read_homes, written_homes = (tuple(_shift_tiles(mapping, first) for mapping in both) for both in mappings)
+    num_tiles = last - first + 1
 
-    def find() -> Traffic:
-        needs, once = copy_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
-        return _in_bytes(count(needs, homes, False, buses, once), item_bytes)
+    def compute() -> Traffic:
+        demand = copy_demand(source, destination, written_homes, num_tiles)
+        is_disjoint = surely_disjoint([source.node])
+        return _scale_to_bytes(count_traffic(demand, read_homes, False, buses, is_disjoint), item_bytes)
 
-    seen = geometry(source), geometry(destination)
-    question = seen, homes, wanted, tiles, item_bytes, buses
-    return _Window(first, find() if None in seen else recall(("element traffic", *question), find))
+    views = geometry(source), geometry(destination)
+    key = views, read_homes, written_homes, num_tiles, item_bytes, buses
+    return _Window(first, compute() if None in views else recall(("element traffic", *key), compute))
 
 
-def _around(ends: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
-    """The first and the last tile of some ranges, from a tile on from which buses can be counted."""
-    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+def _common_range(ranges: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
+    """Return first and last tile of some ranges together, the first aligned so that buses can be counted from it."""
+    first = min(low for low, _ in ranges)
+    last = max(high for _, high in ranges)
     return first - first % buses.period, last
 
 
-def _ends(tiles: np.ndarray) -> tuple[int, int]:
+def _tile_bounds(tiles: np.ndarray) -> tuple[int, int]:
     return int(tiles.min()), int(tiles.max())
 
 
 @remembered
 def _tile_range(mapping: TileMapping) -> tuple[int, int]:
-    """The first and the last tile of a mapping of one element or more."""
-    return _ends(mapping.tiles)
+    """Return the first and the last tile of a mapping of at least one element."""
+    return _tile_bounds(mapping.tiles)
 
 
 @remembered
-def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
-    """The mapping with `by` less for every tile, the same object for the same contents.
+def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
+    """Subtract `shift` from every tile of a mapping; the same object for the same contents.
 
     Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
     """
-    return mapping.on_tiles(mapping.tiles - by)
+    return mapping.on_tiles(mapping.tiles - shift)
 
 
-def _widen(part: _Window, num_tiles: int) -> Traffic:
-    """Traffic of some tiles as that of all."""
+def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
     members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
     if len(members[0]) == num_tiles:
         return part.traffic
-    none, here = _zeros(num_tiles), _zeros(len(members[0]))  # which is what `_in_bytes` has where there is none
-    return Traffic(*(none if m is here else _read_only(padded(m, part.first, num_tiles)) for m in members))
+    # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.
+    zeros = _zeros(num_tiles)
+    window_zeros = _zeros(len(members[0]))
+    return Traffic(*(zeros if m is window_zeros else _read_only(padded(m, part.first, num_tiles)) for m in members))
 
 
-def _summed(parts: Sequence[_Window], num_tiles: int) -> Traffic:
-    """The sum of traffic in several windows, of all tiles."""
+def _sum_windows(parts: Sequence[_Window], num_tiles: int) -> Traffic:
+    """Sum the traffic of several windows, as traffic of all tiles."""
     if len(parts) == 1:
-        return _widen(parts[0], num_tiles)
+        return _on_all_tiles(parts[0], num_tiles)
     sums = {item.name: _zeros(num_tiles) for item in fields(Traffic)}
     for part in parts:
         tiles = len(part.traffic.local_bytes)
@@ -263,7 +280,11 @@ def _summed(parts: Sequence[_Window], num_tiles: int) -> Traffic:
 
 
 def geometry(tensor: Tensor) -> tuple[object, ...] | None:
-    """All that an exchange depends on in a view, its variables by number and shape; None for a list of elements."""
+    """Return all of a view that an exchange depends on, variables as number and shape; hashable.
+
+    Returns:
+        Nested tuples; None for a list of elements, which has no short description.
+    """
     return _geometry(tensor.node, tensor.variables())
 
 
@@ -280,15 +301,15 @@ def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] |
     return None
 
 
-def _stays(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
-    """Whether the grid of vertices is the grid of the mapping, box for box and tile for tile."""
+def _is_in_place(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
+    """Check whether the grid of vertices is the grid of the mapping, block for block and tile for tile."""
     tensor = access.tensor
     if not tensor.is_whole_variable or access.dims != tuple(element(number) for number in range(len(group.axes))):
         return False
     if isinstance(mapping, Blocked):
-        same = tensor.shape == mapping.shape and mapping.tile.shape == group.tile.shape
+        same_grid = tensor.shape == mapping.shape and mapping.tile.shape == group.tile.shape
         return (
-            same
+            same_grid
             and all(
                 a.cuts is cuts or np.array_equal(a.cuts, cuts) for a, cuts in zip(group.axes, mapping.cuts, strict=True)
             )
@@ -310,18 +331,19 @@ def _zeros(num_tiles: int) -> np.ndarray:
 
 
 @remembered
-def _nothing(num_tiles: int) -> Traffic:
-    none = _zeros(num_tiles)
-    return Traffic(none, none, none, none, none, none, none, none)
+def _no_traffic(num_tiles: int) -> Traffic:
+    zeros = _zeros(num_tiles)
+    return Traffic(zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
 
 
 @remembered
-def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
-    """Everything a mapping holds stays where it is; over the tiles from its first to its last."""
+def _in_place_traffic(mapping: TileMapping, item_bytes: int) -> Traffic:
+    """Return the traffic of vertices that read all elements on their own tile; over the tiles of the mapping."""
     first, last = _tile_range(mapping)
-    none, held = _zeros(last - first + 1), _moved_down(mapping, first).elements_per_tile(last - first + 1)
-    local = _read_only(held * item_bytes), _read_only((held > 0).astype(np.int64))
-    return Traffic(none, none, none, *local, none, none, none)
+    zeros = _zeros(last - first + 1)
+    elements = _shift_tiles(mapping, first).elements_per_tile(last - first + 1)
+    local = _read_only(elements * item_bytes), _read_only((elements > 0).astype(np.int64))
+    return Traffic(zeros, zeros, zeros, *local, zeros, zeros, zeros)
 
 
 def _counts(
@@ -332,20 +354,20 @@ def _counts(
     writes: bool,
     buses: Buses,
 ) -> Traffic:
-    """Counts in a fast way where one applies, else by runs."""
+    """Count by a special count where one applies, else by runs."""
     counts = None
     if len(mappings) == 1:
-        counts = count_boxes(group, access, mappings[0], num_tiles, writes, buses)
-    once = counts is None and not writes and reads_once(group, access)
-    if once and len(mappings) == 1:
-        counts = count_once(group, access, mappings[0], num_tiles)
+        counts = count_blocks(group, access, mappings[0], num_tiles, writes, buses)
+    is_disjoint = counts is None and not writes and is_disjoint_read(group, access)
+    if is_disjoint and len(mappings) == 1:
+        counts = count_disjoint_reads(group, access, mappings[0], num_tiles)
     if counts is None:
-        counts = count(access_demand(group, access, num_tiles, MOST_RUNS), mappings, writes, buses, once)
+        counts = count_traffic(access_demand(group, access, num_tiles, MAX_RUNS), mappings, writes, buses, is_disjoint)
     return counts
 
 
-def _in_bytes(counts: Traffic, item_bytes: int) -> Traffic:
-    """Read-only, with elements of some bytes in place of one."""
+def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
+    """Scale counts of elements to bytes, read-only; members without traffic become the shared zeros."""
     members = []
     for item in fields(Traffic):
         values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
@@ -359,7 +381,7 @@ def _in_bytes(counts: Traffic, item_bytes: int) -> Traffic:
 def receive_cycles(
     received_bytes: np.ndarray, shared_bytes: np.ndarray, fragments: np.ndarray, target: Target
 ) -> np.ndarray:
-    """Cycles each tile spends to receive one operand, int64[num_tiles].
+    """Return the cycles in which each tile receives one operand, int64[num_tiles].
 
     Args:
         received_bytes: bytes that arrive, int64[num_tiles].
@@ -367,16 +389,16 @@ def receive_cycles(
         fragments: contiguous parts that arrive, int64[num_tiles].
         target: gives width and control costs.
 
-    Source: reference A2, payload over width or the control slots of each fragment, whichever is more; reference A1, §2
-    for the width of tiles that share a bus.
+    Source: reference A2, the larger of payload over width and the control slots of all fragments; reference A1, §2 for
+    the width of tiles that share a bus.
     """
-    alone_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
-    payload = np.ceil(alone_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    return np.maximum(payload, fragments * target.exchange_fragment_cycles)
+    lane_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
+    payload_cycles = np.ceil(lane_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    return np.maximum(payload_cycles, fragments * target.exchange_fragment_cycles)
 
 
 def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target: Target) -> np.ndarray:
-    """Cycles each tile spends in one internal exchange, the sync before it not included.
+    """Return the cycles of each tile in one internal exchange, without the sync before it.
 
     Args:
         receiving_cycles: `receive_cycles` of all operands together, int64[num_tiles].
@@ -388,13 +410,13 @@ def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target
 
     Source: a tile sends and receives at once (reference A2); B5 for the start.
     """
-    sending = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    work = np.maximum(receiving_cycles, sending)
-    return np.where(work > 0, work + target.exchange_startup_cycles, 0)
+    sending_cycles = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    busy_cycles = np.maximum(receiving_cycles, sending_cycles)
+    return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
 
 
 def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: Target) -> np.ndarray:
-    """Cycles each tile spends to rearrange bytes in its own memory.
+    """Return the cycles of each tile to rearrange bytes in its own memory.
 
     Args:
         copied_bytes: bytes copied, as `Traffic.copied_bytes`, int64[num_tiles].
@@ -406,6 +428,6 @@ def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: 
 
     Source: reference B5, a fit to copies before and after an exchange on Mk1.
     """
-    streamed = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
-    work = target.copy_startup_cycles + streamed + copied_fragments * target.copy_fragment_cycles
-    return np.where(copied_bytes > 0, work, 0)
+    stream_cycles = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
+    busy_cycles = target.copy_startup_cycles + stream_cycles + copied_fragments * target.copy_fragment_cycles
+    return np.where(copied_bytes > 0, busy_cycles, 0)

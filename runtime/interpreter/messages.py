@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipujax.runtime.exchange import Demand, access_demand, cut, flat_bases, mappings_of, ragged
+from ipujax.runtime.exchange import Demand, access_demand, cut_at_homes, flat_bases, mappings_of, ragged_rows
 from ipujax.runtime.graph import Graph, VertexGroup
 from ipujax.runtime.interpreter.tile_memory import Messages
 from ipujax.runtime.tensor import TileMapping, Variable
@@ -35,15 +35,15 @@ def _listed(
     wanted: Demand, variables: tuple[Variable, ...], mappings: tuple[TileMapping, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Number of the variable, flat element, owner and tile that needs it, of all that are not on their tile."""
-    pieces = cut(wanted.runs, mappings)
-    tiles = np.flatnonzero(wanted.box_of_tile >= 0)
-    box = wanted.box_of_tile[tiles]
-    counts = np.bincount(pieces.box, minlength=int(box.max(initial=-1)) + 1)
-    row, within = ragged(counts[box])
-    piece, tile = (np.cumsum(counts) - counts)[box][row] + within, tiles[row]
+    pieces = cut_at_homes(wanted.runs, mappings)
+    tiles = np.flatnonzero(wanted.block_of_tile >= 0)
+    block = wanted.block_of_tile[tiles]
+    counts = np.bincount(pieces.block, minlength=int(block.max(initial=-1)) + 1)
+    row, within = ragged_rows(counts[block])
+    piece, tile = (np.cumsum(counts) - counts)[block][row] + within, tiles[row]
     away = pieces.home[piece] != tile
     piece, tile = piece[away], tile[away]
-    row, within = ragged(pieces.length[piece])
+    row, within = ragged_rows(pieces.length[piece])
     flat = pieces.start[piece][row] + within
     bases = np.array(list(flat_bases(variables).values()))
     which = np.searchsorted(bases, flat, side="right") - 1

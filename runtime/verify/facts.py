@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.exchange import Bases, Runs, box_runs, joined
+from ipujax.runtime.exchange import Bases, Runs, block_runs, concat_runs
 from ipujax.runtime.graph import (
     Access,
     ComputeSet,
@@ -114,16 +114,16 @@ def access_runs(group: VertexGroup, access: Access, bases: Bases) -> Runs:
     """
     box = boxes(group, access)
     some = np.flatnonzero(np.all(box.length > 0, axis=1))
-    return joined(box_runs(access.tensor.node, some, box.start[some], box.length[some], bases))
+    return concat_runs(block_runs(access.tensor.node, some, box.start[some], box.length[some], bases))
 
 
 def tensor_runs(tensor: Tensor, bases: Bases) -> Runs:
     """The contiguous runs of memory of a whole tensor, as of vertex 0."""
     if tensor.size == 0:
-        return joined([])
+        return concat_runs([])
     start = np.zeros((1, tensor.ndim), np.int64)
     length = np.array([tensor.shape], np.int64).reshape(1, tensor.ndim)
-    return joined(box_runs(tensor.node, np.zeros(1, np.int64), start, length, bases))
+    return concat_runs(block_runs(tensor.node, np.zeros(1, np.int64), start, length, bases))
 
 
 def element_name(flat: int, bases: Bases) -> str:

@@ -70,7 +70,7 @@ class _Ipus:
         # Neighbouring intervals of one IPU count as one, so that every run of a sound vertex lies in one.
         new = np.append(True, ipu[1:] != ipu[:-1])[: len(ipu)]
         start, ipu = start[new], ipu[new]
-        own = group.tile[group.tile >= 0][runs.box] // self._tiles
+        own = group.tile[group.tile >= 0][runs.block] // self._tiles
         first = np.searchsorted(start, runs.start, side="right") - 1
         last = np.searchsorted(start, runs.start + runs.length - 1, side="right") - 1
         bad = np.flatnonzero((ipu[first] != own) | (first != last))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange import Bases, Runs, flat_bases, joined
+from ipujax.runtime.exchange import Bases, Runs, concat_runs, flat_bases
 from ipujax.runtime.graph import Dim, VertexGroup
 from ipujax.runtime.tensor import Variable, surely_disjoint
 from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name
@@ -117,7 +117,7 @@ def _read_and_written(variable: Variable, reader: Connection, writers: Sequence[
     bases = _bases([reader, *writers])
     first: dict[VertexGroup, int] = {}
     parts = [_runs_in(variable, [writer], first, bases) for writer in writers]
-    written, by = joined(parts), np.repeat(np.arange(len(parts)), [len(part.box) for part in parts])
+    written, by = concat_runs(parts), np.repeat(np.arange(len(parts)), [len(part.block) for part in parts])
     order = np.argsort(written.start)
     start, end = written.start[order], (written.start + written.length)[order]
     read = _runs_in(variable, [reader], first, bases)
@@ -128,7 +128,7 @@ def _read_and_written(variable: Variable, reader: Connection, writers: Sequence[
     if raced.size:
         row, met = raced[0], order[low[raced[0]]]
         element = element_name(int(max(written.start[met], read.start[row])), bases)
-        itself = written.box[met] == read.box[row]
+        itself = written.block[met] == read.block[row]
         who = "the same vertex" if itself else "another vertex"
         what = f"{element} is read through {reader} and written by {who} through {writers[by[met]]}"
         hint = "do it in two compute sets, or write to another variable"
@@ -152,5 +152,5 @@ def _runs_in(
             first[group] = sum(each.tile.size for each in first)
         runs = access_runs(group, connection.access, bases)
         inside = (runs.start >= bases[variable]) & (runs.start < bases[variable] + variable.size)
-        parts.append(Runs(runs.box[inside] + first[group], runs.start[inside], runs.length[inside]))
-    return joined(parts)
+        parts.append(Runs(runs.block[inside] + first[group], runs.start[inside], runs.length[inside]))
+    return concat_runs(parts)

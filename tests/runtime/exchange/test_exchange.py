@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange.boxes import count_boxes
-from ipujax.runtime.exchange.count import count
+from ipujax.runtime.exchange.blocks import count_blocks
+from ipujax.runtime.exchange.count import count_traffic
 from ipujax.runtime.exchange.demand import access_demand
-from ipujax.runtime.exchange.once import count_once, reads_once
-from ipujax.runtime.exchange.runs import box_runs, flat_bases, tidy
+from ipujax.runtime.exchange.disjoint_reads import count_disjoint_reads, is_disjoint_read
+from ipujax.runtime.exchange.runs import block_runs, flat_bases, merge_runs
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, copy_traffic, exchange_cycles, receive_cycles, traffic
 from ipujax.runtime.graph.codelet import Codelet, Field
@@ -129,21 +129,21 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
     right = expected(wanted, operands(group, access), maps, graph, writes)
     buses = Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
     np.testing.assert_array_equal(as_rows(traffic(group, 0, graph, writes), 4), right)
-    general = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses)
-    fast = count_boxes(group, access, maps[0], num_tiles, writes, buses) if len(maps) == 1 else None
-    once = None
-    if not writes and reads_once(group, access):
-        known = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses, once=True)
+    general = count_traffic(access_demand(group, access, num_tiles), tuple(maps), writes, buses)
+    fast = count_blocks(group, access, maps[0], num_tiles, writes, buses) if len(maps) == 1 else None
+    disjoint = None
+    if not writes and is_disjoint_read(group, access):
+        known = count_traffic(access_demand(group, access, num_tiles), tuple(maps), writes, buses, is_disjoint=True)
         np.testing.assert_array_equal((known.sent_bytes, known.shared_bytes), (right[1], right[5]))
-        once = count_once(group, access, maps[0], num_tiles) if len(maps) == 1 else None
-    for counts in (way for way in (general, fast, once) if way is not None):
+        disjoint = count_disjoint_reads(group, access, maps[0], num_tiles) if len(maps) == 1 else None
+    for counts in (way for way in (general, fast, disjoint) if way is not None):
         np.testing.assert_array_equal(as_rows(counts, 1), right)
     listed = messages(graph, group, 0, writes)
     rows = [listed.which, listed.element, *((listed.destination, listed.source) if writes else listed[3:])]
     home = [owners(m) for m in maps]
     moves = {(w, e, int(home[w][e]), t) for t, w, e in wanted}
     assert sorted(zip(*(r.tolist() for r in rows), strict=True)) == sorted(m for m in moves if m[2] != m[3])
-    return {name for name, counts in (("boxes", fast), ("once", once)) if counts is not None}
+    return {name for name, counts in (("blocks", fast), ("disjoint", disjoint)) if counts is not None}
 
 
 # --- random cases -----------------------------------------------------------------------------------------------------
@@ -256,12 +256,12 @@ def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
         graph, shape = graph_of(num_tiles, (2, 2, 1, 3)[number % 4]), random_shape(rng)
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
-        fast += "boxes" in check(graph, random_group(rng, tensor, num_tiles, simple), False)
+        fast += "blocks" in check(graph, random_group(rng, tensor, num_tiles, simple), False)
     assert not simple or fast >= len(RNG_SEEDS) // 3, "the fast way is hardly tried"
 
 
 @pytest.mark.parametrize("num_tiles", slow_but([2, 16], [2, 5, 16]))
-def test_what_no_two_tiles_share_equals_brute_force(num_tiles: int) -> None:
+def test_disjoint_reads_equal_brute_force(num_tiles: int) -> None:
     """Whole views in blocks or in one row, so that runs are short and those who need them hold some themselves."""
     rng = np.random.default_rng(num_tiles)
     tried = 0
@@ -281,7 +281,7 @@ def test_what_no_two_tiles_share_equals_brute_force(num_tiles: int) -> None:
             tile = np.where(rng.random(blocks) < 0.2, -1, tile)
         dims = tuple(element(order.index(d)) for d in range(tensor.ndim))
         group = group_on([axes[axis] for axis in order], Access(tensor, dims), tile)
-        tried += "once" in check(graph, group, False)
+        tried += "disjoint" in check(graph, group, False)
     assert tried >= 30, "the way for elements that nobody shares is hardly tried"
 
 
@@ -295,7 +295,7 @@ def test_writes_equal_brute_force(num_tiles: int) -> None:
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
         if tensor.is_writable:
-            fast += "boxes" in check(graph, random_group(rng, tensor, num_tiles, simple, "out"), True)
+            fast += "blocks" in check(graph, random_group(rng, tensor, num_tiles, simple, "out"), True)
     assert fast >= len(RNG_SEEDS) // 6, "the fast way is hardly tried"
 
 
@@ -388,7 +388,7 @@ def elementwise(graph: Graph, tensor: Tensor, mapping: TileMapping) -> Traffic:
 
 
 @pytest.mark.parametrize("mapping", [grid((8, 8), (2, 2)), grid((8, 8), (8, 1)), grid((64,), (4,)), linear(64, 4, 4)])
-def test_nothing_moves_where_vertices_follow_the_mapping(mapping: TileMapping) -> None:
+def test_vertices_on_home_tiles_exchange_nothing(mapping: TileMapping) -> None:
     graph = graph_of(8)
     shape = mapping.shape if isinstance(mapping, Blocked) else (mapping.size,)
     found = elementwise(graph, graph.add_variable(shape, F32, "x", mapping), mapping)
@@ -400,7 +400,7 @@ def test_nothing_moves_where_vertices_follow_the_mapping(mapping: TileMapping) -
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_columns_kept_in_groups_are_counted_axis_by_axis(writes: bool) -> None:
+def test_counts_columns_in_groups_axis_by_axis(writes: bool) -> None:
     """A matrix of 12 columns, kept as 3 groups of 4, in blocks that cut no group: each block is one fragment."""
     graph = graph_of(6)
     kept = graph.add_variable((3, 8, 4), F32, "x", grid((3, 8, 4), (1, 2, 1)))
@@ -408,12 +408,12 @@ def test_columns_kept_in_groups_are_counted_axis_by_axis(writes: bool) -> None:
     axes = [Axis("i", even_cuts(8, 2)), Axis("j", np.array([0, 8, 12]))]
     tile = np.array([[2, 3], [4, 5]], np.int32)
     group = group_on(axes, Access(matrix, (element(0), element(1))), tile, "out" if writes else "in")
-    assert "boxes" in check(graph, group, writes)
+    assert "blocks" in check(graph, group, writes)
     if not writes:
         np.testing.assert_array_equal(traffic(group, 0, graph).fragments, [0, 0, 1, 1, 1, 1])
 
 
-def test_a_whole_box_that_moves_is_one_fragment() -> None:
+def test_a_complete_block_is_one_fragment() -> None:
     graph = graph_of(4)
     x = graph.add_variable((8, 8), F32, "x", Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[0, 1], [2, 3]])))
     found = elementwise(graph, x, Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[1, 0], [3, 2]])))
@@ -439,7 +439,7 @@ def test_strided_columns_that_meet_both_ends_of_a_row(width: int, fragments: int
     np.testing.assert_array_equal(traffic(group, 0, graph).fragments, [fragments, 0])
 
 
-def test_an_operand_of_many_is_sent_once() -> None:
+def test_sends_an_operand_of_many_tiles_once() -> None:
     graph = graph_of(4)
     scalar = graph.add_variable((), F32, "s", on_one_tile(1, 2))
     group = group_on([Axis("i", even_cuts(8, 4))], Access(scalar, ()), np.arange(4))
@@ -463,7 +463,7 @@ def test_a_stencil_receives_its_halo_and_copies_what_it_has() -> None:
     np.testing.assert_array_equal(found.copied_fragments, [1, 1, 1])
 
 
-def test_results_go_home() -> None:
+def test_results_are_sent_to_their_home_tiles() -> None:
     graph = graph_of(4)
     y = graph.add_variable((8,), F32, "y", on_one_tile(8, 1))
     axes = [Axis("i", even_cuts(8, 4))]
@@ -477,7 +477,7 @@ def test_results_go_home() -> None:
     np.testing.assert_array_equal(traffic(both, 0, graph, results=True).sent_bytes, [8, 0, 8, 8])
 
 
-def test_boxes_never_list_elements() -> None:
+def test_block_counts_never_list_elements() -> None:
     """A matmul operand of 2^40 elements: every tile needs a row block of it and holds a share of that block."""
     n, tiles = 1 << 20, 1024
     graph = graph_of(tiles)
@@ -495,13 +495,13 @@ def test_boxes_never_list_elements() -> None:
     np.testing.assert_array_equal(transposed.fragments, ~diagonal)
 
 
-def test_boxes_of_columns_in_groups_are_rows_of_groups() -> None:
+def test_blocks_of_columns_in_groups_are_rows_of_groups() -> None:
     """Where columns are cut at groups, and the mapping elsewhere, runs are as long as a group has rows."""
     rows, columns = 64, 96
     x = Tensor.of(Variable((columns // 16, rows, 16), F32, "x")).transpose((1, 0, 2)).reshape((rows, columns))
     start, length = np.array([[0, 16], [32, 40]]), np.array([[64, 32], [32, 56]])
-    runs = tidy(box_runs(x.node, np.arange(2), start, length, flat_bases(x.variables())), x.size + 1)
-    found = np.stack([runs.box, runs.start, runs.length], 1).tolist()
+    runs = merge_runs(block_runs(x.node, np.arange(2), start, length, flat_bases(x.variables())), x.size + 1)
+    found = np.stack([runs.block, runs.start, runs.length], 1).tolist()
     group = 16 * rows
     assert found[0] == [0, group, 2 * group]
     assert found[1:33] == [[1, 2 * group + 16 * row + 8, 8] for row in range(32, 64)]  # half a group
@@ -535,7 +535,7 @@ def test_tiles_of_a_later_ipu_count_as_those_of_the_first() -> None:
         np.testing.assert_array_equal(rows[3 + ipu], np.roll(rows[3], 4 * ipu, axis=1))
 
 
-def test_nothing_is_asked_of_what_is_empty() -> None:
+def test_empty_operands_have_no_traffic() -> None:
     graph = graph_of(4)
     x = graph.add_variable((0, 3), F32, "x", grid((0, 3), (1, 1)))
     group = group_on(
@@ -551,7 +551,7 @@ def test_nothing_is_asked_of_what_is_empty() -> None:
     assert not copy_traffic(x, x, graph).local_bytes.any()
 
 
-def test_a_variable_without_mapping_is_refused() -> None:
+def test_refuses_a_variable_without_mapping() -> None:
     graph = graph_of(4)
     x, y = graph.add_variable((4,), F32, "lost"), graph.add_variable((4,), F32, "y", on_one_tile(4, 0))
     group = group_on([Axis("i", even_cuts(4, 2))], Access(x, (element(0),)), np.arange(2))
@@ -590,7 +590,7 @@ def test_a_bus_does_not_reach_beyond_an_ipu() -> None:
         assert np.flatnonzero(found.shared_bytes).tolist() == shared
 
 
-def test_each_operand_is_copied_unless_it_lies_in_one_piece() -> None:
+def test_copies_each_operand_that_is_not_in_one_piece() -> None:
     """Two vertices of a tile: columns of a matrix it holds are scattered, though all of it lies in one piece."""
     graph = graph_of(2)
     x = graph.add_variable((3, 4), F32, "x", on_one_tile(12, 0))

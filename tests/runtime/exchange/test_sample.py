@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.exchange import count as counting, demand as demands, homes as places
-from ipujax.runtime.exchange.count import count, cut
+from ipujax.runtime.exchange.count import count_traffic, cut_at_homes
 from ipujax.runtime.exchange.demand import access_demand, copy_demand, grid_of
-from ipujax.runtime.exchange.homes import homes, table
+from ipujax.runtime.exchange.homes import find_homes, home_table
 from ipujax.runtime.exchange.runs import Runs
-from ipujax.runtime.exchange.sample import ragged, sampled, sampling_steps
+from ipujax.runtime.exchange.sample import ragged_rows, sample_rows, sampling_steps
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.exchange.traffic import Traffic, independent_parts
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, element
@@ -38,7 +38,7 @@ def test_weights_add_up_to_the_numbers_of_a_row_and_few_are_listed() -> None:
     random = np.random.default_rng(0)
     first, counts = random.integers(0, 10**9, 50), random.integers(1, 10**6, 50)
     for step in (2, 100, 10**5):
-        row, position, weight = sampled(first, counts, step)
+        row, position, weight = sample_rows(first, counts, step)
         np.testing.assert_allclose(np.bincount(row, weight, len(counts)), counts)
         assert np.all((position >= 0) & (position < counts[row]))
         assert np.all(np.diff(row * 10**7 + position) > 0)
@@ -46,14 +46,14 @@ def test_weights_add_up_to_the_numbers_of_a_row_and_few_are_listed() -> None:
 
 
 def test_overlapping_rows_list_the_same_numbers() -> None:
-    row, position, _ = sampled(np.array([1000, 3000]), np.array([5000, 7000]), 10)
+    row, position, _ = sample_rows(np.array([1000, 3000]), np.array([5000, 7000]), 10)
     one, other = (position[row == n] + start for n, start in ((0, 1000), (1, 3000)))
     np.testing.assert_array_equal(one[one >= 3000], other[other < 6000])
     assert 200 < np.count_nonzero(one >= 3000) < 400
 
 
 @pytest.mark.parametrize("boxes", [1, 1000, 10**5])
-def test_what_is_listed_of_boxes_is_bounded(boxes: int) -> None:
+def test_the_count_of_listed_points_is_bounded(boxes: int) -> None:
     most = 1 << 18
     counts = [np.full(boxes, n) for n in (10**4, 7, 10**6, 30)]
     steps, fewest = sampling_steps(counts, most)
@@ -93,8 +93,8 @@ def copied(mapping: TileMapping) -> tuple[Traffic, Traffic]:
 
     def needs(most: float) -> counting.Demand:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(demands, "_MOST_ELEMENTS", most)
-            patch.setattr(demands, "MOST_RUNS", most)
+            patch.setattr(demands, "_MAX_ELEMENTS", most)
+            patch.setattr(demands, "MAX_RUNS", most)
             return copy_demand(source, other, mappings, TILES)
 
     return both(x, mapping, needs)
@@ -104,19 +104,19 @@ def both(
     x: Tensor, mapping: TileMapping, needs: Callable[[float], counting.Demand], most: int = 60_000
 ) -> tuple[Traffic, Traffic]:
     """The traffic by all runs, and by a sample of them."""
-    every = count(needs(np.inf), (mapping,), False, BUSES)
+    every = count_traffic(needs(np.inf), (mapping,), False, BUSES)
     wanted = needs(most)
-    assert wanted.runs.weight is not None and len(wanted.runs.box) <= most
+    assert wanted.runs.weight is not None and len(wanted.runs.block) <= most
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "MOST_RUNS", most)
-        return every, count(wanted, (mapping,), False, BUSES)
+        patch.setattr(counting, "MAX_RUNS", most)
+        return every, count_traffic(wanted, (mapping,), False, BUSES)
 
 
 @pytest.mark.parametrize(
     "mapping", [linear(6 * 8 * 800 * 40, 4, TILES), grid(SHAPE, (3, 2, 4, 2))], ids=["flat", "blocked"]
 )
 @pytest.mark.parametrize("case", [windows, transposed, copied])
-def test_a_sample_counts_about_what_all_runs_do(
+def test_a_sample_counts_about_as_all_runs(
     case: Callable[[TileMapping], tuple[Traffic, Traffic]], mapping: TileMapping
 ) -> None:
     every, sample = case(mapping)
@@ -138,9 +138,9 @@ def test_huge_operands_list_few_runs() -> None:
     dims = (element(0), element(3), *(Dim((Term(1 + d, 2), Term(4 + d, 1)), -3) for d in range(2)))
     access = Access(x, dims, fill=0)
     group = grid_of(tuple(axes), np.arange(tiles, dtype=np.int32).reshape(tiles, 1, 1, 1, 1, 1))
-    wanted = access_demand(group, access, tiles, counting.MOST_RUNS)
-    assert len(wanted.runs.box) <= counting.MOST_RUNS
-    found = count(wanted, (linear(x.size, 4, tiles),), False, BUSES)
+    wanted = access_demand(group, access, tiles, counting.MAX_RUNS)
+    assert len(wanted.runs.block) <= counting.MAX_RUNS
+    found = count_traffic(wanted, (linear(x.size, 4, tiles),), False, BUSES)
     assert found.received_bytes.sum() + found.local_bytes.sum() == pytest.approx(x.size, rel=1e-3)
 
 
@@ -151,9 +151,9 @@ def test_huge_operands_list_few_runs() -> None:
 def test_runs_by_arithmetic_are_those_of_a_table(blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = 6, 8, 35
     mappings = (grid(shape, blocks), Flat(50, np.array([0, 20]), np.array([1, 0], np.int32)), grid(shape[:2], (2, 4)))
-    listed = table(mappings)
-    monkeypatch.setattr(places, "_MOST_RUNS", 0)
-    computed = homes(mappings)
+    listed = home_table(mappings)
+    monkeypatch.setattr(places, "_MAX_RUNS", 0)
+    computed = find_homes(mappings)
     assert type(computed) is not type(listed)
     assert computed.size == listed.size
     run = np.arange(len(listed.start))
@@ -162,8 +162,10 @@ def test_runs_by_arithmetic_are_those_of_a_table(blocks: tuple[int, ...], monkey
     every = np.concatenate([np.arange(1680), np.arange(1681, 1731), np.arange(1732, 1780)])  # one is free between two
     np.testing.assert_array_equal(computed.run_of(every), listed.run_of(every))
     runs = Runs(np.zeros(3, np.int64), np.array([0, 1681, 1732]), np.array([1680, 50, 48]))
-    one, other = (cut(runs, mappings) for _ in (monkeypatch.undo(), monkeypatch.setattr(places, "_MOST_RUNS", 0)))
-    for name in ("box", "start", "length", "home", "first"):
+    one, other = (
+        cut_at_homes(runs, mappings) for _ in (monkeypatch.undo(), monkeypatch.setattr(places, "_MAX_RUNS", 0))
+    )
+    for name in ("block", "start", "length", "home", "first"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
 
 
@@ -187,6 +189,6 @@ def test_independent_parts_are_those_that_share_no_variable() -> None:
 
 
 def test_ragged_rows() -> None:
-    row, within = ragged(np.array([2, 0, 3]))
+    row, within = ragged_rows(np.array([2, 0, 3]))
     assert row.tolist() == [0, 0, 2, 2, 2]
     assert within.tolist() == [0, 1, 0, 1, 2]

@@ -1,0 +1,324 @@
+"""The fast exchange count: blocks of an affine view on blocks of a tile mapping, axis by axis.
+
+Input: a vertex group, one of its accesses and the mapping of its variable. Output: `Traffic`, or None where only the
+general count applies (`exchange.count`). Cost grows with the blocks of each axis and of vertices, not with elements.
+
+Along the *line* of one sub-dimension of the flat index (`exchange.mixed_radix`) vertices need intervals, and intervals
+are mapped to tiles.
+Elements that a vertex receives from a tile are a product of overlaps over all lines; their sum over all tiles is a
+product of sums, because blocks of different lines combine freely (each axis of the group moves one line).
+Limits: one vertex a tile, no gaps in the grid, one block of the mapping a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.exchange.count import Traffic, copied_parts
+from ipujax.runtime.exchange.mixed_radix import SubDimAccess, block_of_tile, match_subdims
+from ipujax.runtime.exchange.shared_bus import Buses, shared_blocks
+from ipujax.runtime.graph import Access, VertexGroup, extents
+from ipujax.runtime.tensor import Affine, Group, TileMapping
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Line:
+    """Intervals that vertices need and blocks of the mapping along one sub-dimension, in rising indices.
+
+    Args:
+        start: first index of each vertex' interval, of a shape that broadcasts to the grid of vertices.
+        length: number of indices, same shape.
+        edges: boundaries of the mapping, int64[blocks + 1].
+        block_size: values of the sub-dimension in each block of the mapping, int64[blocks].
+        step: values between two indices.
+    """
+
+    start: np.ndarray
+    length: np.ndarray
+    edges: np.ndarray
+    block_size: np.ndarray
+    step: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Interval:
+    """Indices that vertices need along one dimension of a view; shapes broadcast to the grid of vertices."""
+
+    start: np.ndarray
+    length: np.ndarray
+
+
+def _split_joined_dims(node: Affine, intervals: Sequence[Interval]) -> tuple[Affine, list[Interval]]:
+    """Split each dimension that joins several of the variable into these, where every interval is complete rows."""
+    dims = list[Group]()
+    finer = list[Interval]()
+    for group, interval in zip(node.dims, intervals, strict=True):
+        row = prod(size for size, _ in group[1:])
+        if row > 1 and not np.any(interval.start % row) and not np.any(interval.length % row):
+            zero = np.zeros((1,) * interval.start.ndim, np.int64)
+            dims += [(piece,) for piece in group]
+            finer.append(Interval(interval.start // row, interval.length // row))
+            finer += [Interval(zero, zero + size) for size, _ in group[1:]]
+        else:
+            dims.append(group)
+            finer.append(interval)
+    return replace(node, dims=tuple(dims)), finer
+
+
+def _lines(intervals: Sequence[Interval], accesses: Sequence[SubDimAccess], rank: int) -> list[Line] | None:
+    """Build the lines of an access; None where one axis of the group moves two of them."""
+    lines_of_axis = sum(np.array(interval.start.shape) > 1 for interval in intervals)
+    if np.any(lines_of_axis > 1):
+        return None
+    scalar = np.zeros((1,) * rank, np.int64)
+    lines = []
+    for p in accesses:
+        start = scalar
+        length = scalar + 1
+        if p.axis >= 0:
+            start = intervals[p.axis].start
+            length = intervals[p.axis].length
+            if p.reverse:
+                start = p.count - start - length
+            elif p.count == 1:  # a repeated element is needed once
+                start = np.zeros_like(start)
+                length = np.minimum(length, 1)
+        lines.append(Line(start, length, p.edges, np.diff(p.subdim.cuts), p.step))
+    return lines
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Overlap:
+    """Blocks of a line's mapping that each vertex' interval overlaps.
+
+    Args:
+        filled: the blocks that contain an index.
+        first: number in `filled` of the first block overlapped; undefined where none is.
+        count: number of blocks overlapped.
+        is_block: whether the interval equals one block.
+    """
+
+    filled: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    is_block: np.ndarray
+
+
+def _find_overlap(line: Line) -> Overlap:
+    filled = np.flatnonzero(np.diff(line.edges))
+    starts = line.edges[filled]
+    first = np.searchsorted(starts, line.start, side="right") - 1
+    last = np.searchsorted(starts, line.start + line.length - 1, side="right") - 1
+    count = np.where(line.length > 0, last - first + 1, 0)
+    equals_block = (count == 1) & (line.block_size[filled[np.clip(first, 0, None)]] == line.length)
+    return Overlap(filled, first, count, equals_block & ((line.step == 1) | (line.length == 1)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tally:
+    """Overlaps of intervals and blocks along a line: the figures that `_fragments` combines.
+
+    Args:
+        blocks: number of blocks overlapped.
+        full_blocks: number of those that equal the interval.
+        indices: number of indices in them.
+        step: values between two indices.
+    """
+
+    blocks: np.ndarray
+    full_blocks: np.ndarray
+    indices: np.ndarray
+    step: int
+
+
+def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
+    """Count fragments from the tallies of all lines, innermost last.
+
+    An index of a line ends a fragment unless all lines further in are full blocks; then indices of one block continue
+    it, if they are neighbours in memory too.
+    """
+    full = np.array(1)
+    broken = np.array(0)
+    for tally in reversed(tallies):
+        ends = (tally.blocks if tally.step == 1 else tally.indices) - tally.full_blocks
+        broken = ends * full + tally.indices * broken
+        full = tally.full_blocks * full
+    return full + broken
+
+
+def _product(factors: Sequence[np.ndarray]) -> np.ndarray:
+    return reduce(np.multiply, factors, np.array(1))
+
+
+class _Cover:
+    """Number of intervals of a line that cover each index, and its sums over ranges."""
+
+    def __init__(self, line: Line) -> None:
+        used = line.length.ravel() > 0
+        start = line.start.ravel()[used]
+        stop = (line.start + line.length).ravel()[used]
+        ends = np.concatenate([start, stop])
+        order = np.argsort(ends, kind="stable")
+        self.points = ends[order]
+        self.depth = np.cumsum(np.where(order < len(start), 1, -1))
+
+    def sum(self, density: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Sum, over the indices in [low, high), a density that is constant from each of `points` to the next."""
+        if len(self.points) == 0:
+            return np.zeros_like(low)
+        before = np.concatenate([[0], np.cumsum(np.diff(self.points) * density[:-1])])
+
+        def sum_below(x: np.ndarray) -> np.ndarray:
+            at = np.searchsorted(self.points, x, side="right") - 1
+            return np.where(at < 0, 0, before[at] + (x - self.points[at]) * density[at])
+
+        return sum_below(high) - sum_below(low)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Local:
+    """Overlap of each vertex' operand with the block of the mapping on its own tile.
+
+    Args:
+        ranges: per line the interval of indices, (first, end), over the grid of vertices.
+        elements: number of elements, over the grid.
+        fragments: number of fragments, over the grid.
+    """
+
+    ranges: list[tuple[np.ndarray, np.ndarray]]
+    elements: np.ndarray
+    fragments: np.ndarray
+
+
+def _local(lines: Sequence[Line], block: np.ndarray) -> _Local:
+    """Overlap each vertex with the block on its tile, −1 for none, given over the grid of vertices."""
+    index = np.unravel_index(np.maximum(block, 0), [len(line.block_size) for line in lines])
+    ranges, tallies = [], []
+    is_local = block >= 0
+    for line, number in zip(lines, index, strict=True):
+        low = np.maximum(line.start, line.edges[number])
+        high = np.maximum(low, np.minimum(line.start + line.length, line.edges[number + 1]))
+        shared = high - low
+        is_full = (shared == line.length) & (shared == line.block_size[number]) & ((line.step == 1) | (shared == 1))
+        tallies.append(Tally(np.minimum(shared, 1), is_full & (shared > 0), shared, line.step))
+        is_local = is_local & (shared > 0)
+        ranges.append((low, high))
+    elements = np.where(is_local, _product([tally.indices for tally in tallies]), 0)
+    return _Local(ranges, elements, np.where(is_local, _fragments(tallies), 0))
+
+
+def count_blocks(
+    group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int, writes: bool, buses: Buses
+) -> Traffic | None:
+    """Count the exchange of one access axis by axis.
+
+    Args:
+        group: the vertices.
+        access: one of its accesses, to a view that has elements.
+        mapping: of the view's variable.
+        num_tiles: tiles of the target.
+        writes: whether the vertices send the elements home instead of receiving them.
+        buses: tiles that share an exchange bus.
+
+    Returns:
+        The counts, or None outside the limits of the module.
+    """
+    node = access.tensor.node
+    tile = group.tile
+    if not isinstance(node, Affine) or tile.size == 0 or tile.min() < 0 or np.bincount(tile.ravel()).max() > 1:
+        return None
+    blocks = block_of_tile(mapping, num_tiles)
+    node, intervals = _split_joined_dims(
+        node, [Interval(extent.start, extent.length) for extent in extents(group, access)]
+    )
+    accesses = None if blocks is None else match_subdims(node, mapping)
+    lines = None if accesses is None else _lines(intervals, accesses, len(group.axes))
+    if blocks is None or lines is None:
+        return None
+    local = _local(lines, blocks[tile])
+    moved = np.any([np.array(line.start.shape) > 1 for line in lines], axis=0)
+    # Vertices along an axis that moves no line need the same elements: each of them receives a copy.
+    copies = prod(blocks for blocks, moves in zip(group.grid, moved, strict=True) if not moves)
+    needed_elements = np.broadcast_to(_product([line.length for line in lines]), tile.shape)
+    remote = _by_tile(needed_elements - local.elements, tile, num_tiles)
+    local_elements = _by_tile(local.elements, tile, num_tiles)
+    local_fragments = _by_tile(local.fragments, tile, num_tiles)
+    overlaps = [(_find_overlap(line), line) for line in lines]
+    tallies = [Tally(overlap.count, overlap.is_block, line.length, line.step) for overlap, line in overlaps]
+    fragments = _by_tile(_fragments(tallies), tile, num_tiles)
+    rearranged = copied_parts(local_elements, local_fragments, fragments)
+    if writes:
+        received, arriving = (_by_tile(counts, mapping.tiles, num_tiles) for counts in _arriving(lines, copies))
+        zero = np.zeros(num_tiles, np.int64)
+        return Traffic(
+            received - local_elements,
+            remote,
+            arriving - local_fragments,
+            local_elements,
+            local_fragments,
+            zero,
+            *rearranged,
+        )
+    sent = _by_tile(_needed_by_any(lines), mapping.tiles, num_tiles)
+    if copies == 1:  # else another vertex needs them too, and they leave the tile
+        sent -= _by_tile(_needed_locally_only(lines, local), tile, num_tiles)
+    vertex_of_tile = np.full(num_tiles, -1, np.int64)
+    vertex_of_tile[tile.ravel()] = np.arange(tile.size)
+    starts = [np.broadcast_to(line.start, tile.shape).ravel() for line in lines]
+    lengths = [np.broadcast_to(line.length, tile.shape).ravel() for line in lines]
+    intervals_of_line = list(zip(starts, lengths, strict=True))
+    edges = [line.edges for line in lines]
+    shared = shared_blocks(intervals_of_line, edges, blocks[tile].ravel(), vertex_of_tile, buses.tiles(num_tiles))
+    return Traffic(remote, sent, fragments - local_fragments, local_elements, local_fragments, shared, *rearranged)
+
+
+def _by_tile(values: np.ndarray, tile: np.ndarray, num_tiles: int) -> np.ndarray:
+    """Scatter values of vertices or blocks, each on a tile of its own, to int64[num_tiles]."""
+    by_tile = np.zeros(num_tiles, np.int64)
+    by_tile[tile.ravel()] = np.broadcast_to(values, tile.shape).ravel()
+    return by_tile
+
+
+def _over_blocks(per_line: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Shape one vector a line so that all broadcast to the grid of blocks of the mapping."""
+    return [v.reshape([-1 if a == b else 1 for b in range(len(per_line))]) for a, v in enumerate(per_line)]
+
+
+def _needed_by_any(lines: Sequence[Line]) -> np.ndarray:
+    """Count the elements of each block of the mapping that some vertex needs."""
+    covers = [_Cover(line) for line in lines]
+    sums = [c.sum(c.depth > 0, line.edges[:-1], line.edges[1:]) for c, line in zip(covers, lines, strict=True)]
+    return _product(_over_blocks(sums)).ravel()
+
+
+def _needed_locally_only(lines: Sequence[Line], local: _Local) -> np.ndarray:
+    """Count the elements on the tile of each vertex that this vertex needs and no other."""
+    covers = [_Cover(line) for line in lines]
+    sums = [c.sum(c.depth == 1, low, high) for c, (low, high) in zip(covers, local.ranges, strict=True)]
+    return np.where(local.elements > 0, _product(sums), 0)
+
+
+def _arriving(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np.ndarray]:
+    """Count elements and fragments that vertices write to each block of the mapping."""
+    tallies = []
+    for line in lines:
+        overlap = _find_overlap(line)
+        cover = _Cover(line)
+        blocks = len(line.block_size)
+        used = overlap.count > 0
+        first = overlap.first[used]
+        end = (overlap.first + overlap.count)[used]
+        change = np.bincount(first, minlength=blocks + 1) - np.bincount(end, minlength=blocks + 1)
+        overlaps = np.zeros(blocks, np.int64)
+        overlaps[overlap.filled] = np.cumsum(change)[: len(overlap.filled)]
+        full_blocks = np.bincount(overlap.filled[overlap.first[overlap.is_block]], minlength=blocks)
+        tallies.append((overlaps, full_blocks, cover.sum(cover.depth, line.edges[:-1], line.edges[1:])))
+    overlaps_of_line, full_of_line, indices = (_over_blocks(column) for column in zip(*tallies, strict=True))
+    steps = [line.step for line in lines]
+    fragments = _fragments([Tally(*row) for row in zip(overlaps_of_line, full_of_line, indices, steps, strict=True)])
+    return copies * _product(indices).ravel(), copies * fragments.ravel()
