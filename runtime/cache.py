@@ -113,20 +113,18 @@ def held_arrays(value: object) -> list[np.ndarray]:
     """
     arrays: list[np.ndarray] = []
     pending: list[Any] = [value]
-    while pending:
-        item = pending.pop()
+    for item in pending:  # the list grows at its end while it is read
         kind = type(item)
-        if kind is np.ndarray:
+        if kind in _LEAVES:
+            continue
+        if kind in _CONTAINERS:
+            pending += item
+        elif kind is np.ndarray:
             while isinstance(item.base, np.ndarray):
                 item = item.base
             arrays.append(item)
-        elif kind in _CONTAINERS:
-            for part in item:
-                if type(part) not in _LEAVES:  # a leaf is not worth a round of the outer loop
-                    pending.append(part)
-        elif kind not in _LEAVES:
-            for name in _array_fields(kind):  # type: ignore[arg-type]
-                pending.append(getattr(item, name))
+        else:
+            pending += [getattr(item, name) for name in _array_fields(kind)]  # type: ignore[arg-type]
     return arrays
 
 

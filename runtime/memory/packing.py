@@ -118,10 +118,10 @@ def _allocate_keys(shape: tuple[int, ...], max_bytes: int) -> np.ndarray:
 def _halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return views of the starts and of the ends in keys."""
     is_integer = keys.dtype == np.int64
-    low, high = np.moveaxis(keys.view(np.int32 if is_integer else np.float64).reshape(*keys.shape, 2), -1, 0)
+    pairs = keys.view(np.int32 if is_integer else np.float64).reshape(*keys.shape, 2)
     # The start is the half that decides the order: of an integer the upper one, of a complex number the real part.
-    upper_is_last = sys.byteorder == "little"
-    return (high, low) if is_integer and upper_is_last else (low, high)
+    start = 1 if is_integer and sys.byteorder == "little" else 0
+    return pairs[..., start], pairs[..., 1 - start]
 
 
 def _lowest_fit(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
