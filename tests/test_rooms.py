@@ -222,9 +222,19 @@ ROOMS: dict[str, str] = {
         " runtime.signatures runtime.target"
     ),
     "ipujax.onnx.onnx_errors": "",
+    "ipujax.onnx.graphs": "",
     "ipujax.onnx.registry": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.operators": "",
-    "ipujax.onnx": "ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
+    "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors",
+    "ipujax.onnx.evaluation": (
+        "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry runtime.target"
+    ),
+    "ipujax.onnx.arguments": "ipujax.onnx.graphs ipujax.onnx.onnx_errors runtime.target",
+    "ipujax.onnx.model": (
+        "ipujax.onnx.arguments ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.operators ipujax.onnx.reading"
+        " runtime.logs"
+    ),
+    "ipujax.onnx": "ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",

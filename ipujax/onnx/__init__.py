@@ -1,7 +1,17 @@
-"""ONNX models as JAX functions."""
+"""ONNX models as JAX functions.
+
+::
+
+    model = ipujax.onnx.load("model.onnx")
+    step = ipu.jit(model)
+    scores = step(model.params, images)
+    print(step.profile(model.params, images).summary())
+"""
 
 from __future__ import annotations
 
+from ipujax.onnx.graphs import ValueInfo as ValueInfo
+from ipujax.onnx.model import Model as Model, load as load
 from ipujax.onnx.onnx_errors import (
     OnnxError as OnnxError,
     OnnxModelError as OnnxModelError,

@@ -1,0 +1,145 @@
+"""Arguments of `load` and of models against what the file declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.graphs import Dim, Graph, ValueInfo
+from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.runtime.target import nearest
+
+
+def with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
+    """Return a graph whose inputs have other declared shapes.
+
+    Raises:
+        OnnxError: a name that is no input, or a shape of another rank or of negative sizes.
+    """
+    _check_names(shapes, [info.name for info in graph.inputs], "input_shapes")
+    return replace(graph, inputs=tuple(_with_shape(info, shapes.get(info.name)) for info in graph.inputs))
+
+
+def _with_shape(info: ValueInfo, shape: Sequence[int] | None) -> ValueInfo:
+    if shape is None:
+        return info
+    sizes = tuple(int(size) for size in shape)
+    is_rank_right = info.shape is None or len(sizes) == len(info.shape)
+    if not is_rank_right or min(sizes, default=0) < 0:
+        raise OnnxError(f"input_shapes[{info.name!r}] is no shape of this input", expected=str(info), got=sizes)
+    return replace(info, shape=sizes)
+
+
+def checked_static(graph: Graph, static: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of static inputs as NumPy arrays of the declared dtype.
+
+    Raises:
+        OnnxError: a name that is no input, a traced value, or a wrong shape.
+    """
+    _check_names(static, [info.name for info in graph.inputs], "static")
+    infos = {info.name: info for info in graph.inputs}
+    return {name: _static_value(infos[name], value) for name, value in static.items()}
+
+
+def _static_value(info: ValueInfo, value: Any) -> Any:
+    if isinstance(value, jax.core.Tracer):
+        what = f"static[{info.name!r}] must be known when the model is loaded"
+        raise OnnxError(what, expected="a NumPy array", got="a traced value")
+    if value is None or (isinstance(value, list | tuple) and info.kind != "tensor"):
+        return None if value is None else tuple(np.asarray(item, info.dtype) for item in value)
+    array = np.asarray(value, info.dtype)
+    _check_shape(info, array.shape, {})
+    return array
+
+
+def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the parameters of a call as arrays.
+
+    Raises:
+        OnnxError: names or shapes other than those of the model.
+    """
+    if not isinstance(params, Mapping):
+        hint = "call model(model.params, *inputs)"
+        raise OnnxError("the first argument of a model must be its parameters", got=type(params).__name__, hint=hint)
+    _check_names(params, expected, "params")
+    missing = sorted(set(expected) - set(params))
+    if missing:
+        hint = "pass a changed copy of model.params"
+        raise OnnxError(f"params has no {missing[0]!r}", expected=f"{len(expected)} arrays", got=len(params), hint=hint)
+    for name, value in params.items():
+        if np.shape(value) != expected[name].shape:
+            what = f"params[{name!r}] has another shape"
+            raise OnnxError(what, expected=expected[name].shape, got=np.shape(value))
+    return {name: jnp.asarray(value) for name, value in params.items()}
+
+
+def checked_argument(infos: Sequence[ValueInfo], inputs: Sequence[Any], sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the inputs of a call by name, as arrays.
+
+    Args:
+        infos: declared inputs.
+        inputs: arguments, in order.
+        sizes: sizes of named dimensions, filled in; a name has one size in a call.
+
+    Raises:
+        OnnxError: another number of inputs, or other shapes or kinds of dtypes.
+    """
+    if len(inputs) != len(infos):
+        expected = f"{len(infos)}: {'; '.join(map(str, infos)) or 'none'}"
+        raise OnnxError("the model is called with another number of inputs", expected=expected, got=len(inputs))
+    return {info.name: _argument(info, value, sizes) for info, value in zip(infos, inputs, strict=True)}
+
+
+def _argument(info: ValueInfo, value: Any, sizes: dict[str, int]) -> Any:
+    if info.kind == "sequence" and isinstance(value, list | tuple):
+        return tuple(_array(info, item) for item in value)
+    if info.kind == "optional" and (value is None or isinstance(value, list | tuple)):
+        return None if value is None else tuple(_array(info, item) for item in value)
+    if value is None or (isinstance(value, list | tuple) and info.kind != "tensor"):
+        raise OnnxError(f"input {info.name!r} must be an array", expected=str(info), got=type(value).__name__)
+    array = _array(info, value)
+    _check_shape(info, array.shape, sizes)
+    return array
+
+
+def _array(info: ValueInfo, value: Any) -> jax.Array:
+    is_typed = hasattr(value, "dtype")
+    array = jnp.asarray(value) if is_typed else jnp.asarray(np.asarray(value, info.dtype))
+    if info.dtype is not None and _dtype_kind(array.dtype) != _dtype_kind(info.dtype):
+        hint = f"convert it: x.astype({info.dtype})"
+        raise OnnxError(f"input {info.name!r} has another dtype", expected=str(info), got=array.dtype, hint=hint)
+    return array
+
+
+def _dtype_kind(dtype: Any) -> str:
+    """Return the kind of a dtype: a model in float32 can be called with bfloat16 parameters and inputs."""
+    return "floating" if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype).kind
+
+
+def _check_shape(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    if info.shape is None:
+        return
+    known = {name: size for name, size in sizes.items() if name in info.shape}
+    fits = len(shape) == len(info.shape) and all(map(lambda dim, size: _fits(dim, size, sizes), info.shape, shape))
+    if not fits:
+        expected = str(info) + (f" with {known}" if known else "")
+        hint = f"load(…, input_shapes={{{info.name!r}: {shape}}}) declares another shape"
+        raise OnnxError(f"input {info.name!r} has another shape", expected=expected, got=shape, hint=hint)
+
+
+def _fits(dim: Dim, size: int, sizes: dict[str, int]) -> bool:
+    if isinstance(dim, str):
+        return sizes.setdefault(dim, size) == size
+    return dim is None or dim == size
+
+
+def _check_names(names: Mapping[str, Any], known: Sequence[str] | Mapping[str, Any], label: str) -> None:
+    for name in names:
+        if name not in known:
+            what = f"{label} names {name!r}, which the model does not have"
+            raise OnnxError(what, expected=f"of {', '.join(known) or 'none'}", hint=nearest(name, known))

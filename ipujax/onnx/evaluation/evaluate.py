@@ -1,0 +1,174 @@
+"""A graph as a function of JAX arrays.
+
+Nodes are evaluated in order, each under a name scope of its name. A node whose operands are all static is folded, see
+`folding`; all others are traced. Subgraphs are functions that see the values of the graphs around them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.onnx.evaluation.folding import fold, is_foldable
+from ipujax.onnx.graphs import Graph, Node
+from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError
+from ipujax.onnx.reading import expanded
+from ipujax.onnx.registry import OPERATORS, Operator
+from ipujax.runtime.errors import IpuError
+
+_NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
+
+# What JAX and NumPy raise for operands of wrong shapes, dtypes and values.
+_OPERAND_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AssertionError, KeyError)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What evaluation needs beside a graph.
+
+    Args:
+        max_sizes: bounds on sizes that depend on data, by name of a value.
+    """
+
+    max_sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def evaluate(graph: Graph, values: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
+    """Return the outputs of a graph.
+
+    Args:
+        graph: at the newest opset.
+        values: of its inputs, of initialisers that replace its own, and of the graphs around it.
+        settings: bounds.
+
+    Raises:
+        OnnxError: a node that cannot be evaluated on its operands.
+    """
+    known: dict[str, Any] = {name: array for name, array in graph.constants.items() if name not in values}
+    scope = ChainMap(known, dict(values) if not isinstance(values, ChainMap) else values)
+    for node in graph.nodes:
+        operands = [scope[name] if name else None for name in node.inputs]
+        results = run_node(node, operands, scope, settings)
+        known.update(zip(node.outputs, results, strict=False))
+    return tuple(scope[output.name] for output in graph.outputs)
+
+
+def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
+    """Return the results of a node.
+
+    Args:
+        node: the node.
+        operands: values of its inputs, None for those that are left out.
+        scope: values that its subgraphs see.
+        settings: bounds.
+    """
+    entry = OPERATORS.get((node.domain, node.op_type))
+    try:
+        with jax.named_scope(_scope_name(node.name)):
+            if entry is None:
+                return _run_body(node, operands, settings)
+            function = _bound(entry, node, operands, scope, settings)
+            return (
+                fold(function, operands) if is_foldable(node, operands, function) else as_results(function(*operands))
+            )
+    except TracedOperandError as error:
+        if node.label in error.what:
+            raise
+        what = f"{node.label}: {error.what}"
+        raise TracedOperandError(what, expected=error.expected, got=error.got, hint=error.hint) from error
+    except IpuError:
+        raise
+    except _OPERAND_ERRORS as error:
+        what = f"{node.label} cannot be evaluated on these operands"
+        got = f"{', '.join(map(_shown, operands))} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        raise OnnxError(what, got=got, hint="compare the shapes and dtypes with the operator's") from error
+
+
+def as_results(value: Any) -> tuple[Any, ...]:
+    """Return the results of an operator as a tuple: those that are one value, too."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _run_body(node: Node, operands: Sequence[Any], settings: Settings) -> tuple[Any, ...]:
+    types = [None if x is None else (np.dtype(x.dtype), tuple(x.shape)) for x in operands]
+    graph = expanded(node, types)
+    given = [x for x in operands if x is not None]
+    names = [info.name for info in graph.inputs]
+    results = iter(evaluate(graph, dict(zip(names, given, strict=True)), settings))
+    return tuple(next(results) if name else None for name in node.outputs)
+
+
+def _bound(
+    entry: Operator, node: Node, operands: Sequence[Any], scope: Mapping[str, Any], settings: Settings
+) -> Callable[..., Any]:
+    """Return the operator as a function of its operands alone."""
+    _check_signature(entry, node, operands)
+    keywords = {name: _bound_attribute(value, scope, settings) for name, value in node.attributes.items()}
+    bounds = (settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes)
+    facts: Mapping[str, Callable[[], Any]] = {
+        "output_count": lambda: len(node.outputs),
+        "output_dtypes": lambda: node.output_dtypes,
+        "max_size": lambda: next(bounds, None),
+        "node_name": lambda: node.name,
+    }
+    keywords |= {name: facts[name]() for name in entry.node_facts}
+    return lambda *operands: entry.function(*operands, **keywords)
+
+
+def _bound_attribute(value: Any, scope: Mapping[str, Any], settings: Settings) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], Graph):
+        return [Subgraph(graph, scope, settings) for graph in value]
+    return Subgraph(value, scope, settings) if isinstance(value, Graph) else value
+
+
+def _check_signature(entry: Operator, node: Node, operands: Sequence[Any]) -> None:
+    unknown = sorted(
+        set(node.attributes) - (entry.attributes if entry.attributes is not None else set(node.attributes))
+    )
+    if unknown:
+        expected = f"one of {', '.join(sorted(entry.attributes or ()))}"
+        raise OnnxError(f"{node.label} has an attribute {unknown[0]!r} that is not implemented", expected=expected)
+    if entry.max_inputs is not None and len(operands) > entry.max_inputs:
+        what = f"{node.label} has too many inputs"
+        raise OnnxError(what, expected=f"at most {entry.max_inputs}", got=len(operands))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subgraph:
+    """A subgraph of a node as a function of its inputs, with the values around it.
+
+    Args:
+        graph: the subgraph.
+        scope: values of the graphs around it.
+        settings: bounds.
+    """
+
+    graph: Graph
+    scope: Mapping[str, Any]
+    settings: Settings
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Return the subgraph's outputs."""
+        names = [info.name for info in self.graph.inputs]
+        return evaluate(self.graph, ChainMap(dict(zip(names, inputs, strict=True)), *_maps(self.scope)), self.settings)
+
+
+def _maps(scope: Mapping[str, Any]) -> list[Any]:
+    return list(scope.maps) if isinstance(scope, ChainMap) else [scope]
+
+
+def _scope_name(name: str) -> str:
+    parts = [_NOT_IN_SCOPES.sub("_", part) for part in name.split("/") if part.strip()]
+    return "/".join(parts) or "node"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"{value.dtype}{list(value.shape)}"

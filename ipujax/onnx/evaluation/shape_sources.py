@@ -1,0 +1,73 @@
+"""Floating-point initialisers that decide shapes: scales of a `Resize`, factors on the way from one shape to another.
+
+They are constants of a model, not parameters: a traced value cannot decide a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ipujax.onnx.graphs import Graph, Node
+
+# Operator → positions of operands that decide the shape of a result; None: all.
+SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": None,
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": None,
+    "DFT": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": None,
+    "HannWindow": None,
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": None,
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": None,
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
+    **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
+}
+# Their results are static whatever their operands are.
+_STATIC_RESULTS = frozenset({"Shape", "Size", "SequenceLength", "OptionalHasElement"})
+
+
+def shape_sources(graph: Graph) -> frozenset[str]:
+    """Return the names of values that operands which decide shapes depend on."""
+    nodes = list(graph.all_nodes())
+    producers = {name: node for node in nodes for name in node.outputs}
+    sources: set[str] = set()
+    pending = [name for node in nodes for name in _shape_operands(node)]
+    while pending:
+        name = pending.pop()
+        if name in sources:
+            continue
+        sources.add(name)
+        producer = producers.get(name)
+        if producer is not None and producer.op_type not in _STATIC_RESULTS:
+            pending += [*filter(None, producer.inputs), *_results_of_subgraphs(producer)]
+    return frozenset(sources)
+
+
+def _shape_operands(node: Node) -> Iterator[str]:
+    positions = SHAPE_OPERANDS.get(node.op_type, ()) if not node.domain else ()
+    for n in range(len(node.inputs)) if positions is None else positions:
+        if n < len(node.inputs) and node.inputs[n]:
+            yield node.inputs[n]
+
+
+def _results_of_subgraphs(node: Node) -> Iterator[str]:
+    for graph in node.subgraphs():
+        yield from (output.name for output in graph.outputs)

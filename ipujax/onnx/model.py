@@ -1,0 +1,123 @@
+"""`load`: an ONNX model as a pure JAX function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx import operators as operators
+from ipujax.onnx.arguments import checked_argument, checked_params, checked_static, with_shapes
+from ipujax.onnx.evaluation import Settings, check_operators, evaluate, shape_sources
+from ipujax.onnx.graphs import Graph, ValueInfo
+from ipujax.onnx.reading import Source, read_graph
+from ipujax.runtime.logs import Log
+
+_LOG = Log("jit")
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+class Model:
+    """An ONNX model as a pure function of its parameters and inputs, made by `load`.
+
+    Calls can be traced: by `jax.jit`, `ipu.jit`, `jax.grad`, `jax.vmap`, in stages of `ipu.pipeline`.
+
+    Attributes:
+        params: floating-point initialisers by name, as arrays: a pytree for optimisers. Integer initialisers, and
+            floating-point ones that decide shapes, are constants of the function.
+        inputs: name, dtype and shape of each argument; dimensions that the file names or leaves open are text or None.
+        outputs: the same of results.
+
+    Example::
+
+        model = ipujax.onnx.load("model.onnx")
+        scores = ipu.jit(model)(model.params, images)
+    """
+
+    def __init__(
+        self, graph: Graph, params: dict[str, jax.Array], static: Mapping[str, np.ndarray], settings: Settings
+    ) -> None:
+        self.params = params
+        self.inputs: tuple[ValueInfo, ...] = tuple(info for info in graph.inputs if info.name not in static)
+        self.outputs: tuple[ValueInfo, ...] = graph.outputs
+        self.__name__ = graph.name or "onnx_model"
+        self._graph = graph
+        self._static = static
+        self._settings = settings
+
+    def __call__(self, params: Mapping[str, Any], *inputs: Any) -> Any:
+        """Return the model's outputs.
+
+        Args:
+            params: arrays by the names of `self.params`.
+            inputs: one for each of `self.inputs`: an array, a sequence of arrays, or None for an empty optional.
+
+        Returns:
+            The output, or a tuple of them if there are several.
+
+        Raises:
+            OnnxError: arguments of other names, shapes or dtypes; a node that cannot be evaluated on its operands.
+        """
+        results = evaluate(self._graph, self._values(params, inputs), self._settings)
+        arrays = jax.tree.map(jnp.asarray, results)
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    def _values(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
+        sizes: dict[str, int] = {}
+        weights = checked_params(params, self.params)
+        arguments = checked_argument(self.inputs, inputs, sizes)
+        return {**weights, **arguments, **self._static}
+
+    def __repr__(self) -> str:
+        inputs, outputs = ("; ".join(map(str, infos)) for infos in (self.inputs, self.outputs))
+        return f"<ONNX model {self.__name__}: ({inputs}) → ({outputs}), {len(self.params)} parameters>"
+
+
+def load(
+    model: Source,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    static: Mapping[str, Any] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
+) -> Model:
+    """Return an ONNX model as a JAX function.
+
+    Args:
+        model: path of a file, its bytes, or an `onnx.ModelProto`. External data are read from the file's folder alone.
+        input_shapes: shapes of graph inputs by name, in place of those that the file declares.
+        static: values of graph inputs by name, for inputs that decide shapes or branches; they are no arguments then.
+        max_sizes: bounds on results whose size depends on data, by name of an output of the node; the rest is padded,
+            as `jnp.nonzero(size=)` does.
+
+    Returns:
+        A pure function `model(params, *inputs)` with `params`, `inputs` and `outputs`.
+
+    Raises:
+        OnnxModelError: a file that is not valid ONNX, or refers to data outside of its folder.
+        UnsupportedOperatorError: operators without an implementation, all at once.
+        OnnxError: names or shapes that do not belong to the model.
+    """
+    graph = with_shapes(read_graph(model), input_shapes or {})
+    check_operators(graph)
+    values = checked_static(graph, static or {})
+    bounds = {name: int(bound) for name, bound in (max_sizes or {}).items()}
+    _say_narrowed(graph)
+    return Model(graph, _params(graph), values, Settings(bounds))
+
+
+def _params(graph: Graph) -> dict[str, jax.Array]:
+    sources = shape_sources(graph)
+    floating = {name: array for name, array in graph.constants.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    return {name: jnp.asarray(x) for name, x in floating.items() if name in graph.initializers and name not in sources}
+
+
+def _say_narrowed(graph: Graph) -> None:
+    """Log that 64-bit types become 32-bit ones, where a model has them and JAX is not set to have them."""
+    dtypes = {info.dtype for info in (*graph.inputs, *graph.outputs)} | {x.dtype for x in graph.constants.values()}
+    wide = sorted(str(dtype) for dtype in dtypes & _WIDE)
+    is_wide_enabled = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    if wide and not is_wide_enabled:
+        text = "%s of ONNX model %s are computed with 32 bits; jax_enable_x64 computes them exactly"
+        _LOG.info(text, " and ".join(wide), graph.name)

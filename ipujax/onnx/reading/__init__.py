@@ -1,0 +1,8 @@
+"""ONNX files as graphs at the newest opset.
+
+file ──▶ ModelProto ──▶ weights apart ──▶ types, checks ──▶ old nodes ──▶ newest opset ──▶ `Graph`
+"""
+
+from ipujax.onnx.reading.bodies import expanded as expanded, has_body as has_body
+from ipujax.onnx.reading.files import Source as Source
+from ipujax.onnx.reading.read import read_graph as read_graph

@@ -1,0 +1,146 @@
+"""Protobuf messages at the newest opset → `Graph`, `Node`, `ValueInfo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
+from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.files import sparse_array, tensor_array
+
+_Types = Mapping[str, ValueInfo]
+
+
+def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) -> Graph:
+    """Return a graph.
+
+    Args:
+        graph: at the newest opset, with inferred types of its values.
+        weights: initialisers that are kept outside of the message, by name.
+    """
+    initializers = {tensor.name: tensor_array(tensor) for tensor in graph.initializer} | dict(weights)
+    initializers |= {sparse.values.name: sparse_array(sparse) for sparse in graph.sparse_initializer}
+    inputs = tuple(value_info(value) for value in graph.input if value.name not in initializers)
+    outputs = tuple(value_info(value) for value in graph.output)
+    types = {info.name: info for info in (*map(value_info, graph.value_info), *inputs, *outputs)}
+    constants = dict(initializers)
+    nodes = []
+    for n, proto in enumerate(graph.node):
+        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+            constants[proto.output[0]] = _constant(proto)
+        else:
+            nodes.append(_node(proto, n, types))
+    return Graph(graph.name, inputs, outputs, constants, _unique(nodes), frozenset(initializers))
+
+
+def value_info(value: onnx.ValueInfoProto) -> ValueInfo:
+    """Return the declared type of a value."""
+    kind, type_proto = "tensor", value.type
+    while (field := type_proto.WhichOneof("value")) in _CONTAINERS:
+        kind = kind if kind != "tensor" else _CONTAINERS[field]
+        type_proto = getattr(type_proto, field).elem_type
+    tensor = type_proto.tensor_type
+    is_ranked = kind == "tensor" and tensor.HasField("shape")
+    shape = tuple(map(_dim, tensor.shape.dim)) if is_ranked else None
+    return ValueInfo(value.name, tensor_dtype(tensor.elem_type), shape, kind)
+
+
+_CONTAINERS: Mapping[str | None, str] = {"sequence_type": "sequence", "optional_type": "optional"}
+
+
+def tensor_dtype(data_type: int) -> np.dtype | None:
+    """Return the NumPy dtype of a data type of ONNX; None where it is not declared."""
+    return onnx.helper.tensor_dtype_to_np_dtype(data_type) if data_type else None
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+
+
+def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:
+    outputs = tuple(proto.output)
+    while outputs and not outputs[-1]:
+        outputs = outputs[:-1]
+    return Node(
+        name=proto.name or f"{proto.op_type}_{n}",
+        domain="" if proto.domain == "ai.onnx" else proto.domain,
+        op_type=proto.op_type,
+        inputs=tuple(proto.input),
+        outputs=outputs,
+        attributes={each.name: _attribute(each) for each in proto.attribute},
+        output_dtypes=tuple(types[name].dtype if name in types else None for name in outputs),
+        proto=proto,
+    )
+
+
+def _unique(nodes: list[Node]) -> tuple[Node, ...]:
+    """Number nodes whose name another one has already."""
+    seen: set[str] = set()
+    result = []
+    for n, node in enumerate(nodes):
+        name = node.name if node.name not in seen else f"{node.name}_{n}"
+        seen.add(name)
+        result.append(node if name == node.name else _renamed(node, name))
+    return tuple(result)
+
+
+def _renamed(node: Node, name: str) -> Node:
+    fields = (node.domain, node.op_type, node.inputs, node.outputs, node.attributes, node.output_dtypes, node.proto)
+    return Node(name, *fields)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="surrogateescape")
+
+
+def _subgraph(graph: onnx.GraphProto) -> Graph:
+    return graph_from_proto(graph, {})
+
+
+_Kind = onnx.AttributeProto.AttributeType
+_ATTRIBUTES: Mapping[int, Callable[[onnx.AttributeProto], Any]] = {
+    _Kind.FLOAT: lambda a: a.f,
+    _Kind.INT: lambda a: a.i,
+    _Kind.STRING: lambda a: _text(a.s),
+    _Kind.TENSOR: lambda a: tensor_array(a.t),
+    _Kind.SPARSE_TENSOR: lambda a: sparse_array(a.sparse_tensor),
+    _Kind.GRAPH: lambda a: _subgraph(a.g),
+    _Kind.TYPE_PROTO: lambda a: value_info(onnx.helper.make_value_info(a.name, a.tp)),
+    _Kind.FLOATS: lambda a: list(a.floats),
+    _Kind.INTS: lambda a: list(a.ints),
+    _Kind.STRINGS: lambda a: [_text(text) for text in a.strings],
+    _Kind.TENSORS: lambda a: [tensor_array(tensor) for tensor in a.tensors],
+    _Kind.GRAPHS: lambda a: [_subgraph(graph) for graph in a.graphs],
+}
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    read = _ATTRIBUTES.get(attribute.type)
+    if read is None:
+        kind = _Kind.Name(attribute.type) if attribute.type in _Kind.values() else attribute.type
+        raise OnnxModelError(
+            f"attribute {attribute.name!r} cannot be read", expected="numbers, text, tensors", got=kind
+        )
+    return read(attribute)
+
+
+def _constant(proto: onnx.NodeProto) -> np.ndarray:
+    """Return the value of a `Constant` node."""
+    attribute = proto.attribute[0]
+    value = _attribute(attribute)
+    dtype = _CONSTANT_DTYPES.get(attribute.name)
+    return value if dtype is None else np.asarray(value, dtype)
+
+
+_CONSTANT_DTYPES: Mapping[str, type] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": np.object_,
+    "value_strings": np.object_,
+}

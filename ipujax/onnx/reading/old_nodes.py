@@ -1,0 +1,151 @@
+"""Nodes of early opsets that onnx's converter refuses, as nodes of the newest.
+
+The rewritten nodes go through the converter under a domain of their own, which it leaves alone. They are
+
+- `broadcast=1` of arithmetic before opset 7, whose `axis` says where the second operand's dimensions go;
+- And, Or, Xor, Equal, Greater and Less of opset 1, which broadcast in the same way;
+- `Tile` of opset 1: one axis and its number of repeats;
+- recurrent layers of opsets 1 and 3 with `output_sequence`.
+
+Source: ONNX, docs/Changelog.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx
+from onnx import helper
+
+from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.validity import graphs_of
+
+_REWRITTEN = "ipujax.newest"  # domain of nodes that are already at the newest opset
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
+_LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "Less")
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_BROADCASTING_OPSET = 7  # from here on operands broadcast as NumPy's do
+
+Ranks = Mapping[str, int]
+
+
+def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
+    """Rewrite the nodes in place that the converter refuses.
+
+    Args:
+        model: a model at `opset`.
+        opset: version of ONNX's own operators in the model.
+    """
+    if opset >= _BROADCASTING_OPSET:
+        return
+    ranks = _ranks(model)
+    for graph in graphs_of(model.graph):
+        nodes = [new for n, node in enumerate(graph.node) for new in _rewritten(node, opset, ranks, f"{node.name}_{n}")]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        graph.ClearField("node")
+        graph.node.extend(copies)
+    model.opset_import.append(helper.make_opsetid(_REWRITTEN, 1))
+
+
+def restore_domain(model: onnx.ModelProto) -> None:
+    """Give the rewritten nodes ONNX's own domain, after the converter."""
+    for graph in graphs_of(model.graph):
+        for node in graph.node:
+            if node.domain == _REWRITTEN:
+                node.domain = ""
+    imports = [entry for entry in model.opset_import if entry.domain != _REWRITTEN]
+    versions = [(entry.domain, entry.version) for entry in imports]
+    model.ClearField("opset_import")
+    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions)
+
+
+def _ranks(model: onnx.ModelProto) -> Ranks:
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
+    return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+
+
+def _rewritten(node: onnx.NodeProto, opset: int, ranks: Ranks, prefix: str) -> Iterator[onnx.NodeProto]:
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    rewrite = _REWRITES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    nodes = None if rewrite is None else rewrite(node, attributes, ranks, prefix)
+    if nodes is None:
+        yield node
+        return
+    for new in nodes:
+        new.domain = _REWRITTEN
+        yield new
+
+
+Rewrite = Callable[[onnx.NodeProto, Mapping[str, object], Ranks, str], list[onnx.NodeProto] | None]
+
+
+def _arithmetic(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto] | None:
+    """Rewrite a broadcast with an axis; the converter knows all other arithmetic."""
+    return _broadcast(node, attributes, ranks, prefix) if {"broadcast", "axis"} <= attributes.keys() else None
+
+
+def _logic(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto]:
+    return _broadcast(node, attributes, ranks, prefix)
+
+
+def _broadcast(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto]:
+    a, b = node.input
+    if not attributes.get("broadcast") or "axis" not in attributes:
+        return [helper.make_node(node.op_type, [a, b], node.output, node.name)]
+    for name in (a, b):
+        if name not in ranks:
+            what = f"node {node.name!r} ({node.op_type}) broadcasts at an axis, and the rank of {name!r} is unknown"
+            raise OnnxModelError(what, expected="shapes of all inputs", hint="declare them in the model")
+    axis = attributes["axis"] % ranks[a]
+    trailing = ranks[a] - axis - ranks[b]
+    if trailing < 0:
+        what = f"node {node.name!r} ({node.op_type}) broadcasts beyond the last axis"
+        raise OnnxModelError(what, expected=f"axis + {ranks[b]} ≤ {ranks[a]}", got=f"axis {axis}")
+    axes = range(ranks[b], ranks[b] + trailing)
+    return [
+        _integers(f"{prefix}_axes", axes),
+        helper.make_node("Unsqueeze", [b, f"{prefix}_axes"], [f"{prefix}_operand"]),
+        helper.make_node(node.op_type, [a, f"{prefix}_operand"], node.output, node.name),
+    ]
+
+
+def _tile(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto] | None:
+    """Rewrite `Tile(x, tiles, axis)`: repeats are 1 but for one axis."""
+    if len(node.input) != 3:
+        return None
+    x, tiles, axis = node.input
+    names = ("one", "shape", "rank", "ones", "axis", "tiles", "repeats")
+    one, shape, rank, ones, index, update, repeats = (f"{prefix}_{name}" for name in names)
+    integer = onnx.TensorProto.INT64
+    return [
+        _integers(one, [1]),
+        helper.make_node("Shape", [x], [shape]),
+        helper.make_node("Shape", [shape], [rank]),
+        helper.make_node("Expand", [one, rank], [ones]),
+        helper.make_node("Cast", [axis], [f"{index}_integer"], to=integer),
+        helper.make_node("Reshape", [f"{index}_integer", one], [index]),
+        helper.make_node("Cast", [tiles], [f"{update}_integer"], to=integer),
+        helper.make_node("Reshape", [f"{update}_integer", one], [update]),
+        helper.make_node("ScatterElements", [ones, index, update], [repeats]),
+        helper.make_node("Tile", [x, repeats], node.output, node.name),
+    ]
+
+
+def _recurrent(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto]:
+    """Rewrite a recurrent layer: the attribute `output_sequence` is gone, results are there where they have a name."""
+    kept = {name: value for name, value in attributes.items() if name != "output_sequence"}
+    return [helper.make_node(node.op_type, node.input, node.output, node.name, **kept)]
+
+
+def _integers(name: str, values: object) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value_ints=list(values))  # type: ignore[call-overload]
+
+
+_REWRITES: Mapping[str, Rewrite] = {
+    **dict.fromkeys(_ARITHMETIC, _arithmetic),
+    **dict.fromkeys(_LOGIC, _logic),
+    **dict.fromkeys(_RECURRENT, _recurrent),
+    "Tile": _tile,
+}
