@@ -14,7 +14,7 @@ from typing import Any
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, scopes_in, without_scopes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
-from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers, named_by_caller
+from ipujax.runtime.tensor import MAX_CALLERS, OF_CALLER, Origin, caller_name, join_layers
 
 TRANSPOSED = "transpose("
 RECOMPUTED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
@@ -44,7 +44,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     users, file, library = _lines_of(traceback) if traceback else ((), "", "")
     # A note from inlining has the layer and calls; without one the scopes are the layer.
     note = _note(eqn.source_info.name_stack) or Note("/".join(scopes_of(eqn)))
-    inner_layer = joined_layers(outer.layer, note.layer)
+    inner_layer = join_layers(outer.layer, note.layer)
     line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
     return Origin(
         line=line if users else outer.line,
@@ -53,7 +53,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
         file=file if users else outer.file,
         layer=inner_layer,
         part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
-        callers=tuple(callers[:MOST_CALLERS]) if users else outer.callers,
+        callers=tuple(callers[:MAX_CALLERS]) if users else outer.callers,
         names=note.names,
     )
 
@@ -63,7 +63,7 @@ def _lines_of(traceback: Any) -> tuple[tuple[str, ...], str, str]:
     """User's lines in a traceback, innermost first, the file of the first, and the innermost line of a library."""
     frames = traceback.frames
     innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
-    users = [frame for frame in frames if not is_installed(frame.file_name)][: MOST_CALLERS + 1]
+    users = [frame for frame in frames if not is_installed(frame.file_name)][: MAX_CALLERS + 1]
     return tuple(map(_frame_text, users)), users[0].file_name if users else "", _frame_text(innermost)
 
 
@@ -283,7 +283,7 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     numbers: dict[tuple[str, ...], int] = {}  # of names that differ between runs: those of all runs, in order
 
     def common_name(names: tuple[str, ...]) -> str:
-        return names[0] if len(set(names)) == 1 else named_by_caller(numbers.setdefault(names, len(numbers)))
+        return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
 
     eqns = []
     for place in zip(*runs, strict=True):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ipujax.runtime.graph import NO_TILE, ComputeSet, Graph, VertexGroup
-from ipujax.runtime.tensor import Origin, TileMapping, Variable, check_mapping, frozen, moved
+from ipujax.runtime.tensor import Origin, TileMapping, Variable, check_mapping, frozen, renumber_tiles
 
 
 class IpuView(Graph):
@@ -57,7 +57,7 @@ class IpuView(Graph):
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
         check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
-        mapping_of_graph = moved(mapping, self._tiles)
+        mapping_of_graph = renumber_tiles(mapping, self._tiles)
         assert mapping_of_graph is not None, "the mapping was checked against the tiles of one IPU"
         self.full_graph.set_tile_mapping(variable, mapping_of_graph)
         self.mappings[variable] = mapping

@@ -36,11 +36,11 @@ from ipujax.runtime.tensor.roles import (
     ARGUMENTS,
     GRADIENTS,
     INPUTS,
-    KEPT,
     OPTIMISER_STATE,
     RECOMPUTED,
     RESULTS,
     STATE,
+    STORED,
     WEIGHTS,
 )
 
@@ -150,7 +150,7 @@ class ValueRoles:
         if var in self._sums and is_read_by_rest and shape_of(var) in self._weight_shapes:
             return GRADIENTS
         if is_read_by_gradient:
-            return RECOMPUTED if part == "recomputed" else KEPT
+            return RECOMPUTED if part == "recomputed" else STORED
         return RESULTS if var in self._results else ""
 
     def _copy_roles(self, sources: Sequence[Atom], destinations: Sequence[Atom]) -> None:

@@ -52,7 +52,7 @@ from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
 from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
-from ipujax.runtime.tensor.roles import GRADIENTS, KEPT
+from ipujax.runtime.tensor.roles import GRADIENTS, STORED
 
 _MAX_LANDINGS = 3  # landing variables in rotation; if more values can be in transit, they wait in a ring
 
@@ -312,7 +312,7 @@ class _PipelineLowering:
     def _note_activations(self, tensor: Tensor, builder: PartBuilder) -> None:
         """Gives the role of activations to a value that a forward part hands on in training."""
         if self.staged.partition.training and builder.part.task[1] == FORWARD:
-            self.ipus.graph.note_role(tensor, KEPT)
+            self.ipus.graph.note_role(tensor, STORED)
 
     def _is_after(self, part: StagePart, other: StagePart) -> bool:
         return self.staged.parts.index(part) > self.staged.parts.index(other)

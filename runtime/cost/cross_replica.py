@@ -21,7 +21,7 @@ from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.cost.transfer import CopyCost, copy_cost
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, of_replicas, substituted
-from ipujax.runtime.tensor import moved, padded
+from ipujax.runtime.tensor import pad_tiles, renumber_tiles
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
@@ -46,7 +46,7 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     cycles = link_cycles(flows, graph.system_target).reshape(-1, num_ipus).max(0)
     # Of the two replicas one sends and one receives; one that does both does as the first and as the second together.
     first = between.first_ipu * target.tiles_per_ipu
-    parts = {name: padded(getattr(between.exchange, name), first, 2 * tiles) for name in _COUNTS}
+    parts = {name: pad_tiles(getattr(between.exchange, name), first, 2 * tiles) for name in _COUNTS}
     both = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     receiving = receive_cycles(both["received_bytes"], np.zeros(tiles, np.int64), both["fragments"], target)
     ports = exchange_cycles(receiving, both["sent_bytes"], target)
@@ -67,7 +67,7 @@ def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     received = {variable: replace(variable) for variable in copy.destination.variables()}
     second = np.arange(target.num_tiles, 2 * target.num_tiles, dtype=np.int32)
     for variable, there in received.items():
-        mapping = moved(graph.mappings[variable], second)
+        mapping = renumber_tiles(graph.mappings[variable], second)
         assert mapping is not None, "every tile has its counterpart"
         pair.mappings[there] = mapping
     return copy_cost(pair, Copy(copy.source, substituted(copy.destination, received), copy.name))

@@ -45,7 +45,7 @@ from ipujax.runtime.tensor import (
     concat,
     concat_nodes,
     element_bytes,
-    padded,
+    pad_tiles,
     surely_disjoint,
 )
 
@@ -261,7 +261,7 @@ def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
     # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.
     zeros = _zeros(num_tiles)
     window_zeros = _zeros(len(members[0]))
-    return Traffic(*(zeros if m is window_zeros else _read_only(padded(m, part.first, num_tiles)) for m in members))
+    return Traffic(*(zeros if m is window_zeros else _read_only(pad_tiles(m, part.first, num_tiles)) for m in members))
 
 
 def _sum_windows(parts: Sequence[_Window], num_tiles: int) -> Traffic:

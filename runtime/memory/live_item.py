@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipujax.runtime.analysis import Step
 from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
-from ipujax.runtime.tensor import Origin, Variable, readable_name, shown_layer
+from ipujax.runtime.tensor import Origin, Variable, readable_name, visible_layer
 from ipujax.runtime.tensor.roles import UNKNOWN
 
 
@@ -60,7 +60,7 @@ class LiveItem:
     @property
     def layer(self) -> str:
         """The layer it is in, empty when none is known."""
-        return shown_layer(self.origin.layer)
+        return visible_layer(self.origin.layer)
 
     def __str__(self) -> str:
         place = f", {self.origin}" if self.origin != Origin() else ""

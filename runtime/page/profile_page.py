@@ -21,7 +21,7 @@ from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
 from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.tensor import Origin, shown_layer
+from ipujax.runtime.tensor import Origin, visible_layer
 from ipujax.runtime.views import (
     Answer,
     answers,
@@ -147,7 +147,7 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
 
     def place(origin: Origin) -> Markup:
         """The line and the layer of an operation, with a link to its slices."""
-        layer = shown_layer(origin.layer)
+        layer = visible_layer(origin.layer)
         links = [anchors.line(str(origin), origin.file), anchors.layer(layer) if layer else ""]
         return joined([*filter(None, links), anchors.trace("line", *filter(None, [anchors.line_id(str(origin))]))], " ")
 

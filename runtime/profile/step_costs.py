@@ -25,7 +25,7 @@ from ipujax.runtime.profile.attribution import Attribution, Share, divided, oper
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype, part_of, shown_layer
+from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype, part_of, visible_layer
 from ipujax.runtime.timeline import PHASES, Timeline
 
 
@@ -87,7 +87,7 @@ def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
         has_backward: whether the program has a backward pass.
     """
     part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
-    return replace(origin, layer=shown_layer(origin.layer), part=part)
+    return replace(origin, layer=visible_layer(origin.layer), part=part)
 
 
 def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:

@@ -22,7 +22,7 @@ from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.memory import memory_section
 from ipujax.runtime.sections.programs import external_cycles, stream_cycles
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import padded
+from ipujax.runtime.tensor import pad_tiles
 
 
 def graph_report(executable: Executable, ids: Numbering) -> Json:
@@ -92,7 +92,7 @@ def _target(executable: Executable) -> Json:
 
 def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> list[int]:
     """The values of all tiles of the replica, 0 outside those given."""
-    full: list[int] = padded(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
+    full: list[int] = pad_tiles(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
     return full
 
 

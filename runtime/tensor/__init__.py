@@ -1,4 +1,4 @@
-"""Variables, tile mappings, and tensors: views of variables that say where each element lies."""
+"""Variables, tile mappings, and tensors: views of variables, with variable and flat index of each element."""
 
 from ipujax.runtime.tensor.affine import Affine as Affine, Group as Group, canonical as canonical
 from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
@@ -14,22 +14,22 @@ from ipujax.runtime.tensor.mapping import (
     flat_mapping as flat_mapping,
     frozen as frozen,
     linear as linear,
-    moved as moved,
     on_one_tile as on_one_tile,
     owners as owners,
-    padded as padded,
+    pad_tiles as pad_tiles,
+    renumber_tiles as renumber_tiles,
 )
 from ipujax.runtime.tensor.origin import (
+    MAX_CALLERS as MAX_CALLERS,
     MERGED_WITH as MERGED_WITH,
-    MOST_CALLERS as MOST_CALLERS,
     OF_CALLER as OF_CALLER,
     Origin as Origin,
+    caller_name as caller_name,
     compose as compose,
-    joined_layers as joined_layers,
-    named_by_caller as named_by_caller,
+    join_layers as join_layers,
     part_of as part_of,
     readable_name as readable_name,
-    shown_layer as shown_layer,
+    visible_layer as visible_layer,
 )
 from ipujax.runtime.tensor.tensor import (
     Tensor as Tensor,

@@ -1,9 +1,10 @@
-"""Reading and writing a view with JAX.
+"""Reading and writing of views with JAX.
 
 Input: a node of `ipujax.runtime.tensor.view`, and arrays of the variables' own shapes. Output: an array of the node's
 shape, or the variables' arrays after a write. An affine piece becomes reshape, slice, reverse, transpose and broadcast
-in that order, each only where it changes something; XLA fuses these, and on CPU a reshape is free. Writes go the same
-way back, to a `dynamic_update_slice`. A list of elements, or a piece no static slice fits, is a gather or scatter.
+in that order, each only where it changes something; XLA fuses these, and on CPU a reshape is free. Writes invert the
+order, down to a `dynamic_update_slice`. A list of elements, or a piece that no static slice fits, is a gather or
+scatter.
 
 Works on traced arrays, and on arrays of PRNG keys. Limit: gathered elements are numbered in 32 bits.
 """
@@ -30,7 +31,7 @@ Values = Mapping[Variable, jax.Array]
 
 
 def read_node(node: Node, values: Values) -> jax.Array:
-    """The elements of a node, as an array of its shape."""
+    """Return the elements of a node, as an array of its shape."""
     if isinstance(node, Affine):
         return _read_affine(node, values[node.variable])
     if isinstance(node, Concat):
@@ -61,23 +62,24 @@ def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
 
 
 def _arrange(piece: Affine, plan: SlicePlan, array: jax.Array) -> jax.Array:
-    """Bring sliced axes in the order of the view, repeat, and reshape."""
+    """Transpose sliced axes to the order of the view, broadcast, and reshape to the view."""
     if list(plan.axes) != sorted(plan.axes):
         array = lax.transpose(array, _order(piece, plan))
     if piece.has_broadcast:
         moving = tuple(n for n, stride in piece.subdims if stride)
-        expanded, kept = _expanded(piece)
-        array = lax.broadcast_in_dim(_reshape(array, moving), expanded, kept)
+        expanded, moving_axes = _expanded(piece)
+        array = lax.broadcast_in_dim(_reshape(array, moving), expanded, moving_axes)
     return _reshape(array, piece.shape)
 
 
 def _order(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
-    """The transpose of all sliced axes; those of size 1 stand where the view has size 1, the rest of them last."""
-    moved, unit = iter(plan.axes), iter([i for i, n in enumerate(plan.counts) if n == 1])
+    """Return the transpose of all sliced axes: axes of size 1 become the view's dimensions of size 1, the rest last."""
+    moving = iter(plan.axes)
+    unit = iter([i for i, n in enumerate(plan.counts) if n == 1])
     order: list[int] = []
     for group in piece.dims:
         order += (
-            [next(moved) for _, stride in group if stride]
+            [next(moving) for _, stride in group if stride]
             if group
             else [i for i in (next(unit, None),) if i is not None]
         )
@@ -85,15 +87,15 @@ def _order(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
 
 
 def _expanded(piece: Affine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape with each sub-dimension as a dimension, and which of them move."""
+    """Return the shape with each sub-dimension as a dimension, and the dimensions whose stride is not 0."""
     expanded: list[int] = []
-    kept: list[int] = []
+    moving: list[int] = []
     for group in piece.dims:
         for n, stride in group or ((1, 0),):
             if stride:
-                kept.append(len(expanded))
+                moving.append(len(expanded))
             expanded.append(n)
-    return tuple(expanded), tuple(kept)
+    return tuple(expanded), tuple(moving)
 
 
 def _read_indexed(node: Indexed, values: Values) -> jax.Array:
@@ -116,7 +118,7 @@ def _reshape(array: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def write_node(node: Node, values: Values, new: jax.Array) -> dict[Variable, jax.Array]:
-    """The arrays of the node's variables after `new` is written to it; the node sees each element once."""
+    """Return the arrays of the node's variables after `new` is written to it; its elements must be distinct."""
     updated: dict[Variable, jax.Array] = {}
     _write(node, values, new, updated)
     return updated
@@ -128,7 +130,7 @@ def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, j
             updated[node.variable] = _write_all(node, new)
         else:
             variable = node.variable
-            updated[variable] = _write_affine(node, _current(variable, values, updated), new)
+            updated[variable] = _write_affine(node, _latest_value(variable, values, updated), new)
     elif isinstance(node, Concat):
         bounds = node.bounds
         for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
@@ -139,29 +141,28 @@ def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, j
         _write_indexed(node, values, new, updated)
 
 
-def _current(variable: Variable, values: Values, updated: Values) -> jax.Array:
-    """What a variable holds after the parts written so far."""
+def _latest_value(variable: Variable, values: Values, updated: Values) -> jax.Array:
     return updated[variable] if variable in updated else values[variable]
 
 
 def piece_covers(piece: Affine) -> bool:
-    """Whether a piece without aliases sees every element of its variable."""
+    """Check whether a piece without aliases contains every element of its variable."""
     return prod(piece.shape) == piece.variable.size
 
 
 def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
-    """The variable's new array when the piece is a permutation of it."""
+    """Return the variable's new array when the piece is a permutation of it."""
     if piece.is_whole:
         return _reshape(new, piece.variable.shape)
     plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
     if plan is None:
-        order = np.argsort(piece.flat_indices(), axis=None)
+        order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather, faster than a scatter
         return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
     return _reshape(_block(piece, plan, new), piece.variable.shape)
 
 
 def _block(piece: Affine, plan: SlicePlan, new: jax.Array) -> jax.Array:
-    """`new` in the order and shape of the plan's sliced axes."""
+    """Arrange `new` in the order and shape of the plan's sliced axes, the inverse of `_arrange`."""
     moving = [plan.counts[axis] for axis in plan.axes]
     if list(plan.axes) != sorted(plan.axes):
         new = lax.transpose(_reshape(new, moving), tuple(int(i) for i in np.argsort(plan.axes)))
@@ -170,10 +171,11 @@ def _block(piece: Affine, plan: SlicePlan, new: jax.Array) -> jax.Array:
 
 
 def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
-    """The variable's array with the piece replaced."""
+    """Return the variable's array with the piece replaced."""
     if piece.is_empty:
         return array
-    shape, size = piece.variable.shape, piece.variable.size
+    shape = piece.variable.shape
+    size = piece.variable.size
     plan = slice_plan(shape, piece.offset, piece.dims)
     if plan is None:
         return _reshape(_put(_reshape(array, (size,)), piece.flat_indices(), new), shape)
@@ -187,10 +189,10 @@ def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def _update(array: jax.Array, plan: SlicePlan, block: jax.Array) -> jax.Array:
-    """An array of the plan's radices, with the plan's slice replaced."""
+    """Replace the plan's slice in an array of the plan's radices."""
     if plan.counts == plan.radices:
         return block
-    fine = plan.with_steps_as_axes()
+    fine = plan.with_steps_as_axes()  # `dynamic_update_slice` has no strides
     if all(step == 1 for step in fine.steps):
         rows = lax.dynamic_update_slice(_reshape(array, fine.radices), _reshape(block, fine.counts), fine.starts)
         return _reshape(rows, plan.radices)
@@ -199,16 +201,21 @@ def _update(array: jax.Array, plan: SlicePlan, block: jax.Array) -> jax.Array:
 
 
 def _write_indexed(node: Indexed, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
-    """Brings what is written in the order of memory once, so that each variable's part of it is a slice."""
-    which, index = node.which.reshape(-1), node.index.reshape(-1)
-    flat_new, order = _reshape(new, (index.size,)), np.lexsort((index, which))
+    """Sort `new` by memory order once, so that the part of each variable is a slice of it."""
+    which = node.which.reshape(-1)
+    index = node.index.reshape(-1)
+    flat_new = _reshape(new, (index.size,))
+    order = np.lexsort((index, which))
     if np.any(order[1:] < order[:-1]):
-        flat_new, which, index = _take(flat_new, order), which[order], index[order]
+        flat_new = _take(flat_new, order)
+        which = which[order]
+        index = index[order]
     bounds = np.searchsorted(which, np.arange(len(node.variables) + 1))
     for variable, low, high in zip(node.variables, bounds, bounds[1:], strict=False):
-        part, at = lax.slice(flat_new, (low,), (high,)), index[low:high]
-        if at.size < variable.size:
-            part = _put(_reshape(_current(variable, values, updated), (variable.size,)), at, part)
+        part = lax.slice(flat_new, (low,), (high,))
+        if high - low < variable.size:
+            flat = _reshape(_latest_value(variable, values, updated), (variable.size,))
+            part = _put(flat, index[low:high], part)
         updated[variable] = _reshape(part, variable.shape)
 
 

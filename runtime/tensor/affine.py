@@ -4,14 +4,14 @@ Grammar:
     Affine(variable, offset, dims)      dims: one group for each dimension of the view
     group = ((size, stride), ...)       sub-dimensions, outermost first; strides in elements of the flat variable
 
-A stride of 0 is a broadcast, a negative one a reversal. A dimension with several sub-dimensions is what a reshape of a
-transposed or broadcast view leaves: its index is read in mixed radix.
+A stride of 0 is a broadcast, a negative one a reversal. A reshape of a transposed or broadcast view leads to a
+dimension of several sub-dimensions: its index is in mixed radix.
 Canonical form: no sub-dimension of size 1 (a dimension of size 1 is the empty group), and no neighbours in a group
 where the outer stride equals inner size times inner stride (they are merged). A view without elements has offset 0 and
 strides 0.
 
-Input and output: tuples of Python ints only; nothing here touches an array except `Affine.flat_indices` and `runs`.
-Limits: what does not stay affine is answered with None; `ipujax.runtime.tensor.view` then takes a wider form.
+Input and output: tuples of Python ints only; only `Affine.flat_indices` makes an array.
+Limits: None where a view does not stay affine; `ipujax.runtime.tensor.view` then takes a wider form.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.tensor.variable import Variable
 
 Group = tuple[tuple[int, int], ...]
-Piece = tuple[int, Group]  # (what to add to the offset, the group)
+Piece = tuple[int, Group]  # (addend of the offset, the group)
 
 
 def canonical(subdims: Iterable[tuple[int, int]]) -> Group:
-    """The same sub-dimensions with sizes of 1 dropped and mergeable neighbours merged."""
+    """Drop sub-dimensions of size 1 and merge neighbours of one stride."""
     out: list[tuple[int, int]] = []
     for size, stride in subdims:
         if size == 1:
@@ -43,32 +43,32 @@ def canonical(subdims: Iterable[tuple[int, int]]) -> Group:
 
 
 def group_size(group: Group) -> int:
-    """Number of index values of a group."""
+    """Return the number of index values of a group."""
     return prod([n for n, _ in group])
 
 
 def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[Group, ...] | None:
-    """Cut a row-major sequence of sub-dimensions into the groups of `shape`, or None where a cut falls inside one.
+    """Cut a row-major sequence of sub-dimensions into the groups of `shape`; None where a cut is inside one.
 
     Args:
         subdims: (size, stride) of all dimensions, outermost first, none of size 0.
-        shape: the wanted shape, of as many elements.
+        shape: target shape, of as many elements.
 
     Returns:
         One canonical group for each dimension of `shape`.
     """
-    rest = list(canonical(subdims))
+    remaining = list(canonical(subdims))
     dims: list[Group] = []
     for size in reversed(shape):
         group: list[tuple[int, int]] = []
         while size > 1:
-            n, stride = rest[-1]
+            n, stride = remaining[-1]
             if size % n == 0:
-                group.append(rest.pop())
+                group.append(remaining.pop())
                 size //= n
             elif n % size == 0:
                 group.append((size, stride))
-                rest[-1] = (n // size, stride * size)
+                remaining[-1] = (n // size, stride * size)
                 size = 1
             else:
                 return None
@@ -87,7 +87,7 @@ def _flat(dims: tuple[Group, ...]) -> Group:
 
 
 def _offset_of(group: Group, index: int) -> int:
-    """Flat distance of one index of a group from its index 0."""
+    """Return the flat distance of one index of a group from its index 0."""
     offset = 0
     for n, stride in reversed(group):
         index, at = divmod(index, n)
@@ -95,42 +95,47 @@ def _offset_of(group: Group, index: int) -> int:
     return offset
 
 
-def _shifted(pieces: Iterable[Piece], by: int) -> list[Piece]:
-    return [(offset + by, group) for offset, group in pieces]
+def _shift_pieces(pieces: Iterable[Piece], shift: int) -> list[Piece]:
+    return [(offset + shift, group) for offset, group in pieces]
 
 
-def _contiguous(group: Group, start: int, limit: int) -> list[Piece]:
-    """The indices [start, limit) of a group: at most two pieces a sub-dimension, and one more."""
-    (size, stride), inner = group[0], group[1:]
+def _contiguous_pieces(group: Group, start: int, limit: int) -> list[Piece]:
+    """Return the indices [start, limit) of a group as pieces, in order.
+
+    At most two a sub-dimension and one more: the end of a row, complete rows, the start of a row, recursively.
+    """
+    size, stride = group[0]
+    inner = group[1:]
     if not inner:
         return [(start * stride, canonical([(limit - start, stride)]))]
     row = group_size(inner)
     if start == 0 and limit == size * row:
         return [(0, group)]
-    (first, head), (last, tail) = divmod(start, row), divmod(limit, row)
+    first, head = divmod(start, row)
+    last, tail = divmod(limit, row)
     if limit <= (first + 1) * row:
-        return _shifted(_contiguous(inner, head, limit - first * row), first * stride)
+        return _shift_pieces(_contiguous_pieces(inner, head, limit - first * row), first * stride)
     pieces: list[Piece] = []
     if head:
-        pieces += _shifted(_contiguous(inner, head, row), first * stride)
+        pieces += _shift_pieces(_contiguous_pieces(inner, head, row), first * stride)
         first += 1
     if last > first:
         pieces.append((first * stride, canonical([(last - first, stride), *inner])))
     if tail:
-        pieces += _shifted(_contiguous(inner, 0, tail), last * stride)
+        pieces += _shift_pieces(_contiguous_pieces(inner, 0, tail), last * stride)
     return pieces
 
 
-def _strided(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
-    """Every `step`-th index: cut whole periods of `step`, then keep one index of each period."""
+def _strided_pieces(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
+    """Return every `step`-th index: cut whole periods of `step`, then select one index of each period."""
     window = start - start % step
-    if window + step * count > group_size(group):
+    if window + step * count > group_size(group):  # the last period is incomplete: its index is a piece of its own
         head = slice_group(group, start, count - 1, step)
         return None if head is None else [*head, (_offset_of(group, start + step * (count - 1)), ())]
     pieces: list[Piece] = []
-    for offset, part in _contiguous(group, window, window + step * count):
-        periods, rest = divmod(group_size(part), step)
-        cut = None if rest else regroup(part, (periods, step))
+    for offset, part in _contiguous_pieces(group, window, window + step * count):
+        periods, remainder = divmod(group_size(part), step)
+        cut = None if remainder else regroup(part, (periods, step))
         if cut is None:
             return None
         pieces.append((offset + _offset_of(cut[1], start - window), cut[0]))
@@ -138,12 +143,12 @@ def _strided(group: Group, start: int, count: int, step: int) -> list[Piece] | N
 
 
 def reverse_group(group: Group) -> Piece:
-    """The same indices in opposite order."""
+    """Return a group with its indices in opposite order, as a piece."""
     return sum((n - 1) * stride for n, stride in group), tuple((n, -stride) for n, stride in group)
 
 
 def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
-    """The indices start, start + step, … of a group, as pieces in order; None where they do not split in few pieces.
+    """Return the indices start, start + step, … of a group as pieces in order; None where those would be many.
 
     Args:
         group: the sub-dimensions of one dimension.
@@ -160,17 +165,17 @@ def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] 
         pieces = slice_group(group, start + (count - 1) * step, count, -step)
         if pieces is None:
             return None
-        turned = [(offset, reverse_group(part)) for offset, part in reversed(pieces)]
-        return [(offset + shift, part) for offset, (shift, part) in turned]
-    return _contiguous(group, start, start + count) if step == 1 else _strided(group, start, count, step)
+        reversed_pieces = [(offset, reverse_group(part)) for offset, part in reversed(pieces)]
+        return [(offset + shift, part) for offset, (shift, part) in reversed_pieces]
+    return _contiguous_pieces(group, start, start + count) if step == 1 else _strided_pieces(group, start, count, step)
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A view of one variable whose flat index is affine in the sub-dimensions of the view's indices.
+    """View of one variable whose flat index is affine in the sub-dimensions of the view's indices.
 
     Args:
-        variable: the memory looked at.
+        variable: the variable.
         offset: flat element of the view's element 0.
         dims: a canonical group for each dimension.
     """
@@ -199,38 +204,39 @@ class Affine:
 
     @property
     def has_broadcast(self) -> bool:
-        """Whether one element of the variable is seen at several indices by a stride of 0."""
+        """True if a stride of 0 repeats elements."""
         return not self.is_empty and any(stride == 0 for _, stride in self.subdims)
 
     @property
     def is_injective(self) -> bool:
-        """Whether each element of the variable is seen at most once, judged by nested strides (never wrongly True)."""
+        """True if strides nest, so that no element repeats; may be False for a view without repeats."""
         return self.is_empty or nests(self.subdims)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the variable in row-major order, whatever its own shape."""
+        """True for all of the variable in row-major order, in any shape."""
         size = self.variable.size
         if self.is_empty or size == 0:
             return self.is_empty and size == 0
         return self.offset == 0 and _flat(self.dims) == (() if size == 1 else ((size, 1),))
 
     def transpose(self, perm: Sequence[int]) -> Affine:
-        """Dimension i of the result is dimension perm[i] of this."""
+        """Permute dimensions: dimension i of the result is dimension perm[i] of this."""
         return Affine(self.variable, self.offset, tuple([self.dims[i] for i in perm]))
 
     def reverse(self, axes: Iterable[int]) -> Affine:
-        """Indices along `axes` counted from the end."""
+        """Reverse the order of indices along `axes`."""
         if self.is_empty:
             return self
-        offset, dims = self.offset, list(self.dims)
+        offset = self.offset
+        dims = list(self.dims)
         for axis in axes:
             shift, dims[axis] = reverse_group(dims[axis])
             offset += shift
         return Affine(self.variable, offset, tuple(dims))
 
     def broadcast(self, shape: Sequence[int], axes: Sequence[int]) -> Affine:
-        """Dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
+        """Broadcast: dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
         if 0 in shape:
             return empty(self.variable, shape)
         source = dict(zip(axes, self.dims, strict=True))
@@ -238,14 +244,14 @@ class Affine:
         return Affine(self.variable, self.offset, tuple([source.get(i) or repeated[i] for i in range(len(shape))]))
 
     def reshape(self, shape: Sequence[int]) -> Affine | None:
-        """The same elements in row-major order under another shape, or None where that is not affine."""
+        """Reshape in row-major order; None where the result is not affine."""
         if self.is_empty:
             return empty(self.variable, shape)
         dims = _reshaped(self.dims, tuple(shape))
         return None if dims is None else Affine(self.variable, self.offset, dims)
 
     def flat_indices(self) -> np.ndarray:
-        """Flat element of the variable for each element of the view, int64 of the view's shape."""
+        """Return the variable's flat element for each element of the view, int64 of the view's shape."""
         index = np.array(self.offset, np.int64)
         for n, stride in self.subdims:
             index = index[..., None] + np.arange(n, dtype=np.int64) * stride
@@ -253,10 +259,11 @@ class Affine:
 
 
 def row_major(variable: Variable) -> Affine:
-    """The whole variable."""
+    """Return the view of all of a variable, in its own shape."""
     if 0 in variable.shape:
         return empty(variable, variable.shape)
-    dims, stride = [], 1
+    dims = []
+    stride = 1
     for n in reversed(variable.shape):
         dims.append(((n, stride),) if n > 1 else ())
         stride *= n
@@ -264,13 +271,13 @@ def row_major(variable: Variable) -> Affine:
 
 
 def empty(variable: Variable, shape: Sequence[int]) -> Affine:
-    """A view without elements; `shape` holds a 0."""
+    """Return a view without elements; `shape` has a 0."""
     assert prod(shape) == 0, shape
     return Affine(variable, 0, tuple([() if n == 1 else ((n, 0),) for n in shape]))
 
 
 def nests(subdims: Iterable[tuple[int, int]]) -> bool:
-    """Whether each stride steps over all that the smaller strides reach, so that no element is met twice."""
+    """Check whether each stride exceeds the reach of all smaller strides together, so that no element repeats."""
     reach = 0
     for n, stride in sorted(((n, abs(stride)) for n, stride in subdims), key=lambda subdim: subdim[1]):
         if stride <= reach:

@@ -1,8 +1,8 @@
-"""Whether a view sees each element of memory at most once.
+"""Aliasing: whether several elements of a view are one element of memory.
 
-Input: a node of `ipujax.runtime.tensor.view`. Output: True or False, always exact. Tried in order of cost: strides that
-nest, flat intervals that do not meet, static slices of one reshape that part on some axis; last, counting every
-element.
+Input: a node of `ipujax.runtime.tensor.view`. Output: True or False; `has_distinct_elements` is exact. Tests in order
+of cost: strides that nest, flat intervals that do not overlap, static slices of one reshape that are disjoint on an
+axis; last, sorting all elements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped, elements
 
 
 def leaves(node: Node) -> Iterator[Affine | Indexed]:
-    """The pieces of a node that are no tree, in no order of elements."""
+    """Yield the affine and indexed leaves of a node, in no order of elements."""
     if isinstance(node, Concat):
         for part in node.parts:
             yield from leaves(part)
@@ -29,27 +29,30 @@ def leaves(node: Node) -> Iterator[Affine | Indexed]:
         yield node
 
 
-def sees_once(node: Node) -> bool:
-    """Whether no element of a variable appears at two indices of the node."""
+def has_distinct_elements(node: Node) -> bool:
+    """Check whether no element of a variable appears at two indices of the node; exact."""
     if surely_disjoint([node]):
         return True
     repeats = any(isinstance(leaf, Affine) and leaf.has_broadcast for leaf in leaves(node))
-    return not repeats and _counted_once(node)
+    return not repeats and _has_distinct_indices(node)
 
 
 def surely_disjoint(nodes: Sequence[Node]) -> bool:
-    """Whether no element appears twice in all nodes together, as far as is known without counting elements."""
+    """Check, without listing elements, that no element appears twice in all nodes together.
+
+    False also where only a list of elements could tell.
+    """
     pieces: defaultdict[object, list[Affine]] = defaultdict(list)
     for leaf in (leaf for node in nodes for leaf in leaves(node)):
         if not isinstance(leaf, Affine) or leaf.has_broadcast:
             return False
         if not leaf.is_empty:
             pieces[leaf.variable].append(leaf)
-    return all(_apart(same) for same in pieces.values())
+    return all(_are_disjoint(same) for same in pieces.values())
 
 
-def _apart(pieces: Sequence[Affine]) -> bool:
-    """Whether pieces of one variable are surely disjoint, and injective each."""
+def _are_disjoint(pieces: Sequence[Affine]) -> bool:
+    """Check whether pieces of one variable are surely disjoint and each injective."""
     if not all(piece.is_injective for piece in pieces):
         return False
     if len(pieces) == 1:
@@ -57,23 +60,23 @@ def _apart(pieces: Sequence[Affine]) -> bool:
     hulls = sorted(((*_hull(piece), i) for i, piece in enumerate(pieces)))
     if all(last < first for (_, last, _), (first, _, _) in pairwise(hulls)):
         return True
-    met: list[tuple[int, int]] = []  # (last element, piece) of the hulls that may still meet the next one
+    open_hulls: list[tuple[int, int]] = []  # (last element, piece) of the hulls that may overlap the next one
     for first, last, i in hulls:
-        met = [(end, j) for end, j in met if end >= first]
-        if any(not _parted(pieces[i], pieces[j]) for _, j in met):
+        open_hulls = [(end, j) for end, j in open_hulls if end >= first]
+        if any(not _are_disjoint_slices(pieces[i], pieces[j]) for _, j in open_hulls):
             return False
-        met.append((last, i))
+        open_hulls.append((last, i))
     return True
 
 
 def _hull(piece: Affine) -> tuple[int, int]:
-    """First and last flat element."""
+    """Return the first and the last flat element of a piece."""
     reach = [(n - 1) * stride for n, stride in piece.subdims]
     return piece.offset + sum(r for r in reach if r < 0), piece.offset + sum(r for r in reach if r > 0)
 
 
-def _parted(a: Affine, b: Affine) -> bool:
-    """Whether the two are slices of one reshape with disjoint ranges on some axis."""
+def _are_disjoint_slices(a: Affine, b: Affine) -> bool:
+    """Check whether two pieces are slices of one reshape with disjoint ranges on some axis."""
     plan_a, plan_b = (slice_plan(piece.variable.shape, piece.offset, piece.dims) for piece in (a, b))
     if plan_a is None or plan_b is None or (plan_a.window, plan_a.radices) != (plan_b.window, plan_b.radices):
         return False
@@ -81,10 +84,10 @@ def _parted(a: Affine, b: Affine) -> bool:
     return any(limit_a <= start_b or limit_b <= start_a for start_a, limit_a, start_b, limit_b in ranges)
 
 
-def _counted_once(node: Node) -> bool:
+def _has_distinct_indices(node: Node) -> bool:
     which, index = elements(node, node.variables)
     for number in range(len(node.variables)):
-        seen = np.sort(index[which == number])
-        if np.any(seen[1:] == seen[:-1]):
+        elements_of_variable = np.sort(index[which == number])
+        if np.any(elements_of_variable[1:] == elements_of_variable[:-1]):
             return False
     return True

@@ -1,6 +1,6 @@
-"""Numpy's basic indexing as one box: start, count and step of every dimension.
+"""NumPy's basic indexing as a strided slice: start, count and step of every dimension.
 
-Input: a shape, and what stands between the brackets: integers, slices, `...` and None. Output: a `Box`.
+Input: a shape and a key: integers, slices, `...` and None. Output: a `StridedSlice`.
 Limits: no index arrays, since those are gathers and no views.
 """
 
@@ -18,8 +18,8 @@ Key = Any  # an integer, a slice, Ellipsis, None, or a tuple of these; anything 
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A strided slice of every dimension, and the shape it takes.
+class StridedSlice:
+    """Strided slice of every dimension, and the shape of the result.
 
     Args:
         starts: first index in each dimension.
@@ -34,8 +34,8 @@ class Box:
     shape: tuple[int, ...]
 
 
-def parse_key(shape: tuple[int, ...], key: Key) -> Box:
-    """The box that `key` takes from an array of `shape`.
+def parse_key(shape: tuple[int, ...], key: Key) -> StridedSlice:
+    """Return the strided slice of an array of `shape` that `key` selects.
 
     Raises:
         TensorError: an integer out of range, a step of 0, too many indices, or something that is no basic index.
@@ -43,22 +43,22 @@ def parse_key(shape: tuple[int, ...], key: Key) -> Box:
     starts: list[int] = []
     counts: list[int] = []
     steps: list[int] = []
-    result: list[int] = []
+    result_shape: list[int] = []
     for item in _with_full_slices(len(shape), key):
         if item is None:
-            result.append(1)
+            result_shape.append(1)
             continue
         start, count, step = _parse_item(shape, len(starts), item)
         starts.append(start)
         counts.append(count)
         steps.append(step)
         if isinstance(item, slice):
-            result.append(count)
-    return Box(tuple(starts), tuple(counts), tuple(steps), tuple(result))
+            result_shape.append(count)
+    return StridedSlice(tuple(starts), tuple(counts), tuple(steps), tuple(result_shape))
 
 
 def _with_full_slices(ndim: int, key: Key) -> list[Any]:
-    """The items of a key with `...`, written or at the end, replaced by full slices."""
+    """Return the items of a key with `...`, written or implied at the end, expanded to full slices."""
     items = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, item in enumerate(items) if item is Ellipsis] or [len(items)]
     missing = ndim - sum(item is not None and item is not Ellipsis for item in items)
@@ -69,13 +69,14 @@ def _with_full_slices(ndim: int, key: Key) -> list[Any]:
 
 
 def _parse_item(shape: tuple[int, ...], axis: int, item: Any) -> tuple[int, int, int]:
-    """Start, count and step of an integer or a slice."""
+    """Return start, count and step of an integer or a slice."""
     n = shape[axis]
     if isinstance(item, slice):
         if item.step == 0:
             raise TensorError(f"slice of dimension {axis} of {list(shape)}", expected="a step other than 0", got=item)
         indices = range(*item.indices(n))
         return indices.start, len(indices), indices.step
+    # A bool is a Python integer, but as an index NumPy takes it for a mask.
     if isinstance(item, bool | np.bool_ | np.ndarray) or not hasattr(item, "__index__"):
         raise TensorError(f"index of {list(shape)}", expected="integers, slices, ... and None", got=repr(item))
     number = as_int(item)

@@ -1,7 +1,7 @@
-"""Tile mappings: which tile holds each element of a variable, each element exactly once.
+"""Tile mappings: the tile of each element of a variable, each element exactly once.
 
-`Blocked` cuts every dimension and puts each box on one tile: what planners make. `Flat` cuts the row-major flat order:
-what the linear mapping rule makes. Both are compared by identity, so that everything derived from a mapping can be
+`Blocked` cuts every dimension and maps each block to one tile: the mappings of planners. `Flat` cuts the row-major flat
+order: the mappings of the linear rule. Both are compared by identity, so that everything derived from a mapping can be
 cached; the functions that make mappings are themselves memoised.
 
 Source of the linear rule: poplibs `poputil/TileMapping.cpp` and `Util.cpp:splitRegions` (reference machine.md §3).
@@ -19,31 +19,37 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import MappingError
 from ipujax.runtime.markup import table
 
-MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share that gets its own tile
+MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share that has its own tile
 VECTOR_BYTES = 8  # data path width of a tile; one grain is one vector
 
 
 def frozen(values: object, dtype: type) -> np.ndarray:
-    """Returns a read-only array."""
+    """Copy values to a read-only array."""
     array: np.ndarray = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
 
 
-def padded(values: np.ndarray, first: int, size: int) -> np.ndarray:
-    """Values of neighbouring tiles, the first of them tile `first`, among those of `size` tiles, int64; others 0."""
-    full = np.zeros(size, np.int64)
-    full[first : first + len(values)] = values
-    return full
+def pad_tiles(values: np.ndarray, first: int, size: int) -> np.ndarray:
+    """Pad values of neighbouring tiles to those of `size` tiles, 0 elsewhere, int64[size].
+
+    Args:
+        values: of tiles `first` and following.
+        first: number of the first tile.
+        size: number of all tiles.
+    """
+    padded = np.zeros(size, np.int64)
+    padded[first : first + len(values)] = values
+    return padded
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Blocked:
-    """Boxes of a variable on tiles.
+    """Blocks of a variable on tiles.
 
     Args:
         cuts: per dimension the boundaries `0 = c0 < … < cn = size`, int64[n + 1].
-        tile: the tile of each box, int32[n1, …, nr].
+        tile: tile of each block, int32[n1, …, nr].
     """
 
     cuts: tuple[np.ndarray, ...]
@@ -55,28 +61,30 @@ class Blocked:
 
     @property
     def tiles(self) -> np.ndarray:
-        """The tile of each box, row-major, int32[boxes]."""
+        """Tile of each block, row-major, int32[blocks]."""
         return self.tile.ravel()
 
     def on_tiles(self, tiles: np.ndarray) -> Blocked:
-        """The same boxes on other tiles, int[boxes]."""
+        """Map the same blocks to other tiles, int[blocks]."""
         return blocked_mapping(self.cuts, tiles)
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
-        """Elements each tile holds, int64[num_tiles]."""
+        """Count the elements mapped to each tile, int64[num_tiles]."""
         counts = np.ones(self.tile.shape, np.int64)
         for axis, cut in enumerate(self.cuts):
             counts = counts * np.diff(cut).reshape([-1 if a == axis else 1 for a in range(len(self.cuts))])
         return np.bincount(self.tile.ravel(), counts.ravel(), num_tiles).astype(np.int64)
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+        """Return flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
         shape = self.shape
         if prod(shape) == 0:
             return frozen([], np.int64), frozen([], np.int64), frozen([], np.int32)
+        # Dimensions behind the last one that is split are contiguous on their tile: they only scale its cuts.
         last = max((axis for axis, cut in enumerate(self.cuts) if len(cut) > 2), default=-1)
-        inner, tiles = prod(shape[last + 1 :]), np.asarray(self.tile)
-        cut = self.cuts[last] * inner if last >= 0 else np.array([0, inner])  # of a row, which several tiles hold
+        inner = prod(shape[last + 1 :])
+        tiles = np.asarray(self.tile)
+        cut = self.cuts[last] * inner if last >= 0 else np.array([0, inner])
         rows = np.arange(0, prod(shape), cut[-1])
         for axis in range(last):
             tiles = np.repeat(tiles, np.diff(self.cuts[axis]), axis)
@@ -96,7 +104,7 @@ class Flat:
     Args:
         size: number of elements.
         starts: first element of each interval, rising from 0, int64[n].
-        tiles: the tile of each interval, int32[n].
+        tiles: tile of each interval, int32[n].
     """
 
     size: int
@@ -104,16 +112,16 @@ class Flat:
     tiles: np.ndarray
 
     def on_tiles(self, tiles: np.ndarray) -> Flat:
-        """The same intervals on other tiles, int[n]."""
+        """Map the same intervals to other tiles, int[n]."""
         return flat_mapping(self.size, self.starts, tiles)
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
-        """Elements each tile holds, int64[num_tiles]."""
+        """Count the elements mapped to each tile, int64[num_tiles]."""
         lengths = np.diff(np.append(self.starts, self.size))
         return np.bincount(self.tiles, lengths, num_tiles).astype(np.int64)
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+        """Return flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
         return self.starts, np.diff(np.append(self.starts, self.size)), self.tiles
 
     def _repr_html_(self) -> str:
@@ -124,20 +132,26 @@ TileMapping = Blocked | Flat
 
 
 def _as_html(mapping: TileMapping, size: int, kind: str) -> str:
-    """A mapping for notebooks: how many elements lie on how many tiles, and which tile has most."""
+    """Format a mapping for notebooks: elements, tiles, and the fullest tile."""
     tiles = int(mapping.tiles.max(initial=-1)) + 1
     counts = mapping.elements_per_tile(tiles)
     used = counts[counts > 0]
     rows: list[tuple[str, object]] = [("Elements", size), ("Pieces", len(mapping.tiles)), ("Tiles", len(used))]
     if len(used):
-        first, most = int(np.flatnonzero(counts)[0]), int(counts.argmax())
+        first = int(np.flatnonzero(counts)[0])
+        fullest = int(counts.argmax())
         rows += [("First and last tile", f"{first:,} to {tiles - 1:,}"), ("Fewest elements of a tile", int(used.min()))]
-        rows.append(("Most elements of a tile", f"{counts[most]:,}, tile {most:,}"))
+        rows.append(("Most elements of a tile", f"{counts[fullest]:,}, tile {fullest:,}"))
     return table((), rows, kind)
 
 
 def blocked_mapping(cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
-    """The `Blocked` of these boundaries and tiles: the same object for the same contents, so that caches find it."""
+    """Return the `Blocked` of these boundaries and tiles: one object for equal contents, so that caches match.
+
+    Args:
+        cuts: per dimension the boundaries, int[n + 1].
+        tile: tile of each block, int[n1, …, nr] or row-major.
+    """
     return _blocked(tuple(np.asarray(c, np.int64).tobytes() for c in cuts), np.asarray(tile, np.int32).tobytes())
 
 
@@ -148,7 +162,13 @@ def _blocked(cuts: tuple[bytes, ...], tile: bytes) -> Blocked:
 
 
 def flat_mapping(size: int, starts: np.ndarray, tiles: np.ndarray) -> Flat:
-    """The `Flat` of these intervals: the same object for the same contents."""
+    """Return the `Flat` of these intervals: one object for equal contents, so that caches match.
+
+    Args:
+        size: number of elements.
+        starts: first element of each interval, int[n].
+        tiles: tile of each interval, int[n].
+    """
     return _flat(size, np.asarray(starts, np.int64).tobytes(), np.asarray(tiles, np.int32).tobytes())
 
 
@@ -158,27 +178,27 @@ def _flat(size: int, starts: bytes, tiles: bytes) -> Flat:
 
 
 def owners(mapping: TileMapping) -> np.ndarray:
-    """The tile of every element in flat order, int32[size]; for small variables."""
+    """Return the tile of every element in flat order, int32[size]; for small variables."""
     _, lengths, tiles = mapping.runs()
     return np.repeat(tiles, lengths)
 
 
-def moved(mapping: TileMapping, to: np.ndarray) -> TileMapping | None:
-    """The mapping with tile t renamed to `to[t]`, int32[tiles]; None where that is no tile (negative)."""
-    tiles = to[mapping.tiles]
+def renumber_tiles(mapping: TileMapping, new_tiles: np.ndarray) -> TileMapping | None:
+    """Map each tile t to `to[t]`, int32[tiles]; None where that is no tile (negative)."""
+    tiles = new_tiles[mapping.tiles]
     return None if np.any(tiles < 0) else mapping.on_tiles(tiles)
 
 
 def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
-    """Cuts `extent` in at most `blocks` parts of whole grains, as equal as can be.
+    """Cut `extent` in at most `blocks` blocks of complete grains, as equal as possible.
 
     Args:
         extent: number of elements.
-        blocks: most parts wanted, at least 1.
+        blocks: maximum number of blocks, at least 1.
         grain: every boundary but the last is a multiple of it.
 
     Returns:
-        Boundaries, int64[parts + 1]; `[0]` when `extent` is 0.
+        Boundaries, int64[blocks + 1]; `[0]` when `extent` is 0.
     """
     return _even_cuts(int(extent), int(blocks), int(grain))
 
@@ -188,26 +208,29 @@ def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
     if extent == 0:
         return frozen([0], np.int64)
     grains = -(-extent // grain)
-    parts = min(blocks, grains)
-    return frozen(np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, extent), np.int64)
+    num_blocks = min(blocks, grains)
+    return frozen(
+        np.minimum(np.arange(num_blocks + 1, dtype=np.int64) * grains // num_blocks * grain, extent), np.int64
+    )
 
 
 @remembered
 def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -> Flat:
-    """Spreads elements in order over tiles, by the linear rule of PopLibs.
+    """Map elements in order to tiles, by the linear rule of PopLibs.
 
-    Whole grains of one vector, evenly, and never less than 128 bytes a tile unless there is less in all.
+    Grains of one vector are spread evenly, with at least 128 bytes a tile unless there are less in all.
 
     Args:
         size: number of elements.
         element_bytes: bytes of one element.
-        num_tiles: tiles to spread over.
+        num_tiles: number of tiles to use at most.
         first_tile: tile of the first grain.
     """
     grain = max(1, VECTOR_BYTES // element_bytes)
     min_grains = max(1, -(-MIN_BYTES_PER_TILE // (grain * element_bytes)))
     grains = -(-size // grain)
     parts = min(num_tiles, max(1, grains // min_grains))
+    # Rounded up as PopLibs does, so fewer tiles than allowed may be used.
     per_part = -(-grains // parts) if grains else 1
     parts = -(-grains // per_part) if grains else 0
     bounds = even_cuts(size, max(1, parts), grain)
@@ -217,33 +240,33 @@ def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -
 
 @remembered
 def on_one_tile(size: int, tile: int) -> Flat:
-    """Puts everything on one tile."""
+    """Map all elements to one tile."""
     return Flat(size, frozen([0] if size else [], np.int64), frozen([tile] if size else [], np.int32))
 
 
 @remembered
 def grid(shape: tuple[int, ...], blocks: tuple[int, ...], first_tile: int = 0) -> Blocked:
-    """Cuts every dimension evenly and numbers the boxes row-major from `first_tile`."""
+    """Cut every dimension evenly and map the blocks, row-major, to tiles from `first_tile` on."""
     cuts = tuple(even_cuts(extent, n) for extent, n in zip(shape, blocks, strict=True))
     counts = [len(c) - 1 for c in cuts]
     return Blocked(cuts, frozen(first_tile + np.arange(prod(counts)).reshape(counts), np.int32))
 
 
 def check_mapping(mapping: TileMapping, shape: Sequence[int], num_tiles: int, name: str) -> None:
-    """Refuses a mapping that does not hold each element of `shape` once, on tiles of the target.
+    """Check that a mapping has each element of `shape` once, on tiles of the target.
 
     Raises:
-        MappingError: naming the variable, the first offending boundary or tile.
+        MappingError: names the variable and the first wrong boundary or tile.
     """
-    flaw = _flaw(mapping, tuple(shape), num_tiles)
+    flaw = _find_flaw(mapping, tuple(shape), num_tiles)
     if flaw is not None:
-        what, expected, got = flaw
-        raise MappingError(f"tile mapping of {name} {what}", expected=expected, got=got)
+        text, expected, got = flaw
+        raise MappingError(f"tile mapping of {name} {text}", expected=expected, got=got)
 
 
 @remembered
-def _flaw(mapping: TileMapping, shape: tuple[int, ...], num_tiles: int) -> tuple[str, object, object] | None:
-    """What is wrong with a mapping, what is expected and what is there instead; None if nothing is wrong."""
+def _find_flaw(mapping: TileMapping, shape: tuple[int, ...], num_tiles: int) -> tuple[str, object, object] | None:
+    """Return the text of a mapping's first flaw, the expected value and the actual one; None without a flaw."""
     size = prod(shape)
     if isinstance(mapping, Blocked):
         if mapping.shape != shape:
@@ -251,14 +274,14 @@ def _flaw(mapping: TileMapping, shape: tuple[int, ...], num_tiles: int) -> tuple
         rising = all(c[0] == 0 and np.all(np.diff(c) > 0) for c in mapping.cuts)
         tiles = mapping.tile
         if tuple(len(c) - 1 for c in mapping.cuts) != tiles.shape:
-            return "has not one tile a box", None, tiles.shape
+            return "must have one tile for each block", tuple(len(c) - 1 for c in mapping.cuts), tiles.shape
     else:
         tiles = mapping.tiles
         rising = mapping.size == size and len(tiles) == len(mapping.starts)
         rising = rising and (size == 0 or (len(tiles) > 0 and mapping.starts[0] == 0))
         rising = rising and bool(np.all(np.diff(np.append(mapping.starts, size)) > 0))
     if not rising:
-        return "leaves elements out or holds them twice", f"each of {size} elements once", None
+        return "must have each element once", f"rising boundaries over {size} elements", None
     if tiles.size and (tiles.min() < 0 or tiles.max() >= num_tiles):
-        return "names a tile the target lacks", f"0 … {num_tiles - 1}", f"{tiles.min()} … {tiles.max()}"
+        return "must name tiles of the target", f"0 … {num_tiles - 1}", f"{tiles.min()} … {tiles.max()}"
     return None

@@ -1,7 +1,7 @@
-"""Roles of variables: what a value is for in a training step or an inference.
+"""Roles of variables: the use of a value in a training step or an inference.
 
-A role is text that reports show. What a program says nothing of is `INTERMEDIATES` if a traced function made it,
-`PARTIALS` if it waits to be combined, and `UNKNOWN` in a graph that was built by hand.
+A role is text that reports show. A variable without a noted role is one of `INTERMEDIATES` if a traced function
+produced it, one of `PARTIALS` if it is to be combined, and `UNKNOWN` in a graph that was built by hand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ WEIGHTS = "weights"
 OPTIMISER_STATE = "optimiser state"
 STATE = "other state"
 GRADIENTS = "gradients"
-KEPT = "activations, kept"
+STORED = "activations, kept"
 RECOMPUTED = "activations, recomputed"
 INPUTS = "inputs"
 ARGUMENTS = "arguments"
@@ -21,6 +21,6 @@ INTERMEDIATES = "other intermediates"
 UNKNOWN = "variables of no known role"
 
 VARIABLE_ROLES = (
-    *(WEIGHTS, OPTIMISER_STATE, STATE, GRADIENTS, KEPT, RECOMPUTED, INPUTS, ARGUMENTS, RESULTS),
+    *(WEIGHTS, OPTIMISER_STATE, STATE, GRADIENTS, STORED, RECOMPUTED, INPUTS, ARGUMENTS, RESULTS),
     *(PARTIALS, INTERMEDIATES, UNKNOWN, CONSTANTS),
 )

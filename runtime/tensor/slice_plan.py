@@ -1,11 +1,11 @@
-"""How an affine view becomes one static slice of a reshaped variable.
+"""Slice plans: an affine view as one static slice of a reshaped variable.
 
 A flat index is written in mixed radix, as a reshape of the variable does. The view is a plain strided slice of that
 array when every sub-dimension of the view moves one radix only, no two move the same, and none carries into the next.
 
 Input: the variable's shape, and the offset and groups of an affine view. Output: a `SlicePlan`, or None where no
 radices fit; then only a gather reads the view. Pure functions of integers, cached by value.
-Radices tried, in order: the variable's own shape (no reshape needed); that shape without the boundaries the view
+Radices tried, in order: the variable's own shape (no reshape needed); that shape without the boundaries that the view
 crosses and with the view's own; the view's strides alone; the same on a window of the flat variable whose length is
 a multiple of the largest stride.
 """
@@ -23,7 +23,7 @@ from ipujax.runtime.tensor.affine import Group
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """A strided slice of a reshaped variable, and where its axes go.
+    """Strided slice of a reshaped variable, and the axis of each sub-dimension of the view.
 
     Args:
         window: (first element, number of elements) of the flat variable that is reshaped; None for all of it.
@@ -32,7 +32,7 @@ class SlicePlan:
         counts: number of indices on each axis.
         steps: distance of indices on each axis.
         axes: for each sub-dimension of the view that is no broadcast, in the view's order, its axis.
-        reversed_axes: axes the view goes through backwards.
+        reversed_axes: axes that the view reads backwards.
     """
 
     window: tuple[int, int] | None
@@ -49,23 +49,24 @@ class SlicePlan:
         return tuple(s + (n - 1) * d + 1 for s, n, d in zip(self.starts, self.counts, self.steps, strict=True))
 
     def with_steps_as_axes(self) -> SlicePlan:
-        """The same elements; each step that divides its radix becomes an axis, of which one index is taken."""
+        """Split each radix that its step divides: the step becomes an axis, of which one index is read."""
         rows: list[tuple[int, int, int, int]] = []  # (radix, start, count, step)
-        places: list[int] = []  # new place of each axis
+        new_axes: list[int] = []  # new number of each axis
         for radix, start, count, step in zip(self.radices, self.starts, self.counts, self.steps, strict=True):
-            places.append(len(rows))
+            new_axes.append(len(rows))
             if step > 1 and radix % step == 0:
                 rows += [(radix // step, start // step, count, 1), (step, start % step, 1, 1)]
             else:
                 rows.append((radix, start, count, step))
         radices, starts, counts, steps = zip(*rows, strict=True) if rows else ((), (), (), ())
-        axes, turned = ([places[axis] for axis in old] for old in (self.axes, self.reversed_axes))
-        return SlicePlan(self.window, radices, starts, counts, steps, tuple(axes), tuple(turned))
+        axes = tuple(new_axes[axis] for axis in self.axes)
+        reversed_axes = tuple(new_axes[axis] for axis in self.reversed_axes)
+        return SlicePlan(self.window, radices, starts, counts, steps, axes, reversed_axes)
 
 
 @remembered
 def slice_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> SlicePlan | None:
-    """The plan of a view with elements, or None where none fits.
+    """Plan the slice of a view that has elements; None where none fits.
 
     Args:
         shape: the variable's shape.
@@ -73,6 +74,7 @@ def slice_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> 
         dims: canonical groups of the view.
     """
     moving = [(n, stride) for group in dims for n, stride in group if stride]
+    # A slice cannot run backwards: it starts at the lowest element, and the axes are reversed afterwards.
     base = offset + sum((n - 1) * stride for n, stride in moving if stride < 0)
     forward = [(n, abs(stride)) for n, stride in moving]
     backward = {i for i, (_, stride) in enumerate(moving) if stride < 0}
@@ -97,6 +99,7 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Sl
     (count, stride), *inner = sorted(forward, key=lambda subdim: -subdim[1])
     reach = sum((n - 1) * s for n, s in inner)
     length = count * stride
+    # Rows start at a multiple of the stride where no row then wraps into the next, else at the view's first element.
     start = min(base - base % stride if base % stride + reach < stride else base, size - length)
     if start < 0:
         return None
@@ -105,16 +108,19 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Sl
 
 
 def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
-    """Give each sub-dimension an axis of its own, or None."""
+    """Plan with an axis of its own for each sub-dimension; None where two need one axis, or an index carries over."""
     if radices is None:
         return None
-    weights, weight = [], 1
+    weights = []
+    weight = 1
     for radix in reversed(radices):
         weights.append(weight)
         weight *= radix
     weights.reverse()
     starts = [base // w % radix for w, radix in zip(weights, radices, strict=True)]
-    counts, steps, axes = [1] * len(radices), [1] * len(radices), []
+    counts = [1] * len(radices)
+    steps = [1] * len(radices)
+    axes = []
     for n, stride in forward:
         axis = next((i for i, w in enumerate(weights) if w <= stride and radices[i] > 1), None)
         if axis is None or stride % weights[axis] or counts[axis] > 1:
@@ -122,33 +128,38 @@ def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int
         step = stride // weights[axis]
         if starts[axis] + (n - 1) * step >= radices[axis]:
             return None
-        counts[axis], steps[axis] = n, step
+        counts[axis] = n
+        steps[axis] = step
         axes.append(axis)
     return SlicePlan(None, radices, tuple(starts), tuple(counts), tuple(steps), tuple(axes), ())
 
 
 def _radices(bounds: Sequence[int]) -> tuple[int, ...]:
-    """Sizes between descending boundaries, each dividing the one before."""
+    """Return the ratios of successive boundaries, which descend and each divide the one before."""
     return tuple(outer // inner for outer, inner in pairwise(bounds))
 
 
 def _refined_radices(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The variable's boundaries, the view's strides and spans: each kept that suits the view and those kept before."""
-    natural, size = [], 1
+    """Choose boundaries greedily from the variable's own, the view's strides and its spans.
+
+    A boundary is chosen if no index of the view carries over it, and it nests with those chosen before.
+    """
+    natural = []
+    size = 1
     for n in reversed(shape):
         size *= n
         natural.append(size)
-    kept = [size, 1]
+    chosen = [size, 1]
     for bound in (*natural[::-1], *(s for _, s in forward), *(n * s for n, s in forward)):
-        if bound in kept or size % bound or any(a % bound and bound % a for a in kept):
+        if bound in chosen or size % bound or any(a % bound and bound % a for a in chosen):
             continue
         if all(s % bound == 0 if s >= bound else base % bound + (n - 1) * s < bound for n, s in forward):
-            kept.append(bound)
-    return _radices(sorted(kept, reverse=True))
+            chosen.append(bound)
+    return _radices(sorted(chosen, reverse=True))
 
 
 def _stride_radices(size: int, forward: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
-    """The strides as only boundaries, or None where one does not divide the next."""
+    """Return radices whose boundaries are the strides alone; None where one does not divide the next."""
     bounds = sorted({size, 1, *(s for _, s in forward)}, reverse=True)
     if any(outer % inner for outer, inner in pairwise(bounds)):
         return None

@@ -1,9 +1,9 @@
 """Tensors: views of parts of variables, with no data moved.
 
-Input: variables, and view operations with Poplar's names in snake_case or numpy's and JAX's (`tensor_base`). Output:
+Input: variables, and view operations with Poplar's names in snake_case or NumPy's and JAX's (`tensor_base`). Output:
 `Tensor`; `read` and `write` move data with JAX.
 Source: poplar::Tensor (Poplar API reference, class Tensor).
-Limits: no `reinterpret`: an element is seen in the type of its variable.
+Limits: no `reinterpret`: an element has the type of its variable.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from ipujax.runtime.tensor.view import concat_nodes
 
 
 class Tensor(TensorBase):
-    """A view of parts of variables; equal only to itself. Made by `Tensor.of`, `concat` and the methods."""
+    """View of parts of variables; equal only to itself. Made by `Tensor.of`, `concat` and the methods."""
 
     __slots__ = ()
 
     @staticmethod
     def of(variable: Variable) -> Tensor:
-        """The whole of a variable, in its own shape."""
+        """Return the view of all of a variable, in its own shape."""
         return Tensor(row_major(variable), variable.shape, variable.dtype)
 
     # --- queries ---
 
     def rank(self) -> int:
-        """Poplar's name of `ndim`."""
+        """Return `ndim`, under Poplar's name."""
         return len(self.shape)
 
     def dim(self, axis: int) -> int:
-        """Size of one dimension."""
+        """Return the size of one dimension."""
         return self.shape[axis_of(self, axis)]
 
     def num_elements(self) -> int:
-        """Poplar's name of `size`."""
+        """Return `size`, under Poplar's name."""
         return self.size
 
     def element_type(self) -> Any:
-        """Poplar's name of `dtype`."""
+        """Return `dtype`, under Poplar's name."""
         return self.dtype
 
     def contains_aliases(self) -> bool:
-        """Whether an element of memory is seen more than once."""
+        """Check whether the view has an element of memory more than once."""
         return not self.is_writable
 
     # --- parts ---
 
     def slices(self, intervals: Iterable[tuple[int, int]], axis: int = 0) -> list[Tensor]:
-        """The slices of one dimension by several `(begin, end)`."""
+        """Return the slices of one dimension by several `(begin, end)`."""
         return [self.slice(begin, end, axis=axis) for begin, end in intervals]
 
     def index(self, indices: Sequence[int]) -> Tensor:
-        """The sub-tensor at an index in each of the first dimensions: `t.index([1, 2])` is `t[1][2]`.
+        """Return the sub-tensor at an index in each of the first dimensions: `t.index([1, 2])` is `t[1][2]`.
 
         Raises:
             TensorError: more indices than dimensions, or one out of range.
@@ -76,7 +76,7 @@ class Tensor(TensorBase):
         return self.slice(starts, limits).reshape(self.shape[len(indices) :])
 
     def sub_sample(self, stride: int, axis: int) -> Tensor:
-        """Every `stride`-th index of one dimension, from 0."""
+        """Select every `stride`-th index of one dimension, from 0."""
         axis = axis_of(self, axis)
         if stride < 1:
             raise TensorError(f"sub_sample of {self!r}", expected="stride >= 1", got=stride)
@@ -87,32 +87,32 @@ class Tensor(TensorBase):
     # --- order of dimensions ---
 
     def dim_shuffle(self, perm: Sequence[int]) -> Tensor:
-        """Poplar's name of `transpose`."""
+        """Transpose, under Poplar's name."""
         return self.transpose(perm)
 
     def dim_shuffle_partial(self, source: Sequence[int], destination: Sequence[int]) -> Tensor:
-        """Dimension source[i] becomes dimension destination[i]; the others keep their order in the places left.
+        """Move dimension source[i] to destination[i]; the others fill the remaining places in order.
 
         Raises:
             TensorError: numbers that differ in count, name a dimension twice, or are no dimensions.
         """
-        given, wanted = ([axis_of(self, axis) for axis in axes] for axes in (source, destination))
-        if len(given) != len(wanted) or len(set(given)) < len(given) or len(set(wanted)) < len(wanted):
+        old, new = ([axis_of(self, axis) for axis in axes] for axes in (source, destination))
+        if len(old) != len(new) or len(set(old)) < len(old) or len(set(new)) < len(new):
             expected = "equally many different dimensions"
             raise TensorError(
                 f"dim_shuffle_partial of {self!r}", expected=expected, got=(list(source), list(destination))
             )
-        others = iter(axis for axis in range(self.ndim) if axis not in given)
-        return self.transpose([given[wanted.index(n)] if n in wanted else next(others) for n in range(self.ndim)])
+        remaining = iter(axis for axis in range(self.ndim) if axis not in old)
+        return self.transpose([old[new.index(n)] if n in new else next(remaining) for n in range(self.ndim)])
 
     def dim_roll(self, axis: int, to: int = 0) -> Tensor:
-        """Moves one dimension to another place; the others keep their order."""
+        """Move one dimension to another position; the others stay in order."""
         return self.dim_shuffle_partial([axis], [to])
 
     # --- shape ---
 
     def flatten(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """The dimensions from `begin` up to but not including `end` as one, in row-major order; all of them at first.
+        """Join the dimensions from `begin` up to but not including `end` in row-major order; all of them by default.
 
         Raises:
             TensorError: no such range of dimensions.
@@ -124,7 +124,7 @@ class Tensor(TensorBase):
         return self.reshape((*self.shape[:begin], prod(self.shape[begin:end]), *self.shape[end:]))
 
     def reshape_partial(self, begin: int, end: int, shape: Sequence[int]) -> Tensor:
-        """The dimensions from `begin` up to but not including `end` under another shape of as many elements.
+        """Reshape the dimensions from `begin` up to but not including `end`.
 
         Raises:
             TensorError: no such range of dimensions, or another number of elements.
@@ -135,7 +135,7 @@ class Tensor(TensorBase):
         return self.reshape((*self.shape[:begin], *shape, *self.shape[end:]))
 
     def expand(self, axes: Sequence[int]) -> Tensor:
-        """New dimensions of size 1, each before a dimension of this; a number may stand several times.
+        """Insert dimensions of size 1, each before a dimension of this; a number may occur several times.
 
         Raises:
             TensorError: a number outside of 0 … number of dimensions.
@@ -143,12 +143,12 @@ class Tensor(TensorBase):
         if any(not 0 <= axis <= self.ndim for axis in axes):
             raise TensorError(f"expand of {self!r}", expected=f"0 … {self.ndim}", got=list(axes))
         sizes = [[1] * list(axes).count(axis) + list(self.shape[axis : axis + 1]) for axis in range(self.ndim + 1)]
-        return self.reshape(tuple(n for some in sizes for n in some))
+        return self.reshape(tuple(n for group in sizes for n in group))
 
     # --- repetition ---
 
     def broadcast(self, count: int, axis: int = 0) -> Tensor:
-        """This `count` times along one dimension: `[a, b]` twice is `[a, b, a, b]`.
+        """Repeat the tensor `count` times along one dimension: `[a, b]` twice is `[a, b, a, b]`.
 
         Raises:
             TensorError: no such dimension, or a negative count.
@@ -156,7 +156,7 @@ class Tensor(TensorBase):
         return self._repeated("broadcast", count, axis, before=True)
 
     def upsample(self, scale: int, axis: int) -> Tensor:
-        """Each index of one dimension `scale` times: `[a, b]` twice is `[a, a, b, b]`.
+        """Repeat each index of one dimension `scale` times: `[a, b]` twice is `[a, a, b, b]`.
 
         Raises:
             TensorError: no such dimension, or a negative scale.
@@ -164,18 +164,18 @@ class Tensor(TensorBase):
         return self._repeated("upsample", scale, axis, before=False)
 
     def _repeated(self, name: str, count: int, axis: int, *, before: bool) -> Tensor:
-        """A new dimension of `count`, which repeats, before or after one of this, and both as one."""
+        """Insert a broadcast dimension of `count` before or after one of this, and join the two."""
         axis = axis_of(self, axis)
         if count < 0:
             raise TensorError(f"{name} of {self!r}", expected="a count of at least 0", got=count)
         new = axis if before else axis + 1
-        kept = [d for d in range(self.ndim + 1) if d != new]
-        repeated = self.broadcast_in_dim((*self.shape[:new], count, *self.shape[new:]), kept)
+        old_axes = [d for d in range(self.ndim + 1) if d != new]
+        repeated = self.broadcast_in_dim((*self.shape[:new], count, *self.shape[new:]), old_axes)
         return repeated.reshape((*self.shape[:axis], count * self.shape[axis], *self.shape[axis + 1 :]))
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one after the other along one dimension.
+    """Concatenate tensors along one dimension.
 
     Args:
         tensors: at least one; of one dtype, and of one shape but for `axis`.
@@ -187,10 +187,10 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if isinstance(tensors, Tensor) or not isinstance(axis, int | np.integer):
         raise TensorError("concat of tensors that are not in a list", expected="concat([first, second], axis)")
     if not tensors:
-        raise TensorError("concat of nothing", expected="at least one tensor")
+        raise TensorError("concat of no tensors", expected="at least one tensor")
     first = tensors[0]
     if not isinstance(first, Tensor):
-        raise TensorError("concat of something else than tensors", got=repr(first))
+        raise TensorError("concat of other values than tensors", expected="tensors", got=repr(first))
     axis = axis_of(first, axis)
     for tensor in tensors:
         fits = isinstance(tensor, Tensor) and tensor.ndim == first.ndim and tensor.dtype == first.dtype
@@ -201,7 +201,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def append(first: Tensor, second: Tensor, axis: int = 0) -> Tensor:
-    """A tensor with another, of one dimension less, as its last index along one dimension.
+    """Append a tensor of one dimension less as the last index along one dimension.
 
     Raises:
         TensorError: shapes that do not fit.
@@ -210,10 +210,10 @@ def append(first: Tensor, second: Tensor, axis: int = 0) -> Tensor:
 
 
 def read(tensor: Tensor, values: Mapping[Variable, jax.Array]) -> jax.Array:
-    """The elements of a tensor.
+    """Read the elements of a tensor.
 
     Args:
-        tensor: what to read.
+        tensor: view of the variables.
         values: for each of its variables v an array of v.shape; may be traced.
 
     Returns:
@@ -228,11 +228,11 @@ def read(tensor: Tensor, values: Mapping[Variable, jax.Array]) -> jax.Array:
 
 
 def write(tensor: Tensor, values: Mapping[Variable, jax.Array], new: jax.Array) -> dict[Variable, jax.Array]:
-    """What the variables hold once `new` is written to a tensor; `values` stays as it is.
+    """Return the arrays of the variables after `new` is written to a tensor; `values` stays unchanged.
 
     Args:
-        tensor: where to write; each element of memory at most once.
-        values: arrays of the tensor's variables; one that is written in whole by one piece is not needed.
+        tensor: a writable view: each element of memory at most once.
+        values: arrays of the tensor's variables; not needed for one that a single piece overwrites.
         new: array of the tensor's shape and dtype.
 
     Returns:
@@ -244,7 +244,7 @@ def write(tensor: Tensor, values: Mapping[Variable, jax.Array], new: jax.Array) 
     if not tensor.is_writable:
         raise TensorError(
             f"write to {tensor!r}",
-            expected="each element of memory seen once",
+            expected="each element of memory once",
             got="a broadcast or overlapping pieces",
             hint="copy it to a variable of its own",
         )

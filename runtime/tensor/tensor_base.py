@@ -1,9 +1,9 @@
-"""Views of parts of variables, under numpy's and JAX's names, with no data moved.
+"""Views of parts of variables, under NumPy's and JAX's names, with no data moved.
 
-Input: a view and what a user asks of it, which is checked here. Output: another view: a shape, a dtype and a node of
-`ipujax.runtime.tensor.view` that says where each element lies.
+Input: a view and arguments of a user, which are checked here. Output: another view: a shape, a dtype and a node of
+`ipujax.runtime.tensor.view`, which has the variable and flat index of each element.
 Source: the operations of poplar::Tensor (Poplar API reference, class Tensor), with the shapes of `jax.lax`.
-Limits: indexing is numpy's basic indexing; an index array is a gather, which is no view.
+Limits: indexing is NumPy's basic indexing; an index array is a gather, which is no view.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.aliasing import sees_once
+from ipujax.runtime.tensor.aliasing import has_distinct_elements
 from ipujax.runtime.tensor.indexing import Key, parse_key
 from ipujax.runtime.tensor.variable import Variable, dtype_name
 from ipujax.runtime.tensor.view import (
@@ -33,7 +33,7 @@ from ipujax.runtime.tensor.view import (
 
 
 def axis_of(tensor: TensorBase, axis: int) -> int:
-    """A dimension of a tensor, counted from the front.
+    """Return a dimension of a tensor, counted from the front.
 
     Raises:
         TensorError: no such dimension.
@@ -45,12 +45,12 @@ def axis_of(tensor: TensorBase, axis: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TensorBase:
-    """A view of parts of variables; equal only to itself. `Tensor` adds Poplar's names.
+    """View of parts of variables; equal only to itself. `Tensor` adds Poplar's names.
 
     Args:
-        node: where each element lies.
+        node: variable and flat index of each element.
         shape: sizes of its dimensions.
-        dtype: a numpy dtype, or one of JAX's extended dtypes.
+        dtype: a NumPy dtype, or one of JAX's extended dtypes.
     """
 
     node: Node
@@ -74,31 +74,31 @@ class TensorBase:
         return prod(self.shape)
 
     def variables(self) -> tuple[Variable, ...]:
-        """The variables seen, each once; a view without elements names one variable."""
+        """Return the distinct variables of the view; a view without elements names one variable."""
         return self.node.variables
 
     @property
     def affine(self) -> Affine | None:
-        """The view as one affine piece, or None."""
+        """View as one affine piece, or None."""
         return self.node if isinstance(self.node, Affine) else None
 
     @property
     def is_whole_variable(self) -> bool:
-        """Whether it is all of one variable in row-major order; its shape may differ from the variable's."""
+        """True for all of one variable in row-major order; its shape may differ from the variable's."""
         return isinstance(self.node, Affine) and self.node.is_whole
 
     @property
     def contains_constant(self) -> bool:
-        """Whether one of the variables seen holds a constant."""
+        """True if a variable of the view has a constant value."""
         return any(variable.is_constant for variable in self.variables())
 
     @property
     def is_writable(self) -> bool:
-        """Whether each element of memory is seen at most once: pieces disjoint, no stride 0."""
-        return sees_once(self.node)
+        """True if the view has each element of memory at most once: pieces disjoint, no stride 0."""
+        return has_distinct_elements(self.node)
 
     def flat_indices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where every element lies; lists all elements, so for small targets and tests.
+        """List the variable and the flat index of every element; for small targets and tests.
 
         Returns:
             (which, index), int64 arrays of the tensor's shape: element i is flat element index[i] of
@@ -116,7 +116,7 @@ class TensorBase:
         *,
         axis: int = 0,
     ) -> Self:
-        """The box from `starts` up to but not including `limits`, as `lax.slice`, or such a range of one dimension.
+        """Slice from `starts` up to but not including `limits`, as `lax.slice`, or one dimension so.
 
         Args:
             starts: first index in each dimension, or one number for one dimension.
@@ -126,11 +126,12 @@ class TensorBase:
             axis: the dimension that is cut when `starts` is one number.
 
         Raises:
-            TensorError: another number of dimensions, a box outside the tensor, or a stride below 1.
+            TensorError: another number of dimensions, a slice outside the tensor, or a stride below 1.
         """
         if isinstance(starts, int | np.integer) and isinstance(limits, int | np.integer):
             if isinstance(strides, int | np.integer):
-                axis, strides = int(strides), None
+                axis = int(strides)
+                strides = None
             axis = axis_of(self, axis)
             starts = [int(starts) if d == axis else 0 for d in range(self.ndim)]
             limits = [int(limits) if d == axis else n for d, n in enumerate(self.shape)]
@@ -154,22 +155,22 @@ class TensorBase:
         return self._sliced(list(starts), counts, list(strides))
 
     def __getitem__(self, key: Key) -> Self:
-        """Numpy's basic indexing: integers, slices with any step, `...` and None.
+        """Index as NumPy's basic indexing does: integers, slices with any step, `...` and None.
 
         Raises:
             TensorError: an integer out of range, too many indices, or an index array.
         """
-        box = parse_key(self.shape, key)
-        return self._sliced(box.starts, box.counts, box.steps)._reshaped(box.shape)
+        strided = parse_key(self.shape, key)
+        return self._sliced(strided.starts, strided.counts, strided.steps)._reshaped(strided.shape)
 
     def __iter__(self) -> Iterator[Self]:
-        """The sub-tensors along dimension 0."""
+        """Iterate over the sub-tensors along dimension 0."""
         if not self.shape:
             raise TensorError(f"iteration over {self!r}", expected="at least one dimension", got="none")
         return (self[i] for i in range(self.shape[0]))
 
     def transpose(self, perm: Sequence[int] | None = None) -> Self:
-        """Dimension i of the result is dimension perm[i] of this; all in opposite order when None.
+        """Permute dimensions: dimension i of the result is dimension perm[i] of this; all in opposite order when None.
 
         Raises:
             TensorError: `perm` is no permutation of the dimensions.
@@ -179,10 +180,10 @@ class TensorBase:
             raise TensorError(f"transpose of {self!r}", expected=f"a permutation of 0…{self.ndim - 1}", got=perm)
         if perm == tuple(range(self.ndim)):
             return self
-        return self._seen(transpose_node(self.node, perm))
+        return self._with_node(transpose_node(self.node, perm))
 
     def reshape(self, shape: Sequence[int]) -> Self:
-        """The same elements in row-major order under another shape; one size may be -1.
+        """Reshape in row-major order; one size may be -1.
 
         Raises:
             TensorError: the shape has another number of elements.
@@ -191,9 +192,9 @@ class TensorBase:
             sizes = tuple(as_int(n) for n in shape)
         except TypeError as error:
             raise TensorError(f"reshape of {self!r}", expected="whole numbers", got=repr(shape)) from error
-        known = prod(n for n in sizes if n != -1)
-        if sizes.count(-1) == 1 and known and self.size % known == 0:
-            sizes = tuple(self.size // known if n == -1 else n for n in sizes)
+        known_size = prod(n for n in sizes if n != -1)
+        if sizes.count(-1) == 1 and known_size and self.size % known_size == 0:
+            sizes = tuple(self.size // known_size if n == -1 else n for n in sizes)
         if any(n < 0 for n in sizes) or prod(sizes) != self.size:
             raise TensorError(f"reshape of {self!r}", expected=f"{self.size} elements", got=f"shape {list(shape)}")
         return self._reshaped(sizes)
@@ -209,7 +210,8 @@ class TensorBase:
         Raises:
             TensorError: dimensions that do not increase, or sizes that do not match.
         """
-        shape, axes = tuple(as_int(n) for n in shape), tuple(as_int(i) for i in broadcast_dimensions)
+        shape = tuple(as_int(n) for n in shape)
+        axes = tuple(as_int(i) for i in broadcast_dimensions)
         increasing = all(a < b for a, b in zip((-1, *axes), (*axes, len(shape)), strict=True))
         if len(axes) != self.ndim or not increasing or any(n < 0 for n in shape):
             raise TensorError(
@@ -223,40 +225,40 @@ class TensorBase:
                 expected=f"sizes of 1 or those of dimensions {list(axes)} of {list(shape)}",
                 got=list(self.shape),
             )
-        return self if shape == self.shape else self._seen(broadcast_node(self.node, shape, axes))
+        return self if shape == self.shape else self._with_node(broadcast_node(self.node, shape, axes))
 
     def expand_dims(self, axes: int | Iterable[int]) -> Self:
-        """New dimensions of size 1 at these places of the result."""
-        wanted = [axes] if isinstance(axes, int) else list(axes)
-        ndim = self.ndim + len(wanted)
-        places = {axis + ndim if axis < 0 else axis for axis in wanted}
-        if len(places) != len(wanted) or not places <= set(range(ndim)):
-            raise TensorError(f"expand_dims of {self!r}", expected=f"distinct axes below {ndim}", got=wanted)
+        """Insert dimensions of size 1, at these numbers in the result."""
+        new_axes = [axes] if isinstance(axes, int) else list(axes)
+        ndim = self.ndim + len(new_axes)
+        positions = {axis + ndim if axis < 0 else axis for axis in new_axes}
+        if len(positions) != len(new_axes) or not positions <= set(range(ndim)):
+            raise TensorError(f"expand_dims of {self!r}", expected=f"distinct axes below {ndim}", got=new_axes)
         sizes = iter(self.shape)
-        return self._reshaped(tuple(1 if i in places else next(sizes) for i in range(ndim)))
+        return self._reshaped(tuple(1 if i in positions else next(sizes) for i in range(ndim)))
 
     def squeeze(self, axes: int | Iterable[int] | None = None) -> Self:
-        """Without these dimensions of size 1; without all of them when None."""
+        """Remove these dimensions of size 1; all of them when None."""
         if axes is None:
             axes = [i for i, n in enumerate(self.shape) if n == 1]
-        dropped = {axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
-        if any(self.shape[axis] != 1 for axis in dropped):
-            raise TensorError(f"squeeze of {self!r}", expected="dimensions of size 1", got=sorted(dropped))
-        return self._reshaped(tuple(n for i, n in enumerate(self.shape) if i not in dropped))
+        removed = {axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
+        if any(self.shape[axis] != 1 for axis in removed):
+            raise TensorError(f"squeeze of {self!r}", expected="dimensions of size 1", got=sorted(removed))
+        return self._reshaped(tuple(n for i, n in enumerate(self.shape) if i not in removed))
 
     def reverse(self, axes: int | Iterable[int]) -> Self:
-        """Indices along these dimensions counted from the end."""
-        turned = sorted({axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
-        return self._seen(reverse_node(self.node, turned)) if turned else self
+        """Reverse the order of indices along these dimensions."""
+        reversed_axes = sorted({axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
+        return self._with_node(reverse_node(self.node, reversed_axes)) if reversed_axes else self
 
     def _sliced(self, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Self:
         shape = tuple(counts)
         if shape == self.shape and all(n == 1 or step == 1 for n, step in zip(shape, steps, strict=True)):
             return self
-        return self._seen(slice_node(self.node, starts, counts, steps))
+        return self._with_node(slice_node(self.node, starts, counts, steps))
 
     def _reshaped(self, shape: tuple[int, ...]) -> Self:
-        return self if shape == self.shape else self._seen(reshape_node(self.node, shape))
+        return self if shape == self.shape else self._with_node(reshape_node(self.node, shape))
 
-    def _seen(self, node: Node) -> Self:
+    def _with_node(self, node: Node) -> Self:
         return type(self)(node, node.shape, self.dtype)

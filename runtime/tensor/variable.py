@@ -1,4 +1,4 @@
-"""A variable: memory of one shape and dtype, spread over tiles by a tile mapping the graph holds."""
+"""Variables: memory of one shape and dtype, spread over tiles by a tile mapping of the graph."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Variable:
 
     Args:
         shape: sizes of its dimensions, row-major.
-        dtype: a numpy dtype, or one of JAX's extended dtypes (a PRNG key is one element).
+        dtype: a NumPy dtype, or one of JAX's extended dtypes (a PRNG key is one element).
         name: debug name.
-        value: the constant it holds, as an array of `shape`; None for memory that programs write.
+        value: constant value, an array of `shape`; None for memory that programs write.
         monoid: name of the monoid ("add", "max"…) by which slots of dimension 0 combine, for a variable of partial
-            results; the engine may then keep one slot instead of `shape[0]`.
-        origin: where it comes from.
-        by_replica: whether `value` is [replicas, *shape], a constant of its own for each replica.
+            results; the engine may then store one slot instead of `shape[0]`.
+        origin: its origin.
+        by_replica: whether `value` is [replicas, *shape], a constant for each replica.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Variable:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole variable in bytes."""
+        """Size of all elements in bytes."""
         return self.size * element_bytes(self.dtype)
 
     @property
@@ -57,17 +57,17 @@ class Variable:
 
 @cache  # by dtype: there are few
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether `dtype` is a PRNG key dtype, whose elements are keys."""
+    """Check whether `dtype` is a PRNG key dtype, whose elements are keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 @cache
 def element_bytes(dtype: Any) -> int:
-    """Bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
+    """Return the bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
     return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)
 
 
 @cache
 def dtype_name(dtype: Any) -> str:
-    """The dtype's JAX name, `float32` or `key<fry>`."""
+    """Return the dtype's JAX name, `float32` or `key<fry>`."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name

@@ -3,16 +3,16 @@
 Grammar:
     node = Affine                           part of one variable (runtime/tensor/affine.py)
          | Concat(axis, parts, shape)       at least two parts one after the other, none empty, neighbours not mergeable
-         | Reshaped(source, shape)          a source in row-major order, where neither of the above can say it
-         | Indexed(variables, which, index) for each element which variable and which flat element of it
+         | Reshaped(source, shape)          a source in row-major order, where neither of the above can express it
+         | Indexed(variables, which, index) variable and flat index of each element, as lists
 
-Every operation takes and gives nodes; no data moves. Slices, transposes, reversals and broadcasts of the first two
-kinds stay in them, except a strided slice through several sub-dimensions. A `Reshaped` lists its elements only once
-something other than a reshape is asked of it; an `Indexed` takes 16 bytes for each element. A reshape keeps a piece
-affine where no boundary of the new shape falls inside a sub-dimension, and a concatenation where the new shape cuts it
-between parts, or in few rows.
+Every operation takes and returns nodes; no data moves. Slices, transposes, reversals and broadcasts of the first two
+kinds stay in them, except a strided slice through several sub-dimensions. A `Reshaped` lists its elements only when an
+operation other than a reshape follows; an `Indexed` has 16 bytes for each element. A reshape keeps a piece affine where
+no boundary of the new shape is inside a sub-dimension, and a concatenation where the new shape cuts it between parts,
+or in few rows.
 
-Input and output: nodes with valid arguments; `ipujax.runtime.tensor.tensor` checks what users pass.
+Input and output: nodes with valid arguments; `ipujax.runtime.tensor.tensor` checks the arguments of users.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ipujax.runtime.tensor.affine import Affine, Group, canonical, empty, slice_
 from ipujax.runtime.tensor.slice_plan import slice_plan
 from ipujax.runtime.tensor.variable import Variable
 
-_MOST_LISTED = 1 << 27  # elements of a view that is a list, assumed: 16 bytes each
+_MAX_LISTED = 1 << 27  # elements of an `Indexed`, assumed: 16 bytes each
 
 
 def distinct(variables: Iterable[Variable]) -> tuple[Variable, ...]:
-    """Each variable once, in order of first appearance."""
+    """Return the distinct variables, in order of first appearance."""
     return tuple(dict.fromkeys(variables))
 
 
@@ -77,7 +77,7 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indexed:
-    """A list: element i is flat element `index[i]` of `variables[which[i]]`; read-only int64 arrays of the shape."""
+    """List of elements: element i is flat element `index[i]` of `variables[which[i]]`; read-only int64 arrays."""
 
     variables: tuple[Variable, ...]
     which: np.ndarray
@@ -96,7 +96,7 @@ Node = Affine | Concat | Reshaped | Indexed
 
 
 def elements(node: Node, variables: tuple[Variable, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """For each element which of `variables` and which flat element of it, int64 arrays of the node's shape."""
+    """Return number in `variables` and flat index of each element, int64 arrays of the node's shape."""
     if isinstance(node, Affine):
         index = node.flat_indices()
         return np.broadcast_to(np.int64(variables.index(node.variable)), index.shape), index
@@ -110,14 +110,13 @@ def elements(node: Node, variables: tuple[Variable, ...]) -> tuple[np.ndarray, n
     return numbers[node.which], node.index
 
 
-def _indexed(node: Node) -> Indexed:
-    """The node as a list of elements."""
+def _list_elements(node: Node) -> Indexed:
     if isinstance(node, Indexed):
         return node
-    if prod(node.shape) > _MOST_LISTED:
+    if prod(node.shape) > _MAX_LISTED:
         raise TensorError(
-            "a view that is no slice of variables lists its elements, and these are too many",
-            expected=f"at most {_MOST_LISTED:,} elements",
+            "a view that is no slice of variables lists its elements, and these are too many",  # 2 GiB of indices
+            expected=f"at most {_MAX_LISTED:,} elements",
             got=f"shape {list(node.shape)}",
             hint="reshape, slice and transpose so that rows stay whole, or compute it in parts, with `lax.map`",
         )
@@ -125,27 +124,28 @@ def _indexed(node: Node) -> Indexed:
 
 
 def freeze(variables: tuple[Variable, ...], which: np.ndarray, index: np.ndarray) -> Indexed:
-    """A list of elements from arrays nobody writes any more."""
-    which, index = which.view(), index.view()
+    """Return a list of elements from arrays that nothing writes any more."""
+    which = which.view()
+    index = index.view()
     which.flags.writeable = index.flags.writeable = False
     return Indexed(variables, which, index)
 
 
-def _pick(node: Indexed, which: np.ndarray, index: np.ndarray) -> Node:
-    """Some elements of a list, with the variables that are left in it."""
+def _select_listed(node: Indexed, which: np.ndarray, index: np.ndarray) -> Node:
+    """Return a list of some elements, without the variables that then have none."""
     if index.size == 0:
         return empty(node.variables[0], index.shape)
     if len(node.variables) == 1:
         return freeze(node.variables, which, index)
-    left, which = np.unique(which, return_inverse=True)
-    return freeze(tuple(node.variables[i] for i in left), which.reshape(index.shape).astype(np.int64), index)
+    used, which = np.unique(which, return_inverse=True)
+    return freeze(tuple(node.variables[i] for i in used), which.reshape(index.shape).astype(np.int64), index)
 
 
 # --- slice ------------------------------------------------------------------------------------------------------------
 
 
 def slice_node(node: Node, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
-    """The indices start, start + step, … of every dimension, `count` of each; steps may be negative."""
+    """Slice every dimension: `count` indices from start on, `step` apart; steps may be negative."""
     if 0 in counts:
         return empty(node.variables[0], counts)
     if isinstance(node, Affine):
@@ -153,10 +153,10 @@ def slice_node(node: Node, starts: Sequence[int], counts: Sequence[int], steps: 
     if isinstance(node, Concat):
         return _slice_concat(node, starts, counts, steps)
     if tuple(counts) == node.shape and all(step == 1 or n == 1 for n, step in zip(counts, steps, strict=True)):
-        return node  # which is not worth a list
-    listed = _indexed(node)
+        return node  # all of it: do not list its elements
+    listed = _list_elements(node)
     key = tuple(_python_slice(*sss) for sss in zip(starts, counts, steps, strict=True))
-    return _pick(listed, listed.which[key], listed.index[key])
+    return _select_listed(listed, listed.which[key], listed.index[key])
 
 
 def _python_slice(start: int, count: int, step: int) -> slice:
@@ -165,7 +165,8 @@ def _python_slice(start: int, count: int, step: int) -> slice:
 
 
 def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
-    offset, dims = node.offset, list(node.dims)
+    offset = node.offset
+    dims = list(node.dims)
     cut: list[tuple[int, list[tuple[int, Group]]]] = []
     for axis, group in enumerate(node.dims):
         if len(group) == 1:  # the common case, without the piece list
@@ -175,7 +176,7 @@ def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], st
         elif group:
             pieces = slice_group(group, starts[axis], counts[axis], steps[axis])
             if pieces is None:
-                return slice_node(_indexed(node), starts, counts, steps)
+                return slice_node(_list_elements(node), starts, counts, steps)
             cut.append((axis, pieces))
     return _outer_product(node.variable, offset, dims, cut)
 
@@ -183,7 +184,7 @@ def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], st
 def _outer_product(
     variable: Variable, offset: int, dims: list[Group], cut: Sequence[tuple[int, list[tuple[int, Group]]]]
 ) -> Node:
-    """Concatenate, along each cut dimension, its pieces."""
+    """Concatenate the pieces of each cut dimension, along it, one dimension inside the other."""
     if not cut:
         return Affine(variable, offset, tuple(dims))
     (axis, pieces), *rest = cut
@@ -198,16 +199,16 @@ def _slice_concat(node: Concat, starts: Sequence[int], counts: Sequence[int], st
     axis = node.axis
     start, count, step = starts[axis], counts[axis], steps[axis]
     parts: list[Node] = []
-    if step < 0:
+    if step < 0:  # forward, then reversed: only the forward slice is cut at the parts
         forward = [*starts[:axis], start + (count - 1) * step, *starts[axis + 1 :]]
         return reverse_node(slice_node(node, forward, counts, [*steps[:axis], -step, *steps[axis + 1 :]]), (axis,))
     bounds = node.bounds
     for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
         first = max(0, -(-(low - start) // step))
-        taken = min(count, -(-(high - start) // step)) - first
-        if taken > 0:
-            at = [*starts[:axis], start + first * step - low, *starts[axis + 1 :]]
-            parts.append(slice_node(part, at, [*counts[:axis], taken, *counts[axis + 1 :]], steps))
+        part_count = min(count, -(-(high - start) // step)) - first
+        if part_count > 0:
+            part_starts = [*starts[:axis], start + first * step - low, *starts[axis + 1 :]]
+            parts.append(slice_node(part, part_starts, [*counts[:axis], part_count, *counts[axis + 1 :]], steps))
     return concat_nodes(axis, parts)
 
 
@@ -215,29 +216,29 @@ def _slice_concat(node: Concat, starts: Sequence[int], counts: Sequence[int], st
 
 
 def transpose_node(node: Node, perm: Sequence[int]) -> Node:
-    """Dimension i of the result is dimension perm[i]."""
+    """Permute dimensions: dimension i of the result is dimension perm[i]."""
     if isinstance(node, Affine):
         return node.transpose(perm)
     if isinstance(node, Concat):
         shape = tuple(node.shape[i] for i in perm)
         return Concat(list(perm).index(node.axis), tuple(transpose_node(part, perm) for part in node.parts), shape)
-    listed = _indexed(node)
+    listed = _list_elements(node)
     return freeze(listed.variables, listed.which.transpose(perm), listed.index.transpose(perm))
 
 
 def reverse_node(node: Node, axes: Sequence[int]) -> Node:
-    """Indices along `axes` counted from the end."""
+    """Reverse the order of indices along `axes`."""
     if isinstance(node, Affine):
         return node.reverse(axes)
     if isinstance(node, Concat):
         parts = [reverse_node(part, axes) for part in node.parts]
         return concat_nodes(node.axis, parts[::-1] if node.axis in axes else parts)
-    listed = _indexed(node)
+    listed = _list_elements(node)
     return freeze(listed.variables, np.flip(listed.which, tuple(axes)), np.flip(listed.index, tuple(axes)))
 
 
 def broadcast_node(node: Node, shape: Sequence[int], axes: Sequence[int]) -> Node:
-    """Dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
+    """Broadcast: dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
     if 0 in shape:
         return empty(node.variables[0], shape)
     if isinstance(node, Affine):
@@ -250,7 +251,7 @@ def broadcast_node(node: Node, shape: Sequence[int], axes: Sequence[int]) -> Nod
             for part, n in zip(node.parts, sizes, strict=True)
         ]
         return Concat(axis, tuple(parts), tuple(shape))
-    listed = _indexed(node)
+    listed = _list_elements(node)
     inner = [1] * len(shape)
     for axis, n in zip(axes, node.shape, strict=True):
         inner[axis] = n
@@ -262,7 +263,7 @@ def broadcast_node(node: Node, shape: Sequence[int], axes: Sequence[int]) -> Nod
 
 
 def concat_nodes(axis: int, nodes: Sequence[Node]) -> Node:
-    """Nodes one after the other; empty ones dropped, nested ones flattened, neighbours merged where that is affine."""
+    """Concatenate nodes: empty ones dropped, nested ones flattened, neighbours merged where that is affine."""
     parts: list[Node] = []
     for node in nodes:
         if node.shape[axis] == 0:
@@ -281,7 +282,7 @@ def concat_nodes(axis: int, nodes: Sequence[Node]) -> Node:
 
 
 def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
-    """Append, and merge with the last part as long as that works."""
+    """Append a part, and merge it with the last ones as long as the result is affine."""
     parts.append(part)
     while len(parts) > 1:
         last, new = parts[-2:]
@@ -292,7 +293,7 @@ def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
 
 
 def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
-    """The two as one affine piece, or None."""
+    """Merge two affine pieces to one; None where the result is not affine."""
     if a.variable is not b.variable or a.is_empty:
         return None
     if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:
@@ -306,7 +307,7 @@ def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
 
 
 def _merge_groups(a: Group, b: Group, jump: int) -> Group | None:
-    """Rows of one kind, `a` then `b` with its index 0 at distance `jump`, as one group."""
+    """Join rows of one kind, `a` then `b` at flat distance `jump`, to one group; None where they differ."""
     for rows_a, stride_a, row_a in _as_rows(a):
         for rows_b, stride_b, row_b in _as_rows(b):
             stride = stride_a if stride_a is not None else stride_b if stride_b is not None else jump
@@ -316,17 +317,17 @@ def _merge_groups(a: Group, b: Group, jump: int) -> Group | None:
 
 
 def _as_rows(group: Group) -> list[tuple[int, int | None, Group]]:
-    """A group as (rows, stride of rows, row): by its outermost sub-dimension, or as one row of any stride."""
-    one: tuple[int, int | None, Group] = (1, None, group)
-    return [(*group[0], group[1:]), one] if group else [one]
+    """Return the readings of a group as (rows, stride of rows, row): its outermost sub-dimension, or one row."""
+    one_row: tuple[int, int | None, Group] = (1, None, group)  # a single row has any stride
+    return [(*group[0], group[1:]), one_row] if group else [one_row]
 
 
 # A reshape may cut a concatenation in rows to stay a concatenation; more rows than this cost more than they save.
-MAX_ROWS = 32
+_MAX_ROWS = 32
 
 
 def reshape_node(node: Node, shape: Sequence[int]) -> Node:
-    """The same elements in row-major order under another shape of as many elements."""
+    """Reshape in row-major order to a shape of as many elements."""
     shape = tuple(shape)
     if shape == node.shape:
         return node
@@ -340,16 +341,20 @@ def reshape_node(node: Node, shape: Sequence[int]) -> Node:
 
 
 def _reshape_concat(node: Concat, shape: tuple[int, ...]) -> Node | None:
-    """Push a reshape into the parts; None where the concatenation would be cut in too many."""
+    """Reshape the parts instead; None where the concatenation would be cut in too many."""
     outer = prod(node.shape[: node.axis])
-    axis, size = 0, 1
+    # The new axis begins where the dimensions before it have as many indices as those before the old axis.
+    axis = 0
+    size = 1
     while size < outer:
-        size, axis = size * shape[axis], axis + 1
+        size *= shape[axis]
+        axis += 1
     if size != outer:
         return _reshape_by_rows(node, shape, outer)
     while shape[axis] == 1:
         axis += 1
-    old_row, row = prod(node.shape[node.axis + 1 :]), prod(shape[axis + 1 :])
+    old_row = prod(node.shape[node.axis + 1 :])
+    row = prod(shape[axis + 1 :])
     bounds = [bound * old_row for bound in node.bounds]
     if any(bound % row for bound in bounds):
         return _reshape_by_slices(node, shape, axis, row, old_row)
@@ -361,8 +366,8 @@ def _reshape_concat(node: Concat, shape: tuple[int, ...]) -> Node | None:
 
 
 def _reshape_by_slices(node: Concat, shape: tuple[int, ...], axis: int, row: int, old_row: int) -> Node | None:
-    """Parts end inside rows of the new shape: make each index of the new axis by itself."""
-    if row % old_row or shape[axis] > MAX_ROWS:
+    """Reshape where parts end inside rows of the new shape: each index of the new axis by itself."""
+    if row % old_row or shape[axis] > _MAX_ROWS:
         return None
     step = row // old_row
     parts = [
@@ -373,8 +378,8 @@ def _reshape_by_slices(node: Concat, shape: tuple[int, ...], axis: int, row: int
 
 
 def _reshape_by_rows(node: Concat, shape: tuple[int, ...], outer: int) -> Node | None:
-    """The new shape cuts the dimensions before the axis elsewhere: make a flat concatenation of their indices."""
-    if outer * len(node.parts) > MAX_ROWS:
+    """Reshape where the new shape cuts the dimensions before the axis elsewhere: by a flat concatenation."""
+    if outer * len(node.parts) > _MAX_ROWS:
         return None
     inner = prod(node.shape) // outer
     rows = reshape_node(node, (outer, inner))
@@ -384,6 +389,8 @@ def _reshape_by_rows(node: Concat, shape: tuple[int, ...], outer: int) -> Node |
 
 def _slice_axis(node: Node, axis: int, start: int, count: int) -> Node:
     ndim = len(node.shape)
-    starts, counts = [0] * ndim, list(node.shape)
-    starts[axis], counts[axis] = start, count
+    starts = [0] * ndim
+    counts = list(node.shape)
+    starts[axis] = start
+    counts[axis] = count
     return slice_node(node, starts, counts, [1] * ndim)

@@ -43,7 +43,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, Variable, padded
+from ipujax.runtime.tensor import Tensor, Variable, pad_tiles
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
@@ -225,7 +225,7 @@ def _busy(work: np.ndarray) -> tuple[int, ...]:
 
 def _slowest(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
     """The cycles of the slowest tile of each IPU, int64[num_ipus], from those of the tiles of some IPUs."""
-    return padded(cycles.reshape(-1, target.tiles_per_ipu).max(1), first_ipu, target.num_ipus)
+    return pad_tiles(cycles.reshape(-1, target.tiles_per_ipu).max(1), first_ipu, target.num_ipus)
 
 
 def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:

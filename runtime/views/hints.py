@@ -15,10 +15,10 @@ from ipujax.runtime.tensor.roles import (
     GRADIENTS,
     INPUTS,
     INTERMEDIATES,
-    KEPT,
     OPTIMISER_STATE,
     PARTIALS,
     RECOMPUTED,
+    STORED,
     WEIGHTS,
 )
 from ipujax.runtime.views.situation import Situation
@@ -142,7 +142,7 @@ TIME_HINTS = {
 }
 
 
-_OF_BATCH = (KEPT, RECOMPUTED, INPUTS, INTERMEDIATES)
+_OF_BATCH = (STORED, RECOMPUTED, INPUTS, INTERMEDIATES)
 _OF_CALLS = (WEIGHTS, OPTIMISER_STATE, ARGUMENTS, INPUTS)
 _EXCHANGE = (*EXCHANGE_CODE, "exchange code")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import BUFFERS, LIVE, LiveItem, MemoryReport
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.tensor.roles import KEPT
+from ipujax.runtime.tensor.roles import STORED
 from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, peaks
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
@@ -120,7 +120,7 @@ def memory_situation(profile: Figures) -> Situation:
     """What is known of the situation without a run."""
     memory, live = profile.memory, profile.liveness
     crowding, crowding_share = _crowding(memory)
-    kept = sum(number for number, name in parts_of_tile(memory) if name == KEPT)
+    kept = sum(number for number, name in parts_of_tile(memory) if name == STORED)
     return Situation(
         num_ipus=profile.target.num_ipus,
         replicas=profile.replicas,

@@ -14,12 +14,12 @@ from ipujax.runtime.tensor.roles import (
     GRADIENTS,
     INPUTS,
     INTERMEDIATES,
-    KEPT,
     OPTIMISER_STATE,
     PARTIALS,
     RECOMPUTED,
     RESULTS,
     STATE,
+    STORED,
     WEIGHTS,
 )
 
@@ -73,7 +73,7 @@ def test_moments_of_adam_are_optimiser_state_and_what_they_change_are_weights(do
     assert under(found, "params") == {WEIGHTS} and under(found, "state") == {OPTIMISER_STATE}
     assert found["x"] == found["y"] == INPUTS
     assert bytes_of(graph, GRADIENTS) >= sum(p.size * 4 for p in PARAMS.values())
-    assert bytes_of(graph, KEPT) >= BATCH * 2 * WIDTH * 4
+    assert bytes_of(graph, STORED) >= BATCH * 2 * WIDTH * 4
 
 
 def test_the_order_of_arguments_and_results_does_not_matter():
@@ -151,7 +151,7 @@ def test_a_gradient_that_is_returned_tells_weights():
 def test_nothing_tells_weights_from_inputs_in_inference():
     found, graph = roles(loss, PARAMS, X, X)
     assert under(found, "params") == {ARGUMENTS} and found["x"] == ARGUMENTS
-    assert bytes_of(graph, KEPT) == bytes_of(graph, GRADIENTS) == bytes_of(graph, WEIGHTS) == 0
+    assert bytes_of(graph, STORED) == bytes_of(graph, GRADIENTS) == bytes_of(graph, WEIGHTS) == 0
     assert bytes_of(graph, RESULTS) == 4
 
 
@@ -183,12 +183,12 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
     found, graph = roles(step, PARAMS, PARAMS, array(32, WIDTH), array(32, WIDTH), num_ipus=2)
     assert under(found, "params") == {WEIGHTS} and under(found, "moments") == {OPTIMISER_STATE}
     assert found["x"] == found["staged/stage 0 forward/slice"] == INPUTS
-    assert found["staged/stage 0 forward/stack"] == found["staged/stage 1 forward/stack"] == KEPT
-    assert found["staged/stage 0 forward/to stage 1/stack"] == KEPT
+    assert found["staged/stage 0 forward/stack"] == found["staged/stage 1 forward/stack"] == STORED
+    assert found["staged/stage 0 forward/to stage 1/stack"] == STORED
     sums = {role for name, role in found.items() if "backward/result" in name and name.endswith("/mean")}
     assert sums == {GRADIENTS}
     assert set(graph.roles.values()) <= {
-        *(WEIGHTS, OPTIMISER_STATE, INPUTS, KEPT, GRADIENTS, RESULTS, PARTIALS, INTERMEDIATES)
+        *(WEIGHTS, OPTIMISER_STATE, INPUTS, STORED, GRADIENTS, RESULTS, PARTIALS, INTERMEDIATES)
     }
 
 

@@ -25,7 +25,7 @@ from ipujax.poplar.graph.mapping import Placement
 from ipujax.poplar.graph.replica_tensors import share_of_tiles
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substituted
-from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
 
 
 class ReplicatedBase(GraphBase):
@@ -130,7 +130,7 @@ class _TemplatePlacement(Placement):
     def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
         self._template_placement.place_variable(variable, mapping)
         for instance, tiles in zip(self._graph.instances[variable], self._tiles, strict=True):
-            instance_mapping = moved(mapping, tiles)
+            instance_mapping = renumber_tiles(mapping, tiles)
             assert instance_mapping is not None, "the mapping was checked against the target of a replica"
             self._parent._placement.place_variable(instance, instance_mapping)
 

@@ -22,7 +22,7 @@ from ipujax.poplar.vertex import VertexRef
 from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
 
 
 def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:
@@ -80,7 +80,7 @@ class _VirtualMappings(Mapping[Variable, TileMapping]):
         if mapping is None:
             return None
         if mapping not in self._renumbered:
-            self._renumbered[mapping] = moved(mapping, self._inverse)
+            self._renumbered[mapping] = renumber_tiles(mapping, self._inverse)
         return self._renumbered[mapping]
 
     def __getitem__(self, variable: Variable) -> TileMapping:
@@ -113,7 +113,7 @@ class _VirtualPlacement(Placement):
         return self._view
 
     def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
-        parent_mapping = moved(mapping, self._tiles)
+        parent_mapping = renumber_tiles(mapping, self._tiles)
         assert parent_mapping is not None, "the mapping was checked against the virtual target"
         self._parent._placement.place_variable(variable, parent_mapping)
 

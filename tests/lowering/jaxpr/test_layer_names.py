@@ -12,7 +12,7 @@ import pytest
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.passes.inline import inline, inline_and_name
 from ipujax.lowering.source_info import name_stack, origin_of
-from ipujax.runtime.tensor import MOST_CALLERS, Origin
+from ipujax.runtime.tensor import MAX_CALLERS, Origin
 
 X = jnp.ones((3, 4))
 NOWHERE = Origin()
@@ -278,7 +278,7 @@ def test_callers_are_the_lines_around(layer: Callable[..., jax.Array]) -> None:
     for origin in products:
         assert "(dense)" in origin.line
         assert [caller.partition(" ")[2] for caller in origin.callers[:2]] == ["(block)", "(loss)"]
-        assert len(origin.callers) <= MOST_CALLERS
+        assert len(origin.callers) <= MAX_CALLERS
 
 
 def test_callers_are_few() -> None:
@@ -286,7 +286,7 @@ def test_callers_are_few() -> None:
         return deep(x, n - 1) if n else jnp.sin(x)
 
     (origin,) = {origin.callers for _, origin in named(lambda x: deep(x, 20), X)}
-    assert len(origin) == MOST_CALLERS
+    assert len(origin) == MAX_CALLERS
 
 
 def test_name_stacks_are_as_without_layers() -> None:

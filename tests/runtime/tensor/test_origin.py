@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.tensor import OF_CALLER, Origin, compose, named_by_caller, part_of, shown_layer
+from ipujax.runtime.tensor import OF_CALLER, Origin, caller_name, compose, part_of, visible_layer
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_line_and_callers_stay() -> None:
 
 
 def test_a_layer_without_its_caller() -> None:
-    assert shown_layer(f"{OF_CALLER}/attention/dense") == "attention/dense"
-    assert shown_layer(OF_CALLER) == ""
-    assert shown_layer("net/dense") == "net/dense"
+    assert visible_layer(f"{OF_CALLER}/attention/dense") == "attention/dense"
+    assert visible_layer(OF_CALLER) == ""
+    assert visible_layer("net/dense") == "net/dense"
 
 
 def test_the_update_is_a_part_of_programs_with_gradients_alone() -> None:
@@ -61,9 +61,9 @@ def test_layer_part_and_callers_are_no_part_of_equality() -> None:
 
 def test_names_that_differ_between_calls_are_those_of_the_call():
     first, second = (Origin(layer="net", names=(f"dense_{n}", "add")) for n in (3, 7))
-    inner = Origin(layer=f"{OF_CALLER}/{named_by_caller(0)}")
+    inner = Origin(layer=f"{OF_CALLER}/{caller_name(0)}")
     assert [compose(call, inner).layer for call in (first, second)] == ["net/dense_3", "net/dense_7"]
-    nested = Origin(layer=OF_CALLER, names=(named_by_caller(0), "relu"))
-    deep = Origin(layer=f"{OF_CALLER}/{named_by_caller(0)}/{named_by_caller(1)}")
+    nested = Origin(layer=OF_CALLER, names=(caller_name(0), "relu"))
+    deep = Origin(layer=f"{OF_CALLER}/{caller_name(0)}/{caller_name(1)}")
     assert compose(compose(first, nested), deep).layer == "net/dense_3/relu"
-    assert shown_layer(inner.layer) == ""
+    assert visible_layer(inner.layer) == ""

@@ -59,19 +59,19 @@ def streamed_but_never_mapped(b):
     b.program.add(StreamIn(HostStream("s", (8,), F32), b.graph.add_variable((8,), F32, "nowhere")))
 
 
-@must_fail("mapping", "leaves elements out or holds them twice")
+@must_fail("mapping", "must have each element once")
 def flat_mapping_with_a_hole(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = Flat(8, np.array([1]), np.array([0]))
 
 
-@must_fail("mapping", "leaves elements out or holds them twice")
+@must_fail("mapping", "must have each element once")
 def blocked_mapping_with_an_empty_box(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = Blocked((np.array([0, 4, 4, 8]),), np.array([0, 1, 2]))
 
 
-@must_fail("mapping", "names a tile the target lacks")
+@must_fail("mapping", "must name tiles of the target")
 def mapping_on_a_tile_too_far(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = on_one_tile(8, 4)
@@ -302,13 +302,13 @@ def copy_between_replicas_under_a_flag_of_each(b):
     b.program.add(If(flag.reshape(()), CrossReplicaCopy(x, x, ((0, 1),)), Sequence()))
 
 
-@must_fail("mapping", "leaves elements out or holds them twice")
+@must_fail("mapping", "must have each element once")
 def flat_mapping_that_goes_back(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = Flat(8, np.array([0, 5, 3]), np.array([0, 1, 2]))
 
 
-@must_fail("mapping", "leaves elements out or holds them twice")
+@must_fail("mapping", "must have each element once")
 def blocked_mapping_with_boxes_that_overlap(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = Blocked((np.array([0, 6, 4, 8]),), np.array([0, 1, 2]))

@@ -14,7 +14,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.tensor.roles import KEPT, OPTIMISER_STATE, PARTIALS, RECOMPUTED, WEIGHTS
+from ipujax.runtime.tensor.roles import OPTIMISER_STATE, PARTIALS, RECOMPUTED, STORED, WEIGHTS
 from ipujax.runtime.views.answers import fullest_tile, limiting_operation, line_to_change, waiting_ipu
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
 from ipujax.runtime.views.situation import Situation, part_situation, program_situation
@@ -57,16 +57,16 @@ HOLDS: dict[tuple[str, str], tuple[Situation, dict[str, Any]]] = {
     ("time", "overlap"): (Situation(phase="host_exchange", has_loop=True), {"has_loop": False, "overlaps_io": True}),
     ("time", "sync"): (Situation(phase="sync"), {"phase": "exchange"}),
     ("memory", "spread"): (replace(FULL, crowding="w", crowding_share=0.5), {"crowding": "", "fullness": 0.3}),
-    ("memory", "shorter parts"): (replace(FULL, holding=RECOMPUTED), {"holding": KEPT, "crowding": "w"}),
+    ("memory", "shorter parts"): (replace(FULL, holding=RECOMPUTED), {"holding": STORED, "crowding": "w"}),
     ("memory", "shard"): (replace(FULL, holding=OPTIMISER_STATE, replicas=2), {"replicas": 1, "holding": WEIGHTS}),
-    ("memory", "sums"): (replace(FULL, holding=PARTIALS), {"cycles_per_byte": 16.0, "holding": KEPT}),
+    ("memory", "sums"): (replace(FULL, holding=PARTIALS), {"cycles_per_byte": 16.0, "holding": STORED}),
     ("memory", "recompute"): (
         replace(FULL, keeps_activations=True, has_backward=True),
         {"has_backward": False, "recomputes": True, "fullness": 0.3, "crowding": "w", "keeps_activations": False},
     ),
     ("memory", "batch"): (replace(FULL, holding="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
     ("memory", "offload"): (replace(FULL, holding="variable", always_live_share=0.9), {"always_live_share": 0.1}),
-    ("memory", "stages"): (replace(OVER, holding=WEIGHTS), {"fits": True, "holding": KEPT}),
+    ("memory", "stages"): (replace(OVER, holding=WEIGHTS), {"fits": True, "holding": STORED}),
     ("memory", "split operands"): (replace(FULL, holding="message"), {"holding": "stack", "cycles_per_byte": 16.0}),
     ("memory", "copies"): (replace(FULL, holding="rearrangement"), {"holding": "stack", "cycles_per_byte": 16.0}),
     ("memory", "split results"): (replace(FULL, holding="outputEdge"), {"holding": "stack", "cycles_per_byte": 16.0}),
