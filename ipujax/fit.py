@@ -27,7 +27,7 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
-from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, subject
+from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, compilation_name
 from ipujax.runtime.memory import MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
 
@@ -150,7 +150,7 @@ def _log_attempt(number: int, choice: Choice, executable: Executable) -> None:
         needed = report.max_tile_bytes if do_fit else int(report.least_bytes.max())
         what = "fits, the fullest tile has" if do_fit else "does not fit, the fullest tile needs at least"
         found = f"{what} {needed:,} of {executable.target.bytes_per_tile:,} bytes"
-        _LOG.info("%s: attempt %d at %g cycles per byte %s", subject(), number, choice.price, found)
+        _LOG.info("%s: attempt %d at %g cycles per byte %s", compilation_name(), number, choice.price, found)
 
 
 def _log_share_of_past(taken: _Attempt[P], attempts: Sequence[_Attempt[P]], seconds: float) -> None:
@@ -166,7 +166,7 @@ def _log_share_of_past(taken: _Attempt[P], attempts: Sequence[_Attempt[P]], seco
     alone = [*starts, seconds][number + 1] - starts[number]
     past = 100 * (1 - alone / seconds)
     what = "%s: attempt %d of %d is taken; the others took %.0f%% of %.1f s"
-    _LOG.info(what, subject(), number + 1, len(attempts), past, seconds)
+    _LOG.info(what, compilation_name(), number + 1, len(attempts), past, seconds)
 
 
 def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:

@@ -57,7 +57,7 @@ from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.host import HostCalls, settled
-from ipujax.runtime.logs import Log, step, watching
+from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
@@ -397,7 +397,7 @@ class IpuFunction(Generic[_P, _R]):
 
     def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
         """Around what compiles, for log lines and progress; some time may have been spent on it before."""
-        return watching(self.__name__, STEPS, self._options.progress, spent_seconds)
+        return watch_compilation(self.__name__, STEPS, self._options.progress, spent_seconds)
 
     def _runner(self, device: Device) -> Callable[..., Any]:
         """The jitted function that lowers while it is traced, and emits what XLA computes; on a `CPU` the plain one."""

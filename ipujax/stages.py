@@ -57,7 +57,7 @@ from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls, settled
-from ipujax.runtime.logs import watching
+from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
@@ -319,7 +319,7 @@ class Lowered(Stage):
     @cached_property
     def _compiled(self) -> Compiled:
         steps, spent = (*self.timings, *STEPS), sum(self.timings.values())
-        with collecting_rarely(), watching(self.name, steps, self._options.progress, spent):
+        with collecting_rarely(), watch_compilation(self.name, steps, self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file, lowered.timings)
         announce(self.name, executable)

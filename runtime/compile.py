@@ -54,7 +54,7 @@ from ipujax.runtime.graph import (
     while_names,
 )
 from ipujax.runtime.graph.graph_counts import graph_counts
-from ipujax.runtime.logs import DEBUG, TRACE, Log, step, subject, watching
+from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
@@ -223,7 +223,7 @@ def compile(
         ArgumentError: a trip count for a loop that the program does not have.
     """
     options = options or Options()
-    with watching("program", STEPS, options.progress):
+    with watch_compilation("program", STEPS, options.progress):
         return _compiled(graph, program, options, check)
 
 
@@ -234,7 +234,7 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
     _check_streaming_memory(graph, program)
     if _LOG.is_on(DEBUG):
         for line in graph_counts(graph):
-            _LOG.debug("%s: %s", subject(), line)
+            _LOG.debug("%s: %s", compilation_name(), line)
     with step(_LOG, "verify", timings):
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with step(_LOG, "cost", timings):
@@ -243,7 +243,7 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
         memory = memory_report(graph, program, effects, costs)
         if _LOG.is_on(TRACE):
             for line in fullest_tiles(memory, _SHOWN_TILES):
-                _LOG.trace("%s: %s", subject(), line)
+                _LOG.trace("%s: %s", compilation_name(), line)
         if not options.allow_out_of_memory:
             check(memory)
     with step(_LOG, "clocks", timings):

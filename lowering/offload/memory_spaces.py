@@ -31,7 +31,7 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, with_inner
 from ipujax.lowering.offload.primitives import host_put_p
 from ipujax.lowering.replicas import replicated_p
-from ipujax.runtime.logs import Log, subject
+from ipujax.runtime.logs import Log, compilation_name
 from ipujax.runtime.tensor import is_key_dtype
 
 _LOG = Log("passes")
@@ -130,7 +130,7 @@ class _MemorySpaceRewrite:
         for var, value in zip(self._original.jaxpr.constvars, self._original.consts, strict=True):
             if is_streamed(var.aval):
                 text = "a function in %s closes over an array on the host, %s: it stays on the chip; arguments do not"
-                _LOG.warning(text, subject(), var.aval.str_short())
+                _LOG.warning(text, compilation_name(), var.aval.str_short())
             constants.append(fetched(value) if is_on_host(var.aval) else value)
         return constants
 

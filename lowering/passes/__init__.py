@@ -50,7 +50,7 @@ from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from ipujax.lowering.refs import discharge
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
-from ipujax.runtime.logs import DEBUG, Log, step, subject
+from ipujax.runtime.logs import DEBUG, Log, compilation_name, step
 
 _LOG = Log("passes")
 
@@ -131,7 +131,9 @@ def run_passes(
             on_pass(name, jaxpr)
         if _LOG.is_on(DEBUG):
             num_nested = len(list(equations(jaxpr.jaxpr)))
-            _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), num_nested)
+            _LOG.debug(
+                "%s: after %s %d equations, %d with those inside", compilation_name(), name, len(jaxpr.eqns), num_nested
+            )
     return jaxprs
 
 

@@ -30,7 +30,7 @@ from ipujax.lowering.schedules import SchedulePlan
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
-from ipujax.runtime.logs import Log, step, subject
+from ipujax.runtime.logs import Log, compilation_name, step
 from ipujax.runtime.target import Target
 
 _LOG = Log("lowering")
@@ -159,7 +159,7 @@ class StageSearch:
                 )
             self._estimates[cuts] = num_bytes, cycles = estimate
             message = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"
-            _LOG.info(message, subject(), cuts, f"{cycles:,}", f"{num_bytes:,}")
+            _LOG.info(message, compilation_name(), cuts, f"{cycles:,}", f"{num_bytes:,}")
         return self._estimates[cuts]
 
     def _pipeline_index(self, jaxpr: ClosedJaxpr) -> int:

@@ -1,4 +1,4 @@
-"""What compiling says while it works: log lines by module and level, and one line of progress on a terminal.
+"""Log lines of a compilation by module and level, and its line of progress on a terminal.
 
 step begins ──▶ progress line          step ends ──▶ its seconds, a log line at INFO          Log ──▶ other lines
 """
@@ -12,8 +12,8 @@ from ipujax.runtime.logs.log_levels import (
 )
 from ipujax.runtime.logs.step import (
     attempt as attempt,
+    compilation_name as compilation_name,
     count_part as count_part,
     step as step,
-    subject as subject,
-    watching as watching,
+    watch_compilation as watch_compilation,
 )

@@ -15,11 +15,11 @@ import logging
 import time
 from dataclasses import dataclass
 
-from ipujax.runtime.logs.log_levels import DEBUG, ERR, INFO, LEVELS, TRACE, WARN, asked_level, write_line
+from ipujax.runtime.logs.log_levels import DEBUG, ERR, INFO, LEVELS, TRACE, WARN, requested_level, write_line
 from ipujax.runtime.logs.progress_line import hide_line
 
 _NAMES = {level: name for name, level in LEVELS.items()}
-_CALLER = 3  # frames from where a record is made up to who called one of the five methods
+_CALLER = 3  # frames from `findCaller` up to the caller of `info`: a method that is added in between changes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +33,47 @@ class Log:
     module: str
 
     def error(self, text: str, *args: object) -> None:
-        """Something went wrong; `text % args`, as with the standard library."""
-        self._say(ERR, text, args)
+        """Log a failure: `text % args`, as the standard library does."""
+        self._log(ERR, text, args)
 
     def warning(self, text: str, *args: object) -> None:
-        """Something cannot be done as asked."""
-        self._say(WARN, text, args)
+        """Log a request of the user that is not met."""
+        self._log(WARN, text, args)
 
     def info(self, text: str, *args: object) -> None:
-        """What is going on, at large."""
-        self._say(INFO, text, args)
+        """Log a step of a compilation."""
+        self._log(INFO, text, args)
 
     def debug(self, text: str, *args: object) -> None:
-        """Facts of a graph."""
-        self._say(DEBUG, text, args)
+        """Log figures of a graph."""
+        self._log(DEBUG, text, args)
 
     def trace(self, text: str, *args: object) -> None:
-        """Facts of a tile."""
-        self._say(TRACE, text, args)
+        """Log figures of a tile."""
+        self._log(TRACE, text, args)
 
     def is_on(self, level: int) -> bool:
-        """Whether anybody gets lines of a level: what is dear to find out is asked for only then."""
-        asked = asked_level(self.module)
-        return self._reaches_host(level, asked) or (asked is not None and level >= asked)
+        """Return whether lines of a level are written anywhere, to be asked before costly texts are computed."""
+        threshold = requested_level(self.module)
+        return self._reaches_host(level, threshold) or (threshold is not None and level >= threshold)
 
-    def _reaches_host(self, level: int, asked: int | None) -> bool:
+    def _reaches_host(self, level: int, threshold: int | None) -> bool:
         logger = self._logger
-        has_last_resort = asked is None and level < ERR  # an error is raised too: nobody misses it
+        # The last resort of the standard library prints warnings; an error is raised too, and would appear twice.
+        has_last_resort = threshold is None and level < ERR
         return logger.isEnabledFor(level) and (has_last_resort or logger.hasHandlers())
 
     @property
     def _logger(self) -> logging.Logger:
         return logging.getLogger(f"ipujax.{self.module}")
 
-    def _say(self, level: int, text: str, args: tuple[object, ...]) -> None:
-        asked = asked_level(self.module)
-        to_host, to_own = self._reaches_host(level, asked), asked is not None and level >= asked
-        if not (to_host or to_own):
+    def _log(self, level: int, text: str, args: tuple[object, ...]) -> None:
+        threshold = requested_level(self.module)
+        to_host = self._reaches_host(level, threshold)
+        to_destination = threshold is not None and level >= threshold
+        if not (to_host or to_destination):
             return
-        hide_line()
+        hide_line()  # else the text would begin behind the line of progress
         logger = self._logger
         file, line, function, _ = logger.findCaller(stacklevel=_CALLER)
         record = logger.makeRecord(logger.name, level, file, line, text, args, None, function)
@@ -79,10 +81,10 @@ class Log:
             record.levelname = _NAMES[TRACE]  # the standard library has no such level
         if to_host:
             logger.handle(record)
-        if to_own:
-            write_line(self._line(record))
+        if to_destination:
+            write_line(self._format_record(record))
 
-    def _line(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+    def _format_record(self, record: logging.LogRecord) -> str:
+        date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         level = _NAMES[record.levelno].lower()
-        return f"[{when}.{int(record.msecs):03d}] [ipujax:{self.module}] [{level}] {record.getMessage()}"
+        return f"[{date}.{int(record.msecs):03d}] [ipujax:{self.module}] [{level}] {record.getMessage()}"

@@ -1,10 +1,11 @@
-"""Which log lines the environment asks for, and where they go.
+"""Levels and destination of log lines, from the environment.
 
     IPUJAX_LOG_LEVEL     a level, for all modules; OFF if it is not set
     IPUJAX_LOG_CONFIG    a JSON file, or JSON itself, {"passes": "DEBUG", …}: levels of single modules, which go first
     IPUJAX_LOG_DEST      stderr (if it is not set), stdout, or a file, to which lines are added
 
-Input: these variables, read whenever a line may be written. Output: a level, and a written line.
+Input: these variables, read whenever a line may be written, so that a program can set them while it runs. Output: a
+level, and a written line.
 Source: Poplar & PopLibs user guide, "Logging" (levels, destination); PopART user guide, "Environment variables"
 (`POPART_LOG_CONFIG`) and "Output format".
 """
@@ -21,12 +22,19 @@ from pathlib import Path
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 
-LEVEL, CONFIG, DESTINATION = "IPUJAX_LOG_LEVEL", "IPUJAX_LOG_CONFIG", "IPUJAX_LOG_DEST"
+LEVEL = "IPUJAX_LOG_LEVEL"
+CONFIG = "IPUJAX_LOG_CONFIG"
+DESTINATION = "IPUJAX_LOG_DEST"
 
-TRACE, DEBUG, INFO, WARN, ERR = 5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+TRACE = 5  # the standard library has no level below DEBUG, which is 10
+DEBUG = logging.DEBUG
+INFO = logging.INFO
+WARN = logging.WARNING
+ERR = logging.ERROR
 _OFF = logging.CRITICAL + 1
 LEVELS: dict[str, int] = {"OFF": _OFF, "ERR": ERR, "WARN": WARN, "INFO": INFO, "DEBUG": DEBUG, "TRACE": TRACE}
 
+# A module of the log is a subject for users, not a file. A test compares these texts with docs/command_line.md.
 MODULES: dict[str, str] = {
     "jit": "tracing, calls that run as plain JAX, gradients summed over replicas, IPUs that nothing uses, compilations"
     " that fail",
@@ -39,8 +47,8 @@ MODULES: dict[str, str] = {
 }
 
 
-def asked_level(module: str) -> int | None:
-    """The level that the environment asks of a module; None where it asks for nothing.
+def requested_level(module: str) -> int | None:
+    """Return the level that the environment requests of a module; None without a request.
 
     Args:
         module: one of `MODULES`.
@@ -48,69 +56,74 @@ def asked_level(module: str) -> int | None:
     Raises:
         ArgumentError: an unknown level or module, with the nearest known name, or a map that cannot be read.
     """
-    config, given = os.environ.get(CONFIG), os.environ.get(LEVEL)
-    if config and module in (levels := _levels(config)):
+    config = os.environ.get(CONFIG)
+    level = os.environ.get(LEVEL)
+    if config and module in (levels := _parse_config(config)):
         return levels[module]
-    if given:
-        return _level(given, LEVEL)
-    return _OFF if config else None
+    if level:
+        return _parse_level(level, LEVEL)
+    return _OFF if config else None  # a map of some modules turns the others off
 
 
 def check_environment() -> None:
-    """Looks at what the environment asks for, before anything is done.
+    """Check the variables of the environment, before a compilation begins.
 
     Raises:
-        ArgumentError: as `asked_level`.
+        ArgumentError: as `requested_level`.
     """
     for module in MODULES:
-        asked_level(module)
+        requested_level(module)
 
 
 def write_line(line: str) -> None:
-    """Writes a line to where the environment says.
+    """Write a line to the destination of the environment.
 
     Args:
-        line: without its end.
+        line: without a newline.
 
     Raises:
         ArgumentError: a file that cannot be written.
     """
-    where = os.environ.get(DESTINATION) or "stderr"
-    if where in ("stderr", "stdout"):
-        print(line, file=getattr(sys, where), flush=True)
+    destination = os.environ.get(DESTINATION) or "stderr"
+    if destination in ("stderr", "stdout"):
+        print(line, file=getattr(sys, destination), flush=True)  # looked up now: tests and notebooks replace streams
         return
     try:
-        with open(where, "a", encoding="utf-8") as file:
+        with open(destination, "a", encoding="utf-8") as file:
             file.write(line + "\n")
     except OSError as error:
-        what, expected = f"{DESTINATION} names a file that cannot be written", "stderr, stdout, or a file"
-        raise ArgumentError(what, expected=expected, got=f"{where!r}: {error.strerror}") from error
+        title = f"{DESTINATION} names a file that cannot be written"
+        got = f"{destination!r}: {error.strerror}"
+        raise ArgumentError(title, expected="stderr, stdout, or a file", got=got) from error
 
 
-def _levels(config: str) -> dict[str, int]:
-    """The levels of a map of modules."""
-    inline = config.lstrip().startswith("{")
+def _parse_config(config: str) -> dict[str, int]:
+    is_inline = config.lstrip().startswith("{")
     try:
-        given = json.loads(config if inline else Path(config).read_text(encoding="utf-8"))
+        levels = json.loads(config if is_inline else Path(config).read_text(encoding="utf-8"))
     except OSError as error:
-        what, expected = f"{CONFIG} names a file that cannot be read", "a JSON file, or JSON that begins with {"
-        raise ArgumentError(what, expected=expected, got=f"{config!r}: {error.strerror}") from error
+        expected = "a JSON file, or JSON that begins with {"
+        got = f"{config!r}: {error.strerror}"
+        raise ArgumentError(f"{CONFIG} names a file that cannot be read", expected=expected, got=got) from error
     except ValueError as error:
-        raise ArgumentError(f"{CONFIG} is not JSON", expected=_EXAMPLE, got=f"{config!r}: {error}") from error
-    if not isinstance(given, Mapping):
-        raise ArgumentError(f"{CONFIG} is no map of modules", expected=_EXAMPLE, got=type(given).__name__)
-    for module in given:
+        raise ArgumentError(f"{CONFIG} must be JSON", expected=_EXAMPLE, got=f"{config!r}: {error}") from error
+    if not isinstance(levels, Mapping):
+        raise ArgumentError(f"{CONFIG} must map modules to levels", expected=_EXAMPLE, got=type(levels).__name__)
+    for module in levels:
         if module not in MODULES:
-            what, expected = f"{CONFIG} names no module of ipujax: {module!r}", f"one of {', '.join(MODULES)}"
-            raise ArgumentError(what, expected=expected, got=repr(module), hint=nearest(module, MODULES))
-    return {module: _level(level, f"{CONFIG}, of {module!r},") for module, level in given.items()}
+            title = f"{CONFIG} names an unknown module: {module!r}"
+            hint = nearest(module, MODULES)
+            raise ArgumentError(title, expected=f"one of {', '.join(MODULES)}", got=repr(module), hint=hint)
+    return {module: _parse_level(level, f"{CONFIG}, for {module!r},") for module, level in levels.items()}
 
 
 _EXAMPLE = '{"passes": "DEBUG", "compile": "INFO"}'
 
 
-def _level(given: object, where: str) -> int:
-    if not isinstance(given, str) or given.upper() not in LEVELS:
-        what, expected = f"{where} is no log level", f"one of {', '.join(LEVELS)}"
-        raise ArgumentError(what, expected=expected, got=repr(given), hint=nearest(given, LEVELS))
-    return LEVELS[given.upper()]
+def _parse_level(level: object, setting: str) -> int:
+    if not isinstance(level, str) or level.upper() not in LEVELS:
+        expected = f"one of {', '.join(LEVELS)}"
+        raise ArgumentError(
+            f"{setting} must be a log level", expected=expected, got=repr(level), hint=nearest(level, LEVELS)
+        )
+    return LEVELS[level.upper()]

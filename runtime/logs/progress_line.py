@@ -1,8 +1,8 @@
-"""One line of a terminal that says how far work is, rewritten in place and cleared at the end.
+"""Line of a terminal with the progress of work, rewritten in place and cleared at the end.
 
-Input: a function that says the text of this moment. Output: that text on standard error, from two seconds on, four
-times a second; nothing where that is no terminal. It is written with carriage returns and spaces alone, which every
-terminal understands. Limits: what others print meanwhile begins behind the line; log lines of ipujax hide it first.
+Input: a function that returns the present text. Output: that text on standard error, from two seconds on, four times a
+second; nothing where that is no terminal. It is written with carriage returns and spaces alone, which every
+terminal understands. Limits: text that others print meanwhile begins behind the line; log lines of ipujax hide it first.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from contextvars import ContextVar
 from threading import Event, Lock, Thread
 from typing import TextIO
 
-WAIT_SECONDS, _EVERY_SECONDS = 2.0, 0.25
+WAIT_SECONDS = 2.0  # before the line appears: short compilations show none
+_EVERY_SECONDS = 0.25
 
 
 class _Line:
-    """A line, drawn by a thread of its own: a pass says nothing while it computes."""
+    """Line drawn by a thread, because a pass that computes reports nothing."""
 
     def __init__(self, stream: TextIO, text: Callable[[], str]) -> None:
-        self._stream, self._text = stream, text
-        self._shown, self._lock, self._is_over = 0, Lock(), Event()  # characters that are on the terminal now
+        self._stream = stream
+        self._text = text
+        self._width = 0  # characters that are on the terminal now
+        self._lock = Lock()  # of stream and width: `hide` runs in the thread that compiles
+        self._is_over = Event()
         self._thread = Thread(target=self._draw, name="ipujax progress", daemon=True)
 
     def start(self) -> None:
@@ -35,22 +39,23 @@ class _Line:
         self.hide()
 
     def hide(self) -> None:
-        """Clears the line, until it is drawn again."""
+        """Clear the line, until it is drawn again."""
         with self._lock:
-            if self._shown:
-                self._stream.write(f"\r{' ' * self._shown}\r")
+            if self._width:
+                self._stream.write(f"\r{' ' * self._width}\r")
                 self._stream.flush()
-                self._shown = 0
+                self._width = 0
 
     def _draw(self) -> None:
         wait = WAIT_SECONDS
         while not self._is_over.wait(wait):
             wait = _EVERY_SECONDS
+            # One column is left free: a full line would wrap, and a carriage return would not reach its start.
             text = self._text()[: shutil.get_terminal_size().columns - 1]
             with self._lock:
-                self._stream.write(f"\r{text.ljust(self._shown)}")
+                self._stream.write(f"\r{text.ljust(self._width)}")
                 self._stream.flush()
-                self._shown = len(text)
+                self._width = len(text)
 
 
 _LINE: ContextVar[_Line | None] = ContextVar("ipujax_progress_line", default=None)
@@ -58,13 +63,13 @@ _LINE: ContextVar[_Line | None] = ContextVar("ipujax_progress_line", default=Non
 
 @contextmanager
 def progress_line(text: Callable[[], str]) -> Iterator[None]:
-    """Shows how far what is inside has come, if standard error is a terminal.
+    """Show the progress of the work inside, if standard error is a terminal.
 
     Args:
-        text: what to show now; called by another thread.
+        text: returns the present text; called by another thread.
     """
     stream = sys.stderr
-    if stream is None or not stream.isatty():
+    if stream is None or not stream.isatty():  # None in a process without a console
         yield
         return
     line = _Line(stream, text)
@@ -78,6 +83,6 @@ def progress_line(text: Callable[[], str]) -> Iterator[None]:
 
 
 def hide_line() -> None:
-    """Clears the line of progress, if there is one, before something else is written."""
+    """Clear the line of progress, if there is one, before other text is written."""
     if (line := _LINE.get()) is not None:
         line.hide()

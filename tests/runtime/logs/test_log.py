@@ -1,4 +1,4 @@
-"""Log lines: what the environment asks for, what handlers of the host program get, and what is refused."""
+"""Log lines: levels and destination of the environment, handlers of the host program, refused settings."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def compiled(options: ipu.Options | None = None) -> ipu.Compiled:
 
 def lines(path: Path) -> list[tuple[str, str, str]]:
     """(module, level, text) of each line of a log file."""
-    found = [FORM.fullmatch(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert all(found)
-    return [(match[3], match[4], match[0].split("] ", 3)[3]) for match in found if match]
+    matches = [FORM.fullmatch(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all(matches)
+    return [(match[3], match[4], match[0].split("] ", 3)[3]) for match in matches if match]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, m
     ("bytes_per_tile", "prices"), [(24_000, [0.5, 1, 2, 4, 8, 16]), (4096, [0.5, 1])], ids=["short", "hopeless"]
 )
 def test_each_attempt_says_what_lacks(bytes_per_tile: int, prices: list[float], log_file: Path, monkeypatch) -> None:
-    """Where tiles lack many times what they have, and a dearer byte frees little, no more prices are tried."""
+    """No further cost per byte is tried where tiles lack a multiple of their memory and the last raise freed little."""
     monkeypatch.setenv(CONFIG, '{"fit": "INFO"}')
     small = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
     with pytest.raises(ipu.TileMemoryError):
@@ -76,25 +76,27 @@ def test_each_way_to_cut_a_pipeline_says_what_it_takes(log_file: Path, monkeypat
         return x
 
     piped = ipu.pipeline(layers, micro_batches=2, reduce="stack", stages=2)
-    made = ipu.jit(piped, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(jnp.ones((3, 8, 8)), jnp.ones((4, 8)))
+    lowered = ipu.jit(piped, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(
+        jnp.ones((3, 8, 8)), jnp.ones((4, 8))
+    )
     ways = [text for _, _, text in lines(log_file) if "stages that begin at segments" in text]
     assert len(ways) > 1 and len(ways) == len(set(ways))
-    assert any(f"segments {made.choice.cuts[0]} take" in text for text in ways)
+    assert any(f"segments {lowered.choice.cuts[0]} take" in text for text in ways)
     assert len([text for _, _, text in lines(log_file) if "stages took" in text]) == len(ways)
 
 
 def test_debug_counts_the_graph_and_trace_the_tiles(log_file: Path, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "trace")
-    made = compiled()
-    found = lines(log_file)
-    graph, memory = made.executable.graph, made.profile.memory
+    program = compiled()
+    rows = lines(log_file)
+    graph, memory = program.executable.graph, program.profile.memory
     vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
-    assert any(f"{len(graph.groups)} compute sets" in text and f"{vertices:,} vertices" in text for *_, text in found)
-    assert any(text.startswith(f"step: {len(graph.variables)} variables of") for *_, text in found)
-    assert any("after fuse" in text and "equations" in text for *_, text in found)
-    tiles = [text for _, level, text in found if level == "trace"]
+    assert any(f"{len(graph.groups)} compute sets" in text and f"{vertices:,} vertices" in text for *_, text in rows)
+    assert any(text.startswith(f"step: {len(graph.variables)} variables of") for *_, text in rows)
+    assert any("after fuse" in text and "equations" in text for *_, text in rows)
+    tiles = [text for _, level, text in rows if level == "trace"]
     assert len(tiles) == 4 and f"{memory.max_tile_bytes:,} of" in tiles[0]
-    assert {level for _, level, _ in found} == {"info", "debug", "trace"}
+    assert {level for _, level, _ in rows} == {"info", "debug", "trace"}
 
 
 def test_levels_of_modules_go_before_the_level_of_all(log_file: Path, tmp_path: Path, monkeypatch) -> None:
@@ -106,9 +108,9 @@ def test_levels_of_modules_go_before_the_level_of_all(log_file: Path, tmp_path: 
     log_file.unlink()
     monkeypatch.setenv(LEVEL, "INFO")
     compiled()
-    found = lines(log_file)
-    assert "passes" not in {module for module, *_ in found}
-    assert ("fit", "info") in {line[:2] for line in found} and ("compile", "debug") in {line[:2] for line in found}
+    rows = lines(log_file)
+    assert "passes" not in {module for module, *_ in rows}
+    assert ("fit", "info") in {line[:2] for line in rows} and ("compile", "debug") in {line[:2] for line in rows}
 
 
 def test_lines_go_to_the_stream_that_is_named(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,28 +170,28 @@ def test_a_compilation_that_fails_is_an_error_line(log_file: Path, monkeypatch) 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (LEVEL, "DEBGU", r"IPUJAX_LOG_LEVEL is no log level(.|\n)*one of OFF, ERR.*(.|\n)*try: 'DEBUG'"),
-        (CONFIG, '{"pases": "INFO"}', r"names no module of ipujax: 'pases'(.|\n)*try: 'passes'"),
-        (CONFIG, '{"passes": "INF"}', r"of 'passes', is no log level(.|\n)*try: 'INFO'"),
-        (CONFIG, '{"passes": 3}', r"of 'passes', is no log level"),
-        (CONFIG, "{", r"IPUJAX_LOG_CONFIG is not JSON"),
+        (LEVEL, "DEBGU", r"IPUJAX_LOG_LEVEL must be a log level(.|\n)*one of OFF, ERR.*(.|\n)*try: 'DEBUG'"),
+        (CONFIG, '{"pases": "INFO"}', r"names an unknown module: 'pases'(.|\n)*try: 'passes'"),
+        (CONFIG, '{"passes": "INF"}', r"for 'passes', must be a log level(.|\n)*try: 'INFO'"),
+        (CONFIG, '{"passes": 3}', r"for 'passes', must be a log level"),
+        (CONFIG, "{", r"IPUJAX_LOG_CONFIG must be JSON"),
         (CONFIG, "/no/such/file.json", r"names a file that cannot be read(.|\n)*No such file"),
         (DESTINATION, "/no/such/folder/log.txt", r"IPUJAX_LOG_DEST names a file that cannot be written"),
     ],
 )
-def test_what_is_no_level_module_or_file_is_refused(name: str, value: str, message: str, monkeypatch) -> None:
+def test_refuses_an_unknown_level_module_or_file(name: str, value: str, message: str, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "INFO")
     monkeypatch.setenv(name, value)
     with pytest.raises(ipu.ArgumentError, match=message):
         compiled()
 
 
-def test_a_list_is_no_map_of_modules(tmp_path: Path, monkeypatch) -> None:
+def test_refuses_a_list_of_modules(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "levels.json"
     path.write_text('["passes"]', encoding="utf-8")
     monkeypatch.setenv(CONFIG, str(path))
-    with pytest.raises(ipu.ArgumentError, match="is no map of modules"):
-        log_levels.asked_level("passes")
+    with pytest.raises(ipu.ArgumentError, match="must map modules to levels"):
+        log_levels.requested_level("passes")
 
 
 def test_the_page_has_every_level_and_module() -> None:
