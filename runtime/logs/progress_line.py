@@ -2,7 +2,7 @@
 
 Input: a function that returns the present text. Output: that text on standard error, from two seconds on, four times a
 second; nothing where that is no terminal. It is written with carriage returns and spaces alone, which every
-terminal understands. Limits: text that others print meanwhile begins behind the line; log lines of ipujax hide it first.
+terminal understands. Limits: text that others print begins behind the line; log lines of ipujax hide it first.
 """
 
 from __future__ import annotations
