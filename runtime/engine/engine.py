@@ -20,7 +20,7 @@ from ipujax.runtime.engine.single import EngineProgram, Record, Streams
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, distinct
 from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
 from ipujax.runtime.tensor import Variable
-from ipujax.runtime.verify import Facts, cross_replica, divergent_control
+from ipujax.runtime.verify import Inventory, cross_replica, divergent_control
 
 
 def engine_function(
@@ -85,7 +85,7 @@ def prepared(
     """
     alone = EngineProgram(graph, program, exact_splits, record, kept, host, calls)
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
-        facts = Facts.of(graph, program, EffectsOf(graph))
+        facts = Inventory.of(graph, program, EffectsOf(graph))
         for rule in (cross_replica, divergent_control):
             for error in rule(facts):
                 raise error

@@ -13,8 +13,8 @@ writes partials.
 Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by
 a monoid, and the split of a `literal` axis is part of the meaning.
 
-`extents` gives the blocks of an access over the grid; `boxes` lists them for the vertices that exist, for the tile
-interpreter and for the verifier where its quick tests decide nothing.
+`extents` gives the blocks of an access over the grid; `vertex_blocks` lists them for the vertices that exist, for the
+tile interpreter and for the verifier where its quick tests decide nothing.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def squeezed_shape(access: Access, lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Boxes:
+class VertexBlocks:
     """The blocks of one access, for the vertices that exist, in row-major order of the grid.
 
     Args:
@@ -274,7 +274,7 @@ class Boxes:
     tile: np.ndarray
 
 
-def boxes(group: VertexGroup, access: Access) -> Boxes:
+def vertex_blocks(group: VertexGroup, access: Access) -> VertexBlocks:
     """The blocks of `access` for the vertices of `group` that exist."""
     present = group.tile >= 0
     per_dim = extents(group, access)
@@ -283,4 +283,4 @@ def boxes(group: VertexGroup, access: Access) -> Boxes:
         columns = [np.broadcast_to(getattr(extent, name), group.grid)[present] for extent in per_dim]
         return np.stack(columns, axis=1) if columns else np.zeros((int(present.sum()), 0), np.int64)
 
-    return Boxes(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[present])
+    return VertexBlocks(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[present])

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Access, Boxes, Codelet, VertexGroup, boxes, squeezed_shape
+from ipujax.runtime.graph import Access, Codelet, VertexBlocks, VertexGroup, squeezed_shape, vertex_blocks
 from ipujax.runtime.interpreter.tile_memory import (
     Actor,
     InterpreterError,
@@ -68,7 +68,7 @@ class Views:
     """The elements of tensors and the blocks of accesses, each listed once."""
 
     _indices: dict[Tensor, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    _boxes: dict[Access, tuple[VertexGroup, Boxes]] = field(default_factory=dict)
+    _boxes: dict[Access, tuple[VertexGroup, VertexBlocks]] = field(default_factory=dict)
 
     def whole(self, tensor: Tensor) -> View:
         """The elements of a tensor."""
@@ -86,7 +86,7 @@ class Views:
         """Start, length and (low, high) fill of a vertex's block in every dimension of the tensor."""
         group, box = self._boxes.get(access, (None, None))
         if box is None or group is not vertex.group:
-            box = boxes(vertex.group, access)
+            box = vertex_blocks(vertex.group, access)
             self._boxes[access] = vertex.group, box
         i = vertex.index
         pads = list(zip(box.pad_low[i].tolist(), box.pad_high[i].tolist(), strict=True))

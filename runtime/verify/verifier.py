@@ -2,11 +2,10 @@
 
 Input: a graph and a program. Output: nothing, or the first `VerifyError`, whose `rule` is the name in the table. Rules
 look at mappings, accesses and the program tree, never at values; the tile interpreter finds the same faults as they
-happen. Later rules may rely on what earlier ones have made sure of.
+happen. A rule may rely on all rules before it in the table.
 
 Limits: that a program fits in tile memory is checked where memory is counted. That operands are delivered needs no
-rule, as exchanges follow from accesses; the interpreter checks it. What a codelet computes inside its blocks is not
-checked at all.
+rule, as exchanges follow from accesses; the interpreter checks it. The function of a codelet is not checked at all.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.graph import Graph, Program
-from ipujax.runtime.verify.facts import Facts
+from ipujax.runtime.verify.inventory import Inventory
 from ipujax.runtime.verify.ipus import cross_ipu
 from ipujax.runtime.verify.races import read_write_race, write_race
 from ipujax.runtime.verify.replicas import cross_replica, divergent_control
@@ -31,8 +30,8 @@ from ipujax.runtime.verify.types import (
 )
 from ipujax.runtime.verify.undefined import undefined_read
 
-# By the name in `VerifyError.rule`: yields the errors of a program, none when it is sound.
-RULES: dict[str, Callable[[Facts], Iterator[VerifyError]]] = {
+# By the name in `VerifyError.rule`, in the order in which they run.
+RULES: dict[str, Callable[[Inventory], Iterator[VerifyError]]] = {
     "unknown-compute-set": unknown_compute_set,
     "unmapped-variable": unmapped_variable,
     "mapping": mapping,
@@ -50,19 +49,19 @@ RULES: dict[str, Callable[[Facts], Iterator[VerifyError]]] = {
 
 
 def verify(graph: Graph, program: Program, effects: EffectsOf | None = None, *, without: Collection[str] = ()) -> None:
-    """Refuses a program that breaks a rule.
+    """Check a program against all rules.
 
     Args:
         graph: variables, mappings and vertices.
-        program: what would run.
-        effects: effects of programs of the graph, if they were computed already.
-        without: names of rules that it need not keep.
+        program: the whole program.
+        effects: effects of programs of the graph, if already computed.
+        without: names of rules to leave out.
 
     Raises:
-        VerifyError: the first error of the first rule broken.
+        VerifyError: the first error of the first broken rule.
     """
-    facts = Facts.of(graph, program, effects or EffectsOf(graph))
+    inventory = Inventory.of(graph, program, effects or EffectsOf(graph))
     for name, rule in RULES.items():
         if name not in without:
-            for error in rule(facts):
+            for error in rule(inventory):
                 raise error

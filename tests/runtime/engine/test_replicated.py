@@ -267,8 +267,8 @@ def test_a_copy_to_all_replicas_makes_a_value_the_same():
     ("replicas", "pairs", "match"),
     [
         (1, ((0, 0),), "the graph is not replicated"),
-        (2, ((0, 2),), r"names replicas there are not[\s\S]*0 … 1[\s\S]*\[2\]"),
-        (2, ((-1, 0),), "names replicas there are not"),
+        (2, ((0, 2),), r"names replicas that the graph lacks[\s\S]*0 … 1[\s\S]*\[2\]"),
+        (2, ((-1, 0),), "names replicas that the graph lacks"),
         (3, ((0, 1), (2, 1)), r"writes twice to replica 1[\s\S]*\[\(0, 1\), \(2, 1\)\]"),
     ],
 )

@@ -48,7 +48,7 @@ def of_another_graph(b):
     b.program.add(Builder().compute_set())
 
 
-@must_fail("unmapped-variable", r"Variable\(nowhere: float32\[8\]\) lies on no tile")
+@must_fail("unmapped-variable", r"Variable\(nowhere: float32\[8\]\) is mapped to no tile")
 def never_mapped(b):
     nowhere = b.graph.add_variable((8,), F32, "nowhere")
     b.run(b.unary(b.given(8), nowhere))
@@ -432,7 +432,7 @@ def operand_in_the_middle_of_a_range_of_tiles(b):
     b.run(b.unary(x, y, 1, tile=[0]))
 
 
-@must_fail("cross-replica", "names replicas there are not")
+@must_fail("cross-replica", "names replicas that the graph lacks")
 def copy_to_a_replica_there_is_not(b):
     b.graph.replication_factor = 2
     x = b.given(4)

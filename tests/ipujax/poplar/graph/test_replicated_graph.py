@@ -432,7 +432,7 @@ def refusals():
         (vertex_of_the_parent, GraphError, "a vertex of the parent graph in AddVertex is connected to a tensor of"),
         (meeting_under_a_decision, GraphError, "CrossReplicaCopy under control flow on a tensor of replicas"),
         (parents_vertex_under_a_decision, GraphError, "compute set AddVertex has vertices of the parent graph too"),
-        (copy_to_a_replica_there_is_not, VerifyError, r"names replicas there are not[\s\S]*0 … 3"),
+        (copy_to_a_replica_there_is_not, VerifyError, r"names replicas that the graph lacks[\s\S]*0 … 3"),
         (copy_between_replicas_of_no_replicas, VerifyError, "the graph is not replicated"),
     ]
 

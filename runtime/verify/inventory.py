@@ -1,7 +1,7 @@
-"""What the rules of the verifier look at: a program's steps and vertex groups, listed once, and their flat runs.
+"""Steps, vertex groups and connections of a program, listed once for all rules of the verifier, and their flat runs.
 
-Rules are functions from `Facts` to the errors they find. The quick tests of a rule look at an access as a whole, in
-O(rank); `access_runs` is exact, in the number of contiguous runs of all blocks, where a quick test decides nothing.
+A rule is a function from an `Inventory` to errors. Its quick test looks at an access as a whole, in O(rank); where that
+decides nothing, `access_runs` is exact, in time proportional to the contiguous runs of all blocks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ipujax.runtime.graph import (
     Graph,
     Program,
     VertexGroup,
-    boxes,
     distinct,
     own_tensors,
+    vertex_blocks,
 )
 from ipujax.runtime.tensor import Origin, Tensor, Variable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Connection:
-    """One field of a vertex group and what it is connected to."""
+    """One field of a vertex group and the access it is connected to."""
 
     compute_set: ComputeSet
     group: VertexGroup
@@ -38,8 +38,8 @@ class Connection:
     access: Access
 
     @property
-    def where(self) -> Origin:
-        """The user's line."""
+    def origin(self) -> Origin:
+        """Return the origin of the group, or that of its compute set if the group has none."""
         return self.compute_set.origin if self.group.origin == Origin() else self.group.origin
 
     def __str__(self) -> str:
@@ -47,15 +47,15 @@ class Connection:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Facts:
-    """A program to verify.
+class Inventory:
+    """Everything in a program that a rule looks at.
 
     Args:
         graph: holds mappings and vertex groups.
         program: the whole program.
         nodes: its nodes, each once, parents first.
-        connections: for each compute set that runs, and that the graph knows, the fields of all its groups.
-        effects: what programs read and write.
+        connections: for each compute set of the graph that runs, the fields of all its groups.
+        effects: variables that programs read and write.
     """
 
     graph: Graph
@@ -65,26 +65,27 @@ class Facts:
     effects: EffectsOf
 
     @classmethod
-    def of(cls, graph: Graph, program: Program, effects: EffectsOf) -> Facts:
-        """Lists a program once."""
+    def of(cls, graph: Graph, program: Program, effects: EffectsOf) -> Inventory:
+        """List the nodes and connections of a program."""
         nodes = tuple(distinct(program))
         sets = dict.fromkeys(node.compute_set for node in nodes if isinstance(node, Execute))
-        known = {each: tuple(_connections(each, graph.groups[each])) for each in sets if each in graph.groups}
-        return cls(graph, program, nodes, known, effects)
+        # A compute set of another graph is left out here, and refused by the rule "unknown-compute-set".
+        connections = {each: tuple(_connect(each, graph.groups[each])) for each in sets if each in graph.groups}
+        return cls(graph, program, nodes, connections, effects)
 
     def fields(self) -> Iterator[Connection]:
-        """The fields of all vertex groups."""
+        """Yield the fields of all vertex groups."""
         for connections in self.connections.values():
             yield from connections
 
     def groups(self) -> Iterator[tuple[ComputeSet, VertexGroup]]:
-        """All vertex groups that run."""
+        """Yield all vertex groups that run, each with its compute set."""
         for compute_set in self.connections:
             for group in self.graph.groups[compute_set]:
                 yield compute_set, group
 
     def tensors(self) -> Iterator[tuple[Tensor, Connection | Program]]:
-        """All tensors a program touches, and what touches them."""
+        """Yield all tensors of the program, each with the field or node that reads or writes it."""
         for connection in self.fields():
             yield connection.access.tensor, connection
         for node in self.nodes:
@@ -92,33 +93,35 @@ class Facts:
                 yield tensor, node
 
 
-def where(what: Connection | Program) -> Origin:
-    """The user's line of what touches a tensor."""
-    return what.where if isinstance(what, Connection) else getattr(what, "origin", Origin())
+def origin_of(user: Connection | Program) -> Origin:
+    """Return the origin of a field or node that uses a tensor."""
+    # Not every node of a program has an origin: a `Sequence` has none.
+    return user.origin if isinstance(user, Connection) else getattr(user, "origin", Origin())
 
 
-def _connections(compute_set: ComputeSet, groups: list[VertexGroup]) -> Iterator[Connection]:
+def _connect(compute_set: ComputeSet, groups: list[VertexGroup]) -> Iterator[Connection]:
     for group in groups:
-        # Unequal numbers are for the rule on types to refuse.
+        # The rule "type-mismatch" refuses a group with more or fewer accesses than fields.
         for field, access in zip(group.codelet.fields, group.accesses, strict=False):
             yield Connection(compute_set, group, field, access)
 
 
 def access_runs(group: VertexGroup, access: Access, bases: Bases) -> Runs:
-    """The contiguous runs of memory each vertex of a group touches, by the number of the vertex among those that exist.
+    """Return the contiguous runs of memory that vertices touch through `access`, numbered by existing vertex.
 
     Args:
         group: the vertices.
         access: one of its accesses.
-        bases: where each variable starts in a common flat space.
+        bases: first element of each variable in a common flat space.
     """
-    box = boxes(group, access)
-    some = np.flatnonzero(np.all(box.length > 0, axis=1))
-    return concat_runs(block_runs(access.tensor.node, some, box.start[some], box.length[some], bases))
+    blocks = vertex_blocks(group, access)
+    # A block of fill alone has length 0 in some dimension, and touches no memory.
+    vertices = np.flatnonzero(np.all(blocks.length > 0, axis=1))
+    return concat_runs(block_runs(access.tensor.node, vertices, blocks.start[vertices], blocks.length[vertices], bases))
 
 
 def tensor_runs(tensor: Tensor, bases: Bases) -> Runs:
-    """The contiguous runs of memory of a whole tensor, as of vertex 0."""
+    """Return the contiguous runs of memory of a whole tensor, as those of vertex 0."""
     if tensor.size == 0:
         return concat_runs([])
     start = np.zeros((1, tensor.ndim), np.int64)
@@ -127,7 +130,7 @@ def tensor_runs(tensor: Tensor, bases: Bases) -> Runs:
 
 
 def element_name(flat: int, bases: Bases) -> str:
-    """The variable and index of one element of a common flat space."""
+    """Return variable and index of element `flat` of a common flat space, for messages."""
     variable = max((v for v, base in bases.items() if base <= flat), key=lambda v: bases[v])
     return f"{variable!r}{_index(flat - bases[variable], variable)}"
 
