@@ -179,11 +179,11 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
             for chip in chips
         ]
     )
-    done = np.zeros(len(peak), bool)
-    full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are done
+    is_exact = np.zeros(len(peak), bool)
+    full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are exact
     count = _FULLEST_AT_ONCE
     # Ends when no group leaves a tile fuller than `full`: only then the largest of all tiles is known exactly.
-    while len(fuller := np.flatnonzero((always + packed.size > full) & ~done)):
+    while len(fuller := np.flatnonzero((always + packed.size > full) & ~is_exact)):
         tiles = np.sort(fuller[np.argsort(-(always + packed.size)[fuller], kind="stable")[:count]])
         enough = np.maximum(accepted, full - always)  # a tile below the fullest needs no better sequence
         for chip in chips:
@@ -193,8 +193,8 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
                 better = exact.size < packed.size[on_chip]
                 packed.size[on_chip[better]] = exact.size[better]
                 packed.wide[on_chip[better]] = exact.wide[better]
-        done[tiles] = True
-        full = max(full, (always + packed.size)[done].max())
+        is_exact[tiles] = True
+        full = max(full, (always + packed.size)[is_exact].max())
         count *= 2
     return packed
 

@@ -1,9 +1,9 @@
-"""What lies on many tiles at once, each at its own peak: the largest things of each.
+"""Contents of many tiles at once, each at its own peak: the largest items of each.
 
-Input: what tiles hold for some of the time, and always. Output: `TileContents`, plain columns, which also make
-JSON-able data and are made of it. All tiles that are fullest at one step are looked at together, so this takes little
-longer than one tile.
-Limits: of targets with very many tiles the fullest are listed, and of each tile the largest things; of the fullest tile
+Input: items with live ranges, and those that are always live. Output: `TileContents`, plain columns, convertible to
+JSON-able data and back. All tiles whose peak is at one step are read together, so this takes little longer than one
+tile.
+Limits: of targets with very many tiles the fullest are listed, and of each tile the largest items; of the fullest tile
 all.
 """
 
@@ -23,22 +23,22 @@ from ipujax.runtime.memory.role_bytes import role_of_variable
 from ipujax.runtime.tensor import Variable
 from ipujax.runtime.tensor.roles import CONSTANTS
 
-MOST_TILES = 4_096
-MOST_ITEMS = 8  # of one tile
+MAX_TILES = 4_096
+MAX_ITEMS = 8  # of one tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileContents:
-    """The largest things on tiles.
+    """The largest items on tiles.
 
     Args:
-        items: name, category and line of everything that is named, each once.
+        items: name, category and source line of each different item.
         steps: names of steps.
-        tiles: the tiles that are listed, rising, int64[tiles].
-        peak: the step at which each of them is fullest, as its number, int64[tiles].
-        tile: the tile of each row, int64[rows]; by tile, largest first.
-        item: what it is, as its number, int64[rows].
-        num_bytes: its bytes, int64[rows].
+        tiles: numbers of the listed tiles, rising, int64[tiles].
+        peak: index in `steps` of the step at which each of them is fullest, int64[tiles].
+        tile: tile of each row, int64[rows]; rows are sorted by tile, then largest first.
+        item: index in `items`, int64[rows].
+        num_bytes: bytes of the item on the tile, int64[rows].
     """
 
     items: tuple[tuple[str, str, str], ...]
@@ -50,30 +50,27 @@ class TileContents:
     num_bytes: np.ndarray
 
     def data(self) -> dict[str, Any]:
-        """The columns as JSON-able data."""
+        """Return the columns as JSON-able data."""
         numbers = {name: getattr(self, name).tolist() for name in _NUMBERS}
         return {"items": [list(item) for item in self.items], "steps": list(self.steps), **numbers}
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> TileContents:
-        """The contents of such data.
-
-        Args:
-            data: as `data` makes it.
+        """Return the contents saved as the result of `data`.
 
         Raises:
-            KeyError, TypeError, ValueError: data of something else.
+            KeyError, TypeError, ValueError: other data.
         """
         items = tuple((str(name), str(category), str(line)) for name, category, line in data["items"])
         numbers = {name: np.array(data[name], np.int64) for name in _NUMBERS}
-        for one, other in (("tiles", "peak"), ("tile", "item"), ("tile", "num_bytes")):
-            if numbers[one].shape != numbers[other].shape:
-                raise ValueError(f"{one} and {other} differ in length")
+        for first, second in (("tiles", "peak"), ("tile", "item"), ("tile", "num_bytes")):
+            if numbers[first].shape != numbers[second].shape:
+                raise ValueError(f"{first} and {second} differ in length")
         return cls(items, tuple(data["steps"]), **numbers)
 
 
 _NUMBERS = ("tiles", "peak", "tile", "item", "num_bytes")
-_Piece = tuple[LiveItem, np.ndarray, np.ndarray]  # what it is, the tiles that have it, and its bytes there
+_ItemOnTiles = tuple[LiveItem, np.ndarray, np.ndarray]  # item, numbers of the tiles with bytes of it, bytes there
 
 
 def tile_contents(
@@ -81,75 +78,85 @@ def tile_contents(
     constants: Iterable[Variable],
     always: Mapping[str, np.ndarray],
     tile_bytes: np.ndarray,
-    most_tiles: int = MOST_TILES,
-    most_items: int = MOST_ITEMS,
+    max_tiles: int = MAX_TILES,
+    max_items: int = MAX_ITEMS,
 ) -> TileContents:
-    """The largest things on each tile at its peak.
+    """Return the largest items on each tile at its peak.
 
     Args:
-        occupancy: what is there for some of the time.
-        constants: what is always there.
-        always: further bytes that are always there, by category, int64[num_tiles] each.
+        occupancy: variables and buffers with live ranges.
+        constants: variables that are always live.
+        always: further bytes that are always in use, by category, int64[num_tiles] each.
         tile_bytes: bytes of each tile, int64[num_tiles].
-        most_tiles: how many tiles; the fullest.
-        most_items: how many things of each tile but the fullest, of which all are listed.
+        max_tiles: upper bound of listed tiles; the fullest are listed.
+        max_items: upper bound of listed items of a tile, but for the fullest, of which all are listed.
     """
-    tiles = np.sort(np.argsort(-tile_bytes, kind="stable")[:most_tiles])
-    items: dict[tuple[str, str, str], int] = {}
+    tiles = np.sort(np.argsort(-tile_bytes, kind="stable")[:max_tiles])
+    numbers: dict[tuple[str, str, str], int] = {}
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for what, there, sizes in _pieces(occupancy, constants, always, tiles):
-        number = items.setdefault((what.name, what.category, str(what.origin)), len(items))
-        rows.append((there, np.full(len(there), number), sizes))
+    for live_item, item_tiles, sizes in _all_items(occupancy, constants, always, tiles):
+        number = numbers.setdefault((live_item.name, live_item.category, str(live_item.origin)), len(numbers))
+        rows.append((item_tiles, np.full(len(item_tiles), number), sizes))
     tile, item, num_bytes = (np.concatenate([row[k] for row in rows]) for k in range(3))
     order = np.lexsort((item, -num_bytes, tile))
     tile, item, num_bytes = tile[order], item[order], num_bytes[order]
-    first = np.searchsorted(tile, tile)
-    kept = (np.arange(len(tile)) - first < most_items) | (tile == tile_bytes.argmax())
-    used, item = np.unique(item[kept], return_inverse=True)
-    names = tuple(items)
+    first_row = np.searchsorted(tile, tile)  # of the tile of each row
+    is_listed = (np.arange(len(tile)) - first_row < max_items) | (tile == tile_bytes.argmax())
+    # Names of items of which no row is listed are dropped: numbers are dense again.
+    used, item = np.unique(item[is_listed], return_inverse=True)
+    names = tuple(numbers)
     steps: dict[str, int] = {}
     peak = np.array([steps.setdefault(name, len(steps)) for name in _peak_steps(occupancy, tiles)], np.int64)
     return TileContents(
-        tuple(names[n] for n in used.tolist()), tuple(steps), tiles, peak, tile[kept], item, num_bytes[kept]
+        tuple(names[n] for n in used.tolist()),
+        tuple(steps),
+        tiles,
+        peak,
+        tile[is_listed],
+        item,
+        num_bytes[is_listed],
     )
 
 
-def _pieces(
+def _all_items(
     occupancy: Occupancy, constants: Iterable[Variable], always: Mapping[str, np.ndarray], tiles: np.ndarray
-) -> Iterator[_Piece]:
-    """Everything on some tiles."""
-    yield from _live_pieces(occupancy, None, tiles)
+) -> Iterator[_ItemOnTiles]:
+    yield from _live_items(occupancy, None, tiles)
     for variable in constants:
-        yield from _piece(LiveItem.of(variable, 0, "constant", CONSTANTS), tiles, 0, occupancy.total([variable]))
+        yield from _cut(LiveItem.of(variable, 0, "constant", CONSTANTS), tiles, 0, occupancy.total([variable]))
     for name, sizes in always.items():
-        yield from _piece(LiveItem.always(0, name), tiles, 0, sizes)
+        yield from _cut(LiveItem.always(0, name), tiles, 0, sizes)
 
 
-def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Iterator[_Piece]:
-    """What a frame has on some tiles, each at its peak, and the frames it makes room for."""
-    frame, positions = occupancy.frames.liveness[owner], occupancy.peak(owner).position[tiles]
+def _live_items(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Iterator[_ItemOnTiles]:
+    """Yield the items of a frame, and of the frames in it, on some tiles at the peak of each."""
+    frame = occupancy.frames.liveness[owner]
+    positions = occupancy.peak(owner).position[tiles]
     for position in np.unique(positions).tolist() if frame.steps else ():
-        here, step = tiles[positions == position], frame.steps[position]
+        # Tiles that are fullest at one step are read together, which is why this is fast.
+        at_step = tiles[positions == position]
+        step = frame.steps[position]
         for variable in frame.live_at(position):
-            what = LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable))
-            yield from _piece(what, here, *occupancy.bytes_by_tile(variable))
+            item = LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable))
+            yield from _cut(item, at_step, *occupancy.bytes_by_tile(variable))
         for name, first, sizes in occupancy.buffers(step):
-            yield from _piece(LiveItem.buffer(step, 0, name), here, first, sizes)
+            yield from _cut(LiveItem.buffer(step, 0, name), at_step, first, sizes)
         for function in occupancy.frames.functions_during(owner, step):
-            yield from _live_pieces(occupancy, function, here)
+            yield from _live_items(occupancy, function, at_step)
 
 
-def _piece(what: LiveItem, tiles: np.ndarray, first: int, sizes: np.ndarray) -> Iterator[_Piece]:
-    """One thing on those of some tiles that have any of it; `sizes` are those of tiles from `first` on."""
+def _cut(item: LiveItem, tiles: np.ndarray, first: int, sizes: np.ndarray) -> Iterator[_ItemOnTiles]:
+    """Yield an item on those of some tiles that have bytes of it, if any; `sizes` are of tiles from `first` on."""
     inside = tiles[(tiles >= first) & (tiles < first + len(sizes))]
-    there = inside[sizes[inside - first] > 0]
-    if len(there):
-        yield what, there, np.asarray(sizes[there - first], np.int64)
+    nonempty = inside[sizes[inside - first] > 0]
+    if len(nonempty):
+        yield item, nonempty, np.asarray(sizes[nonempty - first], np.int64)
 
 
 def _peak_steps(occupancy: Occupancy, tiles: np.ndarray) -> list[str]:
-    """The name of the step at which each of some tiles is fullest; a call goes by its function's name."""
-    steps, positions = occupancy.frames.liveness[None].steps, occupancy.peak(None).position[tiles].tolist()
+    """Return the name of the step at which each of some tiles is fullest; of a call, the function's name."""
+    steps = occupancy.frames.liveness[None].steps
+    positions = occupancy.peak(None).position[tiles].tolist()
     names: dict[int, str] = {}
     for position in set(positions):
         step: Step | None = steps[position] if steps else None

@@ -1,7 +1,7 @@
-"""How full one tile is at each step of the program.
+"""Live bytes of one tile at each step of the program.
 
-Input: what lies on tiles for some of the time, and always. Output: `LiveBytes`. The steps are those of the program
-itself, a call of a function with the most that the function needs.
+Input: live ranges, and the bytes that are always in use. Output: `LiveBytes`. The steps are those of the program
+itself; a call of a function counts with the peak of the function.
 Limits: of neighbouring steps of long programs the fullest is listed. Gaps between variables come on top.
 """
 
@@ -15,19 +15,19 @@ from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import step_name
 from ipujax.runtime.tensor import frozen
 
-MOST_STEPS = 2_000
+MAX_STEPS = 2_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveBytes:
-    """Bytes that are live on one tile, step by step in program order.
+    """Live bytes of one tile, step by step in program order.
 
     Args:
         tile: its number.
-        steps: names of steps.
-        num_bytes: at each step, what is always there included, int64[steps].
-        always_bytes: what is always there.
-        shown_of: how many steps the program has.
+        steps: names of the listed steps.
+        num_bytes: live bytes at each listed step, `always_bytes` included, int64[steps].
+        always_bytes: bytes in use at every step.
+        shown_of: number of steps of the program.
     """
 
     tile: int
@@ -38,20 +38,20 @@ class LiveBytes:
 
     @property
     def peak(self) -> int:
-        """The number of the step with most bytes, the first of them; 0 in a program without steps."""
+        """The number of the fullest listed step, the first of equal ones; 0 in a program without steps."""
         return int(self.num_bytes.argmax()) if len(self.num_bytes) else 0
 
 
 def live_bytes(occupancy: Occupancy, tile: int, always_bytes: int) -> LiveBytes:
-    """Bytes that are live on a tile at each step.
+    """Return the live bytes of a tile at each step of the program.
 
     Args:
-        occupancy: what is there for some of the time.
-        tile: which.
-        always_bytes: what is always there.
+        occupancy: variables and buffers with live ranges.
+        tile: its number.
+        always_bytes: bytes in use at every step.
     """
     frame = occupancy.frames.liveness[None]
-    change = np.zeros(len(frame.steps) + 1, np.int64)
+    change = np.zeros(len(frame.steps) + 1, np.int64)  # difference to the step before, summed up below
     for interval in frame.intervals:
         size = occupancy.bytes_on_tile(interval.variable, tile)
         change[interval.first] += size
@@ -59,9 +59,10 @@ def live_bytes(occupancy: Occupancy, tile: int, always_bytes: int) -> LiveBytes:
     total = always_bytes + change.cumsum()[:-1]
     for position, step in enumerate(frame.steps):
         total[position] += sum(size for _, size in occupancy.buffers_on_tile(step, tile))
-        called = occupancy.frames.functions_during(None, step)
-        total[position] += sum(int(occupancy.peak(function).total[tile]) for function in called)
-    width = max(1, -(-len(total) // MOST_STEPS))
-    shown = [n + int(total[n : n + width].argmax()) for n in range(0, len(total), width)]
-    names = tuple(step_name(frame.steps[n])[0] for n in shown)
-    return LiveBytes(tile, names, frozen(total[shown], np.int64), always_bytes, len(total))
+        functions = occupancy.frames.functions_during(None, step)
+        total[position] += sum(int(occupancy.peak(function).total[tile]) for function in functions)
+    # One step of each window of neighbours, the fullest, so that the peak is always listed.
+    width = max(1, -(-len(total) // MAX_STEPS))
+    listed = [n + int(total[n : n + width].argmax()) for n in range(0, len(total), width)]
+    names = tuple(step_name(frame.steps[n])[0] for n in listed)
+    return LiveBytes(tile, names, frozen(total[listed], np.int64), always_bytes, len(total))

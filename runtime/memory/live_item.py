@@ -1,4 +1,4 @@
-"""One thing in the memory of a tile, as profiles and errors name it: a variable, or a buffer of a step."""
+"""An item in the memory of a tile, as profiles and errors name it: a variable, or a buffer of a step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ipujax.runtime.tensor.roles import UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """Something in the memory of one tile.
+    """An item in the memory of one tile.
 
     Args:
         name: debug name, with dtype and shape for a variable.
         num_bytes: its bytes on that tile.
         category: one of `memory.CATEGORIES`.
-        origin: where it comes from.
-        variable: what it is, if it is a variable.
-        role: what it is for, one of `memory.ROLES`; empty when it was saved by a version that knew no roles.
+        origin: origin of the variable or step.
+        variable: the variable, None for other items.
+        role: one of `memory.ROLES`; empty in files of versions without roles.
         whole_bytes: bytes of a variable on all tiles together; 0 for others, and where that was not saved.
     """
 
@@ -35,41 +35,42 @@ class LiveItem:
 
     @classmethod
     def of(cls, variable: Variable, num_bytes: int, category: str, role: str = "") -> LiveItem:
-        """A variable; `role` is empty where nobody asks for it."""
+        """Return the item of a variable; `role` may be empty where it is not used."""
         return cls(repr(variable), num_bytes, category, variable.origin, variable, role, variable.num_bytes)
 
     @classmethod
     def buffer(cls, step: Step, num_bytes: int, category: str) -> LiveItem:
-        """A buffer of a step."""
+        """Return the item of a buffer of a step."""
         name, origin = step_name(step)
         return cls(f"<{category}:{name}>", num_bytes, category, origin, role=ROLE_OF_CATEGORY[category])
 
     @classmethod
     def always(cls, num_bytes: int, category: str) -> LiveItem:
-        """What is there all the time and is no variable."""
+        """Return the item of a category that is always in use and has no variables."""
         return cls(category, num_bytes, category, role=ROLE_OF_CATEGORY[category])
 
     @property
     def readable(self) -> str:
-        """Its name without JAX's transformations."""
+        """The name without JAX's transformations."""
         if not self.name.startswith("<"):
             return readable_name(self.name)
-        kind, _, step = self.name.strip("<>").partition(":")
+        kind, _, step = self.name.strip("<>").partition(":")  # as `buffer` composes it
         return f"<{kind}: {readable_name(step)}>"
 
     @property
     def layer(self) -> str:
-        """The layer it is in, empty when none is known."""
+        """The layer of the origin, empty without one."""
         return visible_layer(self.origin.layer)
 
     def __str__(self) -> str:
         place = f", {self.origin}" if self.origin != Origin() else ""
-        is_known = self.category in ("variable", "constant") and self.role not in ("", UNKNOWN)
-        return f"{self.num_bytes:>12,} B  {self.readable} ({self.role if is_known else self.category}){place}"
+        # A role tells more than "variable" or "constant"; the other categories tell more than their roles.
+        has_role = self.category in ("variable", "constant") and self.role not in ("", UNKNOWN)
+        return f"{self.num_bytes:>12,} B  {self.readable} ({self.role if has_role else self.category}){place}"
 
 
 def step_name(step: Step | None) -> tuple[str, Origin]:
-    """The name of a step, and where it comes from."""
+    """Return the name and the origin of a step."""
     match step:
         case None:
             return "nothing", Origin()

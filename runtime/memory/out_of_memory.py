@@ -1,8 +1,8 @@
-"""The refusal of a program that does not fit: which tiles, what fills them, when, and what would help, in numbers.
+"""Out-of-memory errors: the tiles on which a program does not fit, their largest items, and suggestions, in numbers.
 
 Input: a `MemoryReport`. Output: `TileMemoryError`, or nothing.
-A suggestion is made only where its numbers are enough on the worst tile; each says what it assumes.
-Limits: what scales with the batch is not known here; all that is computed is taken to, and arguments not to.
+A suggestion is made only where its numbers are enough on the worst tile, and names its assumption.
+Limits: the dependence on the batch size is not known here; computed values are assumed to scale with it, arguments not.
 """
 
 from __future__ import annotations
@@ -18,90 +18,88 @@ from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.tensor import Origin, is_key_dtype
 
-_LISTED = 5  # largest things on the worst tile, and worst tiles
+_LISTED = 5  # largest items on the worst tile, and worst tiles
 
 
 def fits(report: MemoryReport) -> bool:
-    """Whether a program fits; nothing is packed to find out that it does not where its peak is too much already.
-
-    Args:
-        report: what every tile needs.
-    """
-    least = {"memory": report.least_bytes, "memory for code": report.code_bytes}
-    return all((least[kind] <= limit).all() for kind, limit in report.limits.items()) and not report.lacking()
+    """Return whether a program fits its tiles."""
+    # Lower bounds first: they cost no packing, and are enough to refuse most programs.
+    lower_bounds = {"memory": report.least_bytes, "memory for code": report.code_bytes}
+    return all((lower_bounds[kind] <= limit).all() for kind, limit in report.limits.items()) and not report.lacking()
 
 
 def check_memory(
     report: MemoryReport,
-    prices: Sequence[float] = (),
-    price: float = 0,
+    byte_costs: Sequence[float] = (),
+    byte_cost: float = 0,
     shares: Sequence[float] = (),
     share: float = 1,
     ways: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuses a program that does not fit.
+    """Raise an error if a program does not fit.
 
     Args:
-        report: what every tile needs.
-        prices: cycles of a byte at which it was planned, and did not fit either, if there are several.
-        price: the one of them that the report is of.
-        shares: of the bytes that it takes to keep all for gradients, those it was planned with, if there are several.
-        share: the one of them that the report is of.
-        ways: what else would help, by what each changes.
+        report: memory report of the program.
+        byte_costs: costs per byte, in cycles, at which the program was planned without fitting, if there are several.
+        byte_cost: cost per byte of the report.
+        shares: shares of all residuals of gradients that plans stored, if there are several.
+        share: share of the report.
+        ways: further suggestions, by the setting that each changes.
 
     Raises:
-        TileMemoryError: naming the worst tiles, how many bytes they lack, what is largest there and when.
+        TileMemoryError: the program does not fit; names the worst tiles, the bytes that they lack, their largest items
+            and the step of the peak.
     """
     lacking = report.lacking()
     if not lacking:
         return
     kind, worst = _worst(lacking)
-    short, need = lacking[kind], report.needed(kind)
+    short = lacking[kind]
+    need = report.needed(kind)
     step, origin, items = _at_peak(report, kind, worst)
-    when = "" if kind == "memory for code" else f", while running {step}"
+    # Code is in memory at every step, so no step is to blame.
+    during = "" if kind == "memory for code" else f", while running {step}"
     code = int(report.code_bytes[worst])
     lines = [
         f"out of {kind} on {np.count_nonzero(short):,} of {len(short):,} tiles, worst on tile {worst}, "
-        f"by {short[worst]:,} bytes{when}",
+        f"by {short[worst]:,} bytes{during}",
         f"  data and code on that tile: {int(report.tile_bytes[worst]) - code:,} and {code:,} bytes",
         "  largest on that tile:",
         *(f"    {item}" for item in items[:_LISTED]),
     ]
-    others = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
-    if others:
-        lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in others))
+    next_worst = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
+    if next_worst:
+        lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in next_worst))
     if len(shares) > 1:
-        tried = ", ".join(dict.fromkeys(f"{100 * each:.0f}" for each in shares))
+        percentages = ", ".join(dict.fromkeys(f"{100 * each:.0f}" for each in shares))
         lines.append(
-            f"  keeping {tried} % of what gradients need, the rest computed again: {100 * share:.0f} % as shown"
+            f"  keeping {percentages} % of what gradients need, the rest computed again: {100 * share:.0f} % as shown"
         )
-    if prices:
-        tried = ", ".join(f"{each:g}" for each in prices)
-        lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")
+    if byte_costs:
+        costs = ", ".join(f"{each:g}" for each in byte_costs)
+        lines.append(
+            f"  planned with a byte worth {costs} cycles: its fullest tile is smallest at {byte_cost:g}, as shown"
+        )
     allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
     raise TileMemoryError(
         "\n".join(lines),
         where=origin if origin != Origin() else None,
         expected=f"at most {int(need[worst] - short[worst]):,} bytes a tile",
         got=f"{need[worst]:,} bytes",
-        ways={**dict(_helps(report)), **ways, "machine": _larger_machine(report), "allow": allow},
+        ways={**dict(_suggestions(report)), **ways, "machine": _larger_machine(report), "allow": allow},
         needed_bytes=int(report.max_tile_bytes),
     )
 
 
 def ways_to_fit(report: MemoryReport) -> tuple[str, ...]:
-    """What would make a program fit, those ways first whose numbers are enough; nothing where it fits.
-
-    Args:
-        report: what every tile needs.
-    """
+    """Return suggestions for a program that does not fit, the sufficient ones first; none where it fits."""
     if not report.lacking():
         return ()
-    return *dict(_helps(report)).values(), _larger_machine(report)
+    return *dict(_suggestions(report)).values(), _larger_machine(report)
 
 
 def _worst(lacking: Mapping[str, np.ndarray]) -> tuple[str, int]:
-    """The kind of memory that is short by most, and the tile."""
+    """Return the kind of memory that lacks most bytes on a tile, and that tile."""
     kind = max(lacking, key=lambda name: int(lacking[name].max()))
     return kind, int(lacking[kind].argmax())
 
@@ -113,8 +111,8 @@ def _at_peak(report: MemoryReport, kind: str, tile: int) -> tuple[str, Origin, t
     return step, origin, items
 
 
-def _helps(report: MemoryReport) -> Iterator[tuple[str, str]]:
-    """What makes what the worst tile lacks smaller, by what it changes."""
+def _suggestions(report: MemoryReport) -> Iterator[tuple[str, str]]:
+    """Return suggestions for the worst tile, with the setting that each changes."""
     lacking = report.lacking()
     kind, worst = _worst(lacking)
     if kind == "memory for code":
@@ -131,7 +129,7 @@ def _larger_machine(report: MemoryReport) -> str:
 
 
 def _settings(report: MemoryReport, lacking: Mapping[str, np.ndarray]) -> Iterator[tuple[str, int]]:
-    """Constants of the target with which this very program would fit."""
+    """Yield constants of the target with which the program would fit as planned."""
     if "memory" in lacking:
         yield "bytes_per_tile", report.max_tile_bytes
     if "memory for code" in lacking:
@@ -139,22 +137,21 @@ def _settings(report: MemoryReport, lacking: Mapping[str, np.ndarray]) -> Iterat
 
 
 def _for_code(report: MemoryReport) -> Iterator[tuple[str, str]]:
-    """What makes code smaller."""
     sizes = {name: int(report.by_category[name].max()) for name in CODE}
-    name = max(sizes, key=lambda name: sizes[name])
+    largest = max(sizes, key=lambda name: sizes[name])
     yield (
         "code",
         f"fewer different steps, as in a loop (jax.lax.scan) in place of a repetition: most of the code is "
-        f"{name}, up to {sizes[name]:,} bytes a tile",
+        f"{largest}, up to {sizes[largest]:,} bytes a tile",
     )
 
 
 def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], short: int) -> Iterator[tuple[str, str]]:
-    """What makes the data on a tile smaller by at least `short` bytes."""
-    target = report.target
-    total, capacity = report.total_bytes, target.total_memory_bytes
+    """Yield changes that take at least `short` bytes of data off a tile, with the setting of each."""
+    total = report.total_bytes
+    capacity = report.target.total_memory_bytes
     if total > capacity:
-        ipus = -(-total // (capacity // target.num_ipus))
+        ipus = -(-total // (capacity // report.target.num_ipus))  # systems have a power of two of them
         yield (
             "ipus",
             f"num_ipus={1 << (ipus - 1).bit_length()} or more, with the work spread over them (ipu.stage, replicas=): "
@@ -170,9 +167,9 @@ def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], sh
             f"a smaller batch, {percent} % of this one if all that is computed there "
             f"({size:,} bytes) scales with it: the rest ({int(report.tile_bytes[tile]) - size:,} bytes) does not",
         )
-    kept = sum(item.num_bytes for item in computed if item.variable is not None)
-    if kept > short:
-        waiting = f"{short:,} of the {kept:,} bytes of computed values there wait for a backward pass"
+    variable_bytes = sum(item.num_bytes for item in computed if item.variable is not None)
+    if variable_bytes > short:
+        waiting = f"{short:,} of the {variable_bytes:,} bytes of computed values there wait for a backward pass"
         yield "checkpoint", f"jax.checkpoint, if {waiting}"
     halved = sum(item.num_bytes for item in items if item.variable is not None and _is_float32(item)) // 2
     if halved >= short:
@@ -180,22 +177,22 @@ def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], sh
 
 
 def _better_spread(report: MemoryReport, items: tuple[LiveItem, ...], short: int) -> Iterator[tuple[str, str]]:
-    """What lies on too few tiles."""
+    """Yield the largest variable that would free enough bytes if it were spread evenly over all tiles."""
     tiles = report.target.num_tiles
-    share = 100 * report.total_bytes / report.target.total_memory_bytes
+    percent = 100 * report.total_bytes / report.target.total_memory_bytes
     for item in items:
         if item.variable is not None and item.num_bytes - -(-item.variable.num_bytes // tiles) >= short:
             yield (
                 "mapping",
                 f"{item.name} on more tiles, if you map it yourself: {item.num_bytes:,} of its "
-                f"{item.variable.num_bytes:,} bytes are on that tile, and all tiles together need only {share:.0f} % "
+                f"{item.variable.num_bytes:,} bytes are on that tile, and all tiles together need only {percent:.0f} % "
                 "of their memory",
             )
             return
 
 
 def _is_computed(report: MemoryReport, item: LiveItem) -> bool:
-    """Whether something is neither an argument nor there during the whole program."""
+    """Return whether an item is neither an argument nor in use during the whole program."""
     if item.variable is not None:
         return item.category == "variable" and item.variable not in report.arguments
     return item.category in ("message", "rearrangement", "outputEdge", "borrowed")

@@ -71,8 +71,8 @@ def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, s
         overlaps = np.zeros(items, bool)
         for low, high in spans[item]:
             overlaps[span_item[(span_first <= high) & (span_last >= low)]] = True
-        others = keys[np.flatnonzero(overlaps & placed)]  # whole rows: much faster than some elements of each
-        obstacles = np.ascontiguousarray((others if len(nonempty) == classes else others.take(nonempty, 1)).T)
+        live_with = keys[np.flatnonzero(overlaps & placed)]  # whole rows: much faster than some elements of each
+        obstacles = np.ascontiguousarray((live_with if len(nonempty) == classes else live_with.take(nonempty, 1)).T)
         alignment = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
         address = _lowest_fit(obstacles, sizes[item, nonempty], alignment)
         start[item, nonempty] = address

@@ -1,6 +1,6 @@
-"""What the bytes of tiles are for: weights, gradients, activations, code…, each tile at its own peak.
+"""Bytes of tiles by role: weights, gradients, activations, code…, each tile at its own peak.
 
-Input: `Occupancy`, whose graph knows the roles of variables, and the bytes of each category. Output: bytes of each tile
+Input: `Occupancy`, whose graph has the roles of variables, and the bytes of each category. Output: bytes of each tile
 by role, which add up to `MemoryReport.tile_bytes`.
 
     roles of variables    see `runtime.tensor.roles`; constants are a role of their own
@@ -27,7 +27,7 @@ from ipujax.runtime.tensor.roles import CONSTANTS, UNKNOWN, VARIABLE_ROLES
 
 BUFFERS = "buffers of operations"
 GAPS = "gaps"
-# The role of what is no variable, by its category.
+# Role of each category but "variable", whose bytes are divided by the roles of variables.
 ROLE_OF_CATEGORY: Mapping[str, str] = {
     **{name: BUFFERS for name in LIVE if name != "variable"},
     "constant": CONSTANTS,
@@ -40,20 +40,20 @@ ROLE_OF_CATEGORY: Mapping[str, str] = {
     "gap": GAPS,
 }
 ROLES = tuple(dict.fromkeys((*VARIABLE_ROLES, *ROLE_OF_CATEGORY.values())))
-ALWAYS_ROLES = frozenset(role for name, role in ROLE_OF_CATEGORY.items() if name in FIXED)  # there at every step
+ALWAYS_ROLES = frozenset(role for name, role in ROLE_OF_CATEGORY.items() if name in FIXED)  # in use at every step
 
 
 def role_of_variable(occupancy: Occupancy, variable: Variable) -> str:
-    """What a variable that is live for some of the time is for."""
+    """Return the role of a variable that has a live range."""
     return occupancy.graph.roles.get(variable, UNKNOWN)
 
 
 def bytes_by_role(occupancy: Occupancy, by_category: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Bytes of each tile by role, int64[num_tiles] each; roles that no tile has are left out.
+    """Return the bytes of each tile by role, int64[num_tiles] each; roles without bytes are left out.
 
     Args:
-        occupancy: what is there for some of the time.
-        by_category: bytes of each tile by category, of which variables are divided by role.
+        occupancy: variables with live ranges, and their roles.
+        by_category: bytes of each tile by category, int64[num_tiles] each.
     """
     tiles = occupancy.target.num_tiles
     roles = {role: np.zeros(tiles, np.int64) for role in ROLES}
@@ -64,15 +64,17 @@ def bytes_by_role(occupancy: Occupancy, by_category: Mapping[str, np.ndarray]) -
     return {role: values for role, values in roles.items() if values.any()}
 
 
-def _add_variables(occupancy: Occupancy, owner: Owner, there: np.ndarray, roles: dict[str, np.ndarray]) -> None:
-    """Adds the variables of a frame, and of those it makes room for, to `roles`, on some tiles at the frame's peak."""
-    frame, position = occupancy.frames.liveness[owner], occupancy.peak(owner).position
+def _add_variables(occupancy: Occupancy, owner: Owner, selected: np.ndarray, roles: dict[str, np.ndarray]) -> None:
+    """Add the variables of a frame and its inner frames to `roles`, on the selected tiles at the peak of each."""
+    frame = occupancy.frames.liveness[owner]
+    position = occupancy.peak(owner).position
     for interval in frame.intervals:
         first, values = occupancy.bytes_by_tile(interval.variable)
         window = slice(first, first + len(values))
-        at = position[window]
-        is_live = (at >= interval.first) & (at <= interval.last) & there[window]
+        peak_step = position[window]
+        is_live = (peak_step >= interval.first) & (peak_step <= interval.last) & selected[window]
         roles[role_of_variable(occupancy, interval.variable)][window] += values * is_live
-    for number in np.unique(position[there]).tolist() if frame.steps else ():
+    # Tiles that are fullest during a call have the callee's variables, each at its peak within the callee.
+    for number in np.unique(position[selected]).tolist() if frame.steps else ():
         for function in occupancy.frames.functions_during(owner, frame.steps[number]):
-            _add_variables(occupancy, function, there & (position == number), roles)
+            _add_variables(occupancy, function, selected & (position == number), roles)

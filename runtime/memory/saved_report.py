@@ -1,7 +1,7 @@
-"""The memory report of a profile that was saved: arrays by tile, and what is on the fullest tile.
+"""Memory report of a saved profile: arrays by tile, and the items of the fullest tile.
 
 Input: `memory_data` of a report, JSON-able. Output: a `MemoryReport` with the same figures.
-Limits: of other tiles than the fullest only the largest things are known, by `contents`.
+Limits: of other tiles than the fullest only the largest items are saved, in `contents`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ T = TypeVar("T")
 
 
 def memory_data(memory: MemoryReport) -> dict[str, Any]:
-    """A report as data of which `SavedMemory` makes one again."""
+    """Return a report as JSON-able data, which `SavedMemory` reads."""
     step, origin, items = memory.at_peak(memory.worst_tile)
     return {
-        "byCategory": {name: layer.tolist() for name, layer in memory.by_category.items()},
+        "byCategory": {name: values.tolist() for name, values in memory.by_category.items()},
         "shared": memory.shared_bytes.tolist(),
         "isFromTop": np.flatnonzero(memory.is_from_top).tolist(),
-        "peak": {"step": step, "origin": _place(origin)},
-        "items": [[item.name, item.num_bytes, item.category, _place(item.origin)] for item in items],
+        "peak": {"step": step, "origin": _origin_data(origin)},
+        "items": [[item.name, item.num_bytes, item.category, _origin_data(item.origin)] for item in items],
+        # Columns of their own, not in "items": files of versions without them can still be read.
         "roles": [item.role for item in items],
         "layers": [item.layer for item in items],
         "wholeBytes": [item.whole_bytes for item in items],
         "byRole": {name: values.tolist() for name, values in memory.by_role.items()},
         "liveBytes": _live_data(memory.live_bytes),
         "contents": memory.contents.data(),
-        "borrowed": [[b.name, b.tile, b.num_bytes, b.num_tiles, _place(b.origin)] for b in memory.borrowed],
+        "borrowed": [[b.name, b.tile, b.num_bytes, b.num_tiles, _origin_data(b.origin)] for b in memory.borrowed],
     }
 
 
@@ -51,110 +52,106 @@ def _live_data(live: LiveBytes) -> dict[str, Any]:
     return {**columns, "always": live.always_bytes, "shownOf": live.shown_of}
 
 
-def _place(origin: Origin) -> list[str]:
+def _origin_data(origin: Origin) -> list[str]:
     return [origin.line, origin.path, origin.library]
 
 
 class SavedMemory(MemoryReport):
-    """Tile memory as it was when the profile was saved; see `MemoryReport`.
+    """Tile memory as it was when the profile was saved; see `MemoryReport` for its attributes.
 
     Args:
         target: the machine.
-        data: of `memory_data`.
+        data: result of `memory_data`.
     """
 
     def __init__(self, target: Target, data: Mapping[str, Any]) -> None:
-        layers = MappingProxyType({name: _by_tile(layer, target) for name, layer in data["byCategory"].items()})
+        by_category = {name: _by_tile(values, target) for name, values in data["byCategory"].items()}
+        # The base class is frozen, and its other fields, graph and live ranges, are not saved.
         object.__setattr__(self, "target", target)
-        object.__setattr__(self, "fixed", MappingProxyType({name: layers[name] for name in FIXED}))
-        object.__setattr__(self, "_saved", _Saved.of(target, layers, data))
+        object.__setattr__(self, "fixed", MappingProxyType({name: by_category[name] for name in FIXED}))
+        object.__setattr__(self, "_saved", _Saved.of(target, MappingProxyType(by_category), data))
 
     _saved: _Saved
 
     @cached_property
     def tile_bytes(self) -> np.ndarray:
-        """As `MemoryReport.tile_bytes`."""
         return frozen(sum(self.by_category.values()), np.int64)
 
     @cached_property
     def by_category(self) -> Mapping[str, np.ndarray]:
-        """As `MemoryReport.by_category`."""
-        return self._saved.layers
+        return self._saved.by_category
 
     @property
     def shared_bytes(self) -> np.ndarray:
-        """As `MemoryReport.shared_bytes`."""
         return self._saved.shared
 
     @property
     def is_from_top(self) -> np.ndarray:
-        """As `MemoryReport.is_from_top`."""
         return self._saved.from_top
 
     @property
     def borrowed(self) -> tuple[Borrowed, ...]:
-        """As `MemoryReport.borrowed`."""
         return self._saved.borrowed
 
     @property
     def contents(self) -> TileContents:
-        """As `MemoryReport.contents`.
+        """The largest items of each tile; see `MemoryReport.contents`.
 
         Raises:
-            ProfileError: it was saved by an older version.
+            ProfileError: the file was saved by an older version.
         """
-        return _recent(self._saved.contents, "what is on each tile")
+        return _require(self._saved.contents, "what is on each tile")
 
     @cached_property
     def by_role(self) -> Mapping[str, np.ndarray]:
-        """As `MemoryReport.by_role`.
+        """Bytes of each tile by role; see `MemoryReport.by_role`.
 
         Raises:
-            ProfileError: it was saved by an older version.
+            ProfileError: the file was saved by an older version.
         """
-        return _recent(self._saved.by_role, "the roles of variables")
+        return _require(self._saved.by_role, "the roles of variables")
 
     @cached_property
     def live_bytes(self) -> LiveBytes:
-        """As `MemoryReport.live_bytes`.
+        """Live bytes of the fullest tile; see `MemoryReport.live_bytes`.
 
         Raises:
-            ProfileError: it was saved by an older version.
+            ProfileError: the file was saved by an older version.
         """
-        steps, num_bytes, always, shown_of = _recent(self._saved.live, "the bytes of its fullest tile over time")
+        steps, num_bytes, always, shown_of = _require(self._saved.live, "the bytes of its fullest tile over time")
         return LiveBytes(self.worst_tile, steps, num_bytes, always, shown_of)
 
     def _fits_unpacked(self) -> bool:
-        return False  # what is packed is known
+        return False  # the packed sizes are saved: no reason to estimate
 
     def at_peak(self, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
-        """As `MemoryReport.at_peak`, of the fullest tile.
+        """Return step, origin and items of the fullest tile; see `MemoryReport.at_peak`.
 
         Raises:
-            ProfileError: for another tile.
+            ProfileError: another tile.
         """
         if tile != self.worst_tile:
-            what = "a saved profile knows what is on the fullest tile alone"
-            raise ProfileError(what, expected=f"tile {self.worst_tile}", got=f"tile {tile}")
+            message = "a saved profile knows what is on the fullest tile alone"
+            raise ProfileError(message, expected=f"tile {self.worst_tile}", got=f"tile {tile}")
         return self._saved.peak
 
     def __repr__(self) -> str:
         return f"SavedMemory({self.max_tile_bytes:,} B on tile {self.worst_tile})"
 
 
-def _recent(value: T | None, what: str) -> T:
-    """What files of older versions lack."""
+def _require(value: T | None, description: str) -> T:
+    """Return a figure that files of older versions lack, or raise a `ProfileError` that says so."""
     if value is None:
-        message = f"the profile was saved by an older ipujax, without {what}"
+        message = f"the profile was saved by an older ipujax, without {description}"
         raise ProfileError(message, hint="save the profile again with this ipujax")
     return value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Saved:
-    """The figures that others follow from."""
+    """The figures from which the others follow; None where the file has none."""
 
-    layers: Mapping[str, np.ndarray]
+    by_category: Mapping[str, np.ndarray]
     shared: np.ndarray
     from_top: np.ndarray
     borrowed: tuple[Borrowed, ...]
@@ -164,16 +161,17 @@ class _Saved:
     live: tuple[tuple[str, ...], np.ndarray, int, int] | None
 
     @classmethod
-    def of(cls, target: Target, layers: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
+    def of(cls, target: Target, by_category: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
         count = len(data["items"])
-        roles, names_of_layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
-        rows = zip(data["items"], roles, names_of_layers, data.get("wholeBytes", [0] * count), strict=True)
+        # Columns that older versions did not save are empty, or 0.
+        roles, layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
+        rows = zip(data["items"], roles, layers, data.get("wholeBytes", [0] * count), strict=True)
         items = tuple(
-            LiveItem(name, size, kind, replace(Origin(*place), layer=layer), None, role, whole)
-            for (name, size, kind, place), role, layer, whole in rows
+            LiveItem(name, size, category, replace(Origin(*origin), layer=layer), None, role, variable_bytes)
+            for (name, size, category, origin), role, layer, variable_bytes in rows
         )
         borrowed = tuple(
-            Borrowed(name, tile, size, tiles, Origin(*place)) for name, tile, size, tiles, place in data["borrowed"]
+            Borrowed(name, tile, size, tiles, Origin(*origin)) for name, tile, size, tiles, origin in data["borrowed"]
         )
         from_top = frozen(np.isin(np.arange(target.num_tiles), data["isFromTop"]), np.bool_)
         peak = data["peak"]["step"], Origin(*data["peak"]["origin"]), items
@@ -183,9 +181,9 @@ class _Saved:
             by_role = MappingProxyType({name: _by_tile(values, target) for name, values in data["byRole"].items()})
         live = None
         if "liveBytes" in data:
-            found = data["liveBytes"]
-            live = tuple(found["steps"]), frozen(found["bytes"], np.int64), found["always"], found["shownOf"]
-        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, by_role, live)
+            columns = data["liveBytes"]
+            live = tuple(columns["steps"]), frozen(columns["bytes"], np.int64), columns["always"], columns["shownOf"]
+        return cls(by_category, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, by_role, live)
 
 
 def _by_tile(values: Sequence[int], target: Target) -> np.ndarray:

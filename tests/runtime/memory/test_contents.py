@@ -16,7 +16,7 @@ def contents(memory, **limits):
 @pytest.mark.parametrize("program", [trained_program, two_ipus, everything])
 def test_every_tile_holds_what_it_holds_by_itself(program):
     memory = program().memory
-    found = contents(memory, most_items=1000)
+    found = contents(memory, max_items=1000)
     assert found.tiles.tolist() == list(range(len(memory.tile_bytes)))
     for tile in found.tiles.tolist():
         expected = [(i.num_bytes, i.name, i.category, str(i.origin)) for i in memory.at_peak(tile)[2]]
@@ -28,7 +28,7 @@ def test_every_tile_holds_what_it_holds_by_itself(program):
 
 def test_the_fullest_tiles_and_the_largest_things_are_kept_and_all_of_the_fullest():
     memory = two_ipus().memory
-    found = contents(memory, most_tiles=3, most_items=2)
+    found = contents(memory, max_tiles=3, max_items=2)
     assert memory.worst_tile in found.tiles and len(found.tiles) == 3
     for tile in found.tiles.tolist():
         largest = sorted((i.num_bytes for i in memory.at_peak(tile)[2]), reverse=True)
