@@ -1,12 +1,12 @@
-"""Which variables may hold different values in different replicas, and what control may go different ways for them.
+"""Divergence: variables that may differ between replicas, and decisions on which replicas may therefore disagree.
 
 Input: a graph and a program. Output: for each decision of data-dependent control whether replicas may disagree on it.
 
-Replicas run one program on memory of their own, so a value differs where it comes from something that does: a constant
-of each replica, a stream that is not broadcast, a remote buffer, memory from before the run, or a copy between replicas
-(unless all receive one value, or it is one of the rounds of a `Collective` after which all agree). What is computed
-from such values differs; so does whatever is written under a decision on which replicas disagree. Found by a walk
-through the program, to a fixpoint in loops; writing all of a variable makes it the same again.
+Replicas run one program on memory of their own, so a value differs where it comes from one that does: a constant of
+each replica, a stream that is not broadcast, a remote buffer, memory from before the run, or a copy between replicas
+(unless all receive one value, or it is one of the rounds of a `Collective` after which all agree). Results of such
+values differ; so does everything written under a decision on which replicas disagree. The analysis walks the program,
+to a fixpoint in loops; writing all of a variable makes it equal again.
 Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
 """
 
@@ -35,21 +35,22 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import Tensor, Variable
 
 
-def meets(program: Program) -> bool:
-    """Whether replicas that run a program do something together in it: a transfer of the host, or a copy of theirs."""
+def joins_replicas(program: Program) -> bool:
+    """Check whether replicas that run a program exchange data in it, with the host or with each other."""
     return any(isinstance(node, (StreamIn, StreamOut, CrossReplicaCopy)) for node in distinct(program))
 
 
 def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> list[Decision]:
-    """The decisions of a program on which replicas may disagree, in the order of the program.
+    """Return the decisions of a program on which replicas may disagree, in the order of the program.
 
     Args:
-        graph: holds the vertex groups.
-        program: the whole program.
+        graph: has the vertex groups.
+        program: the complete program.
         effects: effects of programs of the graph.
     """
     if graph.replication_factor == 1:
         return []
+    # Memory from before the run may differ, so every variable that is read first may.
     before = {v for v in effects(program).reads if not v.is_constant}
     walk = Divergence(graph, effects)
     walk.visit(program, before)
@@ -57,22 +58,23 @@ def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> l
 
 
 class Divergence:
-    """A walk through a program; `differing` holds, at each point of it, the variables that may differ.
+    """Walk through a program; `differing` has, at each point of it, the variables that may differ.
 
     Args:
-        graph: holds the vertex groups.
+        graph: has the vertex groups.
         effects: effects of programs of the graph.
 
     Attributes:
-        divergent: the decisions met so far on which replicas may disagree, in order.
+        divergent: decisions so far on which replicas may disagree, in order.
     """
 
     def __init__(self, graph: Graph, effects: EffectsOf) -> None:
-        self._graph, self._effects = graph, effects
+        self._graph = graph
+        self._effects = effects
         self.divergent: dict[Decision, None] = {}
 
     def visit(self, node: Program, differing: set[Variable]) -> None:
-        """Runs a node; `differing` is changed."""
+        """Walk a node; changes `differing`."""
         match node:
             case Block():
                 for child in node.children():
@@ -82,9 +84,9 @@ class Divergence:
                         _write(tensor, differing, is_same=True)
             case Execute(compute_set):
                 reads_and_writes = [group_tensors(group) for group in self._graph.groups[compute_set]]
-                spread = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]
+                outputs = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]
                 differing -= self._effects(node).kills
-                differing |= {v for tensors in spread for tensor in tensors for v in tensor.variables()}
+                differing |= {v for tensors in outputs for tensor in tensors for v in tensor.variables()}
             case Copy(source, destination):
                 _write(destination, differing, is_same=not _differ([source], differing))
             case StreamIn(stream, destination):
@@ -101,7 +103,7 @@ class Divergence:
                 self._branches(node, differing)
 
     def loop(self, body: Program, differing: set[Variable]) -> None:
-        """Runs a body any number of times, at least once, until nothing new differs; `differing` is changed."""
+        """Walk a body any number of times, at least once, until nothing new differs; changes `differing`."""
         size = -1
         while size != len(differing):
             size = len(differing)
@@ -114,22 +116,23 @@ class Divergence:
             return
         if node.test is not None:
             self.visit(node.test, differing)
-        again = iteration(node)
-        self.loop(again, differing)
+        body = iteration(node)
+        self.loop(body, differing)
+        # Replicas that leave the loop at different iterations have different values of all that it writes.
         if isinstance(node, Decision) and self._is_divergent(node, differing):
-            differing |= self._effects(again).writes
-            self.loop(again, differing)
+            differing |= self._effects(body).writes
+            self.loop(body, differing)
 
     def _branches(self, node: Branch, differing: set[Variable]) -> None:
         is_divergent = self._is_divergent(node, differing)
-        ends = []
+        differing_after = []
         for branch in node.children():
-            ends.append(set(differing))
-            self.visit(branch, ends[-1])
+            differing_after.append(set(differing))
+            self.visit(branch, differing_after[-1])
             if is_divergent:
-                ends[-1] |= self._effects(branch).writes
+                differing_after[-1] |= self._effects(branch).writes
         differing.clear()
-        differing.update(*ends)
+        differing.update(*differing_after)
 
     def _is_divergent(self, node: Decision, differing: set[Variable]) -> bool:
         if not _differ(node.reads, differing):
@@ -139,7 +142,7 @@ class Divergence:
 
 
 def _write(tensor: Tensor, differing: set[Variable], *, is_same: bool) -> None:
-    """Accounts for the writing of a tensor."""
+    """Remove or add the variables of a written tensor."""
     if is_same:
         differing -= written_in_full(tensor)
     else:

@@ -1,7 +1,7 @@
-"""What a program reads and writes: the facts that liveness, the engine's loop state and the verifier share.
+"""Effects: variables that a program reads and writes, for liveness, the engine's loop state and the verifier.
 
-A variable is *killed* by a step that writes all of it without reading it: whatever it held before is dead. Writes
-inside a compute set are disjoint (a rule of the verifier), so counting elements tells whether all of it is written.
+A variable is *killed* by a step that writes all of it without reading it: its earlier value is dead. Writes inside a
+compute set are disjoint (a rule of the verifier), so a count of elements decides whether all of it is written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ipujax.runtime.tensor import Indexed, Tensor, Variable, leaves
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What running a program does to variables, seen from outside.
+    """Effects of running a program on variables, seen from outside.
 
     Args:
         reads: variables whose value from before the program may be read.
@@ -44,20 +44,20 @@ class Effects:
     kills: frozenset[Variable] = frozenset()
 
     def then(self, later: Effects) -> Effects:
-        """The effects of this and, after it, of `later`."""
+        """Return the effects of this and, after it, of `later`."""
         return _in_order((self, later))
 
     def or_else(self, other: Effects) -> Effects:
-        """The effects of either."""
+        """Return the effects of one of two programs, either of which may run."""
         return Effects(self.reads | other.reads, self.writes | other.writes, self.kills & other.kills)
 
     def maybe(self) -> Effects:
-        """The effects if it may be skipped."""
+        """Return the effects of a program that may be skipped: it kills nothing."""
         return Effects(self.reads, self.writes, frozenset())
 
 
 def _in_order(parts: Iterable[Effects]) -> Effects:
-    """The effects of programs one after the other."""
+    """Return the effects of programs one after the other."""
     reads: set[Variable] = set()
     writes: set[Variable] = set()
     kills: set[Variable] = set()
@@ -74,17 +74,17 @@ def _of_leaf(reads: Iterable[Tensor], writes: Iterable[tuple[Tensor, int]]) -> E
     for tensor, elements in writes:
         for variable, share in _shares(tensor, elements).items():
             counts[variable] = counts.get(variable, 0) + share
-    killed = frozenset(v for v, count in counts.items() if count >= v.size) - read
-    return Effects(read, frozenset(counts), killed)
+    kills = frozenset(v for v, count in counts.items() if count >= v.size) - read
+    return Effects(read, frozenset(counts), kills)
 
 
 def _shares(tensor: Tensor, elements: int) -> dict[Variable, int]:
-    """How many elements of each of its variables are surely written when `elements` of a tensor are."""
+    """Return the elements of each variable that are surely written when `elements` of a tensor are."""
     variables = tensor.variables()
     if len(variables) == 1:
         return {variables[0]: elements}
     shares = dict.fromkeys(variables, 0)
-    if elements == tensor.size:
+    if elements == tensor.size:  # of a part of it, the share of each variable is unknown: count none
         for leaf in leaves(tensor.node):
             if isinstance(leaf, Indexed):
                 for number, variable in enumerate(leaf.variables):
@@ -95,9 +95,11 @@ def _shares(tensor: Tensor, elements: int) -> dict[Variable, int]:
 
 
 def written_elements(group: VertexGroup, field: int) -> int:
-    """Number of elements the vertices of a group write through field number `field`."""
-    access, is_full = group.accesses[field], bool(group.tile.size and group.tile.min() >= 0)
+    """Return the number of elements that the vertices of a group write through field number `field`."""
+    access = group.accesses[field]
+    is_full = bool(group.tile.size and group.tile.min() >= 0)
     named = whole_axes(group, access)
+    # Vertices on each block of an axis that no dimension names all write the complete tensor.
     if is_full and named is not None:
         return access.tensor.size * prod(axis.blocks for n, axis in enumerate(group.axes) if n not in named)
     lengths = [dim.length for dim in extents(group, access)]
@@ -110,20 +112,22 @@ def written_elements(group: VertexGroup, field: int) -> int:
 
 
 def _grid_sum(factors: list[np.ndarray], grid: tuple[int, ...]) -> int:
-    """The sum over a grid of a product of factors, without making the grid where each factor varies along one axis."""
+    """Sum a product of factors over a grid, without making the grid where each factor varies along one axis."""
     along = [[axis for axis, n in enumerate(factor.shape) if n > 1] for factor in factors]
     used = [axis for axes in along for axis in axes]
     if len(set(used)) != len(used):
         product = np.ones((1,) * len(grid), np.int64)
         for factor in factors:
             product = product * factor
-        factors, used = [product], [axis for axis, n in enumerate(product.shape) if n > 1]
+        factors = [product]
+        used = [axis for axis, n in enumerate(product.shape) if n > 1]
     return prod(int(factor.sum()) for factor in factors) * prod(n for axis, n in enumerate(grid) if axis not in used)
 
 
 def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, int]]]:
-    """The tensors a group reads, and those it writes with the number of elements it writes."""
-    reads, writes = [], []
+    """Return the tensors that a group reads, and those that it writes with the number of elements it writes."""
+    reads = []
+    writes = []
     for number, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True)):
         if field.is_read:
             reads.append(access.tensor)
@@ -133,7 +137,7 @@ def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, 
 
 
 def written_in_full(tensor: Tensor) -> frozenset[Variable]:
-    """The variables of which nothing is left as it was when all of a tensor is written."""
+    """Return the variables of which every element is written when all of a tensor is."""
     return _of_leaf([], [(tensor, tensor.size)]).kills
 
 
@@ -141,7 +145,7 @@ class EffectsOf:
     """Effects of programs of one graph, each node computed once.
 
     Args:
-        graph: holds the vertex groups of the compute sets.
+        graph: has the vertex groups of the compute sets.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -149,11 +153,11 @@ class EffectsOf:
         self._effects = fold(self._combined)
 
     def __call__(self, program: Program) -> Effects:
-        """The effects of `program`."""
+        """Return the effects of `program`."""
         return self._effects(program)
 
     def _combined(self, program: Program, children: list[Effects]) -> Effects:
-        """The effects of a node from those of the programs inside it."""
+        """Combine the effects of the programs inside a node."""
         match program:
             case Execute(compute_set):
                 groups = [group_tensors(group) for group in self.graph.groups[compute_set]]
@@ -163,11 +167,13 @@ class EffectsOf:
             case Loop(test=None):
                 return children[0] if program.trips else Effects()
             case Loop():
+                # The test runs before the first iteration and after each: only the first run is certain.
                 test = children[0].then(_of_leaf(program.reads, []))
                 return test.then(children[1].then(test).maybe())
             case Branch():
                 return _of_leaf(program.reads, []).then(reduce(Effects.or_else, children))
         effects = _of_leaf(program.reads, [(tensor, tensor.size) for tensor in program.writes])
         replicas = self.graph.replication_factor
+        # A replica that no other sends to keeps its destination, so the copy may do nothing.
         is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
         return effects.maybe() if is_partial else effects

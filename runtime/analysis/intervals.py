@@ -1,4 +1,4 @@
-"""Sets of integers as sorted intervals, for facts about the flat elements of variables of any size.
+"""Sets of integers as sorted intervals, for flat elements of variables of any size.
 
 Input and output: `Intervals`. All operations sort and scan a few arrays, linear in the number of intervals.
 """
@@ -23,21 +23,21 @@ class Intervals:
     stop: np.ndarray
 
     def __or__(self, other: Intervals) -> Intervals:
-        """What lies in either."""
+        """Return the union."""
         return intervals(np.append(self.start, other.start), np.append(self.stop, other.stop))
 
     def __and__(self, other: Intervals) -> Intervals:
-        """What lies in both."""
-        at = np.concatenate([self.start, other.start, self.stop, other.stop])
-        opened = len(self.start) + len(other.start)
-        step = np.where(np.arange(len(at)) < opened, 1, -1)
-        order = np.argsort(at, kind="stable")
-        inside = np.flatnonzero(np.cumsum(step[order]) == 2)
-        at = np.append(at[order], 0)
-        return intervals(at[inside], at[inside + 1])
+        """Return the intersection."""
+        bounds = np.concatenate([self.start, other.start, self.stop, other.stop])
+        num_starts = len(self.start) + len(other.start)
+        step = np.where(np.arange(len(bounds)) < num_starts, 1, -1)
+        order = np.argsort(bounds, kind="stable")
+        overlap = np.flatnonzero(np.cumsum(step[order]) == 2)
+        bounds = np.append(bounds[order], 0)
+        return intervals(bounds[overlap], bounds[overlap + 1])
 
-    def first_lacking(self, start: np.ndarray, stop: np.ndarray) -> int | None:
-        """An element of some intervals that does not lie in this set, or None when all do.
+    def find_lacking(self, start: np.ndarray, stop: np.ndarray) -> int | None:
+        """Return an element of some intervals that is not in this set, or None when all are.
 
         Args:
             start: first elements, int64[n].
@@ -50,16 +50,15 @@ class Intervals:
 
 
 def intervals(start: np.ndarray, stop: np.ndarray) -> Intervals:
-    """The set of all elements of some intervals in any order, that may overlap, touch or be empty."""
-    some = stop > start
-    start, stop = start[some], stop[some]
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(stop[order])
+    """Return the set of all elements of some intervals in any order, which may overlap, touch or be empty."""
+    filled = stop > start
+    order = np.argsort(start[filled], kind="stable")
+    start = start[filled][order]
+    reach = np.maximum.accumulate(stop[filled][order])
     first = np.append(True, start[1:] > reach[:-1])[: len(start)]
     last = np.append(first[1:], True)[: len(start)]
     return Intervals(start[first], reach[last])
 
 
-def nothing() -> Intervals:
-    """The empty set."""
+def empty_set() -> Intervals:
     return intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -1,13 +1,13 @@
-"""Which variables occupy tile memory during which step of a program.
+"""Liveness: steps of a program during which variables occupy tile memory.
 
 Input: a program and its effects. Output: `Liveness`, intervals of steps for each variable. A step is a leaf of the tree
 in program order, the branches of a decision one after the other, the body of a loop once. A call is one step: a
-function has one frame, whose liveness is found once and which occupies memory during its calls.
+function has one frame, whose liveness is computed once and which occupies memory during its calls.
 
 A variable occupies memory at a step that reads or writes it, and from each step that may write it up to the last that
-may read what was written; what a loop body reads before it has written all of it is live through the loop. Nothing is
-live before its first write, unless it is read before. Constants that are used are always live.
-Source: backward dataflow over a structured program, in one pass, as `Effects` already knows the fixpoint of every loop.
+may read that value; a variable that a loop body reads before it has written all of it is live through the loop. Nothing
+is live before its first write, unless it is read before. Constants that are used are always live.
+Source: backward dataflow over a structured program, in one pass, as `Effects` already has the fixpoint of every loop.
 Limits: a variable is live as a whole; parts written by different steps count as partial writes, which kill nothing.
 """
 
@@ -30,7 +30,7 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import Variable
 
-Step = Leaf | Call | Decision  # a decision stands for the reading of its decider
+Step = Leaf | Call | Decision  # a decision as a step is the read of its decider
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Liveness:
     """Liveness of one program, or of the frame of one function.
 
     Args:
-        steps: what runs, in order.
-        intervals: when variables occupy memory, in the order of the graph's variables; constants are left out.
+        steps: the steps in order.
+        intervals: steps at which variables occupy memory, in the order of the graph's variables; constants are omitted.
         functions: the frames of the functions that are called, by function.
     """
 
@@ -57,12 +57,12 @@ class Liveness:
     functions: Mapping[Function, Liveness]
 
     def live_at(self, step: int) -> frozenset[Variable]:
-        """The variables that occupy memory during a step, those of a called function's own frame left out."""
+        """Return the variables that occupy memory during a step, without those of a called function's frame."""
         return frozenset(i.variable for i in self.intervals if i.first <= step <= i.last)
 
 
 def liveness(program: Program, effects: EffectsOf) -> Liveness:
-    """Finds when each variable of a program occupies memory.
+    """Compute the steps at which each variable of a program occupies memory.
 
     Args:
         program: the control tree, run once; nothing is read after it.
@@ -72,7 +72,7 @@ def liveness(program: Program, effects: EffectsOf) -> Liveness:
 
 
 def constants(program: Program, effects: EffectsOf) -> frozenset[Variable]:
-    """The constants a program uses."""
+    """Return the constants that a program uses."""
     return frozenset(v for v in effects(program).reads if v.is_constant)
 
 
@@ -82,99 +82,104 @@ class _Frames:
     def __init__(self, program: Program, effects: EffectsOf) -> None:
         self.effects = effects
         self.functions: dict[Function, Liveness] = {}
-        self.own = _own_variables(program, effects)
+        self.frame_of = _variable_frames(program, effects)
         self.number = {variable: number for number, variable in enumerate(effects.graph.mappings)}
 
     def frame(self, program: Program, function: Function | None) -> Liveness:
-        """Liveness of a program, for a function of the variables that only it touches."""
+        """Compute the liveness of a program, or of a function, for the variables of its frame."""
         for call in distinct(program, into_calls=False):
             if isinstance(call, Call) and call.function not in self.functions:
                 self.functions[call.function] = self.frame(call.function.body, call.function)
-        return _Scan(self.effects, self.own, function, self.number).run(program, self.functions)
+        return _Scan(self.effects, self.frame_of, function, self.number).run(program, self.functions)
 
 
-def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:
-    """For each variable the innermost function that holds all that touches it, None for the program itself.
+def _variable_frames(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:
+    """Return for each variable the innermost function outside of which no step uses it, None for the program itself.
 
     A variable that a function reads before it writes it keeps its value from call to call, and is the caller's.
     """
-    holders: dict[Variable, tuple[Function, ...]] = {}
-    seen: set[tuple[Program, tuple[Function, ...]]] = set()
+    common_chain: dict[Variable, tuple[Function, ...]] = {}
+    visited: set[tuple[Program, tuple[Function, ...]]] = set()
 
     def visit(node: Program, chain: tuple[Function, ...]) -> None:
         if isinstance(node, Call):
             chain = (*chain, node.function)
-            if (node.function.body, chain) in seen:
+            if (node.function.body, chain) in visited:
                 return
-            seen.add((node.function.body, chain))
+            visited.add((node.function.body, chain))
         for child in node.children():
             visit(child, chain)
-        touched = step_effects(node, effects) if isinstance(node, Step) and not isinstance(node, Call) else Effects()
-        for variable in touched.reads | touched.writes:
-            known = holders.get(variable)
-            holders[variable] = chain if known is None else tuple(f for f in known if f in chain)
+        # A call's effects are those of its body, which is visited with the function in the chain.
+        used = step_effects(node, effects) if isinstance(node, Step) and not isinstance(node, Call) else Effects()
+        for variable in used.reads | used.writes:
+            earlier_chain = common_chain.get(variable)
+            common_chain[variable] = chain if earlier_chain is None else tuple(f for f in earlier_chain if f in chain)
 
     visit(program, ())
     return {
         variable: next((f for f in reversed(chain) if variable not in effects(f.body).reads), None)
-        for variable, chain in holders.items()
+        for variable, chain in common_chain.items()
     }
 
 
 def step_effects(step: Program, effects: EffectsOf) -> Effects:
-    """What one step reads and writes; of a decision, its decider alone."""
+    """Return the effects of one step; of a decision, those of reading its decider."""
     return Effects(frozenset(step.decider.variables())) if isinstance(step, Decision) else effects(step)
 
 
 class _Scan:
-    """One backward walk of a frame; positions count from the end until the walk is over."""
+    """Backward walk of a frame; positions count from the end until the walk is over."""
 
     def __init__(
         self,
         effects: EffectsOf,
-        own: Mapping[Variable, Function | None],
+        frame_of: Mapping[Variable, Function | None],
         function: Function | None,
         number: Mapping[Variable, int],
     ) -> None:
-        self.effects, self.own, self.function, self.number = effects, own, function, number
+        self.effects = effects
+        self.frame_of = frame_of
+        self.function = function
+        self.number = number
         self.steps: list[Step] = []
-        self.closed: list[tuple[Variable, int, int]] = []
+        self.intervals: list[tuple[Variable, int, int]] = []
         self.live: dict[Variable, int] = {}
         self.loops: list[tuple[int, int]] = []
         self.depth = 0
 
     def run(self, program: Program, functions: Mapping[Function, Liveness]) -> Liveness:
         self.visit(program)
-        self.become(())
+        self.set_live(())
         end = len(self.steps) - 1
         steps = tuple(reversed(self.steps))
         earliest = self.earliest(steps, [(end - last, end - first) for first, last in self.loops])
-        trimmed = ((v, max(end - first, earliest.get(v, 0)), end - last) for v, first, last in self.closed)
+        trimmed = ((v, max(end - first, earliest.get(v, 0)), end - last) for v, first, last in self.intervals)
         # Sets of variables have another order in each process.
         ordered = sorted(trimmed, key=lambda interval: (self.number[interval[0]], interval[1]))
         intervals = tuple(Interval(v, first, last) for v, first, last in ordered if first <= last)
         called = {step.function: functions[step.function] for step in steps if isinstance(step, Call)}
         return Liveness(steps, intervals, called)
 
-    def mine(self, variables: Iterable[Variable]) -> set[Variable]:
-        """Those of some variables that this frame holds."""
-        return {v for v in variables if not v.is_constant and self.own.get(v) is self.function}
+    def in_frame(self, variables: Iterable[Variable]) -> set[Variable]:
+        """Return those of some variables that are in this frame."""
+        return {v for v in variables if not v.is_constant and self.frame_of.get(v) is self.function}
 
-    def become(self, live: Iterable[Variable]) -> None:
-        """Makes exactly these variables live from here on backwards."""
-        here, wanted = len(self.steps), set(live)
-        for variable in self.live.keys() - wanted:
-            self.close(variable, here - 1)
-        for variable in wanted:
-            self.live.setdefault(variable, here)
+    def set_live(self, live: Iterable[Variable]) -> None:
+        """Make exactly these variables live from here on backwards."""
+        position = len(self.steps)
+        live = set(live)
+        for variable in self.live.keys() - live:
+            self.close(variable, position - 1)
+        for variable in live:
+            self.live.setdefault(variable, position)
 
     def close(self, variable: Variable, first: int) -> None:
         last = self.live.pop(variable)
         if last <= first:
-            self.closed.append((variable, first, last))
+            self.intervals.append((variable, first, last))
 
     def visit(self, node: Program) -> None:
-        """Walks one node backwards, from the variables live after it to those live before it."""
+        """Walk one node backwards, from the variables live after it to those live before it."""
         match node:
             case Call():
                 self.step(node)
@@ -190,23 +195,23 @@ class _Scan:
                 self.step(node)
 
     def step(self, node: Program) -> None:
-        here = len(self.steps)
+        position = len(self.steps)
         self.steps.append(node)  # type: ignore[arg-type]
         effects = step_effects(node, self.effects)
-        reads = self.mine(effects.reads)
-        for variable in self.mine(effects.writes) - reads:
-            if variable not in self.live:
-                self.closed.append((variable, here, here))
+        reads = self.in_frame(effects.reads)
+        for variable in self.in_frame(effects.writes) - reads:
+            if variable not in self.live:  # written and never read, it still occupies memory while written
+                self.intervals.append((variable, position, position))
             elif variable in effects.kills:
-                self.close(variable, here)
+                self.close(variable, position)
         for variable in reads:
-            self.live.setdefault(variable, here)
+            self.live.setdefault(variable, position)
 
     def loop(self, node: Loop) -> None:
         first = len(self.steps)
         self.depth += 1
         if node.test is None:
-            self.become(self.live.keys() | self.mine(self.effects(node.body).reads))
+            self.set_live(self.live.keys() | self.in_frame(self.effects(node.body).reads))
             self.visit(node.body)
         else:
             self.tested_loop(node, node.test)
@@ -217,10 +222,12 @@ class _Scan:
     def tested_loop(self, loop: Loop, test: Program) -> None:
         after = set(self.live)
         test_effects = self.effects(test)
-        tested = after | self.mine(step_effects(loop, self.effects).reads) | self.mine(self.effects(loop.body).reads)
-        self.become(self.mine(test_effects.reads) | (tested - test_effects.kills))
+        tested = (
+            after | self.in_frame(step_effects(loop, self.effects).reads) | self.in_frame(self.effects(loop.body).reads)
+        )
+        self.set_live(self.in_frame(test_effects.reads) | (tested - test_effects.kills))
         self.visit(loop.body)
-        self.become(self.live.keys() | after)
+        self.set_live(self.live.keys() | after)
         self.step(loop)
         self.visit(test)
 
@@ -228,14 +235,15 @@ class _Scan:
         after = set(self.live)
         before: set[Variable] = set()
         for case in reversed(node.children()):
-            self.become(after)
+            self.set_live(after)
             self.visit(case)
             before |= self.live.keys()
-        self.become(before)
+        self.set_live(before)
         self.step(node)
 
     def earliest(self, steps: Sequence[Step], loops: Sequence[tuple[int, int]]) -> dict[Variable, int]:
-        """The first step at which each variable may hold anything: where its first write is, or the loop around it."""
+        """Return the first step at which each variable may have a value: its first write, or the loop around that."""
+        # A value written in one iteration may be read earlier in the next, so it begins with the outermost loop.
         start = list(range(len(steps)))
         for first, last in loops:
             start[first : last + 1] = [first] * (last + 1 - first)

@@ -1,4 +1,4 @@
-"""What a compute set costs: cycles and bytes of every tile, from its vertex groups and the tile mappings.
+"""Cost of a compute set: cycles and bytes of every tile, from its vertex groups and the tile mappings.
 
 Input: a graph and a compute set of it. Output: `ComputeSetCost`.
 
@@ -33,13 +33,13 @@ from ipujax.runtime.target import Target
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExchangeCost:
-    """One exchange between tiles; each member is int64[tiles].
+    """Cost of one exchange between tiles; each member is int64[tiles].
 
     Args:
-        received_bytes: bytes each tile receives.
-        sent_bytes: bytes each tile sends, once however many tiles receive them.
-        fragments: contiguous pieces each tile receives.
-        cycles: cycles each tile needs.
+        received_bytes: bytes that each tile receives.
+        sent_bytes: bytes that each tile sends, counted once however many tiles receive them.
+        fragments: contiguous pieces that each tile receives.
+        cycles: cycles of each tile.
     """
 
     received_bytes: np.ndarray
@@ -50,15 +50,15 @@ class ExchangeCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeSetCost:
-    """What one execution of a compute set costs, tile by tile; arrays are int64[tiles], the tiles of whole IPUs.
+    """Cost of one execution of a compute set, tile by tile; arrays are int64[tiles], the tiles of whole IPUs.
 
     Args:
-        compute_set: which.
+        compute_set: the compute set.
         first_ipu: the IPU of the first tile of the arrays.
         compute_cycles: cycles of the compute phase: vertices and rearrangement.
         rearrangement_cycles: the part of `compute_cycles` that copies elements on their own tile.
         rearrangement_after_cycles: the part of those that copies results, after the vertices.
-        rearrangement_bytes: bytes so copied.
+        rearrangement_bytes: bytes copied so.
         active_cycles: cycles whose issue slot is of a worker that has a vertex, or part of one, to run; the rest of
             `compute_cycles` are idle slots. A launch counts as its vertex.
         active_by_codelet: active cycles of all tiles, by name of the codelet.
@@ -83,14 +83,14 @@ class ComputeSetCost:
 
 
 def block_shapes(group: VertexGroup) -> BlockShapes:
-    """The shapes of the blocks that the codelet of a group sees, over its grid of vertices.
+    """Return the shapes of the blocks that a group's codelet receives, over its grid of vertices.
 
     Returns:
-        Per field, per dimension that is not squeezed: int64, broadcastable to the grid. Fill counts, unless the codelet
-        takes "pads" and so gets its blocks without.
+        Per field, per dimension that is not squeezed: int64, broadcastable to the grid. With fill, unless the codelet
+        takes "pads" and so receives its blocks without.
     """
-    padded = "pads" not in group.codelet.takes
-    known: dict[tuple[Dim, int], np.ndarray] = {}  # fields of one codelet mostly follow the axes alike
+    with_fill = "pads" not in group.codelet.takes
+    lengths_of: dict[tuple[Dim, int], np.ndarray] = {}  # most fields of a codelet share their dimensions
     shapes = []
     for access in group.accesses:
         lengths = []
@@ -98,20 +98,20 @@ def block_shapes(group: VertexGroup) -> BlockShapes:
             key = dim, access.tensor.shape[number]
             if dim.is_squeezed:
                 continue
-            if key not in known:
+            if key not in lengths_of:
                 extent = dim_extent(group, access, number)
                 inner = np.maximum(extent.length - 1, 0) * dim.divisor + np.minimum(extent.length, 1)
-                known[key] = extent.pad_low + inner + extent.pad_high if padded else extent.length
-            lengths.append(known[key])
+                lengths_of[key] = extent.pad_low + inner + extent.pad_high if with_fill else extent.length
+            lengths.append(lengths_of[key])
         shapes.append(tuple(lengths))
     return shapes
 
 
 def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, workers: int) -> np.ndarray:
-    """Cycles of the busiest worker of each tile, vertices going to the least busy worker, longest first.
+    """Return the cycles of the busiest worker of each tile: vertices go to the least busy worker, longest first.
 
     Args:
-        tile: the tile of each vertex, int64[n].
+        tile: tile of each vertex, int64[n].
         cycles: instructions of each vertex, int64[n]; ties go by order.
         num_tiles: tiles to return.
         workers: workers of a tile.
@@ -120,10 +120,12 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
         int64[num_tiles].
     """
     order = np.lexsort((-cycles, tile))
-    tile, cycles = tile[order], cycles[order]
+    tile = tile[order]
+    cycles = cycles[order]
     count = np.bincount(tile, minlength=num_tiles)
     first = np.cumsum(count) - count
     load = np.zeros((num_tiles, workers), np.int64)
+    # One round for the n-th longest vertex of all tiles at once.
     for rank in range(int(count.max(initial=0))):
         tiles = np.flatnonzero(count > rank)
         load[tiles, load[tiles].argmin(1)] += cycles[first[tiles] + rank]
@@ -131,41 +133,44 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
-    """What one execution of a compute set costs.
-
-    Compute sets of equal vertices, as those of equal layers, are costed once.
+    """Return the cost of one execution of a compute set; compute sets of equal vertices, as of equal layers, share one.
 
     Args:
-        graph: holds its vertex groups and the tile mappings.
-        compute_set: which.
+        graph: has its vertex groups and the tile mappings.
+        compute_set: the compute set.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
     """
-    seen = tuple(_seen(group, graph) for group in graph.groups[compute_set])
-    if None in seen:
+    key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
+    if None in key:
         return _cost(graph, compute_set)
-    known = recall(("compute set", seen, graph.target), lambda: _cost(graph, compute_set))
-    return replace(known, compute_set=compute_set)
+    cost = recall(("compute set", key, graph.target), lambda: _cost(graph, compute_set))
+    return replace(cost, compute_set=compute_set)
 
 
-def _seen(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
-    """All that the cost of a group depends on; None where a list of elements is part of that."""
+def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
+    """Return everything that the cost of a group depends on; None where a list of elements is part of that."""
     tensors = [access.tensor for access in group.accesses]
     views = tuple(map(geometry, tensors))
     if None in views:
         return None
-    places = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
+    mapped = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
     cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
-    return group.codelet, views, places, tuple(access.dims for access in group.accesses), cuts, group.tile.tobytes()
+    return group.codelet, views, mapped, tuple(access.dims for access in group.accesses), cuts, group.tile.tobytes()
 
 
 def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
-    groups, target = graph.groups[compute_set], graph.target
+    groups = graph.groups[compute_set]
+    target = graph.target
     ranges = [tile_range(group.tile) for group in groups]
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
     window = Window.of(ranges, target)
-    reads, writes = _traffics(graph, groups, False), _traffics(graph, groups, True)
+    reads = _traffics(graph, groups, False)
+    writes = _traffics(graph, groups, True)
     operand_bytes, operand_cycles = _rearrangement(reads, window, target)
     result_bytes, result_cycles = _rearrangement(writes, window, target)
-    copied_bytes, copied_cycles = operand_bytes + result_bytes, operand_cycles + result_cycles
+    copied_cycles = operand_cycles + result_cycles
     vertex_cycles, active, by_group, by_codelet, vertices = _vertices(groups, window, target)
     return ComputeSetCost(
         compute_set,
@@ -173,7 +178,7 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
         compact(vertex_cycles + copied_cycles),
         compact(copied_cycles),
         compact(result_cycles),
-        compact(copied_bytes),
+        compact(operand_bytes + result_bytes),
         compact(active),
         tuple(by_codelet.items()),
         by_group,
@@ -184,17 +189,18 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
 
 
 def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -> ExchangeCost:
-    """The cost of one exchange that does all of some traffic, for the tiles of a window."""
+    """Return the cost of one exchange of all of some traffic, for the tiles of a window."""
     received = window.total(t.received_bytes for t in traffics)
     sent = window.total(t.sent_bytes for t in traffics)
     if not received.any() and not sent.any():
         return ExchangeCost(window.zeros, window.zeros, window.zeros, window.zeros)
     fragments = window.total(t.fragments for t in traffics)
-    receiving, here = window.zeros, slice(window.first_tile, window.first_tile + window.tiles)
+    receiving = window.zeros
+    inside = slice(window.first_tile, window.first_tile + window.tiles)
     for t in traffics:
-        if t.received_bytes[here].any():
-            operand = receive_cycles(t.received_bytes[here], t.shared_bytes[here], t.fragments[here], target)
-            receiving = receiving + operand
+        if t.received_bytes[inside].any():
+            operand = receive_cycles(t.received_bytes[inside], t.shared_bytes[inside], t.fragments[inside], target)
+            receiving = receiving + operand  # operands arrive one after the other
     cycles = exchange_cycles(receiving, sent, target)
     return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
 
@@ -209,7 +215,7 @@ def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> lis
 
 
 def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes and cycles of copying scattered operands, or results, on their own tile."""
+    """Return bytes and cycles of copying scattered operands, or results, on their own tile."""
     copied_bytes = window.total(t.copied_bytes for t in traffics)
     if not copied_bytes.any():
         return window.zeros, window.zeros
@@ -220,12 +226,13 @@ def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) 
 def _vertices(
     groups: Sequence[VertexGroup], window: Window, target: Target
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray]:
-    """Cycles and active cycles by tile, cycles by group, active cycles by codelet, and vertices by tile."""
-    tiles, workers = window.tiles, target.worker_contexts
+    """Return cycles and active cycles by tile, cycles by group, active cycles by codelet, and vertices by tile."""
+    tiles = window.tiles
+    workers = target.worker_contexts
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
     by_codelet = Counter[str]()
-    shared: list[tuple[np.ndarray, np.ndarray]] = []
+    worker_vertices: list[tuple[np.ndarray, np.ndarray]] = []
     for group in groups:
         tile, cycles, idle_slots = _vertex_cycles(group, target)
         tile = tile - window.first_tile
@@ -240,9 +247,9 @@ def _vertices(
         if group.codelet.supervisor:
             total += on_tile
         else:
-            shared.append((tile, cycles))
-    if shared:
-        tile, cycles = (np.concatenate(parts) for parts in zip(*shared, strict=True))
+            worker_vertices.append((tile, cycles))
+    if worker_vertices:
+        tile, cycles = (np.concatenate(parts) for parts in zip(*worker_vertices, strict=True))
         busy = np.bincount(tile, minlength=tiles) > 0
         slowest = slowest_workers(tile, cycles, tiles, workers)
         total += np.where(busy, target.supervisor_overhead_cycles + workers * slowest, 0)
@@ -250,7 +257,7 @@ def _vertices(
 
 
 def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Tile, cycles rounded up, and idle slots, if any, of each vertex of a group: int64[num_vertices]."""
+    """Return tile, cycles rounded up, and idle slots, if any, of each vertex of a group: int64[num_vertices]."""
     shapes = block_shapes(group)
     cycles = np.asarray(group.codelet.cycles(shapes, target))
     cycles = (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)
@@ -263,13 +270,13 @@ def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.n
 
 
 def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, target: Target) -> np.ndarray | None:
-    """Of the cycles of vertices, those whose issue slot is of a worker that its supervisor gave nothing to do.
+    """Return the cycles of vertices whose issue slot is of a worker without a part of its supervisor's vertex.
 
-    All parts take equally long, so the worker with most sets the time: n parts keep six workers busy for n of every
+    All parts take equally long, so the worker of most parts sets the time: n parts keep six workers busy for n of every
     6 * ceil(n / 6) slots.
 
     Returns:
-        int64, broadcastable to the grid; None for vertices of workers, which are dealt by `slowest_workers`.
+        int64, broadcastable to the grid; None for vertices of workers, which `slowest_workers` distributes.
     """
     if not codelet.supervisor or codelet.parts is None:
         return None

@@ -1,4 +1,4 @@
-"""A range of whole IPUs, so that costs are kept for the tiles that take part and not for every tile of a pod.
+"""Windows of whole IPUs, so that costs are stored for the tiles that take part and not for every tile of a pod.
 
 Input: ranges of tiles, and arrays over all tiles of a system. Output: arrays over the tiles of a `Window`.
 """
@@ -18,18 +18,19 @@ TileRange = tuple[int, int]  # first tile, one past the last; (0, 0) for none
 
 
 def tile_range(tiles: np.ndarray) -> TileRange:
-    """The range of some tile numbers, those below 0 left out."""
+    """Return the range of some tile numbers, those below 0 ignored."""
     return (max(0, int(tiles.min())), int(tiles.max()) + 1) if tiles.size and tiles.max() >= 0 else (0, 0)
 
 
 @remembered
 def mapping_range(mapping: TileMapping) -> TileRange:
-    """The range of the tiles of a mapping."""
+    """Return the range of the tiles of a mapping."""
     return tile_range(mapping.tiles)
 
 
 def compact(values: np.ndarray) -> np.ndarray:
-    """The same values, read-only, as one number in memory if they are all equal."""
+    """Make values read-only, and one number in memory if all are equal."""
+    # The ends differ in most arrays of different values, which saves the comparison of all.
     if len(values) and values[0] == values[-1] and (values == values[0]).all():
         return np.broadcast_to(values[0], values.shape)
     values.setflags(write=False)
@@ -38,11 +39,11 @@ def compact(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """The tiles of some neighbouring IPUs.
+    """Tiles of some neighbouring IPUs.
 
     Args:
-        first_ipu: the first of them.
-        num_ipus: how many, at least 1.
+        first_ipu: number of the first IPU.
+        num_ipus: number of IPUs, at least 1.
         tiles_per_ipu: tiles of one IPU.
     """
 
@@ -56,10 +57,10 @@ class Window:
 
     @staticmethod
     def of(ranges: Iterable[TileRange], target: Target) -> Window:
-        """The window of all IPUs that some ranges of tiles touch."""
-        touched = [(low, high) for low, high in ranges if high > low]
-        low, high = min((low for low, _ in touched), default=0), max((high for _, high in touched), default=1)
-        first, last = low // target.tiles_per_ipu, (high - 1) // target.tiles_per_ipu
+        """Return the window of all IPUs that have a tile of some ranges."""
+        filled = [(low, high) for low, high in ranges if high > low]
+        first = min((low for low, _ in filled), default=0) // target.tiles_per_ipu
+        last = (max((high for _, high in filled), default=1) - 1) // target.tiles_per_ipu
         return Window(first, last - first + 1, target.tiles_per_ipu)
 
     @property
@@ -73,7 +74,7 @@ class Window:
         return self.num_ipus * self.tiles_per_ipu
 
     def total(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
-        """The sum of arrays over all tiles of the system, for the tiles of the window, int64[tiles]."""
+        """Sum arrays over all tiles of the system, for the tiles of the window, int64[tiles]."""
         total = self.zeros
         for array in arrays:
             part = array[self.first_tile : self.first_tile + self.tiles]

@@ -1,12 +1,12 @@
-"""How long data between IPUs takes: on the IPU-Links of a pod, which are a ladder, and on the gateways between pods.
+"""Cycles of data between IPUs: on the IPU-Links of a pod, which are a ladder, and on the gateways between pods.
 
 In a pod IPUs 2r and 2r + 1 share rung r; neighbouring rungs are joined on both sides. Data for the other side crosses
 its own rung first, then climbs. Data for another pod leaves through the gateway of its IPU's machine, which all IPUs of
-the machine share, and comes in through that of its destination. Every flow loads every link it crosses, and an exchange
-lasts until the fullest link it uses is done.
+the machine share, and arrives through that of its destination. Every flow loads every link on its route, and an
+exchange lasts until the fullest link of the route is done.
 
-    pair   4 links    between the two IPUs of a rung, for what stays on the rung
-    cross  2 links    between the two IPUs of a rung, for what climbs afterwards
+    pair   4 links    between the two IPUs of a rung, for data that stays on the rung
+    cross  2 links    between the two IPUs of a rung, for data that climbs afterwards
     up     2 links    from one rung to the next
     down   2 links    from one rung to the one before
     out    1          the gateway of a machine, towards other pods
@@ -15,7 +15,7 @@ lasts until the fullest link it uses is done.
 Input: bytes from each IPU to each other. Output: cycles for each IPU.
 Source: the ladder: poplibs `lib/poplibs_test/Util.cpp` (reference machine.md §1.5); gateways: M2000 data sheet
 (reference A3). Systems with another number of links than the ladder's ten keep these shares, which is `assumed`.
-Limits: no ring closure, no latency a hop; the way from an IPU to its gateway, and what lies between gateways, is free.
+Limits: no ring closure, no latency a hop; the path from an IPU to its gateway, and between gateways, is free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Link = tuple[int, int]  # IPU it leaves, or first IPU of the machine; number of 
 
 
 def route(source: int, destination: int, target: Target) -> list[Link]:
-    """The links from one IPU to another, in order."""
+    """Return the links from one IPU to another, in order."""
     pod = target.ipus_per_pod
     if source // pod != destination // pod:
         gateway = target.ipus_per_gateway
@@ -40,18 +40,18 @@ def route(source: int, destination: int, target: Target) -> list[Link]:
 
 
 def _ladder(source: int, destination: int) -> list[Link]:
-    """The links from one IPU of a pod to another, numbered within it."""
-    side = (source ^ destination) & 1
+    """Return the links from one IPU of a pod to another, numbered within it."""
+    changes_side = (source ^ destination) & 1
     if source // 2 == destination // 2:
-        return [(source, _PAIR)] if side else []
-    crossing = [(source, _CROSS)] if side else []
-    first = source ^ side
-    climb = range(first, destination, 2 if destination > first else -2)
-    return crossing + [(ipu, _UP if destination > first else _DOWN) for ipu in climb]
+        return [(source, _PAIR)] if changes_side else []
+    crossing = [(source, _CROSS)] if changes_side else []
+    first_climb = source ^ changes_side
+    climb = range(first_climb, destination, 2 if destination > first_climb else -2)
+    return crossing + [(ipu, _UP if destination > first_climb else _DOWN) for ipu in climb]
 
 
 def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
-    """Cycles each IPU needs for one exchange between IPUs.
+    """Return the cycles of each IPU in one exchange between IPUs.
 
     Args:
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; the diagonal is ignored.
@@ -62,6 +62,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
     """
     rate = _bytes_per_cycle(target)
     pairs = [(int(s), int(d)) for s, d in np.argwhere(flows) if s != d]
+    # Gateways are numbered by the first IPU of their machine, so they fit the rows of IPUs.
     load = np.zeros((len(flows) + 1, len(rate)), np.int64)
     routes = [route(s, d, target) for s, d in pairs]
     for (s, d), links in zip(pairs, routes, strict=True):
@@ -76,7 +77,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
 
 
 def _bytes_per_cycle(target: Target) -> np.ndarray:
-    """The rate of each kind of link, float64[kinds]."""
+    """Return the rate of each kind of link, float64[kinds]."""
     per_link = target.ipu_link_bytes_per_second * target.ipu_link_efficiency
     share = target.ipu_links_per_ipu / sum(_LINKS.values())
     gateway = target.gateway_bytes_per_second

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.analysis import Divergence, meets
+from ipujax.runtime.analysis import Divergence, joins_replicas
 from ipujax.runtime.engine.single import EngineProgram, Live, steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
@@ -203,7 +203,7 @@ class ReplicatedProgram(EngineProgram):
 
     def _is_apart(self, program: Program) -> bool:
         """Whether a sequence is one step: a collective, or a call that stays one in which replicas do not meet."""
-        return isinstance(program, Collective) or (self._is_whole(program) and not meets(program))
+        return isinstance(program, Collective) or (self._is_whole(program) and not joins_replicas(program))
 
     def _settle(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
         """Stacks what may differ at the end of a branch, or of any iteration of a loop, beforehand."""
@@ -218,7 +218,7 @@ class ReplicatedProgram(EngineProgram):
         """Meetings, and what lies between them as a sequence, each with what may be read after it."""
         parts: list[Program] = []
         for step in steps:
-            if meets(step):
+            if joins_replicas(step):
                 parts.append(step)
             elif parts and type(parts[-1]) is ProgramSequence:
                 parts[-1].add(step)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.analysis import meets
+from ipujax.runtime.analysis import joins_replicas
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -102,7 +102,7 @@ class Replicas(Runner):
 
     def run(self, program: Program) -> None:
         """Runs one node: a part in which replicas do not meet, or which they leave to each, on one after the other."""
-        if not meets(program) or (isinstance(program, (StreamIn, StreamOut)) and self._host is None):
+        if not joins_replicas(program) or (isinstance(program, (StreamIn, StreamOut)) and self._host is None):
             for machine in self._machines:
                 machine.run(program)
         else:

@@ -1,4 +1,4 @@
-"""The constants of the known machines as Markdown: the part of docs/machine.md that nobody writes by hand.
+"""The constants of the known machines as Markdown: the generated part of docs/machine.md.
 
     python -m ipujax.runtime.target.machine_page                  prints it
     python -m ipujax.runtime.target.machine_page docs/machine.md  puts it into the page, below the marker
@@ -19,18 +19,22 @@ from ipujax.runtime.target.presets import PRESETS
 from ipujax.runtime.target.target import Target
 
 MARKER = "<!-- generated from here on by: python -m ipujax.runtime.target.machine_page docs/machine.md -->\n"
-_NOT_SHOWN = ("name", "num_ipus", "sources")  # what the columns are called, how many of them, and where from
+_OMITTED = ("name", "num_ipus", "sources")  # names of columns; 1 in every preset; printed below the tables
 
 
 def generated(presets: Mapping[str, Target] = PRESETS) -> str:
-    """The generated part of the page.
+    """Return the generated part of the page.
 
     Args:
         presets: machines by name, one column each.
     """
-    items = [item for item in dataclasses.fields(Target) if item.name not in _NOT_SHOWN]
+    items = [item for item in dataclasses.fields(Target) if item.name not in _OMITTED]
     values = [
-        (f"`{item.name}`", item.metadata["unit"], *(_shown(getattr(target, item.name)) for target in presets.values()))
+        (
+            f"`{item.name}`",
+            item.metadata["unit"],
+            *(_format(getattr(target, item.name)) for target in presets.values()),
+        )
         for item in items
     ]
     parts = [
@@ -44,7 +48,7 @@ def generated(presets: Mapping[str, Target] = PRESETS) -> str:
     return "\n".join(parts)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, frozenset):
         return ", ".join(sorted(value))
     if isinstance(value, int):
@@ -60,7 +64,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
-    """Rows of the table of peak rates."""
+    """Yield the rows of the table of peak rates."""
     targets = [target.replace(num_ipus=1) for target in presets.values()]
     rows = (
         ("fp16 AMP", "2 flop a MAC", [t.peak_fp16_flops for t in targets], "flop/s"),
@@ -68,25 +72,25 @@ def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
         ("SRAM", "loads and store", [t.sram_bytes_per_second for t in targets], "B/s"),
         ("exchange", "each direction", [t.exchange_bytes_per_second for t in targets], "B/s"),
     )
-    for name, how, values, unit in rows:
-        yield name, how, *(f"{value:,.0f} {unit}" for value in values)
+    for name, unit_work, values, unit in rows:
+        yield name, unit_work, *(f"{value:,.0f} {unit}" for value in values)
 
 
 def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
-    """A constant's meaning, and the source of its value on each machine; machines of one source together."""
-    named: dict[tuple[str, str], list[str]] = {}
+    """Return a constant's meaning, and the source of its value on each machine; machines of one source together."""
+    machines_of_source: dict[tuple[str, str], list[str]] = {}
     for name, target in presets.items():
         source = target.sources[item.name]
-        named.setdefault((source.kind, source.text), []).append(name)
+        machines_of_source.setdefault((source.kind, source.text), []).append(name)
     lines = [f"- **`{item.name}`** ({item.metadata['unit']}): {item.metadata['doc']}.\n"]
-    for (kind, text), names in named.items():
-        where = "all" if len(names) == len(presets) else ", ".join(names)
-        lines.append(f"  - {where}: *{kind}*: {text}.\n")
+    for (kind, text), names in machines_of_source.items():
+        machines = "all" if len(names) == len(presets) else ", ".join(names)
+        lines.append(f"  - {machines}: *{kind}*: {text}.\n")
     return "".join(lines)
 
 
 def page_with(text: str) -> str:
-    """A page with its generated part made anew.
+    """Return a page with its generated part replaced.
 
     Args:
         text: the page.
@@ -96,12 +100,12 @@ def page_with(text: str) -> str:
     """
     by_hand, marker, _ = text.partition(MARKER)
     if not marker:
-        raise ArgumentError("the page has no place for the constants", expected=f"a line {MARKER.strip()}")
+        raise ArgumentError("the page must have a marker for the constants", expected=f"a line {MARKER.strip()}")
     return by_hand + marker + "\n" + generated()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints the constants, or puts them into the page that is named."""
+    """Print the constants, or write them into the named page."""
     if not arguments:
         sys.stdout.write(generated())
         return

@@ -1,7 +1,7 @@
 """The known machines: Mk1 (GC2), Mk2 (GC200) and Bow, every value beside its source.
 
 Input: a preset's name. Output: a `Target`. Source: named in each row; "reference" and a section is the project's
-collection of facts, which gives the exact place. Where sources disagree, the row says which was taken.
+collection of facts, which has the exact place. Where sources disagree, the row names the one that was used.
 Limits: no Mk2 or Bow figure was found for on-tile copies and short exchanges (Mk1 fits are carried over), and none at
 all for host latency; rows that start with UNVALIDATED should be replaced by whoever has hardware.
 """
@@ -17,7 +17,8 @@ from ipujax.runtime.target.target import Source, SourceKind, Target, nearest
 
 Row = tuple[Any, Source]
 KIB = 1024
-GIB, MIB = 1 << 30, 1024 * KIB
+MIB = 1024 * KIB
+GIB = 1024 * MIB
 
 
 def _row(value: Any, kind: SourceKind, text: str) -> Row:
@@ -236,16 +237,17 @@ PRESETS: Mapping[str, Target] = MappingProxyType({"mk1": _target(_MK1), "mk2": _
 
 
 def preset(name: str, num_ipus: int = 1) -> Target:
-    """Returns a known machine.
+    """Return a known machine.
 
     Args:
         name: `mk1`, `mk2` or `bow`.
         num_ipus: IPUs of the system.
 
     Raises:
-        TargetError: an unknown name, or a number of IPUs that makes no sense.
+        TargetError: an unknown name, or a number of IPUs that is no positive integer or exceeds the largest system.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        known = f"one of {', '.join(PRESETS)}"
-        raise TargetError(f"no preset is called {name!r}", expected=known, got=repr(name), hint=nearest(name, PRESETS))
+        expected = f"one of {', '.join(PRESETS)}"
+        hint = nearest(name, PRESETS)
+        raise TargetError(f"no preset is called {name!r}", expected=expected, got=repr(name), hint=hint)
     return PRESETS[name].replace(num_ipus=num_ipus)

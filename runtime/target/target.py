@@ -1,8 +1,8 @@
-"""The machine description: one frozen value that says everything the model knows of a system of IPUs.
+"""The machine description: one frozen value with all that the model knows of a system of IPUs.
 
-Input: numbers, each with the `Source` it was taken from. Output: a validated, hashable `Target`, and derived figures.
-Source: the values live in `presets`, each beside where it was read; here are only names, units and what is sensible.
-Limits: on-chip exchange is one width for every pair of tiles (real latency depends on where the tiles are), IPU-Links
+Input: numbers, each with its `Source`. Output: a validated, hashable `Target`, and derived figures.
+Source: the values are in `presets`, each beside its source; here are only names, units and ranges.
+Limits: on-chip exchange is one width for every pair of tiles (real latency depends on the distance of tiles), IPU-Links
 are one rate for every link, and host figures are unvalidated in every preset. `machine_page` prints all of it.
 """
 
@@ -27,15 +27,15 @@ SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "u
 GlobalExchange = Literal["lockstep", "buffered"]
 SyncPattern = Literal["single_pipeline", "ping_pong", "full"]
 
-_MOST_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
+_MAX_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
 # Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
-_MOST_TILES = 2**27
+_MAX_TILES = 2**27
 _WORD = 8  # bytes; regions of tile memory begin at multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value comes from.
+    """Source of a value.
 
     Args:
         kind: `published` (stated by a named source), `measured` (on hardware), `derived` (arithmetic from such figures,
@@ -52,32 +52,34 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SourceKind):
-            raise TargetError("Source.kind is unknown", expected=f"one of {get_args(SourceKind)}", got=repr(self.kind))
+            expected = f"one of {get_args(SourceKind)}"
+            raise TargetError("Source.kind must be a known kind", expected=expected, got=repr(self.kind))
         if not isinstance(self.text, str) or not self.text.strip():
-            raise TargetError("Source.text is empty", expected="the name of a source", got=repr(self.text))
+            raise TargetError("Source.text must not be empty", expected="the name of a source", got=repr(self.text))
 
 
-def constant(*, unit: str, doc: str, zero_ok: bool = False, most: float | None = None) -> Any:
-    """Declares a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`)."""
-    return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "most": most})
+def constant(*, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None) -> Any:
+    """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`)."""
+    return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum})
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Returns a hint naming the known name closest to `name`, or None when none is close."""
-    by_lower = {word.lower(): word for word in known}
-    given = str(name).lower()
-    swapped = [word for word in by_lower if sorted(word) == sorted(given)]
-    close = swapped or difflib.get_close_matches(given, list(by_lower), n=1)
-    close = close or sorted((word for word in by_lower if given in word.split("_")), key=len)  # tiles: tiles_per_ipu
-    return f"{by_lower[close[0]]!r}, the nearest known name" if close else None
+def nearest(name: object, known_names: Iterable[str]) -> str | None:
+    """Return a hint that names the known name closest to `name`; None when none is close."""
+    by_lower = {word.lower(): word for word in known_names}
+    lower = str(name).lower()
+    anagrams = [word for word in by_lower if sorted(word) == sorted(lower)]
+    matches = anagrams or difflib.get_close_matches(lower, list(by_lower), n=1)
+    # A word of a longer name: `tiles` is nearest to `tiles_per_ipu`.
+    matches = matches or sorted((word for word in by_lower if lower in word.split("_")), key=len)
+    return f"{by_lower[matches[0]]!r}, the nearest known name" if matches else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The description of one system of IPUs; equal and hashed by its values, not by their sources.
+    """Description of one system of IPUs; equal and hashed by its values, not by their sources.
 
     Args:
-        sources: a `Source` for every other field, by field name; kept as a read-only copy.
+        sources: a `Source` for every other field, by field name; copied, read-only.
         (other fields): see each one's `doc` and `unit` in `dataclasses.fields(Target)`.
 
     Raises:
@@ -85,7 +87,7 @@ class Target:
     """
 
     name: str = constant(unit="name", doc="which machine this describes")
-    num_ipus: int = constant(unit="IPUs", most=_MOST_IPUS, doc="IPUs of the system")
+    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system")
 
     tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU")
     bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
@@ -138,7 +140,7 @@ class Target:
 
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
     ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
-    ipu_link_efficiency: float = constant(unit="ratio", most=1.0, doc="payload share of an IPU-Link's rate")
+    ipu_link_efficiency: float = constant(unit="ratio", maximum=1.0, doc="payload share of an IPU-Link's rate")
     ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
     ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway")
     gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")
@@ -157,19 +159,19 @@ class Target:
 
     native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
     available_memory_proportion: float = constant(
-        unit="ratio", zero_ok=True, most=1.0, doc="share of a tile a planner may use; 0: as little as possible"
+        unit="ratio", zero_ok=True, maximum=1.0, doc="share of a tile a planner may use; 0: as little as possible"
     )
 
     sources: Mapping[str, Source] = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for item in _constants():
-            object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
-        object.__setattr__(self, "sources", _checked_sources(self.sources))
-        if self.num_tiles > _MOST_TILES:
+            object.__setattr__(self, item.name, _check_value(item, getattr(self, item.name)))
+        object.__setattr__(self, "sources", _check_sources(self.sources))
+        if self.num_tiles > _MAX_TILES:
             raise TargetError(
                 f"{self.name} has too many tiles",
-                expected=f"at most {_MOST_TILES:,} tiles on all IPUs together",
+                expected=f"at most {_MAX_TILES:,} tiles on all IPUs together",
                 got=f"{self.num_tiles:,} tiles: {self.num_ipus:,} × {self.tiles_per_ipu:,}",
                 hint="fewer IPUs, or fewer tiles on each",
             )
@@ -182,13 +184,13 @@ class Target:
         return {item.name: getattr(self, item.name) for item in _constants()}
 
     def to_data(self) -> dict[str, Any]:
-        """All constants with their sources, JSON-able."""
+        """Return all constants with their sources, JSON-able."""
         values = {name: sorted(x) if isinstance(x, frozenset) else x for name, x in self._values().items()}
         return values | {"sources": {name: [source.kind, source.text] for name, source in self.sources.items()}}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Target:
-        """The target of `to_data`.
+        """Build the target of `to_data`.
 
         Raises:
             TargetError: as a new target.
@@ -197,15 +199,15 @@ class Target:
         return cls(**{**data, "native_dtypes": frozenset(data["native_dtypes"]), "sources": sources})
 
     def changes(self) -> dict[str, Any]:
-        """The constants that were set by `replace`, by name; not how many IPUs there are."""
+        """Return the constants that were set by `replace`, by name, without the number of IPUs."""
         changed = [name for name, source in self.sources.items() if source.kind == "user" and name != "num_ipus"]
         return {name: getattr(self, name) for name in changed}
 
     def replace(self, **changes: Any) -> Target:
-        """Returns a target with some constants changed, for what-if studies.
+        """Return a target with some constants changed, for what-if studies.
 
-        The interleaved region keeps its share of a tile's memory unless its offset is given too: code lies below it,
-        and what has more memory needs more code.
+        The interleaved region keeps its share of a tile's memory unless its offset is changed too: code is below it,
+        and programs with more memory have more code.
 
         Args:
             **changes: new values by field name, in the field's unit. Their source becomes of kind `user`.
@@ -213,7 +215,8 @@ class Target:
         Raises:
             TargetError: an unknown field (the nearest name is suggested), or a value the field refuses.
         """
-        values, sources = self._values(), dict(self.sources)
+        values = self._values()
+        sources = dict(self.sources)
         for name in changes:
             if name not in values:
                 hint = nearest(name, values) or "dataclasses.fields(ipu.Target) lists them with unit and meaning"
@@ -272,7 +275,7 @@ class Target:
     @overload
     def seconds(self, cycles: NDArray[Any]) -> NDArray[Any]: ...
     def seconds(self, cycles: float | NDArray[Any]) -> float | NDArray[Any]:
-        """Returns the time of `cycles` tile clock cycles, in seconds; of any shape."""
+        """Return the time of `cycles` tile clock cycles, in seconds; of any shape."""
         return cycles / self.clock_hz
 
 
@@ -284,21 +287,21 @@ def _constants() -> tuple[dataclasses.Field[Any], ...]:
     return tuple(item for item in dataclasses.fields(Target) if item.name != "sources")
 
 
-def _whole(value: Any) -> int | None:
+def _as_int(value: Any) -> int | None:
     return None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
-def _real(value: Any) -> float | None:
+def _as_finite_float(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
         number = float(value)
-    except OverflowError:  # a whole number larger than any float is as good as infinite
+    except OverflowError:  # an integer beyond the range of float counts as infinite
         return None
     return number if math.isfinite(number) else None
 
 
-def _word(value: object) -> str | None:
+def _as_text(value: object) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
@@ -318,17 +321,17 @@ def _is_dtype_name(name: object) -> bool:
         return False
     try:
         dtype = jnp.dtype(name)
-    except TypeError:  # how numpy says that it knows no such dtype
+    except TypeError:  # NumPy's error for an unknown dtype name
         return False
     return dtype.name == name and bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
 
 
-# By annotation: what is expected, in words, and the conversion to it (None: refused).
+# By annotation: text of the expected value, and the conversion to it (None: refused).
 _READERS: Mapping[str, tuple[str, Callable[[object], object]]] = MappingProxyType(
     {
-        "int": ("a whole number", _whole),
-        "float": ("a finite number", _real),
-        "str": ("a non-empty string", _word),
+        "int": ("a whole number", _as_int),
+        "float": ("a finite number", _as_finite_float),
+        "str": ("a non-empty string", _as_text),
         "GlobalExchange": _one_of(GlobalExchange),
         "SyncPattern": _one_of(SyncPattern),
         "frozenset[str]": ("a non-empty set of full number or bool dtype names, as 'float32'", _dtype_names),
@@ -336,33 +339,35 @@ _READERS: Mapping[str, tuple[str, Callable[[object], object]]] = MappingProxyTyp
 )
 
 
-def _in_range(number: float, zero_ok: bool, most: float | None) -> bool:
-    return (number >= 0 if zero_ok else number > 0) and (most is None or number <= most)
+def _in_range(number: float, zero_ok: bool, maximum: float | None) -> bool:
+    return (number >= 0 if zero_ok else number > 0) and (maximum is None or number <= maximum)
 
 
-def _checked(item: dataclasses.Field[Any], value: object) -> object:
-    words, read = _READERS[str(item.type)]
-    unit, zero_ok, most = (item.metadata[key] for key in ("unit", "zero_ok", "most"))
+def _check_value(item: dataclasses.Field[Any], value: object) -> object:
+    expected, read = _READERS[str(item.type)]
+    unit, zero_ok, maximum = (item.metadata[key] for key in ("unit", "zero_ok", "maximum"))
     result = read(value)
     if item.type in ("int", "float"):
-        words += (" of at least 0" if zero_ok else " above 0") + ("" if most is None else f", at most {most:,g}")
-        result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, most) else None
+        expected += " of at least 0" if zero_ok else " above 0"
+        expected += "" if maximum is None else f", at most {maximum:,g}"
+        result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, maximum) else None
     if result is None:
         got = f"{value!r} ({type(value).__name__})"
         hint = f"leave {item.name} out for the preset's value"
-        raise TargetError(f"Target.{item.name} cannot be {value!r}", expected=f"{words} [{unit}]", got=got, hint=hint)
+        text = f"Target.{item.name} cannot be {value!r}"
+        raise TargetError(text, expected=f"{expected} [{unit}]", got=got, hint=hint)
     return result
 
 
-def _checked_sources(sources: object) -> Mapping[str, Source]:
+def _check_sources(sources: object) -> Mapping[str, Source]:
     names = [item.name for item in _constants()]
     if not isinstance(sources, Mapping):
-        raise TargetError("Target.sources is not a mapping", expected="field to Source", got=type(sources).__name__)
+        raise TargetError("Target.sources must be a mapping", expected="field to Source", got=type(sources).__name__)
     for name in sources:
         if name not in names:
-            what, hint = f"Target.sources names no field: {name!r}", nearest(name, names)
-            raise TargetError(what, expected="fields of Target", got=repr(name), hint=hint)
+            text = f"Target.sources must name fields, got {name!r}"
+            raise TargetError(text, expected="fields of Target", got=repr(name), hint=nearest(name, names))
     for name in names:
         if not isinstance(sources.get(name), Source):
-            raise TargetError(f"Target.{name} has no source", expected="a Source", got=repr(sources.get(name)))
+            raise TargetError(f"Target.{name} must have a source", expected="a Source", got=repr(sources.get(name)))
     return MappingProxyType(dict(sources))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ipujax.runtime.analysis import divergent_decisions, meets
+from ipujax.runtime.analysis import divergent_decisions, joins_replicas
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.graph import CrossReplicaCopy, Decision
 from ipujax.runtime.verify.inventory import Inventory
@@ -42,10 +42,10 @@ def map_errors(copy: CrossReplicaCopy, replicas: int) -> Iterator[VerifyError]:
 def divergent_control(inventory: Inventory) -> Iterator[VerifyError]:
     """No decision on which replicas may disagree is around a step at which all of them meet."""
     # Most programs have no decision around such a step: they need no dataflow analysis.
-    if not any(isinstance(node, Decision) and any(map(meets, node.children())) for node in inventory.nodes):
+    if not any(isinstance(node, Decision) and any(map(joins_replicas, node.children())) for node in inventory.nodes):
         return
     for node in divergent_decisions(inventory.graph, inventory.program, inventory.effects):
-        if any(meets(child) for child in node.children()):
+        if any(joins_replicas(child) for child in node.children()):
             yield VerifyError(
                 "divergent-control",
                 f"replicas may disagree at this {type(node).__name__}, which has steps that all of them must reach",

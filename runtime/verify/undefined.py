@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_
 
-from ipujax.runtime.analysis import Intervals, nothing
+from ipujax.runtime.analysis import Intervals, empty_set
 from ipujax.runtime.analysis.intervals import intervals
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.exchange import flat_bases
@@ -37,7 +37,7 @@ def undefined_read(inventory: Inventory) -> Iterator[VerifyError]:
     """No element is read before it is written."""
     doubtful = [v for v in inventory.effects(inventory.program).reads if not v.is_constant and v.size]
     if doubtful:
-        yield from _Follower(inventory).follow(inventory.program, dict.fromkeys(doubtful, nothing()))
+        yield from _Follower(inventory).follow(inventory.program, dict.fromkeys(doubtful, empty_set()))
 
 
 class _Follower:
@@ -104,7 +104,7 @@ class _Follower:
         for variable in tensor.variables():
             if variable in state and not _is_full(state[variable], variable):
                 touched = self._touch(user, tensor, variable)
-                element = state[variable].first_lacking(touched.start, touched.stop)
+                element = state[variable].find_lacking(touched.start, touched.stop)
                 if element is not None:
                     message = f"{element_name(element, {variable: 0})} is read before anything writes it, by {name}"
                     hint = "write it first, on every path through the program"

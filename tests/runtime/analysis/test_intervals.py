@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from ipujax.runtime.analysis.intervals import intervals, nothing
+from ipujax.runtime.analysis.intervals import empty_set, intervals
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=8)
 
@@ -27,7 +27,7 @@ def test_set_operations(a, b):
     assert elements(a) == set_a
     assert elements(a | b) == set_a | set_b
     assert elements(a & b) == set_a & set_b
-    assert elements(a & nothing()) == elements(nothing()) == set()
+    assert elements(a & empty_set()) == elements(empty_set()) == set()
 
 
 @given(pairs, st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4))
@@ -38,4 +38,4 @@ def test_first_lacking(a, wanted):
     lacking = next(
         (i for s, e in zip(start.tolist(), stop.tolist(), strict=True) for i in range(s, e) if i not in set_a), None
     )
-    assert a.first_lacking(start, stop) == lacking
+    assert a.find_lacking(start, stop) == lacking

@@ -60,6 +60,6 @@ def test_it_is_written_below_the_marker_or_printed(tmp_path, capsys):
 def test_a_page_without_a_marker_is_left_alone(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("by hand")
-    with pytest.raises(ArgumentError, match="no place for the constants"):
+    with pytest.raises(ArgumentError, match="must have a marker for the constants"):
         main([str(page)])
     assert page.read_text() == "by hand"

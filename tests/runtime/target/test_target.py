@@ -38,7 +38,7 @@ def test_every_constant_declares_unit_and_meaning(item):
 def test_missing_source_is_refused(item):
     values = arguments(preset("mk2"))
     del values["sources"][item.name]
-    with pytest.raises(TargetError, match=rf"Target\.{item.name} has no source"):
+    with pytest.raises(TargetError, match=rf"Target\.{item.name} must have a source"):
         Target(**values)
 
 
@@ -47,7 +47,7 @@ def test_source_of_unknown_field_is_refused():
     values["sources"]["clok_hz"] = Source("assumed", "typo")
     with pytest.raises(TargetError, match=r"clok_hz(.|\n)*'clock_hz'"):
         Target(**values)
-    with pytest.raises(TargetError, match="not a mapping"):
+    with pytest.raises(TargetError, match="must be a mapping"):
         Target(**(values | {"sources": None}))
 
 
