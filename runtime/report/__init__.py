@@ -1,4 +1,4 @@
-"""Views of profiles: text and files of one, and what changed between two."""
+"""Reports of profiles: text and files of one, changes between two, tables of many."""
 
 from ipujax.runtime.report.compare import Comparison as Comparison, compare as compare
 from ipujax.runtime.report.many_runs import runs_table as runs_table

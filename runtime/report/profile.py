@@ -1,4 +1,4 @@
-"""The profile of one run of a program: its figures, as files, from files, and as text for people.
+"""Profile of one run of a program: its figures, saved and loaded, and reports of them.
 
 Input: see `Figures`. Output: `Profile`. The text has the sections of Poplar's profile summary, in its order.
 Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
@@ -40,93 +40,95 @@ from ipujax.runtime.report.stage_summary import stages
 from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
 
-_FEW_LAYERS, _ALL_LAYERS = 8, 1_000  # of a summary
+_FEW_LAYERS = 8  # of a summary by line
+_ALL_LAYERS = 1_000  # of a summary by layer: a bound for programs with a name scope for each equation
 
 
 class Profile(Figures):
-    """What one run of an executable costs, as figures, files and text."""
+    """Figures of one run of an executable, as values, files and text."""
 
     def __repr__(self) -> str:
         return f"Profile({self.brief})"
 
     @checking_calls("profile.with_host")
     def with_host(self, host: HostData, batches_per_call: int = 1) -> Self:
-        """The same profile, which also has what the host took for the batches that the program was called with.
+        """Return a copy of the profile with the host's times for the batches that the program was called with.
 
         Args:
             host: `ipu.prefetch(…).host`, or measured otherwise.
-            batches_per_call: how many of them each call takes.
+            batches_per_call: batches that each call takes, at least 1.
 
         Raises:
-            ArgumentError: for something else.
+            ArgumentError: another type, or a number below 1.
         """
         if not isinstance(host, HostData):
             raise ArgumentError("profile.with_host needs a HostData", expected="batches.host", got=shortened(host))
         if not isinstance(batches_per_call, Integral) or isinstance(batches_per_call, bool) or batches_per_call < 1:
-            what, expected = "batches_per_call of profile.with_host", "a whole number of at least 1"
-            raise ArgumentError(what, expected=expected, got=shortened(batches_per_call))
-        changed = copy.copy(self)  # with all that is computed already
-        changed.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
-        return changed
+            title = "batches_per_call of profile.with_host"
+            raise ArgumentError(title, expected="a whole number of at least 1", got=shortened(batches_per_call))
+        profile = copy.copy(self)  # shares the figures that are computed already: none depends on the host
+        profile.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
+        return profile
 
     @checking_calls("profile.labelled")
     def labelled(self, label: str) -> Self:
-        """The same profile under a label, which titles, comparisons and saved files have.
+        """Return a copy of the profile with another label, which titles, comparisons and saved files show.
 
         Args:
-            label: a line of text in the place of the label before; "" for none.
+            label: a line of text; "" for none.
 
         Raises:
-            ArgumentError: for something else.
+            ArgumentError: several lines, or no text.
         """
         check_label("the label of profile.labelled", label)
-        changed = copy.copy(self)  # with all that is computed already
-        changed.__dict__["renamed"] = replace(self.identity, label=label)  # figures are frozen
-        return changed
+        profile = copy.copy(self)  # shares the figures that are computed already: none depends on the label
+        profile.__dict__["renamed"] = replace(self.identity, label=label)  # figures are frozen
+        return profile
 
     def _repr_html_(self) -> str:
-        """A short table for notebooks; `to_html` makes a whole page."""
-        memory, rows = self.memory, [("Machine", f"{self.target.num_ipus:,} × {self.target.name}")]
+        """Return a short table, which notebooks show; `to_html` writes the page."""
+        memory = self.memory
+        rows = [("Machine", f"{self.target.num_ipus:,} × {self.target.name}")]
         try:
             rows += [("Cycles", f"{self.cycles:,}"), ("Estimated time", duration(self.seconds))]
-            spent = {name.replace("_", " "): cycles for name, cycles in self.phase_cycles.items() if cycles}
-            rows.append(("Phases", ", ".join(f"{name} {share(c, self.cycles).strip()}" for name, c in spent.items())))
-            rows += [("Most expensive line", f"{one.origin}, {one.share:.1%}") for one in self.operations(1)]
-        except ProfileError as error:
+            phases = {name.replace("_", " "): cycles for name, cycles in self.phase_cycles.items() if cycles}
+            rows.append(("Phases", ", ".join(f"{name} {share(c, self.cycles).strip()}" for name, c in phases.items())))
+            rows += [("Most expensive line", f"{row.origin}, {row.share:.1%}") for row in self.operations(1)]
+        except ProfileError as error:  # a trip count is unknown; memory is known even so
             rows.append(("Cycles", f"unknown: {error.what}"))
         full = f"{size(memory.max_tile_bytes)} of {size(self.target.bytes_per_tile)}"
         return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], self.title)
 
     def save(self, path: FilePath) -> None:
-        """Writes all figures to a file, from which `load` makes a profile again, on any machine.
+        """Write all figures to a file that `load` reads, on any machine.
 
         Args:
-            path: the file; one that exists is replaced.
+            path: of the file; an existing one is replaced.
 
         Raises:
-            ArgumentTypeError: something that is no path.
-            ProfileError: a path that cannot be written, or a figure that no file can have, such as NaN.
+            ArgumentTypeError: another type than a path.
+            ProfileError: a path that cannot be written, or a figure that the format lacks, such as NaN.
         """
         checked_path(path)
         data = saved_data(self)
         try:
-            check_profile(data, VERSION)
+            check_profile(data, VERSION)  # before writing: a file that `load` refuses would be noticed too late
         except FieldError as error:
-            what = f"the profile cannot be saved: no file can have its {error.path}"
-            raise ProfileError(what, expected=error.expected, got=error.got) from error
+            title = f"the profile cannot be saved: no file can have its {error.path}"
+            raise ProfileError(title, expected=error.expected, got=error.got) from error
         write_profile(path, data)
 
     @staticmethod
     def load(path: FilePath) -> Profile:
-        """The profile that was saved: with the same figures, text and reports, without executable and timeline.
+        """Read a saved profile: it has equal figures, text and reports, but neither executable nor timeline.
 
         Args:
             path: a file of `save`.
 
         Raises:
-            ArgumentTypeError: something that is no path.
-            ProfileError: a file that is not there, is no profile, is damaged, or is of another version; of a damaged
-                one it names the first field that is not as it must be.
+            ArgumentTypeError: another type than a path.
+            ProfileError: a file that does not exist, is no profile, has another version, or is damaged; then it names
+                the first wrong field.
         """
         version, data = read_profile(path)
         try:
@@ -136,11 +138,11 @@ class Profile(Figures):
         return SavedProfile(data)
 
     def scalars(self) -> dict[str, float]:
-        """The figures of the run as a flat dict, for loggers such as TensorBoard's; see `many_runs.scalars`."""
+        """Return the figures of the run as a flat dict, for loggers such as TensorBoard's; see `many_runs.scalars`."""
         return scalars(self)
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
-        """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
+        """Write both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
 
         Args:
             where: a path, or a file open for text or bytes.
@@ -149,10 +151,10 @@ class Profile(Figures):
         Raises:
             ProfileError: as `execution()`; nothing is written then.
         """
-        write_json(self._both(), where, pretty=pretty)
+        write_json(self._graph_and_execution(), where, pretty=pretty)
 
     def to_cbor(self, where: Where) -> None:
-        """Writes both profiles as CBOR, the same data as `to_json`.
+        """Write both profiles as CBOR, with the data of `to_json`.
 
         Args:
             where: a path, or a file open for bytes.
@@ -160,33 +162,33 @@ class Profile(Figures):
         Raises:
             ProfileError: as `execution()`, or the extra `profile` is not installed; nothing is written then.
         """
-        write_cbor(self._both(), where)
+        write_cbor(self._graph_and_execution(), where)
 
     def to_perfetto(self, path: FilePath) -> None:
-        """Writes when each IPU does what as a trace, which https://ui.perfetto.dev and chrome://tracing show.
+        """Write the steps and phases of each IPU as a trace, which https://ui.perfetto.dev and chrome://tracing show.
 
         Args:
-            path: the file, JSON of the trace event format; one that exists is replaced.
+            path: of a file of the trace event format, which is JSON; an existing one is replaced.
 
         Raises:
-            ArgumentTypeError: something that is no path.
+            ArgumentTypeError: another type than a path.
             ProfileError: as `execution()`, a profile saved by an older version, or a path that cannot be written.
         """
         write_json(perfetto(self), checked_path(path))
 
     def to_html(self, path: FilePath) -> None:
-        """Writes a page that answers what limits the program, and shows time, memory, operations and source.
+        """Write a page with the limits of the program, its time, memory, operations and source.
 
         Args:
-            path: the file; one that exists is replaced. It holds all it needs, and opens without network.
+            path: of the HTML file, which needs no network; an existing one is replaced.
 
         Raises:
-            ArgumentTypeError: something that is no path.
+            ArgumentTypeError: another type than a path.
             ProfileError: a path that cannot be written, or the extra `report` is not installed.
         """
         write_file(path, profile_page(self).encode())
 
-    def _both(self) -> dict[str, Any]:
+    def _graph_and_execution(self) -> dict[str, Any]:
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}
 
     @checking_calls("profile.summary")
@@ -202,26 +204,26 @@ class Profile(Figures):
         show_per_ipu_memory_usage: bool = False,
         colours: bool | None = None,
     ) -> str:
-        """The profile as text for people.
+        """Return the profile as text for people.
 
         Args:
-            operations: how many of the most expensive source lines, or layers, to list.
+            operations: number of the most expensive source lines to list.
             by: "line" for a list of source lines and the eight most expensive layers, "layer" for all layers.
-            lines: whose source lines they are, "user" or "library"; see `operations`.
-            show_execution_steps: whether to list every step of the run.
-            show_var_storage: whether to list what is live at every step of the program.
-            show_optimizations: whether to list what compilation measured.
-            show_per_ipu_memory_usage: whether to list the memory of each IPU.
-            colours: whether to use ANSI colours; not, when None. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment
-                go before it.
+            lines: source lines of the "user" or of a "library"; see `operations`.
+            show_execution_steps: list every step of the run.
+            show_var_storage: list the live variables of every step of the program.
+            show_optimizations: list the seconds of each step of the compilation.
+            show_per_ipu_memory_usage: list the memory of each IPU.
+            colours: use ANSI colours; None for no. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment override it.
 
         Raises:
-            ArgumentValueError: for another `by` or other lines, or a number of lines below 0.
+            ArgumentValueError: an unknown `by` or `lines`, or a number of lines below 0.
         """
         if by not in ("line", "layer"):
-            raise ArgumentValueError("a summary by something else", expected="'line' or 'layer'", got=repr(by))
-        most_layers = _ALL_LAYERS if by == "layer" else _FEW_LAYERS
-        shown: list[tuple[Callable[[Figures], str], bool]] = [
+            raise ArgumentValueError("summary must be by line or layer", expected="'line' or 'layer'", got=repr(by))
+        max_layers = _ALL_LAYERS if by == "layer" else _FEW_LAYERS
+        # In the order of Poplar's summary; the second value says whether a section is shown.
+        sections_of_text: list[tuple[Callable[[Figures], str], bool]] = [
             (sections.headline, True),
             (sections.first_screen, True),
             (sections.target, True),
@@ -236,7 +238,7 @@ class Profile(Figures):
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),
-            (partial(sections.layers, most=most_layers), True),
+            (partial(sections.layers, max_layers=max_layers), True),
             (stages, True),
             (sections.host_data, True),
             (sections.fallbacks, True),
@@ -244,9 +246,10 @@ class Profile(Figures):
             (sections.unmet_bounds, True),
             (sections.execution_steps, show_execution_steps),
         ]
-        text = "\n\n".join(filter(None, (section(self) for section, is_shown in shown if is_shown))) + "\n"
+        texts = (section(self) for section, is_shown in sections_of_text if is_shown)
+        text = "\n\n".join(filter(None, texts)) + "\n"
         return coloured(text) if wants_colours(colours, is_terminal=False) else text
 
 
 class SavedProfile(SavedFigures, Profile):
-    """A profile that was saved; it has no executable and no timeline."""
+    """Profile that was loaded from a file; it has no executable and no timeline."""

@@ -1,9 +1,9 @@
-"""Sections of the profile as text: machine, graph, memory of the tiles, time of a run, and what to look at.
+"""Sections of the profile as text: target, graph, memory of the tiles, time of a run, and findings.
 
-Input: `Figures`. Output: one section of text a function, empty where there is nothing to say. Sections are those of
-Poplar's profile summary: target, graph, memory, variable storage, execution, cycles by vertex type, steps. Added are
-the costliest lines of source, what the host took for batches, what runs on one tile only, arithmetic in dtypes that the
-machine lacks, and plans that exceed the memory proportion.
+Input: `Figures`. Output: one section of text a function, empty where it has no lines. Sections are those of Poplar's
+profile summary: target, graph, memory, variable storage, execution, cycles by vertex type, steps. Added are the
+costliest lines of source, time of the host for batches, fallbacks, arithmetic in dtypes that the machine lacks, and
+plans that exceed the memory proportion.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
@@ -23,10 +23,10 @@ from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views import answers, tree_of
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
-Vertices = dict[str, tuple[int, int]]  # of a compute set: how many of each type, and their active cycles
+Vertices = dict[str, tuple[int, int]]  # of a compute set: by type, number of vertices and their active cycles
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
-_TYPES = 10  # vertex types that are listed; the others are one row
-_TILE_CYCLES = (
+_NUM_TYPES = 10  # vertex types that are listed; the others are one row
+_TILE_CYCLES = (  # labels of Poplar's summary, by the names of its execution profile
     ("Compute, idle threads included", "compute"),
     ("Compute, idle threads excluded", "activeCompute"),
     ("Exchange", "doExchange"),
@@ -38,77 +38,86 @@ _TILE_CYCLES = (
 
 
 def headline(profile: Figures) -> str:
-    """What does not fit, and what was profiled; nothing for a program without a function that fits."""
-    identity, over = profile.identity, out_of_memory(profile.memory)
+    """Return the title of the profile, below the lack of memory and its remedies where the program does not fit."""
+    identity = profile.identity
+    overflow = out_of_memory(profile.memory)
     title = profile.title if identity.function or identity.label else ""
-    ways = [f"  {'or' if number else 'try'}: {way}" for number, way in enumerate(profile.ways_to_fit)]
-    return "\n".join(filter(None, (f"Out of memory: {over}" if over else "", *ways, title)))
+    remedies = [f"  {'or' if number else 'try'}: {way}" for number, way in enumerate(profile.ways_to_fit)]
+    return "\n".join(filter(None, (f"Out of memory: {overflow}" if overflow else "", *remedies, title)))
 
 
 def target(profile: Figures) -> str:
-    """The machine."""
-    one, replicas = profile.target, profile.replicas
+    """List the figures of the target."""
+    target = profile.target
+    replicas = profile.replicas
     rows = [
-        ("Name", one.name),
+        ("Name", target.name),
         ("Replicas", f"{replicas:,}; figures are per replica" if replicas > 1 else ""),
-        ("IPUs", f"{one.num_ipus:,}"),
-        ("Tiles per IPU", f"{one.tiles_per_ipu:,}"),
-        ("Tiles", f"{one.num_tiles:,}" if one.num_ipus > 1 else ""),
-        ("Memory per tile", size(one.bytes_per_tile)),
-        ("Total memory", size(one.total_memory_bytes)),
-        ("Clock", f"{one.clock_hz / 1e6:,.0f} MHz"),
+        ("IPUs", f"{target.num_ipus:,}"),
+        ("Tiles per IPU", f"{target.tiles_per_ipu:,}"),
+        ("Tiles", f"{target.num_tiles:,}" if target.num_ipus > 1 else ""),
+        ("Memory per tile", size(target.bytes_per_tile)),
+        ("Total memory", size(target.total_memory_bytes)),
+        ("Clock", f"{target.clock_hz / 1e6:,.0f} MHz"),
     ]
     return table("Target", [row for row in rows if row[1]])
 
 
 def graph(profile: Figures) -> str:
-    """How many vertices, edges, variables and compute sets there are."""
+    """Count the vertices, edges, variables and compute sets of the graph."""
     counts = profile.graph_counts
     names = {"Vertices": "numVertices", "Edges": "numEdges", "Variables": "numVars", "Compute sets": "numComputeSets"}
     return table("Graph", [(label, f"{counts[name]:,}") for label, name in names.items()])
 
 
 def optimizations(profile: Figures) -> str:
-    """What compilation measured of itself."""
+    """List the seconds of each step of the compilation."""
     return table("Compilation", [(name, f"{value:.6g}") for name, value in profile.optimization_info.items()])
 
 
 def memory_by_type(profile: Figures) -> str:
-    """State and code of vertices, by their type."""
+    """List the bytes of state and code of vertices by vertex type, largest first."""
     ordered = sorted(profile.vertex_type_bytes.items(), key=lambda item: (-item[1], item[0]))
-    return _by_type("Memory by vertex type, state and code on all tiles", [(name, "", n) for name, n in ordered], "B")
+    return _list_types(
+        "Memory by vertex type, state and code on all tiles", [(name, "", n) for name, n in ordered], "B"
+    )
 
 
-def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
-    """The most expensive vertex types, and the others together: name, note, figure."""
-    if len(others := rows[_TYPES:]) > 1:
-        rows = [*rows[:_TYPES], (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
+def _list_types(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
+    """List rows of (vertex type, note, figure); those after the first ten become one row with their sum."""
+    if len(tail := rows[_NUM_TYPES:]) > 1:  # a single one takes no more room than its sum
+        rows = [*rows[:_NUM_TYPES], (f"{len(tail)} other types", "", sum(figure for _, _, figure in tail))]
     width, notes = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
-    return _listed(title, (f"{name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in rows))
+    return _section(title, (f"{name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in rows))
 
 
-def _listed(title: str, lines: Iterable[object]) -> str:
-    """A heading and lines under it; nothing without lines."""
+def _section(title: str, lines: Iterable[object]) -> str:
+    """Join a heading and the lines below it; "" without lines."""
     indented = [f"  {line}" for line in lines]
     return "\n".join([f"{title}:", *indented]) if indented else ""
 
 
-def _first(names: tuple[str, ...]) -> str:
+def _join_first(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def execution(profile: Figures, operations: int, lines: str) -> str:
-    """How long a run takes, what tiles do meanwhile, and the most expensive vertex types and lines of source."""
+    """List cycles of a run, phases by IPU, cycles of all tiles, and the most expensive vertex types and lines.
+
+    Args:
+        profile: of a run.
+        operations: number of lines of source to list.
+        lines: "user" or "library", as in `Figures.operations`.
+    """
     try:
         cycles = profile.cycles
-    except ProfileError as unknown:
-        # Memory is known even so; the text says what is missing instead of time.
-        return table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])
+    except ProfileError as error:  # a trip count is data; the rest of the summary needs no cycles
+        return table("Execution", [("Cycles", f"unknown: {error.what}"), ("Try", str(error.hint))])
     rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
     if profile.target.num_ipus > 1:
         rows.append(("Phases of", f"IPU {profile.limiting_ipu}, which is busy for most cycles"))
-    for phase, spent in profile.phase_cycles.items():
-        rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
+    for phase, phase_cycles in profile.phase_cycles.items():
+        rows.append((_LABELS.get(phase, phase).capitalize(), f"{phase_cycles:>15,}  {share(phase_cycles, cycles)}"))
     if profile.overlapped_cycles:
         rows.append(
             ("I/O tiles meanwhile", f"{profile.overlapped_cycles:>15,}  {share(profile.overlapped_cycles, cycles)}")
@@ -118,23 +127,24 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
     sections = (
         table("Execution", rows),
         _phases_by_ipu(profile),
-        _all_tiles(profile),
-        _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
-        _operations(profile.operations(operations, lines=lines), profile),
+        _tile_cycles(profile),
+        _list_types("Active cycles by vertex type, all tiles", by_type, "cycles"),
+        _list_operations(profile.operations(operations, lines=lines), profile),
     )
     return "\n\n".join(filter(None, sections))
 
 
 def _phases_by_ipu(profile: Figures) -> str:
-    """Shares of the run of each phase, for every IPU and on average; nothing for one IPU."""
+    """List each phase's share of the run, for every IPU and on average; "" for one IPU."""
     try:
         ipus = profile.ipu_phase_cycles
-    except ProfileError as error:  # saved by a version that kept one IPU
+    except ProfileError as error:  # files of early versions have the headline IPU alone
         return table("Phases by IPU", [("Not known", error.what)])
     if len(ipus) == 1:
         return ""
-    names, whole = list(ipus[0]), max(1, profile.cycles)
-    rows = [(f"IPU {ipu}", [phases[name] / whole for name in names]) for ipu, phases in enumerate(ipus)]
+    names = list(ipus[0])
+    cycles = max(1, profile.cycles)  # a program without steps takes none
+    rows = [(f"IPU {ipu}", [phases[name] / cycles for name in names]) for ipu, phases in enumerate(ipus)]
     rows.append(("Mean", np.mean([shares for _, shares in rows], 0).tolist()))
     widths = [max(len(_LABELS.get(name, name)), 7) for name in names]
     head = "  ".join(f"{_LABELS.get(name, name):>{width}}" for name, width in zip(names, widths, strict=True))
@@ -142,52 +152,45 @@ def _phases_by_ipu(profile: Figures) -> str:
         f"{label:<8}  " + "  ".join(f"{share:>{width}.1%}" for share, width in zip(shares, widths, strict=True))
         for label, shares in rows
     ]
-    return _listed("Phases by IPU", [f"{'':<8}  {head}", *lines])
+    return _section("Phases by IPU", [f"{'':<8}  {head}", *lines])
 
 
-def _all_tiles(profile: Figures) -> str:
-    spent = profile.tile_cycles
-    rows = [(label, f"{spent[name]:>15,}") for label, name in _TILE_CYCLES]
-    whole = profile.cycles * profile.target.num_tiles
-    balance = (
-        f"{profile.tile_balance:.0%} of tile cycles of compute phases, {_ratio(spent['compute'], whole):.0%} of all"
-    )
-    threads = f"{_ratio(spent['activeCompute'], spent['compute']):.0%} of worker cycles of computing tiles"
+def _tile_cycles(profile: Figures) -> str:
+    cycles = profile.tile_cycles
+    rows = [(label, f"{cycles[name]:>15,}") for label, name in _TILE_CYCLES]
+    computing = _ratio(cycles["compute"], profile.cycles * profile.target.num_tiles)
+    balance = f"{profile.tile_balance:.0%} of tile cycles of compute phases, {computing:.0%} of all"
+    threads = f"{_ratio(cycles['activeCompute'], cycles['compute']):.0%} of worker cycles of computing tiles"
     return table("Cycles of all tiles", [*rows, ("Tile balance", balance), ("Thread balance", threads)])
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else 1.0  # no cycle is lost of none
 
 
-def _operations(rows: tuple[Operation, ...], profile: Figures) -> str:
-    several = profile.target.num_ipus > 1 and all(row.limiting_cycles is not None for row in rows)
-    of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if several else ""
+def _list_operations(rows: tuple[Operation, ...], profile: Figures) -> str:
+    # Files of early versions lack the cycles on the headline IPU: then its column is left out.
+    has_limiting = profile.target.num_ipus > 1 and all(row.limiting_cycles is not None for row in rows)
+    of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if has_limiting else ""
     head = [f"{'cycles':>15}{of_limiting}  {'share':>6}  {'mostly':<15}  where"] if rows else []
     lines = (
-        f"{row.cycles:>15,}{f'  {row.limiting_cycles:>15,}' if several else ''}  {row.share:>6.1%}"
-        f"  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}{_called_from(row)}  [{_first(row.names)}]"
+        f"{row.cycles:>15,}{f'  {row.limiting_cycles:>15,}' if has_limiting else ''}  {row.share:>6.1%}"
+        f"  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}{_main_caller(row)}  [{_join_first(row.names)}]"
         for row in rows
     )
-    title = "Most expensive lines, busy cycles of all IPUs" if several else "Most expensive lines"
-    return _listed(title, [*head, *lines])
+    title = "Most expensive lines, busy cycles of all IPUs" if has_limiting else "Most expensive lines"
+    return _section(title, [*head, *lines])
 
 
-def _called_from(row: Operation) -> str:
-    """The line that most of the cycles of a line are called from, if it is called from several."""
+def _main_caller(row: Operation) -> str:
     if len(row.callers) < 2:
         return ""
-    caller, cycles = next(iter(row.callers.items()))
+    caller, cycles = next(iter(row.callers.items()))  # ordered by cycles
     return f", called from {caller}: {share(cycles, row.cycles).strip()}"
 
 
-def layers(profile: Figures, most: int) -> str:
-    """The layers as a tree with their busy cycles by part of training, FLOPs and bytes.
-
-    Args:
-        profile: of a run.
-        most: layers to list, the most expensive.
-    """
+def layers(profile: Figures, max_layers: int) -> str:
+    """List the most expensive layers as a tree, with busy cycles by part of training, FLOPs and bytes."""
     try:
         root = tree_of(profile)
     except ProfileError as error:
@@ -195,8 +198,10 @@ def layers(profile: Figures, most: int) -> str:
     if root.children.keys() <= {NO_LAYER}:
         return ""
     parts = [part for part in PARTS if root.parts[part]]
-    shown = sorted((node for node in root.walk() if node.path), key=lambda node: -node.cycles)[:most]
-    paths, total = {node.path for node in shown}, max(1, root.cycles)
+    # A layer has at least the cycles of any layer inside it, so that parents of listed layers are listed too.
+    nodes = sorted((node for node in root.walk() if node.path), key=lambda node: -node.cycles)[:max_layers]
+    paths = {node.path for node in nodes}
+    total = max(1, root.cycles)
     columns = [f"{PART_LABELS.get(part, part):>10}" for part in parts] if len(parts) > 1 else []
     head = "  ".join(
         [f"{'cycles':>15}", f"{'share':>6}", *columns, f"{'FLOP':>9}", f"{'peak':>10}", f"{'always':>10}", "layer"]
@@ -209,33 +214,32 @@ def layers(profile: Figures, most: int) -> str:
             indent = "  " * node.path.count("/")
             figures = (f"{node.cycles:>15,}", f"{node.cycles / total:>6.1%}", *by_part, f"{node.flops:>9.2e}", *sizes)
             rows.append("  ".join([*figures, f"{indent}{node.name}"]))
-    rest = sum(1 for _ in root.walk()) - 1 - len(rows)
-    tail = [f"… and {rest:,} more layers"] if rest > 0 else []
-    return _listed("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
+    num_omitted = sum(1 for _ in root.walk()) - 1 - len(rows)
+    tail = [f"… and {num_omitted:,} more layers"] if num_omitted > 0 else []
+    return _section("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
 
 
 def first_screen(profile: Figures) -> str:
-    """The answers to what limits the program, a line each; nothing of a Poplar program, whose text is Poplar's."""
+    """List the answers on limits of the program; "" for a Poplar program, whose summary has Poplar's sections alone."""
     if not profile.identity.function:
         return ""
-    return _listed("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
+    return _section("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
 
 
 def host_data(profile: Figures) -> str:
-    """What the host took for the batches of a call, and whether IPUs would wait for them."""
+    """List the host's seconds for the batches of a call, and the cycles that IPUs would wait for them."""
     host = profile.host
     if host is None:
         return ""
-    how = "prepared ahead" if host.is_ahead else "none prepared ahead"
-    prepared = host.prepared_seconds_per_call
+    mode = "prepared ahead" if host.is_ahead else "none prepared ahead"
     rows = [
-        ("Batches", f"{host.batches:,}, {host.batches_per_call:,} a call, {how}"),
-        ("Prepared in", f"{duration(prepared)} a call, on this machine"),
+        ("Batches", f"{host.batches:,}, {host.batches_per_call:,} a call, {mode}"),
+        ("Prepared in", f"{duration(host.prepared_seconds_per_call)} a call, on this machine"),
         ("Waited for", f"{duration(host.waited_seconds_per_call)} a call, on this machine"),
     ]
     try:
         seconds = profile.seconds
-    except ProfileError:  # a loop runs as often as its data says
+    except ProfileError:  # a trip count is data: the section on execution names the loop
         return table("Host data", rows)
     idle = host.idle_seconds(seconds)
     rows.append(("IPUs would wait", f"{duration(idle)} a call, {share(idle, idle + seconds).strip()} of the time"))
@@ -244,71 +248,74 @@ def host_data(profile: Figures) -> str:
 
 
 def unmet_bounds(profile: Figures) -> str:
-    """Plans that exceed the memory proportion."""
+    """List the plans that exceed the memory proportion."""
     lines = (f"{item}, {item.origin}" for item in profile.unmet_bounds)
-    return _listed("Planned with more memory than the available proportion", lines)
+    return _section("Planned with more memory than the available proportion", lines)
 
 
 def emulated(profile: Figures) -> str:
-    """Arithmetic in dtypes that the machine lacks."""
+    """List the arithmetic in dtypes that the machine lacks."""
     lines = (
-        f"{row.cycles:>15,} cycles  {row.dtype} ({_first(row.operations)}), {row.origin}" for row in profile.emulated
+        f"{row.cycles:>15,} cycles  {row.dtype} ({_join_first(row.operations)}), {row.origin}"
+        for row in profile.emulated
     )
-    return _listed("Arithmetic in dtypes that the machine does not have", lines)
+    return _section("Arithmetic in dtypes that the machine does not have", lines)
 
 
 def fallbacks(profile: Figures) -> str:
-    """What runs on one tile only."""
+    """List the fallbacks: operations that run on one tile."""
     lines = (
         f"{item.cycles:>15,} cycles  {item.operation} ({item.name}), {item.origin}"
         + (f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else "")
         for item in profile.fallbacks
     )
-    return _listed("Operations on one tile only, for want of a parallel rule", lines)
+    return _section("Operations on one tile only, for want of a parallel rule", lines)
 
 
-_BARS = 40  # characters of the longest bar of the histogram
-_BINS = 8
-_WORST = 3  # tiles named when they are out of memory
+_BAR_WIDTH = 40  # characters of the longest bar of the histogram
+_NUM_BINS = 8
+_NUM_OVERFLOWED = 3  # tiles that are named when they are out of memory
 _REGIONS = {"ordinary": "nonInterleaved", "interleaved": "interleaved", "overflowed": "overflowed"}
 
 
 def memory_totals(profile: Figures) -> str:
-    """How full the tiles are; gaps count where nothing else is said."""
-    memory, have, regions = profile.memory, profile.target.bytes_per_tile, profile.region_bytes
-    worst, over = memory.worst_tile, memory.overflowed_bytes
-    used, free = memory.max_tile_bytes, have - memory.max_tile_bytes
-    gaps = int(memory.gap_bytes.sum())
+    """List the bytes of the fullest tile and of all tiles; gaps between variables count as used."""
+    memory = profile.memory
+    regions = profile.region_bytes
+    capacity_bytes = profile.target.bytes_per_tile
+    used_bytes = memory.max_tile_bytes
+    free_bytes = capacity_bytes - used_bytes
+    gap_bytes = int(memory.gap_bytes.sum())
+    used = f"{size(used_bytes)} of {size(capacity_bytes)} ({share(used_bytes, capacity_bytes).strip()})"
     rows = [
-        ("Fullest tile", f"{worst}, {size(used)} of {size(have)} ({share(used, have).strip()})"),
-        ("Free on it", f"{size(free)}" if free >= 0 else f"none, {size(-free)} too much"),
+        ("Fullest tile", f"{memory.worst_tile}, {used}"),
+        ("Free on it", f"{size(free_bytes)}" if free_bytes >= 0 else f"none, {size(-free_bytes)} too much"),
         *_largest_variable(profile),
         ("Mean", size(float(memory.tile_bytes.mean()))),
-        ("All tiles", f"{size(memory.total_bytes)}, {size(memory.total_bytes - gaps)} without gaps"),
+        ("All tiles", f"{size(memory.total_bytes)}, {size(memory.total_bytes - gap_bytes)} without gaps"),
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
         ("Peak at", readable_name(memory.peak_step)),
     ]
     if profile.streaming_memory_bytes:
-        have_there = profile.target.streaming_memory_bytes * profile.target.num_ipus
-        rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(have_there)}"))
-    if len(profile.byte_prices) > 1:
-        rows.append(("Cost per byte", _byte_price(profile)))
-    lacking = np.flatnonzero(over)
-    if len(lacking):
-        most = lacking[np.argsort(-over[lacking], kind="stable")][:_WORST]
-        fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in most)
-        rows.append(("Out of memory", f"{len(lacking):,} tile{'s' if len(lacking) > 1 else ''}, worst {fullest}"))
+        total_bytes = profile.target.streaming_memory_bytes * profile.target.num_ipus
+        rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(total_bytes)}"))
+    if len(profile.byte_prices) > 1:  # a program that fits at the first cost per byte has nothing to tell
+        rows.append(("Cost per byte", _cost_per_byte(profile)))
+    overflowed_bytes = memory.overflowed_bytes
+    tiles = np.flatnonzero(overflowed_bytes)
+    if len(tiles):
+        worst = tiles[np.argsort(-overflowed_bytes[tiles], kind="stable")][:_NUM_OVERFLOWED]
+        fullest = ", ".join(f"tile {tile} by {size(int(overflowed_bytes[tile]))}" for tile in worst)
+        rows.append(("Out of memory", f"{len(tiles):,} tile{'s' if len(tiles) > 1 else ''}, worst {fullest}"))
     return table("Memory", rows)
 
 
 def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
-    """What takes most of the fullest tile among variables; nothing where none is there."""
-    items = (item for item in profile.memory.largest if item.category in ("variable", "constant"))
+    items = (item for item in profile.memory.largest if item.category in ("variable", "constant"))  # by bytes
     return [("Largest on it", str(item).strip()) for item in islice(items, 1)]
 
 
-def _byte_price(profile: Figures) -> str:
-    """The price at which the program fits, and what it costs."""
+def _cost_per_byte(profile: Figures) -> str:
     first = profile.byte_prices[0]
     try:
         cost = f"{profile.byte_price_cost_cycles:+,} cycles"
@@ -318,7 +325,7 @@ def _byte_price(profile: Figures) -> str:
 
 
 def memory_by_category(profile: Figures) -> str:
-    """What the bytes are for."""
+    """List the bytes of each category: variables, code, exchange code, stacks…"""
     worst = profile.memory.worst_tile
     rows = [
         (name, f"{size(int(layer[worst])):>12}  {size(int(layer.sum())):>12}")
@@ -329,89 +336,92 @@ def memory_by_category(profile: Figures) -> str:
 
 
 def memory_by_role(profile: Figures) -> str:
-    """What values the bytes hold: weights, gradients, activations, code…"""
-    memory, title = profile.memory, "Memory by role, fullest tile and all tiles"
+    """List the bytes of each role: weights, gradients, activations, code…"""
+    memory = profile.memory
+    title = "Memory by role, fullest tile and all tiles"
     worst = memory.worst_tile
     try:
         roles = memory.by_role
     except ProfileError as error:  # saved by an older version
         return table(title, [("Not known", error.what)])
     rows = sorted(((int(values[worst]), int(values.sum()), role) for role, values in roles.items()), reverse=True)
-    return table(title, [(role, f"{size(here):>12}  {size(everywhere):>12}") for here, everywhere, role in rows])
+    return table(title, [(role, f"{size(on_worst):>12}  {size(total):>12}") for on_worst, total, role in rows])
 
 
 def memory_histogram(profile: Figures) -> str:
-    """How many tiles hold how much."""
+    """Count the tiles in each range of bytes."""
     tile_bytes = profile.memory.tile_bytes
     low, high = int(tile_bytes.min()), int(tile_bytes.max())
-    edges = np.unique(np.linspace(low, high + 1, _BINS + 1).astype(np.int64))
+    # Whole bytes, so that a bin can be written as "start to last"; unique, since few bytes make fewer bins.
+    edges = np.unique(np.linspace(low, high + 1, _NUM_BINS + 1).astype(np.int64))
     counts, edges = np.histogram(tile_bytes, edges)
-    most = max(1, int(counts.max()))
+    largest = max(1, int(counts.max()))
     lines = (
-        f"{start:>10,} to {stop - 1:>10,} B  {'*' * -(-number * _BARS // most):<{_BARS}}  {number:,}"
+        f"{start:>10,} to {stop - 1:>10,} B  {'*' * -(-number * _BAR_WIDTH // largest):<{_BAR_WIDTH}}  {number:,}"
         for (start, stop), number in zip(pairwise(edges.tolist()), counts.tolist(), strict=True)
     )
-    return _listed("Memory by tile, number of tiles", lines)
+    return _section("Memory by tile, number of tiles", lines)
 
 
 def largest_on_fullest_tile(profile: Figures) -> str:
-    """What takes most of the fullest tile when it is fullest."""
-    return _listed("Largest on the fullest tile at its peak", profile.memory.largest[:5])
+    """List the five largest items on the fullest tile at its peak."""
+    return _section("Largest on the fullest tile at its peak", profile.memory.largest[:5])
 
 
 def memory_by_ipu(profile: Figures) -> str:
-    """How full the tiles of each IPU are."""
+    """List the bytes of all tiles and of the fullest tile of each IPU."""
     by_ipu = profile.memory.tile_bytes.reshape(profile.target.num_ipus, -1)
     rows = [f"{tiles.sum():,} B in all, {tiles.max():,} B on its fullest tile" for tiles in by_ipu]
     return table("Memory by IPU", [(f"IPU {number}", row) for number, row in enumerate(rows)])
 
 
 def variable_storage(profile: Figures) -> str:
-    """What is live at every step of the program, on all tiles together."""
+    """List the live variables of every step of the program, bytes of all tiles together."""
     live = profile.liveness
     lines = ["Variable storage liveness, all tiles:", f"  Always-live bytes: {live['alwaysLiveBytes']:,}"]
-    lines += ["  Always-live variables:", *_items(live["alwaysLiveVariables"], "    ")]
+    lines += ["  Always-live variables:", *_variable_lines(live["alwaysLiveVariables"], "    ")]
     lines += [f"  Maximum live bytes (including always-live): {live['maxLiveBytes']:,}"]
-    return "\n".join([*lines, *_live(live["programs"], live["notAlwaysLiveVariables"], "  ")])
+    return "\n".join([*lines, *_live_lines(live["programs"], live["notAlwaysLiveVariables"], "  ")])
 
 
-def _live(node: Json, variables: Sequence[Json], indent: str) -> Iterator[str]:
+def _live_lines(node: Json, variables: Sequence[Json], indent: str) -> Iterator[str]:
     yield f"{indent}{node['type']}" + (f": {node['name']}" if "name" in node else "")
     if "liveBytes" in node:
         yield f"{indent}  Live Bytes (excluding always-live): {node['liveBytes']:,}"
         yield f"{indent}  Live Vars (excluding always-live):"
-        yield from _items([variables[number] for number in node["liveVariables"]], f"{indent}    ")
+        yield from _variable_lines([variables[number] for number in node["liveVariables"]], f"{indent}    ")
     for child in node.get("children", ()):
-        yield from _live(child, variables, f"{indent}  ")
+        yield from _live_lines(child, variables, f"{indent}  ")
 
 
-def _items(items: Sequence[Json], indent: str) -> list[str]:
+def _variable_lines(items: Sequence[Json], indent: str) -> list[str]:
     width = max((len(item["name"]) for item in items), default=0)
     return [f"{indent}{item['name']:<{width}}  {item['bytes']:>15,}" for item in items]
 
 
 def execution_steps(profile: Figures) -> str:
-    """All steps of a run, in order; nothing when its loops are not known."""
+    """List all steps of a run, in order; "" when a trip count is unknown."""
     try:
         steps = profile.execution()["simulation"]["steps"]
     except ProfileError:
-        return ""  # which the section on execution says
-    lines, vertices = ["Steps:"], profile.compute_set_vertices
+        return ""  # the section on execution names the loop
+    lines = ["Steps:"]
+    vertices = profile.compute_set_vertices
     for step in steps:
         if step["type"] == "Sync":
             lines.append(f"  --- {step['syncType']} Sync ---")
         else:
-            lines.extend(_step(step, profile.target, vertices))
+            lines.extend(_step_lines(step, profile.target, vertices))
     return "\n".join(lines)
 
 
-def _step(step: Json, one: Target, vertices: Sequence[Vertices]) -> Iterator[str]:
+def _step_lines(step: Json, target: Target, vertices: Sequence[Vertices]) -> Iterator[str]:
     name = f": {step['name']}" if step.get("name") else ""
     repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
     overlapped = f" ({step['cyclesOverlapped']:,} overlapped with previous)" if "cyclesOverlapped" in step else ""
     yield f"  {step['type']} (cycles {step['cyclesFrom']:,} - {step['cyclesTo']:,}{repeats}){name}"
     yield f"    Cycles:               {step['cycles']:,}{overlapped}"
-    yield f"    Active Tiles:         {step['activeTiles']:,} / {one.num_tiles:,}"
+    yield f"    Active Tiles:         {step['activeTiles']:,} / {target.num_tiles:,}"
     if "threadBalance" in step:
         yield f"    Thread Balance:       {step['threadBalance']:.1%}"
     yield f"    Tile Balance:         {step['tileBalance']:.1%}"
@@ -420,14 +430,13 @@ def _step(step: Json, one: Target, vertices: Sequence[Vertices]) -> Iterator[str
         yield f"    Total Data:           {step['totalData']:,}"
         yield f"    Data Balance (mean / max data per tile): {step['dataBalance']:.1%}"
     if "computeSet" in step:
-        yield from _vertices(vertices[step["computeSet"]])
+        yield from _vertex_lines(vertices[step["computeSet"]])
 
 
-def _vertices(found: Vertices) -> Iterator[str]:
-    """Instances and active cycles of each vertex type of one compute set."""
-    if not found:
+def _vertex_lines(vertices: Vertices) -> Iterator[str]:
+    if not vertices:
         return
     yield "    By vertex type:"
-    width = max(map(len, found))
-    for name, (count, active) in sorted(found.items(), key=lambda item: -item[1][1]):
-        yield f"      {name:<{width}}  ({count:,} instances):  {active:>12,}"
+    width = max(map(len, vertices))
+    for name, (count, active_cycles) in sorted(vertices.items(), key=lambda item: -item[1][1]):
+        yield f"      {name:<{width}}  ({count:,} instances):  {active_cycles:>12,}"
