@@ -1,12 +1,12 @@
-"""What changed between two profiles, by operation and source line.
+"""Changes between two profiles, by operation and source line.
 
     print(ipu.compare(before, after))
 
 Input: two profiles, also saved ones, of programs and machines that need have nothing in common. Output: `Comparison`:
 totals, and a row for each operation of each line of source whose figures differ.
-Operations are matched by line, layer, part of training and name; what is left by function, layer and name, since lines
-move when a file is edited; and then by line and layer alone, since equations are fused otherwise.
-Limits: an operation that moved to another function is gone there, and new here.
+Operations are matched by line, layer, part of training and name; the others by function, layer and name, since line
+numbers change when a file is edited; and then by line and layer alone, since other equations may be fused.
+Limits: an operation that moved to another function counts as removed from one and as new in the other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
@@ -33,18 +34,18 @@ _HEADS = {
     "variable_bytes": "variable B",
     "exchange_code_bytes": "exchange code B",
 }
-_SHOWN = 20  # rows of the text
+_NUM_ROWS = 20  # of the text
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How one operation of one line of source differs.
+    """Change of one operation of one line of source.
 
     Args:
-        origin: the line, the layer and the part of training; those in the second profile where it is there.
-        name: the operation; "old → new" where it has another name.
-        before: its figures in the first profile; zeros when it is not there.
-        after: those in the second.
+        origin: line, layer and part of training, in the second profile if it has the operation.
+        name: of the operation; "old → new" where it has another name.
+        before: figures in the first profile; zeros without the operation.
+        after: figures in the second.
     """
 
     origin: Origin
@@ -54,21 +55,17 @@ class Change:
 
     @property
     def place(self) -> str:
-        """The line, and the layer and the part of training where they are known."""
+        """Line, with layer and part of training where they are known."""
         layer = " ".join(filter(None, (self.origin.layer, self.origin.part)))
         return f"{self.origin}{f', {layer}' if layer else ''}"
 
     def difference(self, figure: str) -> int:
-        """By how much a figure grew.
-
-        Args:
-            figure: one of `FIGURES`.
-        """
+        """Return the growth of a figure, one of `FIGURES`, in its unit."""
         return int(getattr(self.after, figure)) - int(getattr(self.before, figure))
 
     @property
     def figures(self) -> dict[str, tuple[float, float]]:
-        """Before and after, by name."""
+        """(before, after) of each of `FIGURES`."""
         return {name: (float(getattr(self.before, name)), float(getattr(self.after, name))) for name in FIGURES}
 
     @property
@@ -78,18 +75,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """How two profiles differ.
+    """Differences of two profiles; all pairs are (first, second).
 
     Args:
-        totals: figures of the whole runs, first and second: "cycles", "seconds", "moved_bytes", "variable_bytes", and,
-            of the tile that has most of it, "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
+        totals: figures of the runs: "cycles", "seconds", "moved_bytes", "variable_bytes"; of the tile with most,
+            "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
         changes: the operations that differ, largest change of cycles first.
-        phases: cycles of each phase of the limiting IPU, first and second.
-        categories: bytes of each memory category on all tiles, first and second.
-        titles: what both profiles are, in a line each.
-        names: what both profiles are called: label, function and file, and more only where these are the same.
-        layers: busy cycles of each layer without those inside it, all parts of training together, first and second;
-            layers that differ, largest change first. Empty where a profile was saved without layers.
+        phases: cycles of each phase of the limiting IPU.
+        categories: bytes of each memory category on all tiles.
+        titles: program, machine and main figures of each profile, in a line.
+        names: label, function and file of each profile, or its title where these are equal.
+        layers: busy cycles of each layer that differs, without those inside it, all parts of training together, largest
+            change first. Empty where a profile was saved without layers.
     """
 
     totals: dict[str, tuple[float, float]]
@@ -100,12 +97,8 @@ class Comparison:
     names: tuple[str, str] = ("", "")
     layers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def text(self, n: int | None = _SHOWN) -> str:
-        """Totals and changes as text.
-
-        Args:
-            n: how many changes; all when None.
-        """
+    def text(self, n: int | None = _NUM_ROWS) -> str:
+        """Return totals, layers and the first `n` changes as text; all changes when None."""
         first, second = (name or title for name, title in zip(self.names, self.titles, strict=True))
         lines = [f"Before: {first}", f"After:  {second}", self.verdict, "Totals:"]
         for name, (before, after) in self.totals.items():
@@ -115,7 +108,7 @@ class Comparison:
             return "\n".join([*lines, "No operation differs."])
         if self.layers:
             lines.append("Changes by layer:")
-            for layer, (old, new) in list(self.layers.items())[:n]:
+            for layer, (old, new) in islice(self.layers.items(), n):
                 lines.append(f"  {new - old:>+15,}  {_ratio(old, new):>8}  {layer}")
         widths = {name: max(12, len(head)) for name, head in _HEADS.items()}
         heads = "  ".join(f"{head:>{widths[name]}}" for name, head in _HEADS.items())
@@ -123,35 +116,35 @@ class Comparison:
         for change in self.changes[:n]:
             figures = "  ".join(f"{change.difference(name):>+{widths[name]},}" for name in FIGURES)
             lines.append(f"  {figures}  {change.place}  [{change.name}]")
-        rest = len(self.changes) - len(self.changes[:n])
-        return "\n".join([*lines, *([f"  … and {rest:,} more"] if rest else [])])
+        num_omitted = len(self.changes) - len(self.changes[:n])
+        return "\n".join([*lines, *([f"  … and {num_omitted:,} more"] if num_omitted else [])])
 
     @property
     def verdict(self) -> str:
-        """How the cycles changed, and the change of an operation that explains most of it, in a sentence or two."""
+        """Change of the cycles, and the operation that explains most of it, in a sentence or two."""
         before, after = self.totals["cycles"]
         if before == after:
             return f"Both runs take {before:,.0f} cycles."
         text = f"{_ratio(before, after)} cycles: {before:,.0f} → {after:,.0f}."
         differences = {change: change.difference("cycles") for change in self.changes}
         total = sum(differences.values())
-        if total * (after - before) <= 0:
+        if total * (after - before) <= 0:  # busy cycles did not cause it: an IPU waits for others for another time
             return f"{text} IPUs work for {total:+,} cycles and wait for the rest: see phases."
         change = max(differences, key=lambda change: differences[change] * (1 if total > 0 else -1))
         share = differences[change] / total
-        what = "Most of it" if share > 0.5 else "The largest part"
-        opposed = "less" if total > 0 else "more"
-        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {opposed}"
-        return f"{text} {what} is {change.name} at {change.place}: {differences[change]:+,} cycles, {part}."
+        subject = "Most of it" if share > 0.5 else "The largest part"
+        opposite = "less" if total > 0 else "more"
+        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {opposite}"
+        return f"{text} {subject} is {change.name} at {change.place}: {differences[change]:+,} cycles, {part}."
 
     def to_html(self, path: FilePath) -> None:
-        """Writes a page of what changed, in the look of `profile.to_html`.
+        """Write a page of the changes, in the style of `profile.to_html`.
 
         Args:
-            path: the file; one that exists is replaced.
+            path: of the HTML file; an existing one is replaced.
 
         Raises:
-            ArgumentTypeError: something that is no path.
+            ArgumentTypeError: another type than a path.
             ProfileError: a path that cannot be written.
         """
         rows = [ComparedFigures(change.name, change.place, change.figures) for change in self.changes]
@@ -179,38 +172,35 @@ def _ratio(before: float, after: float) -> str:
 
 @checking_calls("ipu.compare")
 def compare(before: Figures, after: Figures) -> Comparison:
-    """Says what changed from one profile to another, by operation and source line.
+    """Compare two profiles, by operation and source line.
 
     Args:
-        before: a profile.
-        after: another.
+        before: the first profile.
+        after: the second.
 
     Raises:
-        ArgumentTypeError: something else than two profiles.
+        ArgumentTypeError: another type than `Profile`.
         ProfileError: a loop whose trip count is data, is in no option and was not recorded.
     """
-    for given in (before, after):
-        if not isinstance(given, Figures):
+    for profile in (before, after):
+        if not isinstance(profile, Figures):
             hint = "compiled.profile, or ipu.Profile.load(path)"
-            got = type(given).__name__
-            raise ArgumentTypeError("ipu.compare was given something else", expected="two profiles", got=got, hint=hint)
-    changes = [
-        change
-        for change in _matched(_step_costs("first", before), _step_costs("second", after))
-        if any(map(change.difference, FIGURES))
-    ]
+            got = type(profile).__name__
+            raise ArgumentTypeError("ipu.compare needs two profiles", expected="ipu.Profile", got=got, hint=hint)
+    pairs = _match_operations(_step_costs("first", before), _step_costs("second", after))
+    changes = [change for change in pairs if any(map(change.difference, FIGURES))]
     changes.sort(key=lambda change: change._weight)
     totals = {name: (float(figure(before)), float(figure(after))) for name, figure in _TOTALS.items()}
     phases = {name: (cycles, after.phase_cycles[name]) for name, cycles in before.phase_cycles.items()}
-    first_memory, second_memory = (each.memory.by_category for each in (before, after))
-    categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
+    old, new = (profile.memory.by_category for profile in (before, after))
+    categories = {name: (int(old[name].sum()), int(new[name].sum())) for name in old}  # all profiles have all of them
     layers = _changed_layers(layer_cycles(before), layer_cycles(after))
     titles = f"{before.title}; {before.brief}", f"{after.title}; {after.brief}"
     return Comparison(totals, tuple(changes), phases, categories, titles, _names(before, after), layers)
 
 
 def _changed_layers(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int]]:
-    if not before or not after:
+    if not before or not after:  # saved without layers: every layer of the other would count as new
         return {}
     pairs = {
         layer: (before[layer], after[layer])
@@ -224,32 +214,34 @@ Key = tuple[object, ...]
 _NUMBER = re.compile(r":\d+ ")  # of a line, in `file.py:12 (loss)`
 
 
-def _function(row: StepCost) -> Key:
-    """File, function, layer, part and name: all but the number of the line."""
+def _function_key(row: StepCost) -> Key:
+    """Return file, function, layer, part and name: all but the number of the line."""
     return _NUMBER.sub(" ", str(row.origin)), row.origin.layer, row.origin.part, row.name
 
 
-def _line(row: StepCost) -> Key:
+def _line_key(row: StepCost) -> Key:
     return str(row.origin), row.origin.layer, row.origin.part
 
 
-# What rows have in common that are one operation, the most reliable first.
-_KEYS: tuple[Callable[[StepCost], Key], ...] = (lambda row: (*_line(row), row.name), _function, _line)
+# Rows with equal keys are one operation; the most reliable key first.
+_KEYS: tuple[Callable[[StepCost], Key], ...] = (lambda row: (*_line_key(row), row.name), _function_key, _line_key)
 
 
-def _matched(before: Sequence[StepCost], after: Sequence[StepCost]) -> list[Change]:
-    """All operations of two profiles, those that are one together."""
+def _match_operations(before: Sequence[StepCost], after: Sequence[StepCost]) -> list[Change]:
+    """Pair the rows of two profiles that are one operation; each other row is a change from or to nothing."""
     changes = list[Change]()
     for key in _KEYS:
-        first, second = _by_key(before, key), _by_key(after, key)
-        both = first.keys() & second.keys()
-        changes += [_change(first[each], second[each]) for each in first if each in both]
-        before = [row for row in before if key(row) not in both]
-        after = [row for row in after if key(row) not in both]
+        first = _group_rows(before, key)
+        second = _group_rows(after, key)
+        common = first.keys() & second.keys()
+        # In the order of the first profile: a set has another order in each process.
+        changes += [_change(first[each], second[each]) for each in first if each in common]
+        before = [row for row in before if key(row) not in common]
+        after = [row for row in after if key(row) not in common]
     return changes + [_change([row], []) for row in before] + [_change([], [row]) for row in after]
 
 
-def _by_key(rows: Sequence[StepCost], key: Callable[[StepCost], Key]) -> dict[Key, list[StepCost]]:
+def _group_rows(rows: Sequence[StepCost], key: Callable[[StepCost], Key]) -> dict[Key, list[StepCost]]:
     groups: dict[Key, list[StepCost]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -257,7 +249,7 @@ def _by_key(rows: Sequence[StepCost], key: Callable[[StepCost], Key]) -> dict[Ke
 
 
 def _change(before: Sequence[StepCost], after: Sequence[StepCost]) -> Change:
-    """What some rows of the first profile became in the second."""
+    """Return the change from rows of the first profile to rows of the second, either of which may be empty."""
     names = [", ".join(dict.fromkeys(row.name for row in rows)) for rows in (before, after) if rows]
     origin = (after or before)[0].origin
     return Change(
@@ -270,17 +262,18 @@ def _sum(origin: Origin, name: str, rows: Sequence[StepCost]) -> StepCost:
 
 
 def _names(before: Figures, after: Figures) -> tuple[str, str]:
-    """Names of two profiles; their titles, with machine and date, where these alone tell them apart."""
-    names, titles = (before.identity.name, after.identity.name), (before.title, after.title)
+    """Return names of two profiles; their titles, with machine and date, where only these differ."""
+    names = (before.identity.name, after.identity.name)
+    titles = (before.title, after.title)
     return titles if names[0] == names[1] and titles[0] != titles[1] else names
 
 
-def _step_costs(which: str, profile: Figures) -> tuple[StepCost, ...]:
+def _step_costs(ordinal: str, profile: Figures) -> tuple[StepCost, ...]:
     try:
         return profile.step_costs
     except ProfileError as error:
-        what = f"the {which} of the profiles that are compared has no cycles: {error.what}"
-        raise ProfileError(what, where=error.where, hint=error.hint) from error
+        title = f"the {ordinal} of the profiles that are compared has no cycles: {error.what}"
+        raise ProfileError(title, where=error.where, hint=error.hint) from error
 
 
 def _exchange_code_bytes(profile: Figures) -> int:
