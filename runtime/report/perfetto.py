@@ -1,7 +1,7 @@
-"""A profile as a trace for Perfetto and Chrome: what each IPU does when.
+"""Trace of a profile for Perfetto and Chrome: the steps and phases of each IPU over time.
 
 Input: `Figures`. Output: data of the trace event format. Every IPU is a process whose threads are its compute tiles
-and, where they move something, its I/O tiles; the host is a process with a thread for each IPU; live bytes are a
+and, where they move data, its I/O tiles; the host is a process with a thread for each IPU; live bytes are a
 counter. On compute tiles a step is a slice, and its phases are slices inside it; idle time is a slice between steps.
 Around the steps of a task of a pipeline is a slice of the task, and arrows go between tasks (`task_events`).
 Steps and their phases have the line, the layer and the part of training of most of the step among their arguments, and
@@ -33,10 +33,12 @@ from ipujax.runtime.report.task_events import TASKS, task_arrows, task_slices, t
 from ipujax.runtime.tensor import Origin
 
 Event = dict[str, Any]
-COMPUTE_TILES, IO_TILES = 1, 2  # thread ids of an IPU
-_LAYERS = 20  # that a step names, at most
-_DIGITS = 6  # of microseconds: a thousandth of a cycle
-_HOST_EXCHANGE, _IDLE = TRACE_PHASES.index("host_exchange"), TRACE_PHASES.index("idle")
+COMPUTE_TILES = 1  # thread ids of an IPU; `TASKS` is the third
+IO_TILES = 2
+_MAX_LAYERS = 20  # that a step lists
+_DIGITS = 6  # of microseconds: about a thousandth of a cycle
+_HOST_EXCHANGE = TRACE_PHASES.index("host_exchange")
+_IDLE = TRACE_PHASES.index("idle")
 FOLDED = (
     "What is called 'n iterations of …, folded' or '…, most of n steps, folded' is several things as one slice; in it"
     " each phase is one slice for all of them, in no order of time."
@@ -44,21 +46,19 @@ FOLDED = (
 
 
 def perfetto(profile: Figures) -> dict[str, Any]:
-    """The trace of a run.
-
-    Args:
-        profile: of the run.
+    """Return the trace of a run, times in microseconds.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no timeline.
+        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without timeline.
     """
-    trace, target = profile.execution_trace, profile.target
+    trace = profile.execution_trace
+    target = profile.target
     try:
         tasks = profile.tasks
-    except ProfileError:  # saved by a version that knew none; its trace has the steps alone
+    except ProfileError:  # saved by a version without tasks; its trace has the steps alone
         tasks = NO_TASKS
-    writer = _Writer(trace, tasks, _places(profile), 1e6 / target.clock_hz)
-    about = {
+    writer = _Writer(trace, tasks, _arguments_of_steps(profile), 1e6 / target.clock_hz)
+    metadata = {
         "machine": f"{target.num_ipus} × {target.name}",
         "replicas": profile.replicas,
         "cycles": profile.cycles,
@@ -66,50 +66,60 @@ def perfetto(profile: Figures) -> dict[str, Any]:
         "phase_cycles": {f"IPU {ipu}": phases for ipu, phases in enumerate(phase_cycles_of_ipus(trace))},
         "note": FOLDED if trace.is_folded.any() else "every step of the run is a slice of its own",
     }
-    return {"traceEvents": list(writer.events()), "displayTimeUnit": "ns", "otherData": about}
+    return {"traceEvents": list(writer.events()), "displayTimeUnit": "ns", "otherData": metadata}
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Arguments of slices of one step: `common` of all of them, `more` of the slice of the step itself."""
+class _StepArguments:
+    """Arguments of the slices of a step: `all_slices` for the step and its phases, `step_slice` for the step alone."""
 
-    common: dict[str, str]
-    more: dict[str, Any]
+    all_slices: dict[str, str]
+    step_slice: dict[str, Any]
 
 
-def _places(profile: Figures) -> list[_Place]:
-    """The arguments of the slices of each step."""
-    trace, rows = profile.execution_trace, profile.step_costs
-    sets = [_place([rows[number].origin for number in numbers]) for numbers in trace.row_sets]
-    places = []
+def _arguments_of_steps(profile: Figures) -> list[_StepArguments]:
+    trace = profile.execution_trace
+    rows = profile.step_costs
+    # Thousands of steps share few sets of rows: arguments are made once a set.
+    sets = [_step_arguments([rows[number].origin for number in numbers]) for numbers in trace.row_sets]
+    arguments = []
     for line, number in zip(trace.line.tolist(), trace.rows.tolist(), strict=True):
-        place = sets[number]
-        places.append(place if place.common else _Place({"line": trace.lines[line]}, {}))
-    return places
+        with_origin = sets[number]
+        arguments.append(with_origin if with_origin.all_slices else _StepArguments({"line": trace.lines[line]}, {}))
+    return arguments
 
 
-def _place(origins: Sequence[Origin]) -> _Place:
+def _step_arguments(origins: Sequence[Origin]) -> _StepArguments:
     if not origins:
-        return _Place({}, {})
-    facts = {"line": str(origins[0]), "layer": origins[0].layer, "part": origins[0].part}
+        return _StepArguments({}, {})
+    largest = origins[0]  # origins are in the order of their share of the step
+    fields = {"line": str(largest), "layer": largest.layer, "part": largest.part}
     layers = list(dict.fromkeys(origin.layer for origin in origins if origin.layer))
-    return _Place(
-        {name: fact for name, fact in facts.items() if fact}, {"layers": layers[:_LAYERS]} if len(layers) > 1 else {}
+    return _StepArguments(
+        {name: value for name, value in fields.items() if value},
+        {"layers": layers[:_MAX_LAYERS]} if len(layers) > 1 else {},
     )
 
 
 class _Writer:
-    """Makes the events of one trace."""
+    """Writer of the events of one trace."""
 
-    def __init__(self, trace: ExecutionTrace, tasks: TaskTrace, places: list[_Place], microseconds: float) -> None:
-        self.places = places
-        self.tasks, self.task_thread = tasks, thread_of_tasks(trace, tasks, COMPUTE_TILES)
-        self.trace, self.microseconds, self.cut = trace, microseconds, slices(trace)
-        self.num_ipus, self.end = len(trace.clocks), int(trace.clocks.max(initial=0))
-        self.host, self.memory = self.num_ipus + 1, self.num_ipus + 2  # process ids; those of IPUs begin at 1
+    def __init__(
+        self, trace: ExecutionTrace, tasks: TaskTrace, arguments: list[_StepArguments], microseconds: float
+    ) -> None:
+        self.trace = trace
+        self.tasks = tasks
+        self.arguments = arguments  # by step
+        self.microseconds = microseconds  # of a cycle
+        self.task_thread = thread_of_tasks(trace, tasks, COMPUTE_TILES)
+        self.phase_slices = slices(trace)
+        self.num_ipus = len(trace.clocks)
+        self.end = int(trace.clocks.max(initial=0))
+        self.host = self.num_ipus + 1  # process ids; those of IPUs begin at 1
+        self.memory = self.num_ipus + 2
 
     def events(self) -> Iterator[Event]:
-        """All of them; parents before what is inside them."""
+        """Yield all events; a viewer nests slices of equal times by their order, so parents come first."""
         yield from self.tracks()
         yield from task_slices(self.tasks, self.task_thread, self.slice)
         yield from task_arrows(self.tasks, self.task_thread, self.microseconds)
@@ -128,34 +138,39 @@ class _Writer:
             if trace.moved[trace.ipu == ipu].any():
                 yield _meta("thread_name", ipu + 1, IO_TILES, "I/O tiles")
         yield _meta("process_name", self.host, 0, "Host")
-        for ipu in np.unique(self.cut.ipu[self.cut.phase == _HOST_EXCHANGE]).tolist():
+        for ipu in np.unique(self.phase_slices.ipu[self.phase_slices.phase == _HOST_EXCHANGE]).tolist():
             yield _meta("thread_name", self.host, ipu + 1, f"transfers with IPU {ipu}")
         yield _meta("process_name", self.memory, 0, "Memory of all tiles")
 
-    def slice(self, name: str, kind: str, pid: int, tid: int, start: int, cycles: int, **facts: Any) -> Event:
-        """One slice; its end is that of the next one's start, to the last digit."""
+    def slice(self, name: str, kind: str, pid: int, tid: int, start: int, cycles: int, **args: Any) -> Event:
+        """Return a slice of cycles [start, start + cycles)."""
+        # Both ends are rounded, not the duration: else slices would overlap their successors by a digit.
         begin, end = (round(time * self.microseconds, _DIGITS) for time in (start, start + cycles))
-        place = {"pid": pid, "tid": tid, "ts": begin, "dur": round(end - begin, _DIGITS)}
-        return {"ph": "X", "name": name, "cat": kind, **place, "args": {"cycles": cycles, **facts}}
+        track = {"pid": pid, "tid": tid, "ts": begin, "dur": round(end - begin, _DIGITS)}
+        return {"ph": "X", "name": name, "cat": kind, **track, "args": {"cycles": cycles, **args}}
 
     def steps(self) -> Iterator[Event]:
         trace = self.trace
         for row in np.flatnonzero(trace.work.any(1)).tolist():
-            step, start, end = int(trace.step[row]), int(trace.start[row]), int(trace.end[row])
-            facts: dict[str, Any] = self.places[step].common | self.places[step].more
-            facts |= {"iterations": int(trace.iterations[step])} if trace.iterations[step] > 1 else {}
+            step = int(trace.step[row])
+            start = int(trace.start[row])
+            end = int(trace.end[row])
+            args: dict[str, Any] = self.arguments[step].all_slices | self.arguments[step].step_slice
+            args |= {"iterations": int(trace.iterations[step])} if trace.iterations[step] > 1 else {}
             ipu = int(trace.ipu[row]) + 1
-            yield self.slice(trace.label(step), "step", ipu, COMPUTE_TILES, start, end - start, **facts)
+            yield self.slice(trace.label(step), "step", ipu, COMPUTE_TILES, start, end - start, **args)
 
     def phases(self) -> Iterator[Event]:
-        columns = (getattr(self.cut, name).tolist() for name in ("ipu", "start", "cycles", "phase", "span"))
+        columns = (getattr(self.phase_slices, name).tolist() for name in ("ipu", "start", "cycles", "phase", "span"))
         for ipu, start, cycles, phase, span in zip(*columns, strict=True):
             step = int(self.trace.step[span])
-            name, label = TRACE_PHASES[phase], self.trace.label(step)
-            facts = {"before": label} if phase == _IDLE else self.places[step].common
-            yield self.slice(name.replace("_", " "), name, ipu + 1, COMPUTE_TILES, start, cycles, **facts)
+            name = TRACE_PHASES[phase]
+            label = self.trace.label(step)
+            args = {"before": label} if phase == _IDLE else self.arguments[step].all_slices
+            yield self.slice(name.replace("_", " "), name, ipu + 1, COMPUTE_TILES, start, cycles, **args)
             if phase == _HOST_EXCHANGE:
-                yield self.slice(label, "host", self.host, ipu + 1, start, cycles, **facts)
+                yield self.slice(label, "host", self.host, ipu + 1, start, cycles, **args)
+        # An IPU that ends early is idle up to the end of the run, so that the phases of each add up to its cycles.
         for ipu in np.flatnonzero(self.trace.clocks < self.end).tolist():
             clock = int(self.trace.clocks[ipu])
             yield self.slice(
@@ -163,22 +178,24 @@ class _Writer:
             )
 
     def transfers(self) -> Iterator[Event]:
-        """What I/O tiles move while the others go on; inside what is folded it is not known when."""
+        """Yield the transfers of I/O tiles, which overlap with compute; in a folded step their times are unknown."""
         trace = self.trace
         for row in np.flatnonzero(trace.moved).tolist():
-            step, ipu, start = int(trace.step[row]), int(trace.ipu[row]) + 1, int(trace.start[row])
-            moved = int(trace.moved[row])
-            length = min(moved, int(trace.end[row]) - start)
+            step = int(trace.step[row])
+            ipu = int(trace.ipu[row]) + 1
+            start = int(trace.start[row])
+            cycles = int(trace.moved[row])
+            length = min(cycles, int(trace.end[row]) - start)  # a slice within its step; the argument has all cycles
             event = self.slice(trace.label(step), "io_transfer", ipu, IO_TILES, start, length)
-            yield event | {"args": {"cycles": moved, **self.places[step].common}}
+            yield event | {"args": {"cycles": cycles, **self.arguments[step].all_slices}}
 
     def live_bytes(self) -> Iterator[Event]:
         trace = self.trace
-        first = np.full(len(trace.name), np.iinfo(np.int64).max)
-        np.minimum.at(first, trace.step, trace.start)
-        known = np.flatnonzero(trace.live_bytes >= 0)
-        for step in known[np.argsort(first[known], kind="stable")].tolist():
-            time = round(int(first[step]) * self.microseconds, _DIGITS)
+        first_start = np.full(len(trace.name), np.iinfo(np.int64).max)  # in cycles, by step: that of its first IPU
+        np.minimum.at(first_start, trace.step, trace.start)
+        steps = np.flatnonzero(trace.live_bytes >= 0)  # −1 where they are unknown
+        for step in steps[np.argsort(first_start[steps], kind="stable")].tolist():
+            time = round(int(first_start[step]) * self.microseconds, _DIGITS)
             value = {"bytes": int(trace.live_bytes[step])}
             yield {"ph": "C", "name": "live bytes", "pid": self.memory, "tid": 0, "ts": time, "args": value}
 
