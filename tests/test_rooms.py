@@ -235,6 +235,24 @@ ROOMS: dict[str, str] = {
         " runtime.logs"
     ),
     "ipujax.onnx": "ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
+    "ipujax.popart.exceptions": "runtime.target",
+    "ipujax.popart.enumerations": "",
+    "ipujax.popart.names": "",
+    "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
+    "ipujax.popart.building": (
+        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
+    ),
+    "ipujax.popart.flow": "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.optimisers": (
+        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.names ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart": (
+        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.names ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.tensor_info"
+    ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",

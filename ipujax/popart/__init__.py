@@ -1,0 +1,111 @@
+"""PopART in Python on this compiler: `import ipujax.popart as popart`.
+
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [8, 784]))
+    w = builder.addInitializedInputTensor(np.zeros((784, 10), np.float32))
+    y = builder.aiOnnx.matmul([x, w])
+
+Names are PopART's, in camelCase, in this package alone.
+
+Source: PopART user guide; names and numbers of github:graphcore/popart.
+"""
+
+from ipujax.popart.building import (
+    DEFAULT_OPSET as _DEFAULT_OPSET,
+    Builder as Builder,
+    DebugContext as DebugContext,
+)
+from ipujax.popart.devices import (
+    DeviceInfo as DeviceInfo,
+    DeviceManager as DeviceManager,
+    syncPatternFromString as syncPatternFromString,
+    syncPatternToString as syncPatternToString,
+)
+from ipujax.popart.enumerations import (
+    AccumulateOuterFragmentSchedule as AccumulateOuterFragmentSchedule,
+    AdamMode as AdamMode,
+    AdaptiveMode as AdaptiveMode,
+    AutodiffStitchStrategy as AutodiffStitchStrategy,
+    BatchSerializationBatchSchedule as BatchSerializationBatchSchedule,
+    BatchSerializationMethod as BatchSerializationMethod,
+    BatchSerializationTransformContext as BatchSerializationTransformContext,
+    CollectiveOperator as CollectiveOperator,
+    CommGroupType as CommGroupType,
+    DataType as DataType,
+    DeviceConnectionType as DeviceConnectionType,
+    DeviceSelectionCriterion as DeviceSelectionCriterion,
+    DeviceType as DeviceType,
+    ExchangeStrategy as ExchangeStrategy,
+    ExecutionPhaseIOSchedule as ExecutionPhaseIOSchedule,
+    ExecutionPhaseSchedule as ExecutionPhaseSchedule,
+    GradientTensorTrackingMethod as GradientTensorTrackingMethod,
+    InitType as InitType,
+    Instrumentation as Instrumentation,
+    IrSerializationFormat as IrSerializationFormat,
+    MeanReductionStrategy as MeanReductionStrategy,
+    MergeVarUpdateType as MergeVarUpdateType,
+    PatternsLevel as PatternsLevel,
+    RecomputationType as RecomputationType,
+    RecomputeType as RecomputeType,
+    ReductionType as ReductionType,
+    ReplicatedStreamMode as ReplicatedStreamMode,
+    ReplicatedTensorSharding as ReplicatedTensorSharding,
+    ScatterReduction as ScatterReduction,
+    SGDAccumulatorAndMomentum as SGDAccumulatorAndMomentum,
+    SubgraphCopyingStrategy as SubgraphCopyingStrategy,
+    SyncPattern as SyncPattern,
+    SyntheticDataMode as SyntheticDataMode,
+    TensorRemapType as TensorRemapType,
+    TensorStorage as TensorStorage,
+    TileSet as TileSet,
+    VariableRetrievalMode as VariableRetrievalMode,
+    VirtualGraphMode as VirtualGraphMode,
+    WeightDecayMode as WeightDecayMode,
+)
+from ipujax.popart.exceptions import (
+    OutOfMemoryException as OutOfMemoryException,
+    popart_exception as popart_exception,
+    popart_internal_exception as popart_internal_exception,
+    popart_runtime_error as popart_runtime_error,
+)
+from ipujax.popart.flow import (
+    AnchorReturnType as AnchorReturnType,
+    AnchorReturnTypeId as AnchorReturnTypeId,
+    DataFlow as DataFlow,
+    InputSettings as InputSettings,
+    InputShapeInfo as InputShapeInfo,
+    PyStepIO as PyStepIO,
+    PyStepIOCallback as PyStepIOCallback,
+    PyWeightsIO as PyWeightsIO,
+)
+from ipujax.popart.names import prefix_functions as _prefix_functions
+from ipujax.popart.optimisers import (
+    SGD as SGD,
+    Adam as Adam,
+    Adaptive as Adaptive,
+    ClipNormSettings as ClipNormSettings,
+    ConstSGD as ConstSGD,
+    Optimizer as Optimizer,
+    OptimizerValue as OptimizerValue,
+    OptimizerValueMap as OptimizerValueMap,
+)
+from ipujax.popart.options import (
+    AccumulateOuterFragmentSettings as AccumulateOuterFragmentSettings,
+    AutodiffSettings as AutodiffSettings,
+    AutomaticLossScalingSettings as AutomaticLossScalingSettings,
+    BatchSerializationSettings as BatchSerializationSettings,
+    CommGroup as CommGroup,
+    ExecutionPhaseSettings as ExecutionPhaseSettings,
+    ExperimentalSettings as ExperimentalSettings,
+    Patterns as Patterns,
+    ReplicatedCollectivesSettings as ReplicatedCollectivesSettings,
+    SessionOptions as SessionOptions,
+    TensorLocation as TensorLocation,
+    TensorLocationSettings as TensorLocationSettings,
+)
+from ipujax.popart.tensor_info import TensorInfo as TensorInfo
+
+globals().update(_prefix_functions())  # reservedGradientPrefix() and its like
+
+defaultAiOnnxOpset = _DEFAULT_OPSET
+defaultAiGraphcoreOpset = 1

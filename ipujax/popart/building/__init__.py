@@ -1,0 +1,15 @@
+"""Models of PopART's `Builder`: operations, annotations, names."""
+
+from ipujax.popart.building.builder import Builder as Builder
+from ipujax.popart.building.graphcore_operations import (
+    DOMAIN as DOMAIN,
+    GRAPHCORE_OPERATIONS as GRAPHCORE_OPERATIONS,
+)
+from ipujax.popart.building.models import read_model as read_model
+from ipujax.popart.building.onnx_operations import (
+    DEFAULT_OPSET as DEFAULT_OPSET,
+    NEWEST_OPSET as NEWEST_OPSET,
+    OLDEST_OPSET as OLDEST_OPSET,
+    onnx_operations as onnx_operations,
+)
+from ipujax.popart.building.signatures import DebugContext as DebugContext

@@ -1,0 +1,179 @@
+"""Methods of a builder that annotate nodes: `virtualGraph`, `pipelineStage`, `recomputeOutput` and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import onnx
+
+from ipujax.popart.building import annotations as notes
+from ipujax.popart.building.annotations import AnnotationScope
+from ipujax.popart.building.graph_names import GraphNames
+from ipujax.popart.building.node_attributes import Names, NodeAttributes
+from ipujax.popart.building.signatures import AttributeType
+from ipujax.popart.enumerations import RecomputeType
+from ipujax.popart.exceptions import popart_exception
+
+
+class NodeAnnotations(NodeAttributes):
+    """Annotations of nodes.
+
+    Methods that take a number first are context managers for the nodes added inside; with names of tensors first they
+    annotate the nodes of these.
+    """
+
+    _annotations: AnnotationScope
+    _names: GraphNames
+
+    def virtualGraph(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
+        """Assign nodes to an IPU."""
+        return self._place(notes.VIRTUAL_GRAPH, nodeOutputNames, value, 0)
+
+    def pipelineStage(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
+        """Assign nodes to a stage of the pipeline."""
+        return self._place(notes.PIPELINE_STAGE, nodeOutputNames, value, 0)
+
+    def executionPhase(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
+        """Assign nodes to an execution phase."""
+        return self._place(notes.EXECUTION_PHASE, nodeOutputNames, value, 0)
+
+    def recomputeOutput(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
+        """Say whether results are computed again in the backward part."""
+        return self._place(notes.RECOMPUTE, nodeOutputNames, value, RecomputeType.Undefined)
+
+    def schedulePriority(self, value: float) -> AbstractContextManager[None]:
+        """Annotate nodes with a priority, which the scheduler of this compiler does not read."""
+        return self._annotations.annotating(notes.SCHEDULE_PRIORITY, float(value))
+
+    def commGroup(self, type: int = 0, groupSize: int = 0) -> AbstractContextManager[None]:
+        """Annotate nodes with a group of replicas."""
+        return self._annotations.annotating(notes.COMM_GROUP, [int(type), int(groupSize)])
+
+    def outlineAttributes(self, values: Mapping[str, str]) -> AbstractContextManager[None]:
+        """Annotate nodes with hints for PopART's outlining, which this compiler does not read."""
+        return self._annotations.annotating(notes.OUTLINE, [text for pair in values.items() for text in pair])
+
+    def recomputeOutputInBackwardPass(
+        self, nodeOutputName: Names, value: RecomputeType = RecomputeType.Recompute
+    ) -> None:
+        """Have results computed again in the backward part."""
+        self._set(notes.RECOMPUTE, int(value), nodeOutputName, AttributeType.INT)
+
+    def getRecomputeOutputInBackwardPass(self, nodeOutputName: Names) -> bool:
+        """Return whether results are computed again in the backward part."""
+        node = self._nodes(nodeOutputName)[0]
+        return bool(notes.annotation_of(node, notes.RECOMPUTE) == RecomputeType.Recompute)
+
+    def getVirtualGraph(self, nodeOutputNames: Names | None = None) -> int:
+        """Return the IPU of a node, or that of the open context."""
+        return self._placement(notes.VIRTUAL_GRAPH, nodeOutputNames)
+
+    def hasVirtualGraph(self) -> bool:
+        """Return whether a context of `virtualGraph` is open."""
+        return notes.VIRTUAL_GRAPH in self._annotations.values
+
+    def getPipelineStage(self) -> int:
+        """Return the stage of the open context."""
+        return self._placement(notes.PIPELINE_STAGE, None)
+
+    def hasPipelineStage(self) -> bool:
+        """Return whether a context of `pipelineStage` is open."""
+        return notes.PIPELINE_STAGE in self._annotations.values
+
+    def getExecutionPhase(self) -> int:
+        """Return the execution phase of the open context."""
+        return self._placement(notes.EXECUTION_PHASE, None)
+
+    def hasExecutionPhase(self) -> bool:
+        """Return whether a context of `executionPhase` is open."""
+        return notes.EXECUTION_PHASE in self._annotations.values
+
+    def outputTensorLocation(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
+        """Say in which memory activations are stored until the backward part."""
+        is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
+        location = nodeOutputNames if is_context else value
+        numbers = [int(location.storage), int(location.replicatedTensorSharding)]
+        if is_context:
+            return self._annotations.annotating(notes.OUTPUT_LOCATION, numbers)
+        self._set(notes.OUTPUT_LOCATION, numbers, nodeOutputNames, AttributeType.INTS)
+        return None
+
+    def setPartialsType(self, nodeOutputName: Names, partialsType: str) -> None:
+        """Set the element type of partial results of a matrix multiplication or convolution: FLOAT or HALF."""
+        self._check_type(nodeOutputName, "partials", ("Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv"))
+        self._set(notes.PARTIALS_TYPE, str(partialsType), nodeOutputName, AttributeType.STRING)
+
+    def getPartialsType(self, nodeOutputName: Names) -> str:
+        """Return the element type of partial results, FLOAT where none is set."""
+        value = notes.annotation_of(self._nodes(nodeOutputName)[0], notes.PARTIALS_TYPE)
+        return "FLOAT" if value is None else str(value.decode())
+
+    def setAvailableMemoryProportion(self, nodeOutputNames: Names, availableMemoryProportion: float) -> None:
+        """Set the share of tile memory that a product's plan may take, more than 0 and at most 1."""
+        if not 0 < availableMemoryProportion <= 1:
+            expected = "more than 0, at most 1"
+            what = "availableMemoryProportion is no share"
+            raise popart_exception(what, expected=expected, got=availableMemoryProportion)
+        kinds = ("Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN", "Gather",
+                 "ScatterReduce", "GroupedGather", "GroupedScatterReduce")  # fmt: skip
+        self._check_type(nodeOutputNames, "a proportion of memory", kinds)
+        self._set(notes.AVAILABLE_MEMORY, float(availableMemoryProportion), nodeOutputNames, AttributeType.FLOAT)
+
+    def setEnableConvDithering(self, nodeOutputName: Names, enableConvDithering: int) -> None:
+        """Annotate a convolution with PopLibs' dithering of tiles, which this compiler does not read."""
+        self._set(notes.CONV_DITHERING, int(enableConvDithering), nodeOutputName, AttributeType.INT)
+
+    def setSerializeMatMul(
+        self, nodeOutputName: Names, mode: str, factor: int = 0, keep_precision: bool = False
+    ) -> None:
+        """Annotate a product with the dimension in which PopART serialises it; the planner here divides on its own."""
+        if mode == "none":
+            return
+        self._check_type(nodeOutputName, "serialisation", ("MatMul",))
+        self._set(notes.SERIALIZE_MODE, mode, nodeOutputName, AttributeType.STRING)
+        self._set(notes.SERIALIZE_FACTOR, int(factor), nodeOutputName, AttributeType.INT)
+        self._set(notes.SERIALIZE_PRECISION, int(keep_precision), nodeOutputName, AttributeType.INT)
+
+    def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
+        """Annotate nodes with rewrites that PopART leaves out for them; there are none of these here."""
+        self._set(notes.EXCLUDE_PATTERNS, list(patternNames), nodeOutputName, AttributeType.STRINGS)
+
+    def setInplacePreferences(self, nodeOutputName: Names, prefs: Mapping[str, float]) -> None:
+        """Annotate nodes with PopART's preferences for computing in place, which this compiler does not read."""
+        self._set(notes.INPLACE_NAMES, list(prefs), nodeOutputName, AttributeType.STRINGS)
+        self._set(notes.INPLACE_PRIORITIES, list(prefs.values()), nodeOutputName, AttributeType.FLOATS)
+
+    def nameScope(self, name: str) -> AbstractContextManager[None]:
+        """Put a scope before the names of all that is added inside, in the model and in profiles."""
+        return self._names.scope(name)
+
+    def getNameScope(self, name: str = "") -> str:
+        """Return a name behind the open scopes."""
+        path = self._names.path("")
+        return f"{path}/{name}" if path else name
+
+    def _place(self, attribute: str, target: Any, value: Any, default: int) -> Any:
+        if target is None or isinstance(target, int):
+            number = value if target is None and value is not None else target
+            return self._annotations.annotating(attribute, int(default if number is None else number))
+        self._set(attribute, int(default if value is None else value), target, AttributeType.INT)
+        return None
+
+    def _placement(self, attribute: str, names: Names | None) -> int:
+        if names is None:
+            value = self._annotations.values.get(attribute)
+        else:
+            value = notes.annotation_of(self._nodes(names)[0], attribute)
+        if value is None:
+            raise popart_exception(f"there is no annotation {attribute!r}", got=names or "no open context")
+        return int(value)
+
+    def _check_type(self, names: Names, what: str, op_types: Sequence[str]) -> None:
+        node: onnx.NodeProto
+        for node in self._nodes(names):
+            if node.op_type not in op_types:
+                raise popart_exception(
+                    f"{node.op_type} has no setting of {what}", expected=" or ".join(op_types), got=node.op_type
+                )

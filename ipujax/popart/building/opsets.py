@@ -1,0 +1,117 @@
+"""`builder.aiOnnx` and `builder.aiGraphcore`: objects whose methods add nodes to the graph of a builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ipujax.popart.building.graphcore_operations import GRAPHCORE_OPERATIONS
+from ipujax.popart.building.onnx_operations import onnx_operations
+from ipujax.popart.building.signatures import Operation, OperationCall, bound_call
+from ipujax.popart.exceptions import popart_exception
+from ipujax.runtime.target import nearest
+
+if TYPE_CHECKING:
+    from ipujax.popart.building.builder import Builder
+
+
+class Opset:
+    """Operations of one domain in one version.
+
+    Args:
+        builder: gets the nodes.
+        version: of the opset.
+        operations: by method.
+    """
+
+    def __init__(self, builder: Builder, version: int, operations: Mapping[str, Operation]) -> None:
+        self._builder = builder
+        self.version = version
+        self._operations = operations
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        operation = self._operations.get(method)
+        if operation is None:
+            raise unknown_method(f"{self}.{method}", method, self._operations)
+
+        def add_node(*args: Any, **kwargs: Any) -> Any:
+            return self._add(operation, bound_call(operation, args, kwargs))
+
+        add_node.__name__ = method
+        add_node.__signature__ = operation.signature()  # type: ignore[attr-defined]
+        return add_node
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._operations})
+
+    def _add(self, operation: Operation, call: OperationCall) -> Any:
+        names = self._builder.add_node(operation, call)
+        return names if operation.returns_list else names[0] if names else ""
+
+
+class popart_attribute_error(popart_exception, AttributeError):
+    """A method that an opset lacks; `hasattr` is false."""
+
+
+def unknown_method(what: str, method: str, known: Mapping[str, Any]) -> popart_attribute_error:
+    """Return the error for an unknown method, with the nearest one.
+
+    Args:
+        what: the call, for the message.
+        method: the unknown name.
+        known: all methods.
+    """
+    return popart_attribute_error(f"there is no operation {what}", hint=nearest(method, list(known)))
+
+
+class AiOnnx(Opset):
+    """Operators of ai.onnx in one version."""
+
+    def __init__(self, builder: Builder, version: int) -> None:
+        super().__init__(builder, version, onnx_operations(version))
+
+    def __str__(self) -> str:
+        return f"aiOnnxOpset{self.version}"
+
+
+class AiGraphcore(Opset):
+    """Operators of ai.graphcore."""
+
+    def __init__(self, builder: Builder, version: int = 1) -> None:
+        super().__init__(builder, version, GRAPHCORE_OPERATIONS)
+
+    def __str__(self) -> str:
+        return f"aiGraphcoreOpset{self.version}"
+
+    def multiconv(self, args: Sequence[Sequence[str]], *more: Any, **keywords: Any) -> list[str]:
+        """Add several convolutions, each of two or three operands.
+
+        Args:
+            args: for each convolution names of data, weights and, where there is one, bias.
+            more: lists with one element a convolution: dilations, inDilations, pads, outPads, strides…
+            keywords: the same by name.
+
+        Returns:
+            Names of the results.
+        """
+        operation = self._operations["multiconv"]
+        names = list(operation.signature().parameters)[2:]
+        values = {**dict(zip(names, more, strict=False)), **keywords}
+        flat = {name: _flattened(value) for name, value in values.items()}
+        operands = [name for group in args for name in group]
+        call = bound_call(operation, (operands, len(args)), flat)
+        counts = {"inputsPerConv": [len(group) for group in args]}
+        return self._builder.add_node(operation, _with_attributes(call, counts))
+
+
+def _flattened(value: Any) -> Any:
+    is_nested = isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
+    return [x for row in value for x in row] if is_nested else value
+
+
+def _with_attributes(call: OperationCall, attributes: Mapping[str, Any]) -> OperationCall:
+    return OperationCall(
+        call.operands, call.output_count, {**call.attributes, **attributes}, call.kinds, call.debug_context
+    )

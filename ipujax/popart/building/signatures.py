@@ -1,0 +1,202 @@
+"""Signatures of the builder's operations, and the calls that fit them.
+
+Input: a table of parameters, and the arguments of a call. Output: operands and attributes of an ONNX node, or an error
+with the nearest keyword.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ipujax.popart.exceptions import popart_exception, popart_type_error
+from ipujax.popart.tensor_info import onnx_number, type_name
+from ipujax.runtime.target import nearest
+
+AttributeType = onnx.AttributeProto.AttributeType
+NOT_GIVEN = inspect.Parameter.empty
+# The last parameter of every operation; programs for earlier releases use the other names.
+DEBUG_CONTEXT = "debugContext"
+_OTHER_NAMES = {"debugPrefix": DEBUG_CONTEXT, "debug_context": DEBUG_CONTEXT, "name": DEBUG_CONTEXT}
+
+
+class DebugContext(str):
+    """Name of an operation in profiles and in the model; what PopART's `DebugContext` holds beside it has no use here.
+
+    Args:
+        name: the name.
+    """
+
+    def __new__(cls, name: str = "", *_: Any, **__: Any) -> DebugContext:
+        return super().__new__(cls, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of an operation that becomes an attribute of its node.
+
+    Args:
+        name: keyword of the call.
+        kind: ONNX's type of the attribute; None where the value tells it.
+        default: value of a call without it; `NOT_GIVEN` for one that is required, None for no attribute.
+        attribute: name of the attribute; the keyword when empty.
+    """
+
+    name: str
+    kind: int | None = None
+    default: Any = None
+    attribute: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of a builder.
+
+    Args:
+        method: name of the builder's method.
+        op_type: type of its node.
+        domain: domain of its node, "" for ai.onnx.
+        inputs: smallest and largest number of operands.
+        outputs: number of results; None where a call says it (`num_outputs`).
+        parameters: of its attributes, in the order of positional arguments.
+        returns_list: whether a call returns a list of names, also of one result.
+        takes_operands: whether the first parameter is `args`.
+        count_attribute: attribute that has the number of results, where there is one operand; empty for none.
+    """
+
+    method: str
+    op_type: str
+    domain: str
+    inputs: tuple[int, int]
+    outputs: int | None
+    parameters: tuple[Parameter, ...]
+    returns_list: bool
+    takes_operands: bool = True
+    count_attribute: str = ""
+
+    def signature(self) -> inspect.Signature:
+        """Return the signature of the builder's method."""
+        empty = inspect.Parameter.empty
+        counted = [("num_outputs", empty)] if self.outputs is None else []
+        operands = [("args", empty)] if self.takes_operands else []
+        rows = [*operands, *counted, *((p.name, p.default) for p in self.parameters), (DEBUG_CONTEXT, "")]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        # A parameter without default may follow one that has a default, as num_outputs does: all are given one then.
+        required = [name for name, default in rows if default is empty]
+        first = sorted(rows, key=lambda row: row[0] not in required)
+        return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, default in first])
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCall:
+    """Operands and attributes of one call.
+
+    Args:
+        operands: names of tensors.
+        output_count: number of results.
+        attributes: values by name of the attribute; those that are None are left out.
+        kinds: ONNX's types of the attributes that have a fixed one.
+        debug_context: name of the node.
+    """
+
+    operands: tuple[str, ...]
+    output_count: int
+    attributes: Mapping[str, Any]
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    debug_context: str = ""
+
+
+def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OperationCall:
+    """Return operands and attributes of a call.
+
+    Args:
+        operation: the operation.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        popart_type_error: arguments that do not fit, with the nearest keyword.
+        popart_exception: a wrong number of operands.
+    """
+    values = _bound(operation, args, kwargs)
+    operands = values.get("args", ())
+    operands = (operands,) if isinstance(operands, str) else tuple(operands)
+    fewest, most = operation.inputs
+    if not fewest <= len(operands) <= most:
+        expected = f"{fewest} to {most}" if fewest != most else fewest
+        raise popart_exception(f"{operation.method} has a wrong number of inputs", expected=expected, got=len(operands))
+    attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters}
+    kinds = {p.attribute or p.name: p.kind for p in operation.parameters if p.kind is not None}
+    count = int(values["num_outputs"]) if operation.outputs is None else operation.outputs
+    if operation.count_attribute and len(operands) == 1:
+        attributes[operation.count_attribute] = count
+    return OperationCall(operands, count, attributes, kinds, str(values[DEBUG_CONTEXT]))
+
+
+def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    signature = operation.signature()
+    known = list(signature.parameters)
+    renamed = {name if name in known else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
+    values = list(args)
+    # "debug-name" right behind the operands, as in builder.aiOnnx.relu([x], "debug-name").
+    if len(values) == 2 and isinstance(values[1], str) and _expects_no_text(operation):
+        renamed[DEBUG_CONTEXT] = values.pop()
+    try:
+        bound = signature.bind(*values, **renamed)
+    except TypeError as error:
+        unknown = [name for name in renamed if name not in known]
+        raise popart_type_error(
+            f"{operation.method} cannot be called like this: {error}",
+            expected=f"{operation.method}{signature}",
+            hint=nearest(unknown[0], known) if unknown else None,
+        ) from error
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _expects_no_text(operation: Operation) -> bool:
+    first = operation.parameters[0].kind if operation.parameters and operation.outputs is not None else None
+    return operation.takes_operands and first not in (None, AttributeType.STRING, AttributeType.INT)
+
+
+_CONVERSIONS: dict[int, Callable[[Any], Any]] = {
+    AttributeType.FLOAT: float,
+    AttributeType.FLOATS: lambda values: [float(x) for x in values],
+    AttributeType.INTS: lambda values: [int(x) for x in np.atleast_1d(values)],
+    AttributeType.STRING: str,
+    AttributeType.STRINGS: lambda values: [str(x) for x in values],
+}
+
+
+def attribute_proto(name: str, value: Any, kind: int | None) -> onnx.AttributeProto:
+    """Return an attribute of a node.
+
+    Args:
+        name: of the attribute.
+        value: number, text, array, subgraph, or a list of them; an element type may be its name.
+        kind: ONNX's type of the attribute; None for that of the value.
+
+    Raises:
+        popart_exception: a value that the attribute cannot have.
+    """
+    try:
+        if kind == AttributeType.INT:
+            number = onnx_number(type_name(value)) if isinstance(value, str) else int(value)
+            return onnx.helper.make_attribute(name, number)
+        if kind == AttributeType.TENSOR and isinstance(value, np.ndarray):
+            return onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value))
+        converted = _CONVERSIONS.get(kind or 0, lambda x: x)(value)
+        return onnx.helper.make_attribute(name, converted, attr_type=kind)
+    except (TypeError, ValueError) as error:
+        raise popart_exception(
+            f"attribute {name!r} cannot have this value", expected=_type_of(kind), got=repr(value)
+        ) from error
+
+
+def _type_of(kind: int | None) -> str | None:
+    return None if kind is None else str(AttributeType.Name(kind)).lower()

@@ -1,0 +1,54 @@
+"""Errors of PopART's names; all are `ipu.IpuError`s, with what happened, where, what was expected and what to try.
+
+Source: names of the exceptions as PopART's Python module has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipujax.runtime.errors import IpuError
+from ipujax.runtime.target import nearest
+
+
+class popart_exception(IpuError):
+    """Base of all errors of `ipujax.popart`."""
+
+
+class popart_internal_exception(popart_exception):
+    """Never raised here; PopART programs name it in `except`."""
+
+
+class popart_runtime_error(popart_exception, RuntimeError):
+    """A call at the wrong time, or an opset that a builder does not have."""
+
+
+class popart_type_error(popart_exception, TypeError):
+    """Arguments that do not fit a signature, where PopART's bindings raise a `TypeError`."""
+
+
+class OutOfMemoryException(popart_exception):
+    """A session that does not fit the tiles of its device."""
+
+    def getSummaryReport(self) -> str:
+        """Return the text of the error: bytes needed, bytes that a tile has, and ways to make the session fit."""
+        return str(self)
+
+    def getProfilePath(self) -> str:
+        """Return the empty string: a program that does not fit has no saved profile."""
+        return ""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> popart_exception:
+    """Return the error for a name that is none of the known ones, with the nearest of them.
+
+    Args:
+        what: the place where it stands, as a sentence without its end: "DataFlow anchors a tensor".
+        name: the unknown name.
+        known: all names that fit.
+    """
+    names = sorted(known)
+    few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return popart_exception(
+        f"{what} that does not exist: {name!r}", expected=few or "no name", hint=nearest(str(name), names)
+    )

@@ -1,0 +1,192 @@
+"""`DataFlow`: batches of a step, and the tensors that a step returns (anchors)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ipujax.popart.enumerations import ExchangeStrategy, TileSet
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.tensor_info import TensorInfo
+
+
+class AnchorReturnTypeId(IntEnum):
+    """Which values of an anchor a step returns."""
+
+    Final = 0
+    EveryN = 1
+    All = 2
+    Sum = 3
+
+
+_IDS = {kind.name.upper(): kind for kind in AnchorReturnTypeId}
+
+
+class AnchorReturnType:
+    """Which values of an anchor a step returns.
+
+    Args:
+        anchorReturnTypeString: "ALL", of all micro-batches; "EVERYN", of every n-th batch; "FINAL", of the last
+            micro-batch; "SUM", the sum over all.
+        returnPeriod: n of "EVERYN"; a `TileSet` may stand here for the others.
+        tileSet: tiles of the transfer to the host; the compiler chooses by `SessionOptions.numIOTiles`.
+        exchangeStrategy: when it is transferred, likewise.
+
+    Raises:
+        popart_exception: an unknown kind, with the nearest, or a period where there is none.
+    """
+
+    def __init__(
+        self,
+        anchorReturnTypeString: str,
+        returnPeriod: Any = None,
+        tileSet: TileSet = TileSet.Compute,
+        exchangeStrategy: ExchangeStrategy = ExchangeStrategy.JustInTime,
+    ) -> None:
+        if isinstance(returnPeriod, TileSet):
+            returnPeriod, tileSet = None, returnPeriod
+        word = str(anchorReturnTypeString).upper()
+        if word not in _IDS:
+            raise unknown_name("an AnchorReturnType has a kind", anchorReturnTypeString, _IDS)
+        self._id = _IDS[word]
+        if self._id is AnchorReturnTypeId.EveryN and (not isinstance(returnPeriod, int) or returnPeriod < 1):
+            expected = "a number of batches of at least 1"
+            raise popart_exception('AnchorReturnType("EVERYN", n) needs a period', expected=expected, got=returnPeriod)
+        if self._id is not AnchorReturnTypeId.EveryN and returnPeriod is not None:
+            raise popart_exception(f'AnchorReturnType("{word}") has no period', got=returnPeriod, hint='"EVERYN"')
+        self._period = int(returnPeriod or 1)
+        self._tile_set = tileSet
+        self._strategy = exchangeStrategy
+
+    def id(self) -> AnchorReturnTypeId:
+        """Return the kind."""
+        return self._id
+
+    def rp(self) -> int:
+        """Return the period of "EVERYN"; 1 for the others."""
+        return self._period
+
+    def tileSet(self) -> TileSet:
+        """Return the tiles of the transfer."""
+        return self._tile_set
+
+    def exchangeStrategy(self) -> ExchangeStrategy:
+        """Return when the anchor is transferred."""
+        return self._strategy
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnchorReturnType) and (self._id, self._period) == (other._id, other._period)
+
+    def __hash__(self) -> int:
+        return hash((self._id, self._period))
+
+    def __repr__(self) -> str:
+        period = f", {self._period}" if self._id is AnchorReturnTypeId.EveryN else ""
+        return f'AnchorReturnType("{self._id.name.upper()}"{period})'
+
+
+class DataFlow:
+    """Batches of a step, and its anchors.
+
+    Args:
+        batchesPerStep: batches that one `session.run` takes.
+        anchorTensors: `AnchorReturnType` by name of the tensor, or names alone.
+        anchorReturnType: of all names, where `anchorTensors` has names alone.
+        anchorIds: names alone, by PopART's name of the argument.
+
+    Raises:
+        popart_exception: a number of batches below 1, or an "EVERYN" whose period does not divide it.
+    """
+
+    def __init__(
+        self,
+        batchesPerStep: int,
+        anchorTensors: Mapping[str, AnchorReturnType] | Sequence[str] | None = None,
+        anchorReturnType: AnchorReturnType | None = None,
+        anchorIds: Sequence[str] | None = None,
+    ) -> None:
+        given = anchorTensors if anchorIds is None else anchorIds
+        default = anchorReturnType or AnchorReturnType("ALL")
+        self._anchors = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given or (), default)
+        self.setBatchesPerStep(batchesPerStep)
+
+    def setBatchesPerStep(self, batchesPerStep: int) -> None:
+        """Change the number of batches of a step."""
+        if isinstance(batchesPerStep, bool) or int(batchesPerStep) != batchesPerStep or batchesPerStep < 1:
+            raise popart_exception("batchesPerStep is no number of batches", expected="at least 1", got=batchesPerStep)
+        self._batches = int(batchesPerStep)
+        for name, kind in self._anchors.items():
+            if self._batches % kind.rp():
+                raise popart_exception(
+                    f'"EVERYN" of anchor {name!r} does not divide the batches of a step',
+                    expected=f"a period that divides {self._batches}",
+                    got=kind.rp(),
+                )
+
+    def batchesPerStep(self) -> int:
+        """Return the number of batches of a step."""
+        return self._batches
+
+    def anchors(self) -> list[str]:
+        """Return the names of the anchors."""
+        return list(self._anchors)
+
+    def nAnchors(self) -> int:
+        """Return the number of anchors."""
+        return len(self._anchors)
+
+    def isAnchored(self, name: str) -> bool:
+        """Return whether a tensor is an anchor."""
+        return name in self._anchors
+
+    def art(self, name: str) -> AnchorReturnType:
+        """Return the kind of an anchor."""
+        if name not in self._anchors:
+            raise unknown_name("a DataFlow is asked for an anchor", name, self._anchors)
+        return self._anchors[name]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Micro-batches of a step.
+
+    Args:
+        batches: batches of a step, one update of the weights each.
+        accumulation: micro-batches of a replica in a batch.
+        replicas: replicas.
+    """
+
+    batches: int
+    accumulation: int = 1
+    replicas: int = 1
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """The leading dimensions of the data of a step."""
+        return self.batches, self.accumulation, self.replicas
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, of all replicas."""
+        return self.batches * self.accumulation * self.replicas
+
+    def anchor_dims(self, kind: AnchorReturnType) -> tuple[int, int, int]:
+        """Return the leading dimensions of an anchor, with those that are 1.
+
+        Args:
+            kind: of the anchor.
+        """
+        if kind.id() in (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum):
+            return 1, 1, self.replicas
+        return self.batches // kind.rp(), self.accumulation, self.replicas
+
+    def anchor_shape(self, kind: AnchorReturnType, info: TensorInfo) -> tuple[int, ...]:
+        """Return the shape of the array of an anchor, without leading dimensions of 1.
+
+        Args:
+            kind: of the anchor.
+            info: of its value for one micro-batch.
+        """
+        return (*(n for n in self.anchor_dims(kind) if n != 1), *info.dims)

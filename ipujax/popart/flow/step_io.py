@@ -1,0 +1,238 @@
+"""Data of a step: arrays (`PyStepIO`), or functions that are called for them (`PyStepIOCallback`); weights.
+
+Input: what a program hands to `session.run`. Output: arrays of shape [batches, accumulation, replicas, micro-batch…],
+and anchors written into the program's arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.flow.anchors import AnchorReturnType, StepShape
+from ipujax.popart.tensor_info import TensorInfo
+
+# Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
+_CONVERTED = {(np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32)}
+
+
+class StepIO(Protocol):
+    """Data of a step."""
+
+    def read(self, name: str, info: TensorInfo, step: StepShape) -> np.ndarray[Any, Any]:
+        """Return an input of shape [batches, accumulation, replicas, *info.shape]."""
+
+    def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
+        """Take the values of an anchor, of shape `StepShape.anchor_dims` and its own."""
+
+    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse anchors that have no place, before a step runs."""
+
+
+class PyStepIO:
+    """Arrays of a step.
+
+    Args:
+        inputs: array by name of the input: of any shape with the elements of
+            [batches, accumulation, replicas, micro-batch…].
+        outputs: array by name of the anchor, which a step writes; `session.initAnchorArrays()`.
+
+    Raises:
+        popart_exception: an array whose elements are not contiguous.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        self._inputs = {name: np.asarray(array) for name, array in inputs.items()}
+        self._outputs = dict(outputs)
+        for name, array in [*self._inputs.items(), *self._outputs.items()]:
+            _check_contiguous(f"the array of {name!r} in PyStepIO", array)
+
+    def enableRuntimeAsserts(self, enable: bool) -> None:
+        """Checks are always on."""
+
+    def read(self, name: str, info: TensorInfo, step: StepShape) -> np.ndarray[Any, Any]:
+        """Return an input.
+
+        Args:
+            name: of the input.
+            info: of a micro-batch.
+            step: micro-batches of the step.
+
+        Returns:
+            An array [batches, accumulation, replicas, *info.shape].
+
+        Raises:
+            popart_exception: no such input, another element type, or another number of elements.
+        """
+        if name not in self._inputs:
+            raise unknown_name("a step lacks an input, or has one", name, self._inputs)
+        array = as_element_type(f"input {name!r}", self._inputs[name], info)
+        if array.size != step.micro_batches * info.nelms():
+            raise popart_exception(
+                f"input {name!r} has a wrong number of elements",
+                expected=f"{step.micro_batches * info.nelms()}: {step.batches} batches × {step.accumulation} "
+                f"accumulated × {step.replicas} replicas × {info.shape()}",
+                got=f"{array.size}: {list(array.shape)}",
+            )
+        return array.reshape(*step.dims, *info.dims)
+
+    def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
+        """Write the values of an anchor into the program's array.
+
+        Args:
+            name: of the anchor.
+            kind: of the anchor.
+            values: of its leading dimensions and its own.
+        """
+        if name in self._outputs:
+            target = self._outputs[name]
+            target[...] = values.reshape(target.shape)
+
+    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse an array of an anchor that has another number of elements.
+
+        Args:
+            names: shapes by name of the anchor.
+
+        Raises:
+            popart_exception: an array for a tensor that is no anchor, or with a wrong number of elements.
+        """
+        for name, array in self._outputs.items():
+            if name not in names:
+                raise unknown_name("PyStepIO has an output for an anchor", name, names)
+            if array.size != int(np.prod(names[name], dtype=np.int64)):
+                expected = f"{list(names[name])}, as session.initAnchorArrays() makes"
+                raise popart_exception(
+                    f"the array of anchor {name!r} has a wrong number of elements",
+                    expected=expected,
+                    got=list(array.shape),
+                )
+
+
+class PyStepIOCallback:
+    """Functions of a step, called once a micro-batch of a replica.
+
+    Args:
+        input_callback: name of the input, and whether the call is a prefetch → array of a micro-batch. A prefetch may
+            return None: it is asked for again, without the flag, when it is needed.
+        input_complete_callback: name; the array was read.
+        output_callback: name of the anchor → array to write.
+        output_complete_callback: name; the array was written.
+    """
+
+    def __init__(
+        self,
+        input_callback: Callable[[str, bool], Any],
+        input_complete_callback: Callable[[str], Any],
+        output_callback: Callable[[str], Any],
+        output_complete_callback: Callable[[str], Any],
+    ) -> None:
+        self._input = input_callback
+        self._input_complete = input_complete_callback
+        self._output = output_callback
+        self._output_complete = output_complete_callback
+
+    def read(self, name: str, info: TensorInfo, step: StepShape) -> np.ndarray[Any, Any]:
+        """Return an input of all micro-batches; see `PyStepIO.read`.
+
+        The first micro-batch is asked for when it is needed, all others ahead: each with the prefetch flag.
+        """
+        rows = np.empty((step.micro_batches, *info.dims), info.dtype)
+        for row in range(step.micro_batches):
+            given = self._input(name, row > 0)
+            if given is None and row > 0:
+                given = self._input(name, False)
+            if given is None:
+                raise popart_exception(f"the input callback has no data for {name!r}", got=None)
+            array = as_element_type(f"input {name!r} of the callback", np.asarray(given), info)
+            if array.size != info.nelms():
+                what = f"input {name!r} of the callback has a wrong number of elements"
+                raise popart_exception(what, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
+            rows[row] = array.reshape(info.dims)
+            self._input_complete(name)
+        return rows.reshape(*step.dims, *info.dims)
+
+    def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
+        """Hand over the values of an anchor, one micro-batch of a replica a call."""
+        leading = 3
+        for row in values.reshape(-1, *values.shape[leading:]):
+            target = self._output(name)
+            target[...] = row.reshape(np.shape(target))
+            self._output_complete(name)
+
+    def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
+        """Arrays come when they are asked for; there is nothing to check ahead."""
+
+
+class PyWeightsIO:
+    """Arrays of weights, for `session.readWeights` and `session.writeWeights`.
+
+    Args:
+        weights: array by name.
+
+    Raises:
+        popart_exception: an array whose elements are not contiguous.
+    """
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        for name, array in weights.items():
+            _check_contiguous(f"the array of {name!r} in PyWeightsIO", array)
+        self.weights = dict(weights)
+
+    def read(self, name: str, info: TensorInfo) -> np.ndarray[Any, Any]:
+        """Return a copy of the array of a weight.
+
+        Args:
+            name: of the weight.
+            info: of the weight.
+
+        Raises:
+            popart_exception: another element type or size.
+        """
+        array = as_element_type(f"weight {name!r}", np.asarray(self.weights[name]), info)
+        if array.size != info.nelms():
+            what = f"the array of weight {name!r} has a wrong number of elements"
+            raise popart_exception(what, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
+        return array.reshape(info.dims).copy()
+
+    def write(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        """Write the value of a weight into the program's array.
+
+        Args:
+            name: of the weight.
+            values: of its shape.
+
+        Raises:
+            popart_exception: an array of another size.
+        """
+        target = self.weights[name]
+        if target.size != values.size:
+            what = f"the array for weight {name!r} has a wrong number of elements"
+            raise popart_exception(what, expected=list(values.shape), got=list(target.shape))
+        target[...] = values.reshape(target.shape)
+
+
+def as_element_type(what: str, array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
+    """Return an array with the element type of a tensor; 64 bits are converted to 32.
+
+    Args:
+        what: the array, for the message.
+        array: any.
+        info: of the tensor.
+
+    Raises:
+        popart_exception: another element type.
+    """
+    if array.dtype == info.dtype:
+        return array
+    if (array.dtype.type, info.dtype.type) in _CONVERTED:
+        return array.astype(info.dtype)
+    raise popart_exception(f"{what} has another element type", expected=info.data_type_lcase(), got=str(array.dtype))
+
+
+def _check_contiguous(what: str, array: Any) -> None:
+    if isinstance(array, np.ndarray) and not array.flags["C_CONTIGUOUS"]:
+        raise popart_exception(f"{what} is not contiguous", hint="np.ascontiguousarray(array)")

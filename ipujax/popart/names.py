@@ -1,0 +1,49 @@
+"""Prefixes of the names of tensors that a session adds to those of the model.
+
+Source: `willow/include/popart/tensornames.hpp` of github:graphcore/popart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Function of PopART → the prefix it returns.
+PREFIXES: dict[str, str] = {
+    "reservedAccumPrefix": "Accum___",
+    "reservedAcclPrefix": "Accl___",
+    "reservedAccl1Prefix": "Accl1___",
+    "reservedAccl2Prefix": "Accl2___",
+    "reservedAccl3Prefix": "Accl3___",
+    "reservedStepPrefix": "Step___",
+    "reservedGradientPrefix": "Gradient___",
+    "reservedUpdatedVarPrefix": "UpdatedVar___",
+    "reservedLossScalingPrefix": "lossScaling_",
+    "reservedDefaultLearningRatePrefix": "learningRate___default___",
+    "reservedSpecificLearningRatePrefix": "learningRate___specific___",
+    "reservedDefaultWeightDecayPrefix": "weightDecay___default___",
+    "reservedSpecificWeightDecayPrefix": "weightDecay___specific___",
+    "reservedDefaultAdamBeta1Prefix": "adamBeta1___default___",
+    "reservedSpecificAdamBeta1Prefix": "adamBeta1___specific___",
+    "reservedDefaultAdamBeta2Prefix": "adamBeta2___default___",
+    "reservedSpecificAdamBeta2Prefix": "adamBeta2___specific___",
+    "reservedDefaultAdamEpsPrefix": "adamEps___default___",
+    "reservedSpecificAdamEpsPrefix": "adamEps___specific___",
+    "reservedRandomSeedPrefix": "randomSeed___",
+}
+
+GRADIENT = PREFIXES["reservedGradientPrefix"]
+ACCUMULATOR = PREFIXES["reservedAccumPrefix"]
+
+
+def prefix_functions() -> dict[str, Callable[[], str]]:
+    """Return PopART's functions without arguments, `reservedGradientPrefix()` and its like, by name."""
+
+    def returning(name: str, prefix: str) -> Callable[[], str]:
+        def reserved() -> str:
+            return prefix
+
+        reserved.__name__ = reserved.__qualname__ = name
+        reserved.__doc__ = f'Return "{prefix}".'
+        return reserved
+
+    return {name: returning(name, prefix) for name, prefix in PREFIXES.items()}

@@ -1,0 +1,144 @@
+"""`Optimizer`: what PopART's optimisers have in common.
+
+A session asks it for three things: the values as numbers (`hyperparameters`), the state of a weight (`initial_state`),
+and the update (`updated`), a pure function of gradient, weight, state and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.optimisers.clipping import ClipNormSettings
+from ipujax.popart.optimisers.values import OptimizerValue, OptimizerValueMap, value_maps
+
+State = dict[str, jax.Array]  # parts of the state of one weight, by the prefix of their tensors' names
+Values = Mapping[str, jax.Array]  # values of one weight by short name
+
+
+class Optimizer:
+    """An optimiser.
+
+    Args:
+        values: pairs of a number and whether it is constant, by PopART's names, as `{"defaultLearningRate": (0.1,
+            False)}`.
+        clip_norm_settings: limits of the norm of gradients.
+
+    Raises:
+        popart_exception: an unknown value, with the nearest.
+    """
+
+    # Short name of each value → its number where none is given.
+    UNSET: ClassVar[Mapping[str, float]] = MappingProxyType({})
+
+    def __init__(self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()) -> None:
+        self._given = dict(values)
+        self._specific: dict[str, dict[str, Any]] = {}
+        self.clipNormSettings = tuple(clip_norm_settings)
+        self._maps = value_maps(type(self).__name__, self._given, self.UNSET, {})
+
+    def insertSpecific(self, weight: str, values: Mapping[str, Any]) -> None:
+        """Set values for one weight.
+
+        Args:
+            weight: its name.
+            values: pairs by short name, as `{"learningRate": (0.2, False)}`.
+
+        Raises:
+            popart_exception: an unknown value, with the nearest.
+        """
+        for name in values:
+            if name not in self.UNSET:
+                raise unknown_name(f"{type(self).__name__} has a value of a weight", name, self.UNSET)
+        self._specific[weight] = {**self._specific.get(weight, {}), **values}
+        self._maps = value_maps(type(self).__name__, self._given, self.UNSET, self._specific)
+
+    def value_map(self, name: str) -> OptimizerValueMap:
+        """Return the values of a short name."""
+        return self._maps[name]
+
+    def getLossScalingVal(self) -> float:
+        """Return the factor of the loss in the backward part."""
+        return self._maps["lossScaling"].default.value
+
+    def learningRates(self) -> OptimizerValueMap:
+        """Return the learning rates."""
+        return self._maps["learningRate"]
+
+    def weightDecays(self) -> OptimizerValueMap:
+        """Return the weight decays."""
+        return self._maps["weightDecay"]
+
+    @property
+    def specific_weights(self) -> list[str]:
+        """Names of the weights with values of their own."""
+        return list(self._specific)
+
+    def hyperparameters(self, weights: Sequence[str]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """Return the values of each weight, as float32 scalars by short name.
+
+        Args:
+            weights: names of all weights.
+        """
+        return {
+            weight: {name: np.asarray(values.get(weight).value, np.float32) for name, values in self._maps.items()}
+            for weight in weights
+        }
+
+    def structure(self) -> tuple[Any, ...]:
+        """Return what the compiled step depends on: the kind of optimiser, and whether optional parts take part."""
+        clips = tuple((tuple(c.weightIds or ()), c.weightIds is None, c.maxNorm) for c in self.clipNormSettings)
+        return type(self).__name__, clips
+
+    def check_successor(self, other: Optimizer) -> None:
+        """Refuse an optimiser that a session cannot go on with.
+
+        Args:
+            other: values for the next steps.
+
+        Raises:
+            popart_exception: another kind, or a constant value that changes.
+        """
+        if self.structure() != other.structure():
+            expected, got = self.structure(), other.structure()
+            raise popart_exception("a session goes on with an optimiser of one kind", expected=expected, got=got)
+        for name, values in self._maps.items():
+            weights = {*values.specific, *other._maps[name].specific}
+            pairs = [(values.default, other._maps[name].default)]
+            pairs += [(values.get(weight), other._maps[name].get(weight)) for weight in weights]
+            for before, after in pairs:
+                _check_constant(name, before, after)
+
+    def initial_state(self, weight: jax.Array, values: Values) -> State:
+        """Return the state of a weight before the first update.
+
+        Args:
+            weight: its value.
+            values: of the optimiser.
+        """
+        raise NotImplementedError
+
+    def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
+        """Return weight and state after an update.
+
+        Args:
+            gradient: without loss scaling, reduced over micro-batches and replicas.
+            weight: before the update.
+            state: before the update.
+            values: of the optimiser.
+        """
+        raise NotImplementedError
+
+
+def _check_constant(name: str, before: OptimizerValue, after: OptimizerValue) -> None:
+    if before.is_constant and after.is_constant and before.value != after.value:
+        hint = f"({after.value:g}, False) from the start"
+        raise popart_exception(f"{name} is constant", expected=before.value, got=after.value, hint=hint)
+    if before.is_constant and not after.is_constant:
+        what = f"{name} is constant, and the new optimiser says that it is not"
+        raise popart_exception(what, expected=(before.value, True), got=(after.value, False))

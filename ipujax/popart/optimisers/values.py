@@ -1,0 +1,120 @@
+"""Values of optimisers: each a number and whether it is constant, for all weights or for one.
+
+A value that is not constant may change between steps; it is an argument of the compiled step, so nothing is compiled
+again. Constant ones are arguments too: what may not change is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipujax.popart.exceptions import popart_exception, unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerValue:
+    """A value of an optimiser.
+
+    Args:
+        value: number.
+        is_constant: whether it may not change.
+    """
+
+    value: float
+    is_constant: bool = True
+
+    def val(self) -> float:
+        """Return the number."""
+        return self.value
+
+    def isConst(self) -> bool:
+        """Return whether it is constant."""
+        return self.is_constant
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerValueMap:
+    """A value for all weights, and others for some.
+
+    Args:
+        default: for all weights.
+        specific: by name of the weight.
+    """
+
+    default: OptimizerValue
+    specific: Mapping[str, OptimizerValue] = field(default_factory=dict)
+
+    def getDefault(self) -> OptimizerValue:
+        """Return the value for all weights."""
+        return self.default
+
+    def get(self, weight: str) -> OptimizerValue:
+        """Return the value for a weight."""
+        return self.specific.get(weight, self.default)
+
+
+def as_value(name: str, given: Any) -> OptimizerValue:
+    """Return a value of an optimiser.
+
+    Args:
+        name: of the value, for the message.
+        given: a pair of a number and whether it is constant; a number alone is constant; or a value.
+
+    Raises:
+        popart_exception: something else.
+    """
+    if isinstance(given, OptimizerValue):
+        return given
+    pair = tuple(given) if isinstance(given, tuple | list) else (given, True)
+    if len(pair) != 2 or isinstance(pair[0], bool):
+        raise popart_exception(f"{name} is no value of an optimiser", expected="(number, isConst)", got=repr(given))
+    try:
+        return OptimizerValue(float(pair[0]), bool(pair[1]))
+    except (TypeError, ValueError) as error:
+        expected = "(number, isConst)"
+        raise popart_exception(f"{name} is no value of an optimiser", expected=expected, got=repr(given)) from error
+
+
+def value_maps(
+    who: str, given: Mapping[str, Any], unset: Mapping[str, float], specific: Mapping[str, Mapping[str, Any]]
+) -> dict[str, OptimizerValueMap]:
+    """Return the values of an optimiser by their short names, as "learningRate".
+
+    Args:
+        who: name of the optimiser, for messages.
+        given: values for all weights by PopART's names, as "defaultLearningRate" or "lossScaling".
+        unset: numbers of those that are not given, by short name.
+        specific: values by weight and short name.
+
+    Raises:
+        popart_exception: an unknown name, with the nearest.
+    """
+    known = {default_name(name): name for name in unset}
+    for key in given:
+        if key not in known:
+            raise unknown_name(f"{who} has a value", key, known)
+    defaults = {
+        name: as_value(key, given[key]) if key in given else OptimizerValue(unset[name]) for key, name in known.items()
+    }
+    return {
+        name: OptimizerValueMap(
+            default,
+            {weight: as_value(name, values[name]) for weight, values in specific.items() if name in values},
+        )
+        for name, default in defaults.items()
+    }
+
+
+# Values that PopART has one of, not one for each weight.
+GLOBAL_VALUES = ("lossScaling",)
+
+
+def default_name(name: str) -> str:
+    """Return PopART's name of the value for all weights: "defaultLearningRate" for "learningRate".
+
+    Args:
+        name: short name.
+    """
+    return name if name in GLOBAL_VALUES else f"default{name[0].upper()}{name[1:]}"

@@ -1,0 +1,21 @@
+"""Options of sessions: three tables, and settings in groups."""
+
+from ipujax.popart.options.session_options import Patterns as Patterns, SessionOptions as SessionOptions
+from ipujax.popart.options.settings import (
+    AccumulateOuterFragmentSettings as AccumulateOuterFragmentSettings,
+    AutodiffSettings as AutodiffSettings,
+    AutomaticLossScalingSettings as AutomaticLossScalingSettings,
+    BatchSerializationSettings as BatchSerializationSettings,
+    CommGroup as CommGroup,
+    ExecutionPhaseSettings as ExecutionPhaseSettings,
+    ExperimentalSettings as ExperimentalSettings,
+    ReplicatedCollectivesSettings as ReplicatedCollectivesSettings,
+    TensorLocation as TensorLocation,
+    TensorLocationSettings as TensorLocationSettings,
+)
+from ipujax.popart.options.tables import (
+    ALL_OPTIONS as ALL_OPTIONS,
+    MAPPED as MAPPED,
+    REFUSED as REFUSED,
+    WITHOUT_EFFECT as WITHOUT_EFFECT,
+)

@@ -1,0 +1,128 @@
+"""`SessionOptions`: attributes with PopART's names and defaults; what a session reads of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipujax.popart.enumerations import VirtualGraphMode
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.options.tables import ALL_OPTIONS, REFUSED, WITHOUT_EFFECT
+
+# Options of earlier releases → the ones in their place, and the value for True.
+_EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
+            "enableVirtualGraphs": ("virtualGraphMode", VirtualGraphMode.Manual)}  # fmt: skip
+
+
+class SessionOptions:
+    """Options of a session: attributes that may be set one by one.
+
+    Three tables list them: `popart.options.MAPPED`, `WITHOUT_EFFECT` and `REFUSED`; the last ones raise when a session
+    is made with another value than their default.
+
+    Raises:
+        popart_exception: at setting an attribute, for an unknown option, with the nearest.
+    """
+
+    def __init__(self) -> None:
+        for name, (default, _) in ALL_OPTIONS.items():
+            object.__setattr__(self, name, default())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _EARLIER:
+            option, mode = _EARLIER[name]
+            value = mode if value else VirtualGraphMode.Off
+            name = option
+        if name not in ALL_OPTIONS:
+            raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS)
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS)
+
+    def enableExplicitIR(self, enable: bool) -> None:
+        """Set the three options of PopART's explicit graph, which have no effect here."""
+        self.useHostCopyOps = enable
+        self.enableExplicitMainLoops = enable
+        self.explicitRecomputation = enable
+
+    def getGlobalReplicationFactor(self) -> int:
+        """Return the number of replicas."""
+        return self.replicas
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a replica for one update."""
+        return int(self.accumulationFactor) if self.enableGradientAccumulation else 1
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+        return int(self.replicatedGraphCount) if self.enableReplicatedGraphs else 1
+
+    def changed(self) -> list[str]:
+        """Return the names of the options that differ from their defaults."""
+        return [name for name, (default, _) in ALL_OPTIONS.items() if getattr(self, name) != default()]
+
+    def without_effect(self) -> list[str]:
+        """Return the options that are set and have no effect here."""
+        return [name for name in self.changed() if name in WITHOUT_EFFECT]
+
+    def check(self) -> None:
+        """Refuse options that no session has, and combinations that contradict each other.
+
+        Raises:
+            popart_exception: naming the option and what to do instead.
+        """
+        for name in self.changed():
+            if name in REFUSED:
+                default, instead = REFUSED[name]
+                expected = repr(default())
+                got = repr(getattr(self, name))
+                raise popart_exception(f"option {name} is not supported", expected=expected, got=got, hint=instead)
+        counts = (
+            ("accumulationFactor", self.accumulationFactor, "enableGradientAccumulation"),
+            ("replicatedGraphCount", self.replicatedGraphCount, "enableReplicatedGraphs"),
+        )
+        for name, count, switch in counts:
+            if isinstance(count, bool) or int(count) != count or count < 1:
+                raise popart_exception(f"{name} is no number", expected="at least 1", got=count)
+            if count > 1 and not getattr(self, switch):
+                raise popart_exception(f"{name} is set and {switch} is not", expected=f"{switch} = True", got=count)
+
+
+class Patterns:
+    """PopART's graph rewrites: accepted, and without effect; the compiler has passes of its own.
+
+    Args:
+        patterns: a `PatternsLevel`, or names of rewrites.
+    """
+
+    def __init__(self, patterns: Any = None) -> None:
+        self._patterns = patterns
+        self._settings: dict[str, bool] = {}
+
+    def enablePattern(self, name: str, value: bool = True) -> Patterns:
+        """Turn a rewrite on or off; return this object."""
+        self._settings[name] = value
+        return self
+
+    def isPatternEnabled(self, name: str) -> bool:
+        """Return whether a rewrite is on."""
+        return self._settings.get(name, True)
+
+    def enableRuntimeAsserts(self, value: bool) -> Patterns:
+        """Return this object."""
+        return self
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._settings.get(name, True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._settings[name] = bool(value)
