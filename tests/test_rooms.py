@@ -237,7 +237,7 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx": "ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
     "ipujax.popart.exceptions": "runtime.target",
     "ipujax.popart.enumerations": "",
-    "ipujax.popart.names": "",
+    "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
     "ipujax.popart.building": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
@@ -246,11 +246,11 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.optimisers": (
-        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.names ipujax.popart.tensor_info"
+        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.names ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.flow ipujax.popart.reserved_names ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.tensor_info"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",

@@ -12,4 +12,4 @@ from ipujax.popart.building.onnx_operations import (
     OLDEST_OPSET as OLDEST_OPSET,
     onnx_operations as onnx_operations,
 )
-from ipujax.popart.building.signatures import DebugContext as DebugContext
+from ipujax.popart.building.operation_calls import DebugContext as DebugContext

@@ -19,8 +19,8 @@ from ipujax.popart.building.inference import declare_outputs, inferred_info
 from ipujax.popart.building.models import read_model
 from ipujax.popart.building.node_annotations import NodeAnnotations
 from ipujax.popart.building.onnx_operations import DEFAULT_OPSET, NEWEST_OPSET, OLDEST_OPSET
+from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
 from ipujax.popart.building.opsets import AiGraphcore, AiOnnx, popart_attribute_error
-from ipujax.popart.building.signatures import Operation, OperationCall, attribute_proto
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number

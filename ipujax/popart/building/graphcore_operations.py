@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ipujax.popart.building.onnx_operations import MOST_INPUTS
-from ipujax.popart.building.signatures import NOT_GIVEN, AttributeType, Operation, Parameter
+from ipujax.popart.building.operation_calls import NOT_GIVEN, AttributeType, Operation, Parameter
 from ipujax.popart.enumerations import ReductionType, ScatterReduction, TensorRemapType
 
 DOMAIN = "ai.graphcore"

@@ -12,7 +12,7 @@ from ipujax.popart.building import annotations as notes
 from ipujax.popart.building.annotations import AnnotationScope
 from ipujax.popart.building.graph_names import GraphNames
 from ipujax.popart.building.node_attributes import Names, NodeAttributes
-from ipujax.popart.building.signatures import AttributeType
+from ipujax.popart.building.operation_calls import AttributeType
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from ipujax.popart.building.annotations import as_names, remove_attribute, set_attribute
-from ipujax.popart.building.signatures import AttributeType, attribute_proto
+from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
 from ipujax.popart.exceptions import popart_exception, unknown_name
 
 Names = str | Sequence[str] | set[str]

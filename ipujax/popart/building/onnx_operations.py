@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from ipujax.popart.building.signatures import NOT_GIVEN, AttributeType, Operation, Parameter
+from ipujax.popart.building.operation_calls import NOT_GIVEN, AttributeType, Operation, Parameter
 
 OLDEST_OPSET = 6
 NEWEST_OPSET = int(onnx.defs.onnx_opset_version())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ipujax.popart.building.graphcore_operations import GRAPHCORE_OPERATIONS
 from ipujax.popart.building.onnx_operations import onnx_operations
-from ipujax.popart.building.signatures import Operation, OperationCall, bound_call
+from ipujax.popart.building.operation_calls import Operation, OperationCall, bound_call
 from ipujax.popart.exceptions import popart_exception
 from ipujax.runtime.target import nearest
 
-if TYPE_CHECKING:
-    from ipujax.popart.building.builder import Builder
+
+class NodeAdder(Protocol):
+    """A builder, as opsets see it."""
+
+    def add_node(self, operation: Operation, call: OperationCall) -> list[str]:
+        """Add a node; return the names of its results."""
 
 
 class Opset:
@@ -24,7 +28,7 @@ class Opset:
         operations: by method.
     """
 
-    def __init__(self, builder: Builder, version: int, operations: Mapping[str, Operation]) -> None:
+    def __init__(self, builder: NodeAdder, version: int, operations: Mapping[str, Operation]) -> None:
         self._builder = builder
         self.version = version
         self._operations = operations
@@ -69,7 +73,7 @@ def unknown_method(what: str, method: str, known: Mapping[str, Any]) -> popart_a
 class AiOnnx(Opset):
     """Operators of ai.onnx in one version."""
 
-    def __init__(self, builder: Builder, version: int) -> None:
+    def __init__(self, builder: NodeAdder, version: int) -> None:
         super().__init__(builder, version, onnx_operations(version))
 
     def __str__(self) -> str:
@@ -79,7 +83,7 @@ class AiOnnx(Opset):
 class AiGraphcore(Opset):
     """Operators of ai.graphcore."""
 
-    def __init__(self, builder: Builder, version: int = 1) -> None:
+    def __init__(self, builder: NodeAdder, version: int = 1) -> None:
         super().__init__(builder, version, GRAPHCORE_OPERATIONS)
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
 """Data of steps: batches, anchors, arrays and callbacks, weights."""
 
-from ipujax.popart.flow.anchors import (
+from ipujax.popart.flow.data_flow import (
     AnchorReturnType as AnchorReturnType,
     AnchorReturnTypeId as AnchorReturnTypeId,
     DataFlow as DataFlow,
     StepShape as StepShape,
 )
-from ipujax.popart.flow.settings import (
+from ipujax.popart.flow.input_facts import (
     InputSettings as InputSettings,
     InputShapeInfo as InputShapeInfo,
 )

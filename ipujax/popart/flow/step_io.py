@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ipujax.popart.exceptions import popart_exception, unknown_name
-from ipujax.popart.flow.anchors import AnchorReturnType, StepShape
+from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
 from ipujax.popart.tensor_info import TensorInfo
 
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.

@@ -4,8 +4,8 @@ from ipujax.popart.optimisers.adam import Adam as Adam
 from ipujax.popart.optimisers.adaptive import Adaptive as Adaptive
 from ipujax.popart.optimisers.base import Optimizer as Optimizer
 from ipujax.popart.optimisers.clipping import ClipNormSettings as ClipNormSettings, clip_by_norm as clip_by_norm
-from ipujax.popart.optimisers.sgd import SGD as SGD, ConstSGD as ConstSGD
-from ipujax.popart.optimisers.values import (
+from ipujax.popart.optimisers.optimiser_values import (
     OptimizerValue as OptimizerValue,
     OptimizerValueMap as OptimizerValueMap,
 )
+from ipujax.popart.optimisers.sgd import SGD as SGD, ConstSGD as ConstSGD

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.optimisers.clipping import ClipNormSettings
-from ipujax.popart.optimisers.values import OptimizerValue, OptimizerValueMap, value_maps
+from ipujax.popart.optimisers.optimiser_values import OptimizerValue, OptimizerValueMap, value_maps
 
 State = dict[str, jax.Array]  # parts of the state of one weight, by the prefix of their tensors' names
 Values = Mapping[str, jax.Array]  # values of one weight by short name

@@ -1,7 +1,6 @@
 """Options of sessions: three tables, and settings in groups."""
 
-from ipujax.popart.options.session_options import Patterns as Patterns, SessionOptions as SessionOptions
-from ipujax.popart.options.settings import (
+from ipujax.popart.options.option_groups import (
     AccumulateOuterFragmentSettings as AccumulateOuterFragmentSettings,
     AutodiffSettings as AutodiffSettings,
     AutomaticLossScalingSettings as AutomaticLossScalingSettings,
@@ -13,6 +12,7 @@ from ipujax.popart.options.settings import (
     TensorLocation as TensorLocation,
     TensorLocationSettings as TensorLocationSettings,
 )
+from ipujax.popart.options.session_options import Patterns as Patterns, SessionOptions as SessionOptions
 from ipujax.popart.options.tables import (
     ALL_OPTIONS as ALL_OPTIONS,
     MAPPED as MAPPED,

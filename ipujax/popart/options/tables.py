@@ -19,7 +19,7 @@ from ipujax.popart.enumerations import (
     SyntheticDataMode,
     VirtualGraphMode,
 )
-from ipujax.popart.options.settings import (
+from ipujax.popart.options.option_groups import (
     AccumulateOuterFragmentSettings,
     AutodiffSettings,
     AutomaticLossScalingSettings,
