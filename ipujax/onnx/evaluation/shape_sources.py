@@ -16,6 +16,8 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     "CenterCropPad": (1,),
     "Col2Im": (1, 2),
     "ConstantOfShape": None,
+    "CumProd": (1,),
+    "CumSum": (1,),
     "DFT": (1, 2),
     "Expand": (1,),
     "HammingWindow": None,

@@ -1,0 +1,98 @@
+"""Sequences, which are tuples, and optionals, whose empty one is None; both exist only while a model is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.registry import is_static, operator, static
+
+Values = tuple[Any, ...]
+
+
+def _position(position: Any, length: int, default: int) -> int:
+    index = default if position is None else int(static(position, "position").reshape(()))
+    return index + length if index < 0 else index
+
+
+@operator("SequenceConstruct")
+def sequence_construct(*inputs: Any) -> tuple[Values]:
+    """Return a sequence of the inputs."""
+    return (inputs,)
+
+
+@operator("SequenceEmpty")
+def sequence_empty(*, dtype: int = 1) -> tuple[Values]:
+    """Return an empty sequence; its dtype does not matter while tracing."""
+    return ((),)
+
+
+@operator("SequenceAt")
+def sequence_at(sequence: Values, position: Any) -> Any:
+    """Return the element at a static position."""
+    return (sequence[_position(position, len(sequence), 0)],)
+
+
+@operator("SequenceInsert")
+def sequence_insert(sequence: Values, tensor: Any, position: Any = None) -> tuple[Values]:
+    """Return a sequence with a tensor before a static position, else at its end."""
+    index = _position(position, len(sequence), len(sequence))
+    return ((*sequence[:index], tensor, *sequence[index:]),)
+
+
+@operator("SequenceErase")
+def sequence_erase(sequence: Values, position: Any = None) -> tuple[Values]:
+    """Return a sequence without the element at a static position, else without its last."""
+    index = _position(position, len(sequence), len(sequence) - 1)
+    return ((*sequence[:index], *sequence[index + 1 :]),)
+
+
+@operator("SequenceLength")
+def sequence_length(sequence: Values) -> np.ndarray:
+    """Return the number of elements, int64, static."""
+    return np.asarray(len(sequence), np.int64)
+
+
+@operator("SplitToSequence")
+def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int = 1) -> tuple[Values]:
+    """Return parts of a tensor: of sizes `split`, of one size if it is a scalar, else of size 1."""
+    extent = x.shape[axis]
+    sizes = np.asarray(1) if split is None else static(split, "split")
+    step = int(sizes.reshape(-1)[0]) if sizes.ndim == 0 else 0
+    cuts = np.arange(step, extent, step) if sizes.ndim == 0 else np.cumsum(sizes)[:-1]
+    parts = (np if is_static(x) else jnp).split(x, [int(cut) for cut in cuts], axis)
+    is_squeezed = split is None and not keepdims
+    return (tuple(part.squeeze(axis) if is_squeezed else part for part in parts),)
+
+
+@operator("ConcatFromSequence")
+def concat_from_sequence(sequence: Values, *, axis: int, new_axis: int = 0) -> Any:
+    """Return the elements joined along an axis, or stacked along a new one."""
+    xp = np if is_static(sequence) else jnp
+    return xp.stack(sequence, axis) if new_axis else xp.concatenate(sequence, axis)
+
+
+@operator("Optional")
+def optional(value: Any = None, *, type: Any = None) -> tuple[Any]:
+    """Return an optional with a value, or an empty one."""
+    return (value,)
+
+
+@operator("OptionalHasElement")
+def optional_has_element(value: Any = None) -> np.ndarray:
+    """Return whether an optional has a value, bool, static."""
+    return np.asarray(value is not None)
+
+
+@operator("OptionalGetElement")
+def optional_get_element(value: Any) -> tuple[Any]:
+    """Return the value of an optional.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if value is None:
+        raise ValueError("the optional is empty")
+    return (value,)

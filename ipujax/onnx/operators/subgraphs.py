@@ -1,0 +1,207 @@
+"""If, Loop, Scan and SequenceMap: static ones are taken apart while tracing, all others are loops of `jax.lax`.
+
+Subgraphs come as functions of their inputs. A loop whose trip count is known and whose body ends no iteration early is
+`lax.scan`, which has gradients; one that stops by a traced condition is `lax.while_loop`. A loop is unrolled where its
+values change shape from one iteration to the next, or where its body needs them static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.onnx_errors import TracedOperandError
+from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+
+Body = Callable[..., tuple[Any, ...]]
+
+
+def _traced(values: Any) -> Any:
+    return jax.tree.map(jnp.asarray, values)
+
+
+def _flag(condition: Any) -> bool:
+    return bool(np.asarray(condition).reshape(()))
+
+
+@operator("If")
+def if_else(condition: Any, *, then_branch: Body, else_branch: Body) -> tuple[Any, ...]:
+    """Evaluate one of two subgraphs; a static condition leaves the other untraced."""
+    if is_static(condition):
+        return then_branch() if _flag(condition) else else_branch()
+    branches = (lambda: _traced(then_branch()), lambda: _traced(else_branch()))
+    return jax.lax.cond(jnp.reshape(condition, ()), *branches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """One iteration of a loop, traced in the abstract.
+
+    Args:
+        condition: its condition for the next one: a bool, or None if that is traced.
+        is_uniform: the carried values have the same shapes afterwards.
+        scanned: shapes and dtypes of the values that are collected.
+    """
+
+    condition: bool | None
+    is_uniform: bool
+    scanned: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def _iteration(body: Body, carried: Sequence[Any]) -> _Iteration:
+    conditions: list[bool | None] = []
+
+    def step(index: Any, *values: Any) -> tuple[Any, ...]:
+        condition, *results = body(index, np.asarray(True), *values)
+        conditions.append(_flag(condition) if is_static(condition) else None)
+        return tuple(_traced(results))
+
+    abstract = jax.eval_shape(lambda: tuple(_traced(carried)))
+    index = jax.eval_shape(lambda: jnp.asarray(np.int64(0)))
+    results = jax.eval_shape(step, index, *abstract)
+    after = results[: len(carried)]
+    return _Iteration(conditions[0], _shapes(after) == _shapes(abstract), results[len(carried) :])
+
+
+def _shapes(values: Any) -> Any:
+    leaves, tree = jax.tree.flatten(values)
+    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+@operator("Loop")
+def loop(trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: int | None) -> tuple[Any, ...]:
+    """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
+    is_counted = trip_count is None or is_static(trip_count)
+    iterations = None if trip_count is None or not is_counted else max(0, int(static(trip_count, "M").reshape(())))
+    is_entered = condition is None or (is_static(condition) and _flag(condition))
+    is_decided = condition is None or is_static(condition)
+    try:
+        iteration = _iteration(body, carried)
+    except TracedOperandError:
+        if not (is_counted and is_decided):
+            raise
+        return _unrolled_loop(iterations if is_entered else 0, carried, body, ())
+    if is_decided and not is_entered:
+        iterations = 0
+    if is_counted and iteration.condition is False and is_decided:
+        iterations = 1 if iterations is None else min(iterations, 1)
+    is_fixed = iterations is not None and (iteration.condition is not None or iterations == 0) and is_decided
+    if is_fixed and iteration.is_uniform:
+        return _counted_loop(iterations or 0, carried, body)
+    if is_counted and is_decided and (not iteration.is_uniform or _is_growing(carried)):
+        return _unrolled_loop(iterations, carried, body, iteration.scanned)
+    start = True if condition is None else condition
+    return _conditional_loop(trip_count, start, carried, body, iteration, max_size)
+
+
+def _is_growing(carried: Sequence[Any]) -> bool:
+    return any(isinstance(value, tuple) for value in carried)
+
+
+def _counted_loop(iterations: int, carried: Sequence[Any], body: Body) -> tuple[Any, ...]:
+    def step(values: tuple[Any, ...], index: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        _, *results = body(index, np.asarray(True), *values)
+        results = _traced(results)
+        return tuple(results[: len(values)]), tuple(results[len(values) :])
+
+    final, collected = jax.lax.scan(step, tuple(_traced(carried)), jnp.arange(iterations))
+    return (*final, *collected)
+
+
+def _unrolled_loop(
+    iterations: int | None, carried: Sequence[Any], body: Body, scanned: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[Any, ...]:
+    values = tuple(carried)
+    rows: list[tuple[Any, ...]] = []
+    index = 0
+    is_running: Any = np.asarray(True)
+    while (iterations is None or index < iterations) and _flag(
+        static(is_running, "the condition of the next iteration")
+    ):
+        is_running, *results = body(np.asarray(index, np.int64), np.asarray(True), *values)
+        values = tuple(results[: len(values)])
+        rows.append(tuple(results[len(values) :]))
+        index += 1
+    empty = [np.zeros((0, *each.shape), each.dtype) for each in scanned]
+    return (*values, *(map(_stacked, zip(*rows, strict=True)) if rows else empty))
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    return np.stack(values) if is_static(tuple(values)) else jnp.stack(values)
+
+
+def _conditional_loop(
+    trip_count: Any, condition: Any, carried: Sequence[Any], body: Body, iteration: _Iteration, max_size: int | None
+) -> tuple[Any, ...]:
+    """Repeat while a traced condition holds; collected values are padded with zeros to a bound."""
+    bound = data_dependent_size(max_size, "the collected values of Loop") if iteration.scanned else 0
+    buffers = tuple(jnp.zeros((bound, *each.shape), each.dtype) for each in iteration.scanned)
+    limit = None if trip_count is None else jnp.reshape(jnp.asarray(trip_count), ())
+
+    def is_running(state: tuple[Any, ...]) -> jax.Array:
+        index, go_on, *_ = state
+        return go_on if limit is None else jnp.logical_and(go_on, index < limit)
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        index, _, values, collected = state
+        go_on, *results = body(index, np.asarray(True), *values)
+        results = _traced(results)
+        rows = results[len(values) :]
+        stored = tuple(buffer.at[index].set(row, mode="drop") for buffer, row in zip(collected, rows, strict=True))
+        return index + 1, jnp.reshape(jnp.asarray(go_on), ()), tuple(results[: len(values)]), stored
+
+    first = jnp.zeros_like(jnp.asarray(np.int64(0)) if limit is None else limit)
+    state = (first, jnp.reshape(jnp.asarray(condition), ()), tuple(_traced(carried)), buffers)
+    _, _, values, collected = jax.lax.while_loop(is_running, step, state)
+    return (*values, *collected)
+
+
+@operator("Scan")
+def scan(
+    *inputs: Any,
+    body: Body,
+    num_scan_inputs: int,
+    scan_input_axes: Sequence[int] | None = None,
+    scan_input_directions: Sequence[int] | None = None,
+    scan_output_axes: Sequence[int] | None = None,
+    scan_output_directions: Sequence[int] | None = None,
+    output_count: int,
+) -> tuple[Any, ...]:
+    """Run a subgraph over slices of the scanned inputs, `(*states, *slices) → (*states, *rows)`."""
+    states = inputs[: len(inputs) - num_scan_inputs]
+    scanned = inputs[len(states) :]
+    axes = scan_input_axes or [0] * num_scan_inputs
+    directions = scan_input_directions or [0] * num_scan_inputs
+    rows = tuple(
+        _in_order(jnp.moveaxis(x, axis, 0), way) for x, axis, way in zip(scanned, axes, directions, strict=True)
+    )
+
+    def step(values: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        results = _traced(body(*values, *slices))
+        return tuple(results[: len(values)]), tuple(results[len(values) :])
+
+    final, collected = jax.lax.scan(step, tuple(_traced(states)), rows)
+    output_axes = scan_output_axes or [0] * len(collected)
+    output_directions = scan_output_directions or [0] * len(collected)
+    results = zip(collected, output_axes, output_directions, strict=True)
+    return (*final, *(jnp.moveaxis(_in_order(x, direction), 0, axis) for x, axis, direction in results))
+
+
+def _in_order(x: Any, direction: int) -> Any:
+    """Return rows first to last (0), or last to first (1)."""
+    return jnp.flip(x, 0) if direction else x
+
+
+@operator("SequenceMap")
+def sequence_map(sequence: tuple[Any, ...], *others: Any, body: Body, output_count: int) -> tuple[Any, ...]:
+    """Apply a subgraph to each element of a sequence; other sequences go along, tensors are the same for all."""
+    rows = [
+        body(element, *(other[n] if isinstance(other, tuple) else other for other in others))
+        for n, element in enumerate(sequence)
+    ]
+    return tuple(zip(*rows, strict=True)) if rows else ((),) * output_count
