@@ -35,7 +35,7 @@ from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
 from ipujax.runtime.compile import STEPS as COMPILE_STEPS
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.logs import Log, step
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
@@ -43,7 +43,7 @@ from ipujax.stages import Lowered, Traced
 
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
-_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
+_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first cost per byte
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -110,13 +110,13 @@ class LoweringPlan:
         offloaded = tuple(map(operator.or_, of_user, hosted))
         aliases = self._aliases(donated, any(offloaded))
         streamed = self._streamed(offloaded, aliases)
-        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, hosted, choice.price)
+        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, hosted, choice.byte_cost)
         # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
-        recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
+        recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
         dumps.passed(TRACE, self.jaxpr)
         with dumps.kept_if_failing():
-            run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading, dumps.passed)
+            run_passes(self.jaxpr, timings, choice.byte_cost, recomputation, trades, offloading, dumps.passed)
             with step(_LOG, "lower", timings):
                 program = lower(
                     list(dumps.jaxprs.values())[-1],
@@ -127,7 +127,7 @@ class LoweringPlan:
                     streamed=streamed,
                     names=names,
                     line=self.line,
-                    options=replace(self.options, byte_price=choice.price),
+                    options=replace(self.options, byte_cost=choice.byte_cost),
                     recomputation=recomputation,
                     cuts=choice.cuts,
                 )
@@ -180,12 +180,12 @@ class LoweringPlan:
         )
 
     def _offloading(
-        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], hosted: tuple[bool, ...], price: float
+        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], hosted: tuple[bool, ...], byte_cost: float
     ) -> Offloading:
-        """What lies off chip; as the price of a byte climbs, less of it is loaded together."""
+        """What lies off chip; as the cost per byte climbs, less of it is loaded together."""
         num_ipus = self.target.num_ipus // unwrapped(self.jaxpr).replicas
         chip_bytes = self.target.tiles_per_ipu * self.target.bytes_per_tile
-        cheapness = BYTE_PRICE_CYCLES / max(price, BYTE_PRICE_CYCLES)
+        cheapness = BYTE_COST_CYCLES / max(byte_cost, BYTE_COST_CYCLES)
         batch_bytes = int(cheapness * min(BATCH_BYTES, _BATCH_SHARE * chip_bytes))
         return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(), hosted)
 

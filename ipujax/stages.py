@@ -143,14 +143,14 @@ class Traced(Stage):
 class Lowered(Stage):
     """A function as graph and program for one device and one signature.
 
-    Made by `ipu.jit(fun).lower(*args)`; planned at the first price of a byte, see `Options.byte_price`.
+    Made by `ipu.jit(fun).lower(*args)`; planned at the first cost per byte, see `Options.byte_cost`.
 
     Attributes:
         jaxpr: the jaxpr after all passes.
         graph: variables, tile mappings and vertices.
         program: the control program of one call.
         pipelines: where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages.
-        choice: the price of a byte and what gradients compute again.
+        choice: cost per byte and recomputation.
         trades: what recomputation would save and cost in each gradient, where it finds out by itself.
         timings: seconds spent in tracing, in each pass and in lowering.
     """
@@ -333,7 +333,7 @@ class Lowered(Stage):
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
 
-        A program that does not fit is lowered again at higher costs per byte, unless `Options(byte_price=)` fixes one.
+        A program that does not fit is lowered again at higher costs per byte, unless `Options(byte_cost=)` fixes one.
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
@@ -375,7 +375,7 @@ class Compiled(Stage):
 
     @property
     def lowered(self) -> Lowered:
-        """The program as it is planned, at the price of a byte at which it fits."""
+        """The program as it is planned, at the cost per byte at which it fits."""
         return self._lowered
 
     @property

@@ -73,7 +73,7 @@ def emit(
     Raises:
         GraphError: an unmapped operand, or a tensor in `into` of another shape or dtype than its result.
     """
-    jaxpr, out_tree = traced(fun, operands, name, graph.byte_price_cycles)
+    jaxpr, out_tree = traced(fun, operands, name, graph.byte_cost_cycles)
     targets = list(into) or [None] * len(jaxpr.out_avals)
     for target, aval in zip(targets, jaxpr.out_avals, strict=True):
         if target is not None and (target.shape, target.dtype) != (aval.shape, aval.dtype):

@@ -30,7 +30,7 @@ from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
 from ipujax.lowering.replicas import Dims, Replicated, check_results, join, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (
-    BYTE_PRICE_CYCLES,
+    BYTE_COST_CYCLES,
     Copy,
     Graph,
     HostStream,
@@ -156,7 +156,7 @@ def lower(
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     replica_target = of_one_replica(target, replicas)
     options = options or Options()
-    byte_cost_cycles = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
+    byte_cost_cycles = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
     planning_target = _with_less_memory(replica_target, byte_cost_cycles)
     make_lowering = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}

@@ -82,7 +82,7 @@ def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_byt
 def _max_operand_bytes(graph: Graph) -> float:
     """Bytes that a merged set may read on a tile: as many as one operation, fewer where a byte costs more."""
     target = graph.target
-    byte_cost_cycles = graph.byte_price_cycles
+    byte_cost_cycles = graph.byte_cost_cycles
     return (
         target.available_memory_proportion
         * target.bytes_per_tile
@@ -94,7 +94,7 @@ def _max_operand_bytes(graph: Graph) -> float:
 def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
     """Earliest step that a compute set can be merged into, among those that read few enough bytes."""
     place = None
-    memory_cost_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
+    memory_cost_cycles = graph.byte_cost_cycles * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MAX_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):

@@ -119,8 +119,8 @@ class Executable:
         steps: what each leaf and decision does to the clocks of IPUs.
         slots: rows of the clock state that are slots of buffered exchanges.
         timings: seconds of each step from tracing on, by name; of a Poplar program those of this compilation.
-        byte_prices: prices of a byte at which it was planned, until it fitted; the last is that of the graph.
-        byte_price_cost_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
+        byte_costs: costs per byte at which it was planned, until it fitted; the last is that of the graph.
+        byte_cost_added_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
         identity: what it is called, and when it was compiled.
     """
 
@@ -132,8 +132,8 @@ class Executable:
     steps: Mapping[Program, ClockStep] = field(repr=False)
     slots: int
     timings: Mapping[str, float]
-    byte_prices: tuple[float, ...]
-    byte_price_cost_cycles: int | None = 0
+    byte_costs: tuple[float, ...]
+    byte_cost_added_cycles: int | None = 0
     identity: Identity = Identity()
 
     def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
@@ -250,10 +250,11 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
         steps, slots = clock_steps(program, costs, effects, graph.target)
     keep_recent()
     frozen = MappingProxyType
-    prices, identity = (graph.byte_price_cycles,), Identity(label=options.label, date=today())
+    byte_costs = (graph.byte_cost_cycles,)
+    identity = Identity(label=options.label, date=today())
     clocks = frozen(steps), slots
     return Executable(
-        graph, program, options, frozen(costs), memory, *clocks, frozen(timings), prices, identity=identity
+        graph, program, options, frozen(costs), memory, *clocks, frozen(timings), byte_costs, identity=identity
     )
 
 
@@ -312,7 +313,7 @@ def program_cycles(
 
 
 def _copied(graph: Graph) -> Graph:
-    copy = Graph(graph.target, graph.replication_factor, graph.byte_price_cycles, graph.io_tiles)
+    copy = Graph(graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles)
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)

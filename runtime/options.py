@@ -12,16 +12,18 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
+from ipujax.runtime.deprecated_names import renamed_property, with_renamed_keyword
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
-MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
+MAX_BYTE_COST = 1e12  # cycles; memory then outweighs everything else
 MOST_LABEL = 200  # characters
 RECOMPUTATIONS = ("none", "all", "standard", "auto")
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
 
+@with_renamed_keyword("ipu.Options", "byte_price", "byte_cost")
 @checking_calls("ipu.Options")
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
@@ -40,9 +42,9 @@ class Options:
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
             numbers round, and overflow, as they do with `exact_splits` alone.
-        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it usually
+        byte_cost: cycles that planners add for each byte of data or code on the fullest tile: a higher cost usually
             makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
-            tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
+            tiles; a number is fixed. Without the tiles' limit (`allow_out_of_memory`) None is ½ and does not climb.
         recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
             or from what enters a stage or a phase; "standard" as PopART does, what lies between places with few bytes
             to keep; "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in
@@ -59,8 +61,8 @@ class Options:
 
     Raises:
         ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0 or not of a
-            name, a dtype that partials cannot have, a price that is not a number from 0 to 10¹², or a number of tiles
-            or batches that is none.
+            name, a dtype that partials cannot have, a cost per byte that is not a number from 0 to 10¹², or a number of
+            tiles or batches that is none.
     """
 
     exact_splits: bool = False
@@ -68,12 +70,14 @@ class Options:
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
     partials: str | None = None
-    byte_price: float | None = None
+    byte_cost: float | None = None
     recompute: str = "none"
     io_tiles: int = 0
     prefetch_depth: int = 1
     progress: bool = True
     label: str = ""
+
+    byte_price = renamed_property("options", "byte_price", "byte_cost")
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
@@ -91,8 +95,8 @@ class Options:
                 expected = f"a whole number of at least {least}"
                 raise ArgumentError(f"Options.{name} is no such number", expected=expected, got=repr(number))
             object.__setattr__(self, name, int(number))
-        if self.byte_price is not None:
-            object.__setattr__(self, "byte_price", _price(self.byte_price))
+        if self.byte_cost is not None:
+            object.__setattr__(self, "byte_cost", _checked_byte_cost(self.byte_cost))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
@@ -141,9 +145,9 @@ def check_label(what: str, given: Any) -> None:
         raise ArgumentError(f"{what} is no label", expected=expected, got=repr(given)[:MOST_LABEL])
 
 
-def _price(given: Any) -> float:
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if not is_number or not 0 <= given <= MOST_BYTE_PRICE:
-        expected = f"a number of cycles a byte from 0 to {MOST_BYTE_PRICE:g}, or None"
-        raise ArgumentError("Options.byte_price is no price", expected=expected, got=repr(given))
-    return float(given)
+def _checked_byte_cost(cost: Any) -> float:
+    is_number = isinstance(cost, Real) and not isinstance(cost, bool)
+    if not is_number or not 0 <= cost <= MAX_BYTE_COST:
+        expected = f"a number of cycles per byte from 0 to {MAX_BYTE_COST:g}, or None"
+        raise ArgumentError("Options.byte_cost must be a cost per byte", expected=expected, got=repr(cost))
+    return float(cost)

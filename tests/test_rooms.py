@@ -31,6 +31,7 @@ ROOMS: dict[str, str] = {
     "runtime.cache": "",
     "runtime.garbage": "",
     "runtime.errors": "",
+    "runtime.deprecated_names": "",
     "runtime.target": "",
     "runtime.signatures": "runtime.target",
     "runtime.logs": "runtime.target",
@@ -44,7 +45,7 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
-    "runtime.options": "runtime.signatures runtime.target",
+    "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
     "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
@@ -56,8 +57,8 @@ ROOMS: dict[str, str] = {
         " runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sections runtime.sources"
-        " runtime.target runtime.tensor runtime.timeline"
+        "runtime.compile runtime.cost runtime.deprecated_names runtime.graph runtime.host runtime.memory"
+        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",

@@ -1,8 +1,8 @@
 """Training steps of whole networks on a Bow Pod16: cycles of an example in each replica, in the steady state.
 
 What one more micro-batch takes is the difference of steps of many and of few, so that the optimiser, sums over replicas
-and the ramps of pipelines are apart. Each is compiled at the least price of a byte at which it fits, if there is one,
-and at the first price.
+and the ramps of pipelines are apart. Each is compiled at the lowest cost per byte at which it fits, if there is
+one, and at the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ipujax as ipu
 from fidelity_cases.case import Family, Row
 
 _CLOCK_HZ = 1.85e9  # of a Bow
-_FIRST_PRICE = 0.5  # cycles of a byte, the default
+_DEFAULT_BYTE_COST = 0.5  # cycles
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Network:
         replicas: that share the pod.
         micro_batch: examples.
         micro_batches: of the longer step, and of the shorter one.
-        fits_at: the least price of a byte at which it fits; None where it fits at none.
+        fits_at: lowest cost per byte at which it fits, in cycles; None where it fits at none.
         sizes: of the model, where they are not those it has.
     """
 
@@ -45,29 +45,29 @@ class Network:
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def rows(self) -> list[Row]:
-        """Cycles of an example, against what was published, at each price."""
+        """Cycles of an example, against what was published, at each cost per byte."""
         measured, unit = round(_CLOCK_HZ * self.replicas / self.examples_per_second), "cycles"
-        prices = {_FIRST_PRICE: "planned as if there were more memory"}
+        modes = {_DEFAULT_BYTE_COST: "planned as if there were more memory"}
         if self.fits_at is not None:
-            prices = {self.fits_at: f"planned to fit, price {self.fits_at:g}"} | prices
-        bars = dict.fromkeys(prices) | {next(iter(prices)): 0.15}
+            modes = {self.fits_at: f"planned to fit, cost per byte {self.fits_at:g}"} | modes
+        bars = dict.fromkeys(modes) | {next(iter(modes)): 0.15}
         return [
-            Row(f"{self.title}: {how}", measured, self.example_cycles(price), bars[price], unit)
-            for price, how in prices.items()
+            Row(f"{self.title}: {how}", measured, self.example_cycles(byte_cost), bars[byte_cost], unit)
+            for byte_cost, how in modes.items()
         ]
 
-    def example_cycles(self, byte_price: float) -> int:
+    def example_cycles(self, byte_cost: float) -> int:
         """Cycles of an example in each replica, in the steady state."""
         many, few = self.micro_batches
-        more, less = (step(self, count, byte_price)[0] for count in (many, few))
+        more, less = (step(self, count, byte_cost)[0] for count in (many, few))
         return round((more - less) / (many - few) / self.micro_batch)
 
 
 @cache
-def step(network: Network, micro_batches: int, byte_price: float) -> tuple[int, float]:
+def step(network: Network, micro_batches: int, byte_cost: float) -> tuple[int, float]:
     """Cycles of a step without host exchange, and the share of its memory that the fullest tile needs."""
     model = MODELS[network.model](micro_batches=micro_batches, **network.sizes)
-    options = {**model.options, "partials": "float16", "allow_out_of_memory": True, "byte_price": byte_price}
+    options = {**model.options, "partials": "float16", "allow_out_of_memory": True, "byte_cost": byte_cost}
     chosen = ipu.Options(**options)
     fun = ipu.jit(model.step, device=model.device(), donate_argnums=model.donate_argnums, options=chosen, **model.jit)
     profile = fun.profile(*model.args)
@@ -103,7 +103,7 @@ def family() -> Family:
 
 def _memory(network: Network) -> str:
     many = network.micro_batches[0]
-    first = f"{step(network, many, _FIRST_PRICE)[1]:.0%} at the first price"
+    first = f"{step(network, many, _DEFAULT_BYTE_COST)[1]:.0%} at the default cost per byte"
     if network.fits_at is None:
-        return f"{network.title} {first}; the published program fits, this one at no price"
+        return f"{network.title} {first}; the published program fits, this one at no cost per byte"
     return f"{network.title} {step(network, many, network.fits_at)[1]:.0%} ({first})"

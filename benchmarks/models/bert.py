@@ -237,4 +237,4 @@ def bert_large_lamb(layers: int = 24, micro_batches: int = 16) -> Model:
         micro_batches: of each replica, a step.
     """
     sizes = Sizes(spread(layers, layers // 8), 1024, 16, 8, micro_batches, replicas=4, keeps_layers=False)
-    return bert("bert-large-lamb", sizes, lamb(sizes, 8192), options={"byte_price": 8.0})
+    return bert("bert-large-lamb", sizes, lamb(sizes, 8192), options={"byte_cost": 8.0})

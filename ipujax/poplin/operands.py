@@ -73,7 +73,7 @@ def where_used(
     Returns:
         One tensor for each of `which`.
     """
-    scratch = Graph(graph.target, byte_price_cycles=graph.byte_price_cycles)
+    scratch = Graph(graph.target, byte_cost_cycles=graph.byte_cost_cycles)
     tried = [scratch.add_variable(tuple(shape), np.dtype(dtype), "trial") for shape, dtype in operands]
     build(scratch, tried)
     made = []

@@ -29,7 +29,7 @@ class IpuView(Graph):
         num_io_tiles = graph.io_tiles
         tiles = num_io_tiles if of_io_tiles else tiles_per_ipu - num_io_tiles
         target = graph.target.replace(num_ipus=1, tiles_per_ipu=tiles)
-        super().__init__(target, graph.replication_factor, graph.byte_price_cycles)
+        super().__init__(target, graph.replication_factor, graph.byte_cost_cycles)
         self.full_graph = graph
         self.ipu = ipu
         self._io_view: IpuView | None = None

@@ -120,7 +120,7 @@ class Ipus:
             name: debug name.
             into: tensor that the result is written to; it may be an operand, but share no element with part of another.
         """
-        jaxpr, _ = traced(fun, operands, name, self.graph.byte_price_cycles)
+        jaxpr, _ = traced(fun, operands, name, self.graph.byte_cost_cycles)
         (out,) = jaxpr.jaxpr.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
         (result,) = self._make_lowering(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)

@@ -34,7 +34,7 @@ from ipujax.lowering.layout.shared_windows import SharedWindow as SharedWindow, 
 from ipujax.lowering.layout.trial import (
     Operand as Operand,
     charged_cycles as charged_cycles,
-    charged_price as charged_price,
     least_charged as least_charged,
     least_charged_alone as least_charged_alone,
+    weighted_cost as weighted_cost,
 )

@@ -18,7 +18,7 @@ from ipujax.lowering.layout.grids import Grids, even_grids
 from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, follow
-from ipujax.lowering.layout.trial import charged_price, least_charged
+from ipujax.lowering.layout.trial import least_charged, weighted_cost
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -75,7 +75,7 @@ def choose(
     followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read_fields, operands, strict=True)}
     by_estimate = work.is_exact or "elsewhere" in work.sources
     num_trials = 1 if by_estimate else _MOST_TRIALS
-    grids, numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_price_cycles, after, num_trials)
+    grids, numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
     candidates = [grids.placement(n) for n in numbers]
     bounds = list(cycles)
     is_exact = [by_estimate] * len(candidates)
@@ -84,7 +84,7 @@ def choose(
         candidates.append(placement)
         local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
-        bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_price_cycles * unmoved_bytes)
+        bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_cost_cycles * unmoved_bytes)
         is_exact.append(by_estimate or local_work.is_exact)
     chosen = least_charged(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
@@ -98,7 +98,7 @@ def _on_next_tiles(graph: Graph, placement: Blocked) -> Blocked:
 
 
 def _trial_cost(graph: Graph, add: Add, placement: Blocked) -> int:
-    return charged_price(graph, lambda scratch, prog: add(scratch, prog, placement))
+    return weighted_cost(graph, lambda scratch, prog: add(scratch, prog, placement))
 
 
 @remembered
@@ -107,13 +107,13 @@ def _ranked(
     order: tuple[int, ...],
     work: Work,
     target: Target,
-    byte_price: float,
+    byte_cost: float,
     after: After | None,
     limit: int,
 ) -> tuple[Grids, tuple[int, ...], tuple[float, ...]]:
     """Grids of lowest estimate; of equals the one with the smallest blocks worth a tile, then with fewest tiles."""
     grids = even_grids(shape, order, target.tiles_per_ipu)
-    cycles = _cycles(work, grids, after, target, byte_price) + _crowding(work, grids, target)
+    cycles = _cycles(work, grids, after, target, byte_cost) + _crowding(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
@@ -127,10 +127,10 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
     return total
 
 
-def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_price: float) -> np.ndarray:
+def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_cost: float) -> np.ndarray:
     """Cost of an operation with its following steps; infinite for grids that a cheaper total rules out."""
     code_bytes = _piece_code_bytes(work, grids, target)
-    cycles = work.cycles(grids, target) + byte_price * (code_bytes + work.placed_bytes(grids))
+    cycles = work.cycles(grids, target) + byte_cost * (code_bytes + work.placed_bytes(grids))
     if after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
@@ -140,7 +140,7 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_
         # The remaining grids already cost more without the following steps than the best one with them.
         if cycles[batch[0]] > total.min():
             break
-        total[batch] = cycles[batch] + after(grids.of(batch), target, byte_price)
+        total[batch] = cycles[batch] + after(grids.of(batch), target, byte_cost)
     return total
 
 
@@ -178,7 +178,7 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
     """Estimated cost on one placement; a tile computes its blocks one after the other."""
     grid = grid_of(placement)
     target = graph.target
-    cycles = _cycles(work, grid, after, target, graph.byte_price_cycles) + _crowding(work, grid, target)
+    cycles = _cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding(work, grid, target)
     more_blocks = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_blocks * np.ravel(work.compute_cycles(grid.lengths, target))[0])
 
@@ -186,7 +186,7 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
 def cycles_in_place(placement: Blocked, work: Work, number: int, after: After | None, graph: Graph) -> float:
     """Estimated cost on the placement of a mapped operand, given by the number of its field."""
     cycles = estimated_cycles(placement, work.with_free([number]), after, graph)
-    return cycles - graph.byte_price_cycles * _unmoved_bytes(placement, work, [number])
+    return cycles - graph.byte_cost_cycles * _unmoved_bytes(placement, work, [number])
 
 
 def _unmoved_bytes(placement: Blocked, work: Work, numbers: Sequence[int]) -> float:

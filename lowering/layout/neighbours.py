@@ -92,7 +92,7 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
     innermost = int(np.flatnonzero(reach)[-1])
     copied = len(stencils) * copy_cycles(elements * width, rows[innermost], target)
     receiving = receive_cycles(received, np.zeros_like(received), pieces, target)
-    return receiving + copied + graph.byte_price_cycles * code_bytes
+    return receiving + copied + graph.byte_cost_cycles * code_bytes
 
 
 def _mapping(stencil: Neighbours, placement: Blocked) -> Blocked:

@@ -26,7 +26,7 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
     return program_cycles(*_scratch(graph, add))
 
 
-def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object], placed: Sequence[Tensor] = ()) -> int:
+def weighted_cost(graph: Graph, add: Callable[[Graph, ProgramSequence], object], placed: Sequence[Tensor] = ()) -> int:
     """Cycles of the steps that `add` adds, plus the cost of the bytes on the fullest tile.
 
     Args:
@@ -41,7 +41,7 @@ def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object],
         v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings
     }
     data_bytes = sum(_most_bytes(scratch, variable) for variable in placed_variables)
-    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_price_cycles * (code_bytes + data_bytes))
+    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_cost_cycles * (code_bytes + data_bytes))
 
 
 def _most_bytes(graph: Graph, variable: Variable) -> int:
@@ -50,7 +50,7 @@ def _most_bytes(graph: Graph, variable: Variable) -> int:
 
 
 def _scratch(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
-    scratch = Graph(graph.target, byte_price_cycles=graph.byte_price_cycles)
+    scratch = Graph(graph.target, byte_cost_cycles=graph.byte_cost_cycles)
     prog = ProgramSequence()
     scratch.mappings = dict(graph.mappings)
     add(scratch, prog)
@@ -123,7 +123,7 @@ def least_charged_alone(
     operands: Sequence[Operand],
     add: Callable[[Graph, Sequence[Tensor], Candidate, ProgramSequence], object],
     target: Target,
-    byte_price: float,
+    byte_cost: float,
 ) -> Candidate:
     """Candidate of lowest cost on a graph that has only the operands.
 
@@ -133,12 +133,12 @@ def least_charged_alone(
         operands: the operands.
         add: adds the operation on tensors for the operands to a graph and a program.
         target: target of the graph.
-        byte_price: cost per byte of exchange code on the fullest tile, in cycles.
+        byte_cost: cost per byte of exchange code on the fullest tile, in cycles.
     """
 
     def cost(candidate: Candidate) -> int:
-        graph = Graph(target, byte_price_cycles=byte_price)
+        graph = Graph(target, byte_cost_cycles=byte_cost)
         tensors = [operand.add_to(graph) for operand in operands]
-        return charged_price(graph, lambda scratch, prog: add(scratch, tensors, candidate, prog))
+        return weighted_cost(graph, lambda scratch, prog: add(scratch, tensors, candidate, prog))
 
     return least_charged(candidates, bounds, cost)

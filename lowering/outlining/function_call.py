@@ -33,23 +33,23 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
 function_call_p = make_primitive("function_call", _compute, _shapes, None)
 
 
-def gain(code: Any, copies: Any, calls: Any, byte_price: float) -> Any:
+def gain(code: Any, copies: Any, calls: Any, byte_cost: float) -> Any:
     """Cycles that a function saves: `code` bytes at all `calls` but one, minus code and cycles of `copies` at each."""
     saved_bytes = (calls - 1) * code - calls * copies * _COPY_BYTES
-    return saved_bytes * byte_price - calls * copies * _COPY_CYCLES
+    return saved_bytes * byte_cost - calls * copies * _COPY_CYCLES
 
 
-def gain_of(work: Work, copied: Sequence[int], calls: int, byte_price: float) -> float:
+def gain_of(work: Work, copied: Sequence[int], calls: int, byte_cost: float) -> float:
     """Cycles that a function saves, with bytes at their cost; 0 if it computes little compared with the copies.
 
     Args:
         work: work of one call.
         copied: elements of each operand and result that a call copies.
         calls: number of calls.
-        byte_price: cost per byte on the fullest tile, in cycles.
+        byte_cost: cost per byte on the fullest tile, in cycles.
     """
     is_small = work.elements < _WORK_PER_ELEMENT * sum(copied)
-    return 0.0 if is_small else float(gain(work.code, len(copied), calls, byte_price))
+    return 0.0 if is_small else float(gain(work.code, len(copied), calls, byte_cost))
 
 
 def fixed_operands(calls: Sequence[Sequence[Atom]]) -> tuple[bool, ...]:

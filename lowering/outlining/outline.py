@@ -35,17 +35,17 @@ from ipujax.lowering.outlining.dataflow import Dataflow, last_uses
 from ipujax.lowering.outlining.function_call import function_call_p
 from ipujax.lowering.outlining.outlined_run import Run
 from ipujax.lowering.outlining.repeats import find_repeats
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_COST_CYCLES
 
 _FUSED = "fused"  # the primitive of pass `fuse`: one vertex, which calls nothing
 
 
-def outline(jaxpr: ClosedJaxpr, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
-    """Returns an equal jaxpr with functions for repeated runs; `byte_price` is the cost per byte of code in cycles."""
-    return outliner(byte_price)(jaxpr)
+def outline(jaxpr: ClosedJaxpr, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
+    """Returns an equal jaxpr with functions for repeated runs; `byte_cost` is the cost per byte of code in cycles."""
+    return outliner(byte_cost)(jaxpr)
 
 
-def outliner(byte_price: float = BYTE_PRICE_CYCLES) -> Rewrite:
+def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
     """Pass `outline` for several jaxprs: a jaxpr that several of them contain stays one object."""
     numbers = EquationNumbers()
 
@@ -57,7 +57,7 @@ def outliner(byte_price: float = BYTE_PRICE_CYCLES) -> Rewrite:
 
     @once
     def rewrite_body(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers, byte_price))
+        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers, byte_cost))
 
     @once
     def in_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -74,14 +74,14 @@ def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def outline_placed(
-    jaxpr: Jaxpr, places: Sequence[int | None], byte_price: float = BYTE_PRICE_CYCLES
+    jaxpr: Jaxpr, places: Sequence[int | None], byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[Jaxpr, list[int]]:
     """Outlines the equations without a stage of a jaxpr with stages, once each is placed.
 
     Args:
         jaxpr: equations with stages, and without.
         places: IPU of each equation, None for one that runs on several.
-        byte_price: cost per byte on the fullest tile, in cycles.
+        byte_cost: cost per byte on the fullest tile, in cycles.
 
     Returns:
         The jaxpr with calls, and for each of its equations the number of one that it replaces.
@@ -91,23 +91,23 @@ def outline_placed(
         if place is not None and not _is_apart(eqn):
             # Only equations of one IPU may be one run.
             groups[n] = place
-    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_price)
+    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_cost)
     return jaxpr.replace(eqns=list(eqns)), sources
 
 
-def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_price: float) -> Sequence[JaxprEqn]:
-    return _with_calls(jaxpr, _groups(jaxpr), numbers, byte_price)[0]
+def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_cost: float) -> Sequence[JaxprEqn]:
+    return _with_calls(jaxpr, _groups(jaxpr), numbers, byte_cost)[0]
 
 
 def _with_calls(
-    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_price: float
+    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
     """Equations with calls in place of runs, and the number of one that each replaces."""
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
     calls: dict[int, tuple[int, list[JaxprEqn]]] = {}  # first equation of a run → its length and its replacement
     uses = last_uses(jaxpr)
-    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_price):
+    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_cost):
         for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses).calls(), strict=True):
             calls[start] = repeat.length, eqns
     rewritten: list[JaxprEqn] = []

@@ -32,16 +32,16 @@ class Repeat:
     starts: tuple[int, ...]  # first equation of each, in order
 
 
-def find_repeats(flow: Dataflow, groups: np.ndarray, byte_price: float) -> list[Repeat]:
+def find_repeats(flow: Dataflow, groups: np.ndarray, byte_cost: float) -> list[Repeat]:
     """Repeats that do not overlap each other; a run has equations of one number in `groups`, none below 0."""
-    return list(_Search(flow, groups, byte_price).best_first())
+    return list(_Search(flow, groups, byte_cost).best_first())
 
 
 class _Search:
-    def __init__(self, flow: Dataflow, groups: np.ndarray, byte_price: float) -> None:
+    def __init__(self, flow: Dataflow, groups: np.ndarray, byte_cost: float) -> None:
         self._flow = flow
         self._groups = groups.copy()
-        self._byte_price = byte_price
+        self._byte_cost = byte_cost
         self._refused: set[tuple[int, int]] = set()  # (length, window number) without a gain
         self._windows: dict[int, Windows] = {}
         self._find_room()
@@ -124,7 +124,7 @@ class _Search:
         numbers = sorted_numbers[begins]
         first = by_kind[begins]
         counts = kind_ends - begins
-        upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._byte_price)
+        upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._byte_cost)
         best: tuple[float, int, tuple[int, ...]] = (0.0, length, ())
         num_tried = 0
         # By falling upper bound; the real gain needs the elements that calls copy.
@@ -137,7 +137,7 @@ class _Search:
             disjoint = _disjoint(by_kind[kind_ends[kind] - counts[kind] : kind_ends[kind]].tolist(), length)
             num_tried += 1
             copied = self._flow.copied(disjoint, length).tolist()
-            cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._byte_price)
+            cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._byte_cost)
             if cycles_saved <= 0:
                 self._refused.add(key)
             elif cycles_saved > -best[0]:

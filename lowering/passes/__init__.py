@@ -49,7 +49,7 @@ from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from ipujax.lowering.refs import discharge
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.logs import DEBUG, Log, compilation_name, step
 
 _LOG = Log("passes")
@@ -86,14 +86,14 @@ _BEFORE_CUT = (
 
 
 def _with_parameters(
-    byte_price: float,
+    byte_cost: float,
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
 ) -> list[tuple[str, Pass]]:
     """`PASSES` with the parameters of a compilation: cost per byte, recomputation, arguments in streaming memory."""
     with_parameters: dict[Pass, Pass] = {
-        outline: partial(outline, byte_price=byte_price),
+        outline: partial(outline, byte_cost=byte_cost),
         recompute: partial(recompute, recomputation=recomputation, trades=trades),
         offload: partial(offload, offloading=offloading, in_groups=grouped_inputs),
     }
@@ -103,7 +103,7 @@ def _with_parameters(
 def run_passes(
     jaxpr: ClosedJaxpr,
     timings: dict[str, float] | None = None,
-    byte_price: float = BYTE_PRICE_CYCLES,
+    byte_cost: float = BYTE_COST_CYCLES,
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
@@ -114,7 +114,7 @@ def run_passes(
     Args:
         jaxpr: traced function.
         timings: filled with the seconds of each pass, by name.
-        byte_price: cost per byte on the fullest tile, in cycles.
+        byte_cost: cost per byte on the fullest tile, in cycles.
         recomputation: values that gradients compute again.
         trades: filled with the trade-off curve of each gradient.
         offloading: arguments in streaming memory.
@@ -124,7 +124,7 @@ def run_passes(
         The jaxpr after each pass, by name; the last one is lowered.
     """
     jaxprs: dict[str, ClosedJaxpr] = {}
-    for name, run in _with_parameters(byte_price, recomputation, trades, offloading):
+    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading):
         with step(_LOG, name, timings):
             jaxpr = jaxprs[name] = run(jaxpr)
         if on_pass is not None:
@@ -137,16 +137,16 @@ def run_passes(
     return jaxprs
 
 
-def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
+def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
     """Jaxpr after all passes, or only after those of `_BEFORE_CUT` if it is going to be cut into stages."""
-    for name, run in _with_parameters(byte_price):
+    for name, run in _with_parameters(byte_cost):
         if not is_cut or name in _BEFORE_CUT:
             jaxpr = run(jaxpr)
     return jaxpr
 
 
 def traced(
-    fun: Callable[..., Any], arrays: Sequence[Any], name: str = "", byte_price: float = BYTE_PRICE_CYCLES
+    fun: Callable[..., Any], arrays: Sequence[Any], name: str = "", byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[ClosedJaxpr, Any]:
     """Traces a function and runs all passes.
 
@@ -154,7 +154,7 @@ def traced(
         fun: function of arrays that returns a pytree of arrays.
         arrays: objects with the shape and dtype of each argument, such as tensors.
         name: scope of all its equations, none when empty.
-        byte_price: cost per byte on the fullest tile, in cycles.
+        byte_cost: cost per byte on the fullest tile, in cycles.
 
     Returns:
         The jaxpr after all passes, and the tree of the results.
@@ -166,4 +166,4 @@ def traced(
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     trace_result = trace(named if name else fun, shapes, {}, ())
-    return ready(trace_result.jaxpr, byte_price=byte_price), trace_result.out_tree
+    return ready(trace_result.jaxpr, byte_cost=byte_cost), trace_result.out_tree

@@ -50,16 +50,16 @@ def lower_staged(
     """
     num_ipus = graph.target.num_ipus
     eqns = jaxpr.jaxpr.eqns
-    byte_price = graph.byte_price_cycles
+    byte_cost = graph.byte_cost_cycles
     staged = {
-        n: staged_pipeline(eqn, graph.target, byte_price, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)
+        n: staged_pipeline(eqn, graph.target, byte_cost, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)
     }
     stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
     _check_fits(jaxpr, stage_of, num_ipus)
     unnamed_stages = [
         None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
     ]
-    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_price)
+    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_cost)
     body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
     sources = [outlined[n] for n in fused]
     stages = [stage_of[source] for source in sources]

@@ -22,7 +22,7 @@ from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Function, Sequence as ProgramSequence
+from ipujax.runtime.graph import BYTE_COST_CYCLES, Function, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 
 
@@ -74,7 +74,7 @@ class PartBuilder:
 
 
 def stage_parts(
-    partition: Partition, split: Collection[int] = (), byte_price: float = BYTE_PRICE_CYCLES
+    partition: Partition, split: Collection[int] = (), byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[StagePart, ...]:
     """The parts in an order in which they can run; those of stages in `split` have weight gradients apart."""
     parts = [half for part in partition.parts for half in _halves(part, partition, split)]
@@ -83,7 +83,7 @@ def stage_parts(
     invars_of_parts = [_free_variables(part_eqns) for part_eqns in eqns_of_parts]
     needed = {var for invars in invars_of_parts for var in invars} | _result_variables(partition)
     jaxprs = []
-    outline = outliner(byte_price)
+    outline = outliner(byte_cost)
     for part, part_eqns, invars in zip(parts, eqns_of_parts, invars_of_parts, strict=True):
         outvars = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
         jaxprs.append(outline(closed(_jaxpr(partition, invars, outvars, part_eqns))).jaxpr)

@@ -33,13 +33,13 @@ def pipeline_cost(
     number: int,
     target: Target,
     make_lowering: MakeLowering,
-    byte_price: float,
+    byte_cost: float,
     recomputation: Recomputation,
 ) -> tuple[int, int]:
     """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`."""
     eqn = jaxpr.jaxpr.eqns[number]
-    staged = staged_pipeline(eqn, target, byte_price, recomputation)
-    graph = Graph(target, byte_price_cycles=byte_price)
+    staged = staged_pipeline(eqn, target, byte_cost, recomputation)
+    graph = Graph(target, byte_cost_cycles=byte_cost)
     prog = ProgramSequence()
     epilogue = ProgramSequence()
     ipus = Ipus(graph, make_lowering)

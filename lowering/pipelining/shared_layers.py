@@ -22,7 +22,7 @@ from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
 _NAME = "layer"
 
 
-def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], byte_price: float) -> CutJaxpr:
+def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], byte_cost: float) -> CutJaxpr:
     """Replaces loop bodies by functions, for loops with several shards on an IPU; `shards` has named stages."""
     pairs = zip(shards.jaxpr.eqns, shards.sources, strict=True)
     loops_and_ipus = [_loop_and_ipu(eqn, source, ipus) for eqn, source in pairs]
@@ -35,7 +35,7 @@ def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], b
     eqns = []
     for eqn, loop_and_ipu in zip(shards.jaxpr.eqns, loops_and_ipus, strict=True):
         if loop_and_ipu is not None and loop_and_ipu[0] in calls_of_loop:
-            body = bodies.setdefault(loop_and_ipu[0], _calling(eqn, same, calls_of_loop[loop_and_ipu[0]], byte_price))
+            body = bodies.setdefault(loop_and_ipu[0], _calling(eqn, same, calls_of_loop[loop_and_ipu[0]], byte_cost))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
         eqns.append(eqn)
     return replace(shards, jaxpr=ClosedJaxpr(shards.jaxpr.jaxpr.replace(eqns=eqns), shards.jaxpr.consts))
@@ -49,7 +49,7 @@ def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> 
     return source.number, ipus[stage]
 
 
-def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_price: float) -> ClosedJaxpr:
+def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
     """The body of a loop as one call of a function, if that pays; else the body."""
     body: ClosedJaxpr = eqn.params["jaxpr"]
     consts = eqn.invars[: eqn.params["num_consts"]]
@@ -58,7 +58,7 @@ def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_price: float
     copied = [
         var for var, is_fixed_var in zip(body.jaxpr.invars, fixed, strict=True) if not is_fixed_var
     ] + body.jaxpr.outvars
-    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls, byte_price) <= 0:
+    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls, byte_cost) <= 0:
         return body
     invars = [Var(var.aval) for var in body.jaxpr.invars]
     outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]

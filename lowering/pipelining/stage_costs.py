@@ -61,7 +61,7 @@ class Work:
 
 
 def work_of(
-    jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make_lowering: MakeLowering, byte_price: float
+    jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make_lowering: MakeLowering, byte_cost: float
 ) -> Work:
     """The segments of a micro-batch, and their costs on one IPU."""
     live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
@@ -81,7 +81,7 @@ def work_of(
         shards,
         cut_spec,
         segments,
-        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_price_cycles=byte_price), make_lowering),
+        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_cost_cycles=byte_cost), make_lowering),
         _crossing(body.eqns, segments, is_same, num_segments),
         _parameters(body.invars, body.eqns, segments, is_same, roles),
         _residual_bytes(_residuals(body.eqns, segments, is_same), num_segments),

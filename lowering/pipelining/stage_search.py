@@ -52,7 +52,7 @@ def find_stages(
     target: Target,
     make_lowering: MakeLowering,
     lower_program: LowerProgram,
-    byte_price: float,
+    byte_cost: float,
     recomputation: Recomputation = KEEP_ALL,
     start: Sequence[Cuts] = (),
 ) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
@@ -63,7 +63,7 @@ def find_stages(
         target: the target, with the IPUs of one replica.
         make_lowering: creates the lowering of a graph.
         lower_program: lowers the entire program, with arguments and results in shards.
-        byte_price: cost per byte of the fullest tile, in cycles.
+        byte_cost: cost per byte of the fullest tile, in cycles.
         recomputation: recomputation in gradients.
         start: cuts of each pipeline from which to look for better ones; all candidates are compared when empty.
 
@@ -74,7 +74,7 @@ def find_stages(
     cuts_of_pipelines = list[Cuts]()
     while open_pipelines := [n for n, eqn in enumerate(program.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
         outer = program
-        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_price, recomputation)
+        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_cost, recomputation)
 
         def lower_composed(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return lower_program(_composed(outer, inner))
@@ -103,14 +103,14 @@ class StageSearch:
         number: int,
         target: Target,
         make_lowering: MakeLowering,
-        byte_price: float,
+        byte_cost: float,
         recomputation: Recomputation = KEEP_ALL,
     ) -> None:
         self._jaxpr = jaxpr
         self._number = number
         self._target = target
         self._make_lowering = make_lowering
-        self._byte_price = byte_price
+        self._byte_cost = byte_cost
         self._recomputation = recomputation
         self._eqn = jaxpr.jaxpr.eqns[number]
         self._spec: PipelineSpec = self._eqn.params["spec"]
@@ -126,7 +126,7 @@ class StageSearch:
         self._stores_residuals = modes_used <= {"none"}
         self._may_recompute = "auto" in modes_used
         self._recomputation_is_chosen = bool(recomputation.shares)
-        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make_lowering, byte_price)
+        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make_lowering, byte_cost)
         self._programs: dict[Cuts, CutJaxpr] = {}
         self._estimates: dict[Cuts, tuple[int, int]] = {}
         self._positions = cut_positions(self.work)
@@ -139,7 +139,7 @@ class StageSearch:
             plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._target)
             same = same_values(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
             ipus = ipus_of_stages(self._eqn, plan, self._target.num_ipus)
-            shards = share_layers(shards, ipus, same, self._byte_price)
+            shards = share_layers(shards, ipus, same, self._byte_cost)
             self._programs[cuts] = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, shards))
         return self._programs[cuts]
 
@@ -155,7 +155,7 @@ class StageSearch:
             index = self._pipeline_index(jaxpr)
             with step(_LOG, "stages", detail=f"cut {len(self._estimates) + 1} into stages"):
                 estimate = pipeline_cost(
-                    jaxpr, index, self._target, self._make_lowering, self._byte_price, self._recomputation
+                    jaxpr, index, self._target, self._make_lowering, self._byte_cost, self._recomputation
                 )
             self._estimates[cuts] = num_bytes, cycles = estimate
             message = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"

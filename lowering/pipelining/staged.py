@@ -22,7 +22,7 @@ from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, r
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, SchedulePlan, default_schedule, schedule_plan
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES, PipelineLayout, PipelineTask
+from ipujax.runtime.graph import BYTE_COST_CYCLES, PipelineLayout, PipelineTask
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable
 
@@ -129,7 +129,7 @@ def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target)
 def staged_pipeline(
     eqn: JaxprEqn,
     target: Target,
-    byte_price: float = BYTE_PRICE_CYCLES,
+    byte_cost: float = BYTE_COST_CYCLES,
     recomputation: Recomputation = KEEP_ALL,
 ) -> StagedPipeline:
     """Partitions and schedules a pipeline, maps its stages to IPUs, and adds recomputation.
@@ -147,7 +147,7 @@ def staged_pipeline(
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     trades: list[ChainTrade] = []
     partitioned = _recomputed(partitioned, plan, ipus, recomputation, trades)
-    return StagedPipeline(spec, partitioned, stage_parts(partitioned, split, byte_price), plan, ipus, tuple(trades))
+    return StagedPipeline(spec, partitioned, stage_parts(partitioned, split, byte_cost), plan, ipus, tuple(trades))
 
 
 def _recomputed(

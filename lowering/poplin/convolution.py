@@ -126,7 +126,7 @@ def convolution(
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
     plan = _choose_plan(
-        plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_price_cycles
+        plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_cost_cycles
     )
     record_unmet_bound(graph, plan, available_memory_proportion, name)
     return _add_steps(graph, x, w, _PlannedConv(plan, params, tuple(windows)), prog, name).reshape(out_shape)

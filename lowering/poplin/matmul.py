@@ -91,7 +91,7 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
-    plan = _choose_plan(plan, operands, graph.target, available_memory_proportion, graph.byte_price_cycles)
+    plan = _choose_plan(plan, operands, graph.target, available_memory_proportion, graph.byte_cost_cycles)
     record_unmet_bound(graph, plan, available_memory_proportion, name)
     return _add_steps(graph, a, b, plan, precision, prog, name)
 

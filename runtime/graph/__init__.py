@@ -16,7 +16,7 @@ from ipujax.runtime.graph.forms import (
     check_program as check_program,
 )
 from ipujax.runtime.graph.graph import (
-    BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
+    BYTE_COST_CYCLES as BYTE_COST_CYCLES,
     Graph as Graph,
     UnmetBound as UnmetBound,
     check_group as check_group,

@@ -23,8 +23,8 @@ from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
-_MOST_ITERATIONS = 4  # assumed: iterations that divide the price of a byte; also those of a loop whose count is data
-BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth to planners, of data or of code, unless chosen
+_MOST_ITERATIONS = 4  # assumed: iterations that divide the cost per byte; also those of a loop whose count is data
+BYTE_COST_CYCLES = 0.5  # assumed: default cost per byte of data or code on the fullest tile
 
 
 @remembered
@@ -39,7 +39,7 @@ class Graph:
     Args:
         target: the machine the graph is built for; that of one replica where there are several.
         replication_factor: how many replicas run the graph, each on IPUs of its own.
-        byte_price_cycles: what a byte on the fullest tile is worth to planners.
+        byte_cost_cycles: cost per byte on the fullest tile, which planners add.
         io_tiles: the last so many tiles of each IPU only move data, see `Options.io_tiles`.
 
     Attributes:
@@ -60,11 +60,11 @@ class Graph:
         self,
         target: Target,
         replication_factor: int = 1,
-        byte_price_cycles: float = BYTE_PRICE_CYCLES,
+        byte_cost_cycles: float = BYTE_COST_CYCLES,
         io_tiles: int = 0,
     ) -> None:
         self.target, self.replication_factor = target, replication_factor
-        self.byte_price_cycles, self.io_tiles = byte_price_cycles, io_tiles
+        self.byte_cost_cycles, self.io_tiles = byte_cost_cycles, io_tiles
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
@@ -122,14 +122,14 @@ class Graph:
             self.iterations = outer
 
     @contextmanager
-    def price_of_iteration(self) -> Iterator[None]:
-        """Makes a byte worth what it is in each of the iterations: memory is taken once, cycles every time."""
-        outer = self.byte_price_cycles
-        self.byte_price_cycles = outer / min(self.iterations, _MOST_ITERATIONS)
+    def byte_cost_of_iteration(self) -> Iterator[None]:
+        """Divide the cost per byte by the iterations around: a loop needs its memory once, its cycles every time."""
+        outer = self.byte_cost_cycles
+        self.byte_cost_cycles = outer / min(self.iterations, _MOST_ITERATIONS)
         try:
             yield
         finally:
-            self.byte_price_cycles = outer
+            self.byte_cost_cycles = outer
 
     def add_variable(
         self,

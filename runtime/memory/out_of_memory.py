@@ -78,7 +78,7 @@ def check_memory(
     if byte_costs:
         costs = ", ".join(f"{each:g}" for each in byte_costs)
         lines.append(
-            f"  planned with a byte worth {costs} cycles: its fullest tile is smallest at {byte_cost:g}, as shown"
+            f"  planned at costs of {costs} cycles per byte: its fullest tile is smallest at {byte_cost:g}, as shown"
         )
     allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
     raise TileMemoryError(

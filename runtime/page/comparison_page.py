@@ -100,7 +100,7 @@ def _pairs(head: str, pairs: Pairs) -> Markup:
 
 
 def _shown(name: str, value: float) -> str:
-    return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_price" else f"{value:,.0f}"
+    return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_cost" else f"{value:,.0f}"
 
 
 def _layers(layers: Pairs) -> Markup:

@@ -161,8 +161,8 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         parts.append(
             tag("p", f"Out of memory: {over:,} tiles need more than they have, the worst {most} more.", class_="alarm")
         )
-    if len(profile.byte_prices) > 1:
-        tried = ", ".join(f"{price:g}" for price in profile.byte_prices)
+    if len(profile.byte_costs) > 1:
+        tried = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
         parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {tried}."))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")

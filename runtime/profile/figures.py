@@ -3,12 +3,11 @@
 Input: an `Executable`, and for a run that was recorded what its data-dependent control did. Output: `Figures`, which
 computes what it is asked for and never changes.
 Source: section names of `graph()` and `execution()`: Poplar & PopLibs user guide, "Profiling".
-Limits: memory is that of one replica. A static profile takes the dearer branch of each decision.
+Limits: memory is that of one replica. A static profile takes the costlier branch of each decision.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.deprecated_names import renamed_property
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
@@ -150,31 +150,36 @@ class Figures:
         return self.host.is_slower_than(self.seconds)
 
     @property
-    def byte_prices(self) -> tuple[float, ...]:
-        """What a byte on the fullest tile was worth to planners, in cycles, one after the other until it fitted."""
-        return self.executable.byte_prices
+    def byte_costs(self) -> tuple[float, ...]:
+        """Costs per byte on the fullest tile, in cycles, at which the program was planned until it fitted."""
+        return self.executable.byte_costs
 
     @property
-    def byte_price(self) -> float:
-        """The last of them, of which the program is."""
-        return self.byte_prices[-1]
+    def byte_cost(self) -> float:
+        """Cost per byte at which the program is planned, in cycles: the last of `byte_costs`."""
+        return self.byte_costs[-1]
 
     @property
-    def byte_price_cost_cycles(self) -> int:
-        """Cycles of a run beyond those at the first of them.
+    def byte_cost_added_cycles(self) -> int:
+        """Cycles of a run beyond those at the first of `byte_costs`.
 
         Raises:
             ProfileError: a loop whose trip count is data and is in no option.
         """
-        cost = self._byte_price_cost_cycles
+        cost = self._byte_cost_added_cycles
         if cost is None:
             what = "the cycles that the cost per byte adds depend on trip counts that are data"
             raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
         return cost
 
     @property
-    def _byte_price_cost_cycles(self) -> int | None:
-        return self.executable.byte_price_cost_cycles
+    def _byte_cost_added_cycles(self) -> int | None:
+        return self.executable.byte_cost_added_cycles
+
+    byte_price = renamed_property("profile", "byte_price", "byte_cost")
+    byte_prices = renamed_property("profile", "byte_prices", "byte_costs")
+    byte_price_cost_cycles = renamed_property("profile", "byte_price_cost_cycles", "byte_cost_added_cycles")
+    critical_ipu = renamed_property("profile", "critical_ipu", "limiting_ipu")
 
     @property
     def streaming_memory_bytes(self) -> int:
@@ -206,12 +211,6 @@ class Figures:
     def busy_cycles(self) -> int:
         """Cycles of all phases but idle, of all IPUs of one replica together."""
         return sum(self.cycles - phases["idle"] for phases in self.ipu_phase_cycles)
-
-    @property
-    def critical_ipu(self) -> int:
-        """Deprecated name of `limiting_ipu`."""
-        warnings.warn("profile.critical_ipu is now profile.limiting_ipu", DeprecationWarning, stacklevel=2)
-        return self.limiting_ipu
 
     @property
     def total_worker_cycles(self) -> int:

@@ -182,8 +182,8 @@ class SavedFigures(Figures):
         return tuple(self._data.get("waysToFit", ()))
 
     @property
-    def byte_prices(self) -> tuple[float, ...]:
-        """As `Figures.byte_prices`."""
+    def byte_costs(self) -> tuple[float, ...]:
+        """As `Figures.byte_costs`."""
         return tuple(self._data["graph"]["bytePrice"]["tried"])
 
     @property
@@ -197,7 +197,7 @@ class SavedFigures(Figures):
         return int(self._known["overlapped_cycles"])
 
     @property
-    def _byte_price_cost_cycles(self) -> int | None:
+    def _byte_cost_added_cycles(self) -> int | None:
         cost: int | None = self._data["graph"]["bytePrice"].get("costCycles")
         return cost
 

@@ -79,7 +79,7 @@ class Comparison:
 
     Args:
         totals: figures of the runs: "cycles", "seconds", "moved_bytes", "variable_bytes"; of the tile with most,
-            "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
+            "tile_bytes" and "exchange_code_bytes"; and "byte_cost", in cycles.
         changes: the operations that differ, largest change of cycles first.
         phases: cycles of each phase of the limiting IPU.
         categories: bytes of each memory category on all tiles.
@@ -102,7 +102,7 @@ class Comparison:
         first, second = (name or title for name, title in zip(self.names, self.titles, strict=True))
         lines = [f"Before: {first}", f"After:  {second}", self.verdict, "Totals:"]
         for name, (before, after) in self.totals.items():
-            form = {"seconds": ",.3e", "byte_price": "g"}.get(name, ",.0f")
+            form = {"seconds": ",.3e", "byte_cost": "g"}.get(name, ",.0f")
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
         if not self.changes:
             return "\n".join([*lines, "No operation differs."])
@@ -287,5 +287,5 @@ _TOTALS: dict[str, Callable[[Figures], Any]] = {
     "variable_bytes": lambda profile: sum(row.variable_bytes for row in profile.step_costs),
     "tile_bytes": lambda profile: profile.memory.max_tile_bytes,
     "exchange_code_bytes": _exchange_code_bytes,
-    "byte_price": lambda profile: profile.byte_price,
+    "byte_cost": lambda profile: profile.byte_cost,
 }

@@ -299,7 +299,7 @@ def memory_totals(profile: Figures) -> str:
     if profile.streaming_memory_bytes:
         total_bytes = profile.target.streaming_memory_bytes * profile.target.num_ipus
         rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(total_bytes)}"))
-    if len(profile.byte_prices) > 1:  # a program that fits at the first cost per byte has nothing to tell
+    if len(profile.byte_costs) > 1:  # a program that fits at the first cost per byte has nothing to tell
         rows.append(("Cost per byte", _cost_per_byte(profile)))
     overflowed_bytes = memory.overflowed_bytes
     tiles = np.flatnonzero(overflowed_bytes)
@@ -316,12 +316,12 @@ def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
 
 
 def _cost_per_byte(profile: Figures) -> str:
-    first = profile.byte_prices[0]
+    first = profile.byte_costs[0]
     try:
-        cost = f"{profile.byte_price_cost_cycles:+,} cycles"
+        cost = f"{profile.byte_cost_added_cycles:+,} cycles"
     except ProfileError:
         cost = "cycles depend on trip counts"
-    return f"{profile.byte_price:g} cycles; at {first:g} it does not fit ({cost} since)"
+    return f"{profile.byte_cost:g} cycles; at {first:g} it does not fit ({cost} since)"
 
 
 def memory_by_category(profile: Figures) -> str:

@@ -32,7 +32,7 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
     return {
         "target": _target(executable),
         "optimizationInfo": optimization_info(executable),
-        "bytePrice": _byte_price(executable),
+        "bytePrice": _byte_cost(executable),
         "graph": graph_counts(executable, ids),
         "vertexTypes": {"names": types, "sizes": [sizes.get(name, 0) for name in types]},
         "computeSets": _compute_sets(ids, types, target),
@@ -56,10 +56,10 @@ def optimization_info(executable: Executable) -> dict[str, float]:
     return {f"{name}Seconds": float(seconds) for name, seconds in executable.timings.items()}
 
 
-def _byte_price(executable: Executable) -> Json:
-    """Prices of a byte in cycles, of which the last is taken, and what it costs, if that is known."""
-    cost = executable.byte_price_cost_cycles
-    return {"tried": list(executable.byte_prices), **({} if cost is None else {"costCycles": cost})}
+def _byte_cost(executable: Executable) -> Json:
+    """Return the costs per byte in cycles, the last of which is used, and the cycles it adds, where known."""
+    cost = executable.byte_cost_added_cycles
+    return {"tried": list(executable.byte_costs), **({} if cost is None else {"costCycles": cost})}
 
 
 def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:

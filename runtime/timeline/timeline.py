@@ -3,8 +3,8 @@
 Input: a program, a `ClockStep` for each of its leaves, and what is known of data-dependent control. Output: `Timeline`.
 A `Repeat` is walked once and then jumped over as a power of the max-plus matrix of its body (`maxplus`), which is
 exact. Work is the same in every iteration, so a phase adds up by counting; only idle time depends on the clocks.
-Branches that are data take the dearer one, and loops whose trip count is data need a count, unless a recording of a run
-says what happened: then loops over such control are walked iteration by iteration.
+Branches that are data take the costlier one, and loops whose trip count is data need a count, unless a recording of a
+run says what happened: then loops over such control are walked iteration by iteration.
 Limits: the tree of steps shows the first iteration of a loop.
 """
 

@@ -28,7 +28,7 @@ _UNEVEN = 0.6  # tile balance
 _NEAR_PEAK = 0.5  # share of the peak
 _CROWDED = 0.75  # of a tile; less is no reason to change anything
 _MOSTLY = 0.5  # of the bytes that are live
-_HIGHEST_CYCLES_PER_BYTE = 16.0  # that are tried without being asked for, see `fit.BYTE_PRICES`
+_HIGHEST_CYCLES_PER_BYTE = 16.0  # that are tried without being asked for, see `fit.BYTE_COSTS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +198,19 @@ MEMORY_HINTS = {
         lambda at: _is_full(at) and at.holding in (WEIGHTS, GRADIENTS, OPTIMISER_STATE, "variable") and not at.fits,
     ),
     "sums": Hint(
-        "a higher cost per byte (Options(byte_price=…)) splits sums less",
+        "a higher cost per byte (Options(byte_cost=…)) splits sums less",
         lambda at: _may_cost_more(at) and at.holding == PARTIALS,
     ),
     "split operands": Hint(
-        "a higher cost per byte (Options(byte_price=…)) splits operations finer: operands arrive whole",
+        "a higher cost per byte (Options(byte_cost=…)) splits operations finer: operands arrive whole",
         lambda at: _may_cost_more(at) and at.holding == "message",
     ),
     "copies": Hint(
-        "a higher cost per byte (Options(byte_price=…)) avoids copies on tiles",
+        "a higher cost per byte (Options(byte_cost=…)) avoids copies on tiles",
         lambda at: _may_cost_more(at) and at.holding == "rearrangement",
     ),
     "split results": Hint(
-        "a higher cost per byte (Options(byte_price=…)) splits results finer",
+        "a higher cost per byte (Options(byte_cost=…)) splits results finer",
         lambda at: _may_cost_more(at) and at.holding == "outputEdge",
     ),
     "borrowed": Hint(
@@ -230,7 +230,7 @@ MEMORY_HINTS = {
         lambda at: _is_full(at) and at.holding in (*_EXCHANGE, "controlCode", "control code") and not at.has_loop,
     ),
     "shorter exchanges": Hint(
-        "a higher cost per byte (Options(byte_price=…)) favours exchanges of less code",
+        "a higher cost per byte (Options(byte_cost=…)) favours exchanges of less code",
         lambda at: _may_cost_more(at) and at.holding in _EXCHANGE,
     ),
 }

@@ -131,7 +131,7 @@ def memory_situation(profile: Figures) -> Situation:
         crowding=crowding,
         crowding_share=crowding_share,
         always_live_share=live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]),
-        cycles_per_byte=profile.byte_price,
+        cycles_per_byte=profile.byte_cost,
     )
 
 

@@ -70,9 +70,9 @@ def test_table_file_and_ratios(measured, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_model_that_fails_is_named_and_the_rest_is_measured(measured, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit.main(["--only", "compared", "--tiles", "64", "--byte-price", "0.5"]) == 1
+    assert fit.main(["--only", "compared", "--tiles", "64", "--byte-cost", "0.5"]) == 1
     assert [name for name, *_ in measured] == list(COMPARED)
-    assert measured[0][1:] == ({}, {"tiles_per_ipu": 64}, {"byte_price": 0.5})
+    assert measured[0][1:] == ({}, {"tiles_per_ipu": 64}, {"byte_cost": 0.5})
     assert "hmm                failed: ValueError: no such loop\n" in capsys.readouterr().out
 
 
@@ -101,3 +101,11 @@ def test_the_page_on_one_gpt_block_has_its_figures() -> None:
     assert {"cycles", "sets", "most exchange", "tile bytes"} <= set(pasted)
     measured = {heading: found[name] for name, heading in fit.COLUMNS.items() if heading in pasted}
     assert pasted == pytest.approx(measured, rel=0.2)
+
+
+def test_renamed_option_has_the_same_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[dict[str, float]] = []
+    monkeypatch.setattr(fit, "measure_apart", lambda *args: options.append(args[-1]) or 1 / 0)
+    with pytest.warns(DeprecationWarning, match="--byte-price is now --byte-cost"):
+        assert fit.main(["--only", "compared", "--byte-price", "2"]) == 1
+    assert options[0] == {"byte_cost": 2}

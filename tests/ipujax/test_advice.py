@@ -16,7 +16,7 @@ from tests.lowering.recomputation.training_steps import array, chain_of, gelu_bl
 STEP = trained(chain_of(gelu_block))
 ARGS = [array(16, 16, seed=n) for n in range(4)], array(1024, 16)
 NONE, ALL, STANDARD, AUTO = (
-    f'options=ipu.Options(byte_price=0.5, recompute="{mode}")' for mode in ("none", "all", "standard", "auto")
+    f'options=ipu.Options(byte_cost=0.5, recompute="{mode}")' for mode in ("none", "all", "standard", "auto")
 )
 OWN, HALF = "as it is", "half of the batch, twice"
 
@@ -25,7 +25,7 @@ def fitted(share: float | None = None, **options: Any) -> Any:
     """The step for a chip with a share of the memory that it takes as it is; plenty of it when None."""
     have = {} if share is None else {"bytes_per_tile": int(share * most_bytes())}
     device = ipu.IPUModel(tiles_per_ipu=16, interleaved_offset_bytes=20_000, **have)
-    return ipu.jit(STEP, device=device, options=ipu.Options(byte_price=0.5, **options))
+    return ipu.jit(STEP, device=device, options=ipu.Options(byte_cost=0.5, **options))
 
 
 @cache
@@ -92,7 +92,7 @@ def test_it_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == ""
     assert {row.change for row in shown} == {
         OWN,
-        *(each.replace("byte_price=0.5, ", "") for each in (ALL, STANDARD, AUTO)),
+        *(each.replace("byte_cost=0.5, ", "") for each in (ALL, STANDARD, AUTO)),
     }
     assert len({row.cycles for row in shown}) == 1 and shown.best().change == OWN  # nothing to compute again
 
@@ -136,7 +136,7 @@ def test_other_ways_have_to_fit_where_nothing_has_to() -> None:
 def test_memory_for_code_counts() -> None:
     code = int(fitted().lower(*ARGS).compile().memory_analysis().code_bytes.max())
     device = ipu.IPUModel(tiles_per_ipu=16, interleaved_offset_bytes=code - 100)
-    fun = ipu.jit(STEP, device=device, options=ipu.Options(allow_out_of_memory=True, byte_price=0.5))
+    fun = ipu.jit(STEP, device=device, options=ipu.Options(allow_out_of_memory=True, byte_cost=0.5))
     row = next(row for row in ipu.advise(fun, *ARGS, show=False) if row.change == OWN)
     assert not row.fits and row.worst_tile_bytes <= device.target.bytes_per_tile
 

@@ -453,7 +453,7 @@ def test_a_second_use_of_a_donated_argument_names_it(device: Any) -> None:
 
 def test_out_of_memory() -> None:
     args = jnp.ones((1000, 1200)), jnp.ones((8, 1000))
-    fun = ipu.jit(too_large, device=DEVICE, options=ipu.Options(byte_price=0.5))
+    fun = ipu.jit(too_large, device=DEVICE, options=ipu.Options(byte_cost=0.5))
     line = inspect.getsourcelines(too_large)[1] + 1
     for call in (lambda: fun(*args), lambda: fun.lower(*args).compile(), lambda: fun(*args)):
         error = error_of(call, ipu.TileMemoryError)
@@ -586,8 +586,8 @@ def test_out_of_memory_allowed() -> None:
             for given in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
         ),
         *(
-            (lambda price=price: ipu.Options(byte_price=price), ipu.ArgumentError, rf"byte_price(.|\n)*got: {price!r}")
-            for price in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
+            (lambda cost=cost: ipu.Options(byte_cost=cost), ipu.ArgumentError, rf"byte_cost(.|\n)*got: {cost!r}")
+            for cost in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
         ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
         *(

@@ -1,4 +1,4 @@
-"""`ipu.Options(byte_price=…)`: a program that does not fit is planned at higher prices of a byte, until it does."""
+"""`ipu.Options(byte_cost=…)`: a program that does not fit is planned at higher costs per byte, until it does."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax import fit
-from ipujax.fit import BYTE_PRICES
+from ipujax.fit import BYTE_COSTS
 from ipujax.runtime.graph import Call, distinct
 from ipujax.runtime.memory import check_memory
 
-FIRST = BYTE_PRICES[0]
+FIRST = BYTE_COSTS[0]
 WIDTH, ROWS, LAYERS = 24, 8, 8
 
 
@@ -42,9 +42,9 @@ def device(bytes_per_tile: int) -> ipu.IPUModel:
     return ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
 
 
-def at_price(bytes_per_tile: int, price: float, fun: Any = layers) -> ipu.Profile:
-    """The profile at a price, whether it fits or not."""
-    options = ipu.Options(allow_out_of_memory=True, byte_price=price)
+def at_cost(bytes_per_tile: int, byte_cost: float, fun: Any = layers) -> ipu.Profile:
+    """Return the profile at a cost per byte, whether it fits or not."""
+    options = ipu.Options(allow_out_of_memory=True, byte_cost=byte_cost)
     return ipu.jit(fun, device=device(bytes_per_tile), options=options).lower(*arguments()).compile().profile
 
 
@@ -54,40 +54,40 @@ def fits(profile: ipu.Profile) -> bool:
 
 @cache
 def climb() -> tuple[int, float]:
-    """The memory of a tile in which the layers fit at a higher price only, and the first such price."""
+    """The memory of a tile in which the layers fit at a higher cost per byte only, and the lowest such cost."""
     for bytes_per_tile in range(27_000, 20_000, -500):
-        if not fits(at_price(bytes_per_tile, FIRST)):
-            for price in BYTE_PRICES[1:]:
-                if fits(at_price(bytes_per_tile, price)):
-                    return bytes_per_tile, price
-    raise AssertionError("choose other layers: a price changes nothing")
+        if not fits(at_cost(bytes_per_tile, FIRST)):
+            for byte_cost in BYTE_COSTS[1:]:
+                if fits(at_cost(bytes_per_tile, byte_cost)):
+                    return bytes_per_tile, byte_cost
+    raise AssertionError("choose other layers: no cost per byte changes anything")
 
 
 def fitting(**options: Any) -> Any:
     return ipu.jit(layers, device=device(climb()[0]), options=ipu.Options(**options))
 
 
-def test_the_price_climbs_until_the_program_fits() -> None:
-    bytes_per_tile, price = climb()
+def test_the_byte_cost_climbs_until_the_program_fits() -> None:
+    bytes_per_tile, byte_cost = climb()
     lowered = fitting().lower(*arguments())
     compiled = lowered.compile()
-    profile, first, same = compiled.profile, at_price(bytes_per_tile, FIRST), at_price(bytes_per_tile, price)
-    assert fits(profile) and profile.byte_price == price
-    assert profile.byte_prices == BYTE_PRICES[: BYTE_PRICES.index(price) + 1]
+    profile, first, same = compiled.profile, at_cost(bytes_per_tile, FIRST), at_cost(bytes_per_tile, byte_cost)
+    assert fits(profile) and profile.byte_cost == byte_cost
+    assert profile.byte_costs == BYTE_COSTS[: BYTE_COSTS.index(byte_cost) + 1]
     assert profile.cycles == same.cycles and profile.memory.tile_bytes.tolist() == same.memory.tile_bytes.tolist()
-    assert profile.byte_price_cost_cycles == profile.cycles - first.cycles != 0
-    assert f"Cost per byte: {price:g} cycles" in " ".join(profile.summary().split())
-    assert lowered.graph.byte_price_cycles == FIRST and compiled.lowered.graph.byte_price_cycles == price
-    assert "prices" in compiled.timings
+    assert profile.byte_cost_added_cycles == profile.cycles - first.cycles != 0
+    assert f"Cost per byte: {byte_cost:g} cycles" in " ".join(profile.summary().split())
+    assert lowered.graph.byte_cost_cycles == FIRST and compiled.lowered.graph.byte_cost_cycles == byte_cost
+    assert "attempts" in compiled.timings
 
 
 def test_it_says_which_share_of_the_time_other_attempts_took(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "ipujax.fit"):
         compiled = fitting().lower(*arguments()).compile()
-    number = len(compiled.profile.byte_prices)
-    said = re.search(r"attempt (\d) of (\d) is taken; the others took (\d+)% of ([\d.]+) s", caplog.text)
+    number = len(compiled.profile.byte_costs)
+    said = re.search(r"attempt (\d) of (\d) is used; the others took (\d+)% of ([\d.]+) s", caplog.text)
     assert said is not None and said[1] == said[2] == str(number) and 0 < int(said[3]) < 100
-    assert f"attempt {number} at {compiled.profile.byte_price:g} cycles per byte fits" in caplog.text
+    assert f"attempt {number} at {compiled.profile.byte_cost:g} cycles per byte fits" in caplog.text
 
 
 def test_the_numbers_are_those_of_plain_jax() -> None:
@@ -97,18 +97,18 @@ def test_the_numbers_are_those_of_plain_jax() -> None:
     np.testing.assert_array_equal(fitting()(*args), fitting().lower(*args).compile()(*args))
     outs, profile = fitting().lower(*args).compile().profile_call(*args)
     np.testing.assert_allclose(outs, expected, rtol=1e-4)
-    assert profile.byte_price == climb()[1]
+    assert profile.byte_cost == climb()[1]
 
 
 @pytest.fixture
 def climbs_to_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is said to fit from the price 4 on."""
-    monkeypatch.setattr(fit, "fits", lambda report: report.occupancy.graph.byte_price_cycles >= 4)
+    """Every program is said to fit from a cost of 4 on."""
+    monkeypatch.setattr(fit, "fits", lambda report: report.occupancy.graph.byte_cost_cycles >= 4)
 
 
 @pytest.mark.usefixtures("climbs_to_four")
 def test_an_exception_of_a_callback_comes_back() -> None:
-    """Of the program that is run, not of the one at the first price."""
+    """Of the program that is run, not of the one at the first cost per byte."""
 
     def refuse(x: np.ndarray) -> None:
         raise KeyError("mine")
@@ -132,7 +132,7 @@ def test_donated_state_of_replicas() -> None:
     settings = {"in_specs": (P(), P("replica")), "out_specs": (P(), P("replica")), "donate_argnums": 0}
     fun = ipu.jit(step, device=machine, replicas=2, **settings)  # type: ignore[call-overload]
     x, y = jnp.arange(3.0), jnp.arange(12.0).reshape(4, 3)
-    assert fun.lower(x, y).compile().profile.byte_prices == BYTE_PRICES[:4]
+    assert fun.lower(x, y).compile().profile.byte_costs == BYTE_COSTS[:4]
     new, squares = fun(x, y)
     np.testing.assert_allclose(new, jnp.arange(3.0) + y.sum(0) / 2)
     np.testing.assert_allclose(squares, (y**2).reshape(2, -1).sum(1))
@@ -150,7 +150,7 @@ def test_pipelines_are_those_of_the_program_that_runs() -> None:
     machine, (weights, x) = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), arguments()
     piped = ipu.pipeline(jax.value_and_grad(model), micro_batches=4)
     compiled = ipu.jit(piped, device=machine).lower(weights[:2], x).compile()
-    assert compiled.profile.byte_price == 4
+    assert compiled.profile.byte_cost == 4
     (run,) = compiled.pipelines
     assert set(run.tasks) <= {n.function for n in distinct(compiled.executable.program) if isinstance(n, Call)}
     expected = jax.jit(piped)(weights[:2], x)
@@ -169,25 +169,25 @@ def test_two_compilations_are_the_same() -> None:
     assert graphs[0] == graphs[1] and first.execution() == second.execution()
 
 
-def test_a_given_price_stays() -> None:
+def test_a_fixed_byte_cost_stays() -> None:
     with pytest.raises(ipu.TileMemoryError) as error:
-        fitting(byte_price=FIRST).lower(*arguments()).compile()
-    assert "planned with a byte worth" not in str(error.value)
-    profile = fitting(byte_price=climb()[1]).lower(*arguments()).compile().profile
-    assert profile.byte_prices == (climb()[1],) and profile.byte_price_cost_cycles == 0
+        fitting(byte_cost=FIRST).lower(*arguments()).compile()
+    assert "planned at costs of" not in str(error.value)
+    profile = fitting(byte_cost=climb()[1]).lower(*arguments()).compile().profile
+    assert profile.byte_costs == (climb()[1],) and profile.byte_cost_added_cycles == 0
     assert "Cost per byte" not in profile.summary()
 
 
 def test_nothing_climbs_where_nothing_has_to_fit() -> None:
     profile = fitting(allow_out_of_memory=True).lower(*arguments()).compile().profile
-    assert profile.byte_prices == (FIRST,) and not fits(profile)
+    assert profile.byte_costs == (FIRST,) and not fits(profile)
     roomy = ipu.jit(layers, device=device(600_000)).lower(*arguments()).compile().profile
-    assert roomy.byte_prices == (FIRST,) and roomy.byte_price_cost_cycles == 0
+    assert roomy.byte_costs == (FIRST,) and roomy.byte_cost_added_cycles == 0
 
 
-def test_a_program_that_fits_at_no_price_says_so() -> None:
+def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
     bytes_per_tile = 15_000
-    profiles = [at_price(bytes_per_tile, price) for price in BYTE_PRICES]
+    profiles = [at_cost(bytes_per_tile, byte_cost) for byte_cost in BYTE_COSTS]
     assert not any(map(fits, profiles))
     sizes = [profile.memory.max_tile_bytes for profile in profiles]
     best = sizes.index(min(sizes))
@@ -198,8 +198,8 @@ def test_a_program_that_fits_at_no_price_says_so() -> None:
     text = str(error.value)
     assert f"worst on tile {memory.worst_tile}, by {min(sizes) - bytes_per_tile:,} bytes" in text
     assert f"data and code on that tile: {min(sizes) - code:,} and {code:,} bytes" in text
-    tried = "planned with a byte worth 0.5, 1, 2, 4, 8, 16 cycles: its fullest tile is smallest at"
-    assert f"{tried} {BYTE_PRICES[best]:g}, as shown" in text
+    tried = "planned at costs of 0.5, 1, 2, 4, 8, 16 cycles per byte: its fullest tile is smallest at"
+    assert f"{tried} {BYTE_COSTS[best]:g}, as shown" in text
 
 
 def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,42 +246,42 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
     compiled = ipu.jit(until, device=device(600_000)).lower(x).compile()
     compiled.profile.save(tmp_path / "saved")
     for profile in (compiled.profile, compiled.profile_call(x)[1], ipu.Profile.load(tmp_path / "saved")):
-        assert profile.byte_price == 4 and "costCycles" not in profile.graph()["bytePrice"]
+        assert profile.byte_cost == 4 and "costCycles" not in profile.graph()["bytePrice"]
         with pytest.raises(ipu.ProfileError, match="cost per byte adds depend on trip counts"):
-            print(profile.byte_price_cost_cycles)
+            print(profile.byte_cost_added_cycles)
         assert "cycles depend on trip counts" in profile.summary()
 
 
 def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
-    before, after = at_price(*climb(), layers), fitting().lower(*arguments()).compile().profile
+    before, after = at_cost(*climb(), layers), fitting().lower(*arguments()).compile().profile
     after.save(tmp_path / "after")
     loaded = ipu.Profile.load(tmp_path / "after")
-    assert loaded.byte_prices == after.byte_prices and loaded.byte_price == after.byte_price
-    assert loaded.byte_price_cost_cycles == after.byte_price_cost_cycles and loaded.summary() == after.summary()
-    tried = {"tried": list(after.byte_prices), "costCycles": after.byte_price_cost_cycles}
+    assert loaded.byte_costs == after.byte_costs and loaded.byte_cost == after.byte_cost
+    assert loaded.byte_cost_added_cycles == after.byte_cost_added_cycles and loaded.summary() == after.summary()
+    tried = {"tried": list(after.byte_costs), "costCycles": after.byte_cost_added_cycles}
     assert loaded.graph()["bytePrice"] == tried
-    assert ipu.compare(before, loaded).totals["byte_price"] == (climb()[1], climb()[1])
-    first = at_price(climb()[0], FIRST)
-    assert "byte_price:" in str(ipu.compare(first, loaded)) and not ipu.compare(before, loaded).changes
+    assert ipu.compare(before, loaded).totals["byte_cost"] == (climb()[1], climb()[1])
+    first = at_cost(climb()[0], FIRST)
+    assert "byte_cost:" in str(ipu.compare(first, loaded)) and not ipu.compare(before, loaded).changes
 
 
-def test_what_is_remembered_depends_on_the_price() -> None:
+def test_cached_plans_depend_on_the_byte_cost() -> None:
     def convolved(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
         image, kernel = weights[0].reshape(1, 1, WIDTH, WIDTH), weights[1][:3, :6].reshape(2, 1, 3, 3)
         return jax.lax.conv(image, kernel, (1, 1), "SAME").sum(1) @ weights[2] + x[:, weights[3].argmax(0)].mean()
 
-    def figures(price: float) -> tuple[int, list[int]]:
-        found = at_price(600_000, price, convolved)
+    def figures(byte_cost: float) -> tuple[int, list[int]]:
+        found = at_cost(600_000, byte_cost, convolved)
         return found.cycles, found.memory.tile_bytes.tolist()
 
-    prices, fresh = (0.0, FIRST, 1e4), []
-    for price in prices:
+    byte_costs, fresh = (0.0, FIRST, 1e4), []
+    for byte_cost in byte_costs:
         ipu.clear_caches()
-        fresh.append(figures(price))
-    assert fresh[0] != fresh[2] and fresh == [figures(price) for price in prices]
+        fresh.append(figures(byte_cost))
+    assert fresh[0] != fresh[2] and fresh == [figures(byte_cost) for byte_cost in byte_costs]
 
 
-def test_a_higher_price_reaches_every_planner() -> None:
-    """Functions, layouts and products: what each of them weighs is smaller, never larger, the more a byte is worth."""
-    code = [int(at_price(600_000, price).memory.code_bytes.max()) for price in (0, FIRST, 1e6)]
+def test_a_higher_byte_cost_reaches_every_planner() -> None:
+    """Functions, layouts and products: their code never grows with the cost per byte."""
+    code = [int(at_cost(600_000, byte_cost).memory.code_bytes.max()) for byte_cost in (0, FIRST, 1e6)]
     assert code == sorted(code, reverse=True) and code[0] > code[-1]

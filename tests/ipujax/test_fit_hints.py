@@ -50,7 +50,7 @@ def of_one(w: jax.Array, unused: jax.Array, number: jax.Array) -> jax.Array:
 def proposals(fun: Any, args: Sequence[Any], settings: dict[str, Any], **keywords: Any) -> list[str]:
     """Those of the proposals above that the error of a chip that is far too small begins with, in order."""
     choices = {name: settings[name] for name in ("recompute", "io_tiles", "allow_out_of_memory") if name in settings}
-    options = ipu.Options(byte_price=0.5, **choices)
+    options = ipu.Options(byte_cost=0.5, **choices)
     given = {name: value for name, value in settings.items() if name not in choices}
     device = ipu.IPUModel(2, tiles_per_ipu=8, bytes_per_tile=2_000, interleaved_offset_bytes=1_000)
     with pytest.raises(ipu.TileMemoryError) as error:

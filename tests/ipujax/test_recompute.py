@@ -16,7 +16,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import fit
-from ipujax.fit import BYTE_PRICES
+from ipujax.fit import BYTE_COSTS
 from ipujax.lowering.recomputation import Recomputation
 from ipujax.runtime.memory import fits
 from ipujax.runtime.options import RECOMPUTATIONS
@@ -32,7 +32,7 @@ from tests.lowering.recomputation.training_steps import (
 from tests.marks import slow_but
 
 CODE_BYTES = 20 * 1024
-FIRST = BYTE_PRICES[0]
+FIRST = BYTE_COSTS[0]
 WS, X = weights(4), array(2048, 4)  # so many rows that what is kept fills most of a tile
 
 
@@ -75,7 +75,7 @@ def compiled(
 @cache
 def as_it_is(name: str) -> ipu.Profile:
     """Without recomputation, and with room for it."""
-    return compiled(*STEPS[name], "none", byte_price=FIRST).profile
+    return compiled(*STEPS[name], "none", byte_cost=FIRST).profile
 
 
 def bytes_of(profile: ipu.Profile) -> int:
@@ -106,7 +106,7 @@ def test_the_numbers_are_those_of_plain_jax(name: str) -> None:
     fun, args = STEPS[name]
     room, expected = int(FITTED[name] * bytes_of(as_it_is(name))), quick_jit(fun)(*args)
     ways = {mode: compiled(fun, args, mode) for mode in (("all", "standard") if name == "residual" else ("all",))}
-    ways["auto"] = compiled(fun, args, "auto", room, byte_price=FIRST)
+    ways["auto"] = compiled(fun, args, "auto", room, byte_cost=FIRST)
     assert shares(ways["auto"]) and bytes_of(ways["auto"].profile) <= room
     for way in ways.values():
         assert_close(run(way, args), expected)
@@ -189,30 +189,30 @@ def test_auto_fits_a_chip_that_keeping_all_does_not() -> None:
     for share in (0.95, 0.85):
         room = int(share * bytes_of(as_it_is(name)))
         with pytest.raises(ipu.TileMemoryError):
-            compiled(fun, args, "none", room, byte_price=FIRST)
-        done = compiled(fun, args, "auto", room, byte_price=FIRST)
+            compiled(fun, args, "none", room, byte_cost=FIRST)
+        done = compiled(fun, args, "auto", room, byte_cost=FIRST)
         assert bytes_of(done.profile) <= room and 0 <= min(shares(done)) < 1
-        assert done.profile.cycles > as_it_is(name).cycles and done.profile.byte_price == FIRST
+        assert done.profile.cycles > as_it_is(name).cycles and done.profile.byte_cost == FIRST
 
 
 def test_auto_takes_hardly_more_cycles_than_standard_in_the_same_bytes() -> None:
     """None by its own count, which does not know which copies of function calls either way saves."""
     fun, args = trained(chain_of(gelu_block)), (weights(8), X)
-    standard = compiled(fun, args, "standard", byte_price=FIRST).profile
+    standard = compiled(fun, args, "standard", byte_cost=FIRST).profile
     room = bytes_of(standard) + 8
     with pytest.raises(ipu.TileMemoryError):
-        compiled(fun, args, "none", room, byte_price=FIRST)
-    auto = compiled(fun, args, "auto", room, byte_price=FIRST).profile
+        compiled(fun, args, "none", room, byte_cost=FIRST)
+    auto = compiled(fun, args, "auto", room, byte_cost=FIRST).profile
     assert auto.cycles <= 1.01 * standard.cycles and bytes_of(auto) <= room
 
 
 @pytest.mark.slow
-def test_a_price_that_frees_nothing_is_not_kept() -> None:
-    """Else what is computed again would cost more at that price, too."""
+def test_drops_a_byte_cost_that_frees_nothing() -> None:
+    """Else what is computed again would cost more at that cost per byte, too."""
     fun, args = trained(chain_of(gelu_block)), ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
-    room = int(0.8 * bytes_of(compiled(fun, args, "none", byte_price=FIRST).profile))
-    free, fixed = compiled(fun, args, "auto", room).profile, compiled(fun, args, "auto", room, byte_price=FIRST).profile
-    assert len(free.byte_prices) > 1 and free.byte_price == FIRST
+    room = int(0.8 * bytes_of(compiled(fun, args, "none", byte_cost=FIRST).profile))
+    free, fixed = compiled(fun, args, "auto", room).profile, compiled(fun, args, "auto", room, byte_cost=FIRST).profile
+    assert len(free.byte_costs) > 1 and free.byte_cost == FIRST
     assert free.cycles == fixed.cycles
 
 
@@ -224,63 +224,65 @@ def test_less_is_kept_than_the_fullest_tile_lacks(lacking_bytes: int, share: flo
     trade.plans = SimpleNamespace(keep_all=lambda: planned)
     machine = SimpleNamespace(graph=SimpleNamespace(target=SimpleNamespace(tiles_per_ipu=2)))
     choice = fit.Choice(FIRST, Recomputation("auto"))
-    made = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), machine)  # type: ignore[arg-type, type-var]
-    vars(made).update(lacking=np.array([lacking_bytes]), cycles=100, fullest=np.array([160]))
-    found = fit._Search(made, ())._tighter()
-    assert found is not None and np.isfinite(found.cycles)
-    np.testing.assert_allclose(found.recomputation.shares, share)
+    attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), machine)  # type: ignore[arg-type, type-var]
+    vars(attempt).update(missing_bytes=np.array([lacking_bytes]), cycles=100, max_tile_bytes=np.array([160]))
+    tighter = fit._Search(attempt, ())._tighten()
+    assert tighter is not None and np.isfinite(tighter.cycles)
+    np.testing.assert_allclose(tighter.recomputation.shares, share)
 
 
 @pytest.mark.parametrize(("freed_bytes", "goes_on"), [(4_000, True), (1_000, False)])
-def test_prices_that_cannot_be_enough_are_left_for_later(freed_bytes: int, goes_on: bool) -> None:
-    """Of six prices the first two are tried: if each of the others freed as much as the second, would that do?"""
+def test_byte_costs_that_cannot_be_enough_come_after_recomputation(freed_bytes: int, goes_on: bool) -> None:
+    """Six costs per byte, two of which are tried: is it enough if each of the others frees as much as the second?"""
 
-    def attempt(choice: fit.Choice, lacking_bytes: int, cycles: int) -> Any:
-        made = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
-        vars(made).update(lacking=np.array([lacking_bytes]), cycles=cycles)
-        return made
+    def attempt_of(choice: fit.Choice, lacking_bytes: int, cycles: int) -> Any:
+        attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
+        vars(attempt).update(missing_bytes=np.array([lacking_bytes]), cycles=cycles)
+        return attempt
 
     first = fit.Choice(FIRST, Recomputation("auto"))
-    search = fit._Search(attempt(first, 10_000, 0), BYTE_PRICES)
+    search = fit._Search(attempt_of(first, 10_000, 0), BYTE_COSTS)
     less = replace(first.recomputation, shares=(0.5,))
-    search._tighter = lambda: fit._Tighter(less, 1e6)  # type: ignore[method-assign]
-    dearer = replace(first, price=BYTE_PRICES[1])
-    assert search.next() == dearer
-    search.add(attempt(dearer, 10_000 - freed_bytes, 100))
-    assert search.next() == (replace(dearer, price=BYTE_PRICES[2]) if goes_on else replace(dearer, recomputation=less))
+    search._tighten = lambda: fit._Tightening(less, 1e6)  # type: ignore[method-assign]
+    higher = replace(first, byte_cost=BYTE_COSTS[1])
+    assert search.next() == higher
+    search.add(attempt_of(higher, 10_000 - freed_bytes, 100))
+    assert search.next() == (
+        replace(higher, byte_cost=BYTE_COSTS[2]) if goes_on else replace(higher, recomputation=less)
+    )
 
 
 def test_stages_are_looked_for_anew_where_no_recomputation_is_enough() -> None:
-    """Once, from a dearer price on, as layers are computed again as a whole then; as many bytes are kept as before."""
+    """Once, from the second cost per byte on, where whole layers are recomputed; as many bytes are stored as before."""
 
-    def attempt(choice: fit.Choice, all_bytes: int = 1_000) -> Any:
+    def attempt_of(choice: fit.Choice, all_bytes: int = 1_000) -> Any:
         trade = SimpleNamespace(ipu=0, planned=SimpleNamespace(peak_bytes=900), all_bytes=all_bytes)
-        made = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), None)  # type: ignore[arg-type, type-var]
-        vars(made).update(lacking=np.array([10_000]), cycles=0)
-        return made
+        attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), None)  # type: ignore[arg-type, type-var]
+        vars(attempt).update(missing_bytes=np.array([10_000]), cycles=0)
+        return attempt
 
     first = fit.Choice(FIRST, Recomputation("auto", (0.9,)), ((3,),))
-    search, less = fit._Search(attempt(first), BYTE_PRICES), replace(first.recomputation, shares=(0.5,))
-    search._tighter = lambda: fit._Tighter(less, np.inf)  # type: ignore[method-assign]
-    dearer = replace(first, price=BYTE_PRICES[1])
-    assert search.next() == dearer
-    search.add(attempt(dearer))
-    search._at = attempt(dearer)
-    assert search.next() == replace(dearer, recomputation=less, cuts=())
-    search.add(attempt(replace(dearer, recomputation=less, cuts=((2,),)), all_bytes=2_000))
+    search, less = fit._Search(attempt_of(first), BYTE_COSTS), replace(first.recomputation, shares=(0.5,))
+    search._tighten = lambda: fit._Tightening(less, np.inf)  # type: ignore[method-assign]
+    higher = replace(first, byte_cost=BYTE_COSTS[1])
+    assert search.next() == higher
+    search.add(attempt_of(higher))
+    search._base = attempt_of(higher)
+    assert search.next() == replace(higher, recomputation=less, cuts=())
+    search.add(attempt_of(replace(higher, recomputation=less, cuts=((2,),)), all_bytes=2_000))
     following = search.next()
     assert following is not None and following.cuts == ((2,),)
     assert search._recomputation.shares == (0.45,)
 
 
-def test_what_fits_at_the_first_price_fits_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search comes back to the first price; here dearer ones are said to fit nothing."""
+def test_fits_without_a_byte_cost_if_it_fits_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search comes back to the first cost per byte; here higher ones are said to fit nothing."""
     fun, args = STEPS["residual"]
-    monkeypatch.setattr(fit, "fits", lambda report: report.occupancy.graph.byte_price_cycles == FIRST and fits(report))
+    monkeypatch.setattr(fit, "fits", lambda report: report.occupancy.graph.byte_cost_cycles == FIRST and fits(report))
     room = int(0.85 * bytes_of(as_it_is("residual")))
-    free, fixed = (compiled(fun, args, "auto", room, byte_price=price) for price in (None, FIRST))
+    free, fixed = (compiled(fun, args, "auto", room, byte_cost=byte_cost) for byte_cost in (None, FIRST))
     assert free.profile.cycles == fixed.profile.cycles and shares(free) == shares(fixed)
-    assert free.profile.byte_price == FIRST
+    assert free.profile.byte_cost == FIRST
 
 
 def test_two_compilations_are_the_same() -> None:
@@ -288,7 +290,7 @@ def test_two_compilations_are_the_same() -> None:
     room, figures = int(0.85 * bytes_of(as_it_is("residual"))), list[Any]()
     for _ in range(2):
         ipu.clear_caches()
-        done = compiled(fun, args, "auto", room, byte_price=FIRST)
+        done = compiled(fun, args, "auto", room, byte_cost=FIRST)
         figures.append((done.lowered.as_text(), shares(done), done.profile.execution()))
     assert figures[0] == figures[1]
 
@@ -316,7 +318,7 @@ def piped(staged: bool, **settings: Any) -> Callable[..., Any]:
     return run
 
 
-ON_TWO: dict[str, Any] = {"num_ipus": 2, "byte_price": FIRST}
+ON_TWO: dict[str, Any] = {"num_ipus": 2, "byte_cost": FIRST}
 
 
 @pytest.mark.parametrize("schedule", slow_but(["gpipe"], ["1f1b", "gpipe"]))
@@ -380,8 +382,8 @@ def _swing_backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[ja
 swing.defvjp(_swing_forward, _swing_backward)
 
 
-def test_what_a_dearer_byte_makes_fit_in_fewer_cycles_is_not_computed_again() -> None:
-    """A price frees little, and those above it enough: recomputation, which comes first then, takes more cycles."""
+def test_recomputes_nothing_where_a_higher_byte_cost_fits_in_fewer_cycles() -> None:
+    """One cost per byte frees little, higher ones enough; recomputation, which comes first then, takes more cycles."""
 
     def loss(ws: Any, x: jax.Array) -> jax.Array:
         for w in ws:
@@ -394,17 +396,17 @@ def test_what_a_dearer_byte_makes_fit_in_fewer_cycles_is_not_computed_again() ->
         ipu.jit(jax.value_and_grad(loss), device=device, options=ipu.Options(recompute=mode)).lower(*args).compile()
         for mode in ("none", "auto")
     )
-    assert none.lowered.choice.price > 2 and auto.profile.cycles <= none.profile.cycles
+    assert none.lowered.choice.byte_cost > 2 and auto.profile.cycles <= none.profile.cycles
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("price", slow_but([None], [FIRST, None]))
-def test_what_fits_in_no_way_says_what_was_tried(price: float | None) -> None:
+@pytest.mark.parametrize("byte_cost", slow_but([None], [FIRST, None]))
+def test_what_fits_in_no_way_says_what_was_tried(byte_cost: float | None) -> None:
     fun, args = STEPS["residual"]
     with pytest.raises(ipu.TileMemoryError) as error:
-        compiled(fun, args, "auto", 20_000, byte_price=price)
+        compiled(fun, args, "auto", 20_000, byte_cost=byte_cost)
     text = str(error.value)
     kept = text.split("  keeping ")[1].split(" % of what gradients need, the rest computed again: ")
     tried = [int(each) for each in kept[0].split(", ")]
@@ -416,13 +418,13 @@ def test_what_fits_in_no_way_says_what_was_tried(price: float | None) -> None:
     assert "offload_argnums of ipu.jit" in text and "ipu.advise(fun, *args)" in text
     assert "out of memory on 16 of 16 tiles, worst on tile" in text and "largest on that tile:" in text
     assert f"{error.value.needed_bytes - 20_000:,} bytes, while running" in text
-    assert ("planned with a byte worth 0.5, 1, 2, 4, 8, 16 cycles" in text) == (price is None)
+    assert ("planned at costs of 0.5, 1, 2, 4, 8, 16 cycles per byte" in text) == (byte_cost is None)
 
 
 def test_where_nothing_can_be_computed_again_no_share_is_named() -> None:
     for fun, args in (STEPS["all in a checkpoint"], (forward, (WS, X))):
         with pytest.raises(ipu.TileMemoryError) as error:
-            compiled(fun, args, "auto", 14_000, byte_price=FIRST)
+            compiled(fun, args, "auto", 14_000, byte_cost=FIRST)
         assert "what gradients need" not in str(error.value) and "largest on that tile" in str(error.value)
 
 

@@ -130,16 +130,16 @@ def check(
         assert_same(run_tiles(program, args, count), expected, split_rtol, split_atol, f"interpreter, {count} tiles")
 
 
-def price_bytes(monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+def set_byte_cost(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
     """Sets how many cycles a byte of code is worth where functions save some."""
     for name in ("function_call", "repeats"):
         module = importlib.import_module(f"ipujax.lowering.outlining.{name}")
-        monkeypatch.setattr(module, "gain", lambda code, copies, calls, byte_price: gain(code, copies, calls, price))
+        monkeypatch.setattr(module, "gain", lambda code, copies, calls, byte_cost: gain(code, copies, calls, cost))
 
 
 def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every run of equations that comes twice a function, however little it does."""
-    price_bytes(monkeypatch, 1e9)
+    set_byte_cost(monkeypatch, 1e9)
     changes = {"function_call": {"_COPY_BYTES": 0, "_WORK_PER_ELEMENT": 0}, "repeats": {"_SHORTEST": 1}}
     for name, values in changes.items():
         for constant, value in values.items():

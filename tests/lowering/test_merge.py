@@ -16,7 +16,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import (
-    BYTE_PRICE_CYCLES,
+    BYTE_COST_CYCLES,
     NO_TILE,
     Copy,
     Execute,
@@ -45,9 +45,9 @@ def counts(graph: Graph, prog: Sequence) -> list[int]:
     return [len(graph.groups[c.compute_set]) if isinstance(c, Execute) else 0 for c in prog.children()]
 
 
-def built(order: str, target: Target | None = None, byte_price: float = BYTE_PRICE_CYCLES) -> tuple[Graph, Sequence]:
+def built(order: str, target: Target | None = None, byte_cost: float = BYTE_COST_CYCLES) -> tuple[Graph, Sequence]:
     """A program of sines, `ab` for b = sin a, in order; `>` is a host stream into x."""
-    graph = Graph(target or small_target(4), byte_price_cycles=byte_price)
+    graph = Graph(target or small_target(4), byte_cost_cycles=byte_cost)
     prog = Sequence()
     tensors = dict[str, Tensor]()
     for step in order.split():
@@ -77,8 +77,8 @@ def test_operands_of_a_merged_set_have_the_limit_of_one_operation() -> None:
 def test_a_merged_set_reads_less_where_a_byte_costs_more() -> None:
     """Each sine reads 96 bytes on a tile, and one operation may read 320."""
     target = small_target(4, bytes_per_tile=8192, available_memory_proportion=320 / 8192)
-    for price, expected in ((0.0, [3]), (2.0, [3]), (3.0, [2, 1]), (8.0, [1, 1, 1])):
-        assert counts(*built("ab cd ef", target, price)) == expected
+    for byte_cost, expected in ((0.0, [3]), (2.0, [3]), (3.0, [2, 1]), (8.0, [1, 1, 1])):
+        assert counts(*built("ab cd ef", target, byte_cost)) == expected
 
 
 def counts_of_two(max_bytes: int, changed: Callable[[VertexGroup], VertexGroup]) -> list[int]:

@@ -30,12 +30,12 @@ from jax import lax
 
 from ipujax.lowering.layout import (
     Grids,
-    charged_price,
     least_charged,
     map_by_plan,
     map_like,
     map_linearly,
     total_elements,
+    weighted_cost,
 )
 from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import (
@@ -142,7 +142,7 @@ def plan_scatter(
         return min(plans, key=lambda plan: plan.needed_bytes)
     bounds = [plan.cycles for plan in fitting]
     is_exact = [plan.is_exact for plan in fitting]
-    return least_charged(fitting, bounds, lambda plan: charged_price(graph, plan.add), is_exact)
+    return least_charged(fitting, bounds, lambda plan: weighted_cost(graph, plan.add), is_exact)
 
 
 def plan_in_steps(

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from ipujax.lowering.layout import (
     MemoryOrder,
-    charged_price,
     linear_mapping,
     map_alike,
     map_linearly,
     memory_order,
     neighbour_mappings,
+    weighted_cost,
 )
 from ipujax.lowering.layout.place import along
 from ipujax.lowering.popops.maps.constants import with_immediates
@@ -252,7 +252,7 @@ class _IndexSpace:
                 space = _IndexSpace(scratch, self.shape, prog, self.name)
                 space._in_vertices(kernel.steps, kernel.results, operands, outs, reductions)
 
-            return charged_price(graph, add)
+            return weighted_cost(graph, add)
 
         proposals: list[Mapping[Variable, TileMapping]] = [linear, *blocked]
         _map_all(graph, min(proposals, key=cost))

@@ -145,7 +145,7 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
     result_dims = [d for d in range(len(shape)) if d not in reduction.axes]
     longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in result_dims)
     slots = num_slots(layout.mapping, reduction.axes)
-    return combining_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_price_cycles)
+    return combining_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_cost_cycles)
 
 
 def _exchange_cost(
@@ -166,7 +166,7 @@ def _exchange_cost(
             fragments = fragments + traffic.fragments
     code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
     startup = target.exchange_startup_cycles if receiving.any() else 0
-    return startup + float(receiving.max()) + graph.byte_price_cycles * code_bytes
+    return startup + float(receiving.max()) + graph.byte_cost_cycles * code_bytes
 
 
 class _Evenness(NamedTuple):

@@ -77,7 +77,7 @@ def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequen
         owners = mapping.tile
         longest = np.array([[np.diff(cut).max()] for cut in cuts], np.int64)
         stage = np.array([slots]), np.array([stage_slots])
-        division = divide(*stage, longest, partials.dtype, monoid, graph.target, graph.byte_price_cycles)
+        division = divide(*stage, longest, partials.dtype, monoid, graph.target, graph.byte_cost_cycles)
         dim = int(division.dim[0])
         slot_cuts = even_cuts(slots, stage_slots)
         if cuts:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import charged_price, map_linearly
+from ipujax.lowering.layout import map_linearly, weighted_cost
 from ipujax.lowering.popops import (
     dynamic_slice,
     dynamic_update_slice,
@@ -141,9 +141,9 @@ def _cheapest(
     graph = ctx.graph
 
     def cost(plan: Plan) -> int:
-        return charged_price(graph, lambda scratch, prog: add(scratch, prog, plan), [x])
+        return weighted_cost(graph, lambda scratch, prog: add(scratch, prog, plan), [x])
 
-    with graph.price_of_iteration():
+    with graph.byte_cost_of_iteration():
         return add(graph, ctx.prog, min(plans, key=cost) if len(plans) > 1 else plans[0])
 
 

@@ -83,7 +83,7 @@ def gather_rule(
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
     """Sets the cost per byte of a table: for few look-ups that of an iteration of the loops around them."""
-    return graph.price_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
+    return graph.byte_cost_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
 
 
 def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:

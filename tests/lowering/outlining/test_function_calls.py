@@ -23,7 +23,7 @@ from ipujax.lowering.passes import ready
 from ipujax.runtime.graph import Execute
 from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
-from tests.lowering.helpers import check, lowered, price_bytes, share_all, small_target
+from tests.lowering.helpers import check, lowered, set_byte_cost, share_all, small_target
 
 RNG = np.random.default_rng(8)
 WEIGHTS = [RNG.normal(size=(9, 9)).astype(np.float32) / 3 for _ in range(4)]
@@ -33,7 +33,7 @@ TILES = (1, 7)
 
 @pytest.fixture(autouse=True)
 def costly_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    price_bytes(monkeypatch, 4)
+    set_byte_cost(monkeypatch, 4)
 
 
 @jax.jit
@@ -341,7 +341,7 @@ def test_saves_code_for_few_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     device = ipu.IPUModel(tiles_per_ipu=64)
     args = [RNG.normal(size=(64, 64)).astype(np.float32) for _ in range(4)], np.ones((32, 64), np.float32)
     shared = ipu.jit(chain, device=device).lower(*args).compile().profile
-    price_bytes(monkeypatch, 0)
+    set_byte_cost(monkeypatch, 0)
     inlined = ipu.jit(lambda *args: chain(*args), device=device).lower(*args).compile().profile
     # Copies have vertices of their own.
     for category, share in (("internalExchangeCode", 0.3), ("vertexInstanceState", 0.6)):

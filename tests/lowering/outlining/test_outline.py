@@ -18,13 +18,13 @@ import ipujax as ipu
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
 from ipujax.lowering.outlining.dataflow import Dataflow
 from ipujax.lowering.source_info import name_stack
-from tests.lowering.helpers import price_bytes, share_all
+from tests.lowering.helpers import set_byte_cost, share_all
 from tests.lowering.outlining.outline_helpers import LENGTH, RNG, WIDTH, calls, count, normal, outlined
 
 
 @pytest.fixture(autouse=True)
 def costly_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    price_bytes(monkeypatch, 8)
+    set_byte_cost(monkeypatch, 8)
 
 
 X = normal(LENGTH, WIDTH)

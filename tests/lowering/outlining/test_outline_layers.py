@@ -29,14 +29,14 @@ from ipujax.lowering.passes import run_passes
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
-from tests.lowering.helpers import price_bytes
+from tests.lowering.helpers import set_byte_cost
 from tests.lowering.outlining.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
 from tests.marks import slow_but
 
 
 @pytest.fixture(autouse=True)
 def costly_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    price_bytes(monkeypatch, 8)
+    set_byte_cost(monkeypatch, 8)
 
 
 def dense(p: Any, x: jax.Array) -> jax.Array:
@@ -174,7 +174,7 @@ _PROGRAM = """
 from tests.lowering.outlining.test_outline_layers import run_passes, training
 import jax
 step, args = training("attention", 3)
-print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_price=8)["outline"])
+print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_cost=8)["outline"])
 """
 
 

@@ -31,7 +31,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
-from tests.lowering.helpers import price_bytes, small_target
+from tests.lowering.helpers import set_byte_cost, small_target
 
 FAST = ("plain-mlp_sgd",)
 ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
@@ -332,7 +332,7 @@ TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_text(name: str, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The jaxpr after each pass, and graph and program for a machine of four tiles, with a high cost of code."""
-    price_bytes(monkeypatch, 4)
+    set_byte_cost(monkeypatch, 4)
     fun, shapes = TEXTS[name]
     for number, (stage, jaxpr) in enumerate(after_each_pass(traced(fun, *map(jnp.ones, shapes)))):
         golden(str(jaxpr), f"{number}-{stage}")

@@ -59,15 +59,15 @@ def test_does_not_transpose_gradients() -> None:
 
 
 def test_shares_a_function_for_equal_updates_of_an_ipu() -> None:
-    def functions(price: float) -> int:
-        fun, args = lowered(byte_price=price)
+    def functions(cost: float) -> int:
+        fun, args = lowered(byte_cost=cost)
         return sum(line.strip().startswith("call") for line in fun.lower(*args).as_text().splitlines())
 
     assert functions(1e6) > functions(0)
 
 
 def test_equals_the_plain_update() -> None:
-    fun, args = lowered(byte_price=1e6)
+    fun, args = lowered(byte_cost=1e6)
     plain, _ = lowered(ipu.CPU())
     for got, expected in zip(jax.tree.leaves(fun(*args)), jax.tree.leaves(plain(*args)), strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-6)

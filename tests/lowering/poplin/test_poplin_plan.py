@@ -11,7 +11,7 @@ import pytest
 
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.layout.grids import grids, split_candidates
-from ipujax.lowering.layout.trial import charged_cycles, charged_price
+from ipujax.lowering.layout.trial import charged_cycles, weighted_cost
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates, _regions
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
@@ -295,8 +295,8 @@ def test_plans_estimate_their_cost(costed_plans):
 def test_chosen_plan_has_the_least_cost(costed_plans):
     target, rows = costed_plans
     for (shape, dtype), row in rows.items():
-        costs = [_cost(target, shape, dtype, plan, charged_price) for plan, _ in row]
-        assert _cost(target, shape, dtype, measure=charged_price) == min(costs), (shape, dtype)
+        costs = [_cost(target, shape, dtype, plan, weighted_cost) for plan, _ in row]
+        assert _cost(target, shape, dtype, measure=weighted_cost) == min(costs), (shape, dtype)
 
 
 ROWS = 512

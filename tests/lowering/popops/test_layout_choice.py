@@ -224,7 +224,7 @@ def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.
         grids = even_grids(tuple(shape), tuple(order), tiles)
         estimates = work.cycles(grids, graph.target)
         if after is not None:
-            estimates = estimates + after(grids, graph.target, graph.byte_price_cycles)
+            estimates = estimates + after(grids, graph.target, graph.byte_cost_cycles)
         count = len(estimates)
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))

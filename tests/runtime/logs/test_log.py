@@ -54,16 +54,18 @@ def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, m
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_tile", "prices"), [(24_000, [0.5, 1, 2, 4, 8, 16]), (4096, [0.5, 1])], ids=["short", "hopeless"]
+    ("bytes_per_tile", "byte_costs"), [(24_000, [0.5, 1, 2, 4, 8, 16]), (4096, [0.5, 1])], ids=["short", "hopeless"]
 )
-def test_each_attempt_says_what_lacks(bytes_per_tile: int, prices: list[float], log_file: Path, monkeypatch) -> None:
+def test_logs_the_bytes_of_each_attempt(
+    bytes_per_tile: int, byte_costs: list[float], log_file: Path, monkeypatch
+) -> None:
     """No further cost per byte is tried where tiles lack a multiple of their memory and the last raise freed little."""
     monkeypatch.setenv(CONFIG, '{"fit": "INFO"}')
     small = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
     with pytest.raises(ipu.TileMemoryError):
         ipu.jit(lambda x: jnp.sin(x @ x), device=small).lower(jnp.ones((128, 128))).compile()
     attempts = [text for _, _, text in lines(log_file) if "cycles per byte" in text]
-    assert [float(re.search(r"at ([\d.]+) cycles per byte", text)[1]) for text in attempts] == prices  # type: ignore[index]
+    assert [float(re.search(r"at ([\d.]+) cycles per byte", text)[1]) for text in attempts] == byte_costs  # type: ignore[index]
     assert all("does not fit, the fullest tile needs at least" in text for text in attempts)
 
 

@@ -445,7 +445,7 @@ def test_the_trace_tells_every_decision_that_was_recorded():
     assert data["programTraceLength"] == len(names)
 
 
-def test_a_static_trace_takes_the_dearer_branch():
+def test_a_static_trace_takes_the_costlier_branch():
     graph, program, _, _ = looping()
     profile = Profile(compile(graph, program, options=Options(trip_counts={"while[0]": 6})))
     data, programs = profile.execution(), profile.graph()["programs"]

@@ -309,7 +309,7 @@ def test_trip_count_by_any_name(name, count):
     assert sum(found.phase_cycles(0).values()) == found.cycles
 
 
-def test_static_decisions_take_the_dearer_branch():
+def test_static_decisions_take_the_costlier_branch():
     cheap, dear, dearest = leaf(), leaf(), leaf()
     decide, select = If(FLAG, cheap, dear), Switch(FLAG, (cheap, dearest), dear)
     steps = {cheap: local(1, 1, 1), dear: local(9, 0, 0), dearest: local(0, 0, 20)}
