@@ -55,8 +55,7 @@ class Interval:
 
 def _split_joined_dims(node: Affine, intervals: Sequence[Interval]) -> tuple[Affine, list[Interval]]:
     """Split each dimension that joins several of the variable into these, where every interval is complete rows."""
-    dims = list[Group]()
-    finer = list[Interval]()
+    dims, finer = list[Group](), list[Interval]()
     for group, interval in zip(node.dims, intervals, strict=True):
         row = prod(size for size, _ in group[1:])
         if row > 1 and not np.any(interval.start % row) and not np.any(interval.length % row):
@@ -75,14 +74,12 @@ def _lines(intervals: Sequence[Interval], accesses: Sequence[SubDimAccess], rank
     lines_of_axis = sum(np.array(interval.start.shape) > 1 for interval in intervals)
     if np.any(lines_of_axis > 1):
         return None
-    scalar = np.zeros((1,) * rank, np.int64)
+    scalar = np.zeros((1,) * rank, np.int64)  # sub-dimensions that no dimension moves have one index, 0
     lines = []
     for p in accesses:
-        start = scalar
-        length = scalar + 1
+        start, length = scalar, scalar + 1
         if p.axis >= 0:
-            start = intervals[p.axis].start
-            length = intervals[p.axis].length
+            start, length = intervals[p.axis].start, intervals[p.axis].length
             if p.reverse:
                 start = p.count - start - length
             elif p.count == 1:  # a repeated element is needed once
@@ -145,8 +142,8 @@ def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
     full = np.array(1)
     broken = np.array(0)
     for tally in reversed(tallies):
-        ends = (tally.blocks if tally.step == 1 else tally.indices) - tally.full_blocks
-        broken = ends * full + tally.indices * broken
+        breaks = (tally.blocks if tally.step == 1 else tally.indices) - tally.full_blocks
+        broken = breaks * full + tally.indices * broken
         full = tally.full_blocks * full
     return full + broken
 
@@ -196,7 +193,7 @@ class _Local:
 
 
 def _local(lines: Sequence[Line], block: np.ndarray) -> _Local:
-    """Overlap each vertex with the block on its tile, −1 for none, given over the grid of vertices."""
+    # Tiles without a block count as block 0 here, and are masked by `is_local`.
     index = np.unravel_index(np.maximum(block, 0), [len(line.block_size) for line in lines])
     ranges, tallies = [], []
     is_local = block >= 0
@@ -215,66 +212,45 @@ def _local(lines: Sequence[Line], block: np.ndarray) -> _Local:
 def count_blocks(
     group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int, writes: bool, buses: Buses
 ) -> Traffic | None:
-    """Count the exchange of one access axis by axis.
-
-    Args:
-        group: the vertices.
-        access: one of its accesses, to a view that has elements.
-        mapping: of the view's variable.
-        num_tiles: tiles of the target.
-        writes: whether the vertices send the elements home instead of receiving them.
-        buses: tiles that share an exchange bus.
-
-    Returns:
-        The counts, or None outside the limits of the module.
-    """
-    node = access.tensor.node
-    tile = group.tile
+    """Count the exchange of one access axis by axis, in elements; None outside the limits of the module."""
+    node, tile = access.tensor.node, group.tile
     if not isinstance(node, Affine) or tile.size == 0 or tile.min() < 0 or np.bincount(tile.ravel()).max() > 1:
         return None
     blocks = block_of_tile(mapping, num_tiles)
-    node, intervals = _split_joined_dims(
-        node, [Interval(extent.start, extent.length) for extent in extents(group, access)]
-    )
+    needed = [Interval(extent.start, extent.length) for extent in extents(group, access)]
+    node, intervals = _split_joined_dims(node, needed)
     accesses = None if blocks is None else match_subdims(node, mapping)
     lines = None if accesses is None else _lines(intervals, accesses, len(group.axes))
     if blocks is None or lines is None:
         return None
-    local = _local(lines, blocks[tile])
-    moved = np.any([np.array(line.start.shape) > 1 for line in lines], axis=0)
+    vertex_local = _local(lines, blocks[tile])
+    moves_line = np.any([np.array(line.start.shape) > 1 for line in lines], axis=0)
     # Vertices along an axis that moves no line need the same elements: each of them receives a copy.
-    copies = prod(blocks for blocks, moves in zip(group.grid, moved, strict=True) if not moves)
-    needed_elements = np.broadcast_to(_product([line.length for line in lines]), tile.shape)
-    remote = _by_tile(needed_elements - local.elements, tile, num_tiles)
-    local_elements = _by_tile(local.elements, tile, num_tiles)
-    local_fragments = _by_tile(local.fragments, tile, num_tiles)
+    copies = prod(blocks for blocks, moves in zip(group.grid, moves_line, strict=True) if not moves)
+    remote = _by_tile(_product([line.length for line in lines]) - vertex_local.elements, tile, num_tiles)
+    local = _by_tile(vertex_local.elements, tile, num_tiles)
+    local_fragments = _by_tile(vertex_local.fragments, tile, num_tiles)
     overlaps = [(_find_overlap(line), line) for line in lines]
     tallies = [Tally(overlap.count, overlap.is_block, line.length, line.step) for overlap, line in overlaps]
     fragments = _by_tile(_fragments(tallies), tile, num_tiles)
-    rearranged = copied_parts(local_elements, local_fragments, fragments)
+    rearranged = copied_parts(local, local_fragments, fragments)
     if writes:
         received, arriving = (_by_tile(counts, mapping.tiles, num_tiles) for counts in _arriving(lines, copies))
-        zero = np.zeros(num_tiles, np.int64)
-        return Traffic(
-            received - local_elements,
-            remote,
-            arriving - local_fragments,
-            local_elements,
-            local_fragments,
-            zero,
-            *rearranged,
-        )
+        zeros = np.zeros(num_tiles, np.int64)
+        arriving_fragments = arriving - local_fragments
+        return Traffic(received - local, remote, arriving_fragments, local, local_fragments, zeros, *rearranged)
     sent = _by_tile(_needed_by_any(lines), mapping.tiles, num_tiles)
     if copies == 1:  # else another vertex needs them too, and they leave the tile
-        sent -= _by_tile(_needed_locally_only(lines, local), tile, num_tiles)
+        sent -= _by_tile(_needed_locally_only(lines, vertex_local), tile, num_tiles)
     vertex_of_tile = np.full(num_tiles, -1, np.int64)
     vertex_of_tile[tile.ravel()] = np.arange(tile.size)
-    starts = [np.broadcast_to(line.start, tile.shape).ravel() for line in lines]
-    lengths = [np.broadcast_to(line.length, tile.shape).ravel() for line in lines]
-    intervals_of_line = list(zip(starts, lengths, strict=True))
+    intervals_of_line = [
+        (np.broadcast_to(line.start, tile.shape).ravel(), np.broadcast_to(line.length, tile.shape).ravel())
+        for line in lines
+    ]
     edges = [line.edges for line in lines]
     shared = shared_blocks(intervals_of_line, edges, blocks[tile].ravel(), vertex_of_tile, buses.tiles(num_tiles))
-    return Traffic(remote, sent, fragments - local_fragments, local_elements, local_fragments, shared, *rearranged)
+    return Traffic(remote, sent, fragments - local_fragments, local, local_fragments, shared, *rearranged)
 
 
 def _by_tile(values: np.ndarray, tile: np.ndarray, num_tiles: int) -> np.ndarray:
@@ -313,6 +289,7 @@ def _arriving(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np.ndarra
         used = overlap.count > 0
         first = overlap.first[used]
         end = (overlap.first + overlap.count)[used]
+        # Blocks overlapped are ranges of numbers: count their starts less their ends, and accumulate.
         change = np.bincount(first, minlength=blocks + 1) - np.bincount(end, minlength=blocks + 1)
         overlaps = np.zeros(blocks, np.int64)
         overlaps[overlap.filled] = np.cumsum(change)[: len(overlap.filled)]

@@ -55,10 +55,10 @@ class Traffic:
 
 
 def copied_parts(local: np.ndarray, local_parts: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return elements and parts of operands to copy on their tile: all local ones of an operand in several pieces.
+    """Return elements and parts that each tile copies to make its operand contiguous: none if that is in one piece.
 
     Args:
-        local: elements of each tile's operand that are on the tile.
+        local: elements of the operand that are on the tile.
         local_parts: contiguous parts of those.
         parts: contiguous parts of the complete operand.
     """
@@ -128,10 +128,10 @@ class Pieces:
 
 
 def cut_at_homes(runs: Runs, mappings: tuple[TileMapping, ...], max_pieces: float = inf) -> Pieces:
-    """Cut runs where the home tile changes.
+    """Cut runs, sorted and disjoint in each block, where the home tile changes.
 
     Args:
-        runs: sorted and disjoint in each block.
+        runs: the runs.
         mappings: of the variables, in the order of the flat space.
         max_pieces: limit beyond which about so many are sampled.
     """
@@ -180,6 +180,7 @@ def demand_of_blocks(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: 
     block_of_tile[tiles] = block
     if np.array_equal(block_of_tile[tiles], block):  # no tile needs two
         return Demand(runs, block_of_tile)
+    # Some tile needs several blocks: it receives their union once, while copies are counted by operand.
     pairs = np.unique(tiles * len(tile) + block)
     tiles, block = np.divmod(pairs, len(tile))
     merged = merge_runs([select_blocks(runs, block, tiles, len(tile))], size)
@@ -195,7 +196,7 @@ def sum_by_index(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray
 def count_traffic(
     demand: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, is_disjoint: bool = False
 ) -> Traffic:
-    """Count the exchange of a demand.
+    """Count the exchange of a demand, in elements.
 
     Args:
         demand: elements that each tile reads, or writes.
@@ -232,10 +233,7 @@ def count_traffic(
     if not is_disjoint:
         homes = find_homes(mappings)
         needed = Runs(pieces.block, pieces.start, pieces.length, pieces.weight)
-        is_remote = others > 0
-        weight = None if pieces.weight is None else pieces.weight[is_remote]
-        remote_runs = Runs(pieces.block[is_remote], pieces.start[is_remote], pieces.length[is_remote], weight)
-        union = union_runs(remote_runs, homes.size)
+        union = union_runs(needed.take(others > 0), homes.size)
         union_elements = scale_by_weight(union.length, union.weight)
         multicast = sum_by_index(homes.tile_of(homes.run_of(union.start)), union_elements, num_tiles)
         if multicast.sum() < sent.sum():  # some element goes to two tiles
@@ -251,9 +249,7 @@ def _copied_operand_parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return elements and fragments of each operand to copy on its tile, as it is in several pieces."""
     pieces = cut_at_homes(operands.runs, mappings, MAX_RUNS)
-    elements = pieces.elements
-    fragments = pieces.fragments
-    parts = sum_by_index(pieces.block, fragments, int(operands.block.max(initial=0)) + 1)
+    parts = sum_by_index(pieces.block, pieces.fragments, int(operands.block.max(initial=0)) + 1)
     # Pieces and operands meet by (block, tile): a piece is local to an operand of its block on its home tile.
     piece_key = pieces.block * num_tiles + pieces.home
     operand_key = operands.block * num_tiles + operands.tile
@@ -263,6 +259,5 @@ def _copied_operand_parts(
     operand = order[position[at_home]]
     scattered = parts[operands.block[operand]] > 1
     tile = operands.tile[operand[scattered]]
-    local = sum_by_index(tile, elements[at_home][scattered], num_tiles)
-    local_fragments = sum_by_index(tile, fragments[at_home][scattered], num_tiles)
-    return local, local_fragments
+    local, fragments = (values[at_home][scattered] for values in (pieces.elements, pieces.fragments))
+    return sum_by_index(tile, local, num_tiles), sum_by_index(tile, fragments, num_tiles)

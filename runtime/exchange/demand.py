@@ -62,7 +62,7 @@ def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
 
 
 def access_demand(group: VertexGroup, access: Access, num_tiles: int, max_runs: float = inf) -> Demand:
-    """Return the elements that the vertices of a group need through one access, as flat runs.
+    """Return the elements that the vertices of a group need through one access.
 
     Args:
         group: the vertices.
@@ -96,6 +96,7 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
     mappings = mappings_of(destination, graph)
     if not isinstance(destination.node, Affine):
         return None
+    # In terms of sub-dimensions both have the same shape, and each has one stride.
     fine = [size for dim in destination.node.dims for size, _ in dim]
     source = source.reshape(fine)
     destination = destination.reshape(fine)
@@ -115,7 +116,7 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
 
 
 def _memory_order(node: Affine) -> tuple[int, ...]:
-    """Order the dimensions of a view by falling stride; a copy may run through them in any order."""
+    # By falling stride: a copy may run through dimensions in any order, and this one has the longest runs.
     return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
 
 
@@ -136,14 +137,7 @@ def _blocks(
 
 
 def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
-    """Return the elements that each tile needs of the source of a copy between any views.
-
-    Args:
-        source: tensor that is read.
-        destination: tensor of the same shape that is written.
-        mappings: of the destination's variables, in order.
-        num_tiles: tiles of the target.
-    """
+    """Return the elements that each tile needs of a copy's source; `mappings` are of the destination's variables."""
     variables = source.variables()
     size = flat_size([v.size for v in variables])
     if source.size > _MAX_ELEMENTS:
@@ -164,7 +158,7 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
 
 
 def _sampled_copy_runs(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping]) -> Runs:
-    """Sample single elements of the source of a copy, evenly in row-major order, by the tile that needs them."""
+    """Sample single elements of a copy's source, evenly in row-major order, by the tile that needs them."""
     _, position, weight = list_or_sample(np.array([0]), np.array([source.size]), MAX_RUNS)
     destination_homes = find_homes(tuple(mappings))
 
@@ -180,7 +174,7 @@ def _sampled_copy_runs(source: Tensor, destination: Tensor, mappings: Sequence[T
 
 
 def _flat_element(tensor: Tensor, position: np.ndarray) -> np.ndarray:
-    """Return the flat elements at some positions of a tensor's row-major order, int64 of the same shape."""
+    """Return the flat elements at some positions of a tensor's row-major order."""
     element = np.zeros_like(position)
     bases = flat_bases(tensor.variables())
     for runs in interval_runs(tensor.node, np.arange(len(position)), position, np.ones_like(position), bases):

@@ -32,22 +32,12 @@ def is_disjoint_read(group: VertexGroup, access: Access) -> bool:
 
 
 def count_disjoint_reads(group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int) -> Traffic | None:
-    """Count the exchange of elements of which each is read by one vertex.
-
-    Args:
-        group: the vertices.
-        access: one for which `is_disjoint_read` is true.
-        mapping: of its variable.
-        num_tiles: tiles of the target.
-
-    Returns:
-        The counts, or None outside the limits of the module.
-    """
+    """Count the exchange of an access of `is_disjoint_read`; None outside the limits of the module."""
     node = access.tensor.node
     tile = group.tile
     if not isinstance(node, Affine) or node.variable.size > _MAX_ELEMENTS:
         return None
-    if np.unique(tile[tile >= 0]).size < np.count_nonzero(tile >= 0):
+    if np.unique(tile[tile >= 0]).size < np.count_nonzero(tile >= 0):  # a tile with two vertices has two operands
         return None
     axes = [dim.terms[0].axis for dim in access.dims]
     if any(group.axes[axis].extent != size for axis, size in zip(axes, access.tensor.shape, strict=True)):
@@ -56,6 +46,7 @@ def count_disjoint_reads(group: VertexGroup, access: Access, mapping: TileMappin
         return None
     need = _reading_tiles(node, group, axes, num_tiles)
     home = _home_tiles(mapping, num_tiles)
+    # From here on by parts: successive elements of one home tile and one reading tile.
     start = np.flatnonzero(np.append(True, (need[1:] != need[:-1]) | (home[1:] != home[:-1])))
     length = np.diff(start, append=len(need))
     need = need[start]

@@ -61,7 +61,7 @@ class HomeTable:
     size: int
 
     def run_of(self, element: np.ndarray) -> np.ndarray:
-        if len(element) > self.size // 8:  # a list by element is faster than searching for so many
+        if len(element) > self.size // 8:  # a list by element is faster than so many searches
             return _run_of_element(self)[element]
         return np.searchsorted(self.start, element, side="right") - 1
 
@@ -114,10 +114,9 @@ class BlockRows:
     def rank_of(self, run: np.ndarray) -> np.ndarray:
         block, row = self._block_and_row(run)
         length = np.diff(self.cuts)[run % (len(self.cuts) - 1)]
-        return block * self.size + row * length
+        return block * self.size + row * length  # `size` exceeds any block: two blocks are never contiguous
 
     def _block_and_row(self, run: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the block of each run, row-major, and the number of its row in the block."""
         row, column = np.divmod(run, len(self.cuts) - 1)
         block = np.zeros_like(run)
         block_row = np.zeros_like(run)
@@ -228,7 +227,7 @@ def home_table(mappings: tuple[TileMapping, ...]) -> HomeTable:
 
 
 def in_tile_order(tile: np.ndarray) -> np.ndarray:
-    """Return positions of runs sorted by tile, those of one tile in order, int64[n]."""
+    """Return positions of runs sorted by tile, those of one tile in order."""
     # NumPy sorts 16-bit integers in linear time.
     return np.argsort(tile.astype(np.uint16) if tile.max(initial=0) < 2**16 else tile, kind="stable")
 

@@ -97,6 +97,7 @@ def _split(subdim: SubDim, outer: int, inner: int, candidates: Iterable[int]) ->
         if not (inner < stride <= outer) or stride % subdim.stride or outer % stride:
             continue
         size = stride // subdim.stride
+        # A boundary inside the inner part would be a different cut for each outer value.
         if subdim.size % size == 0 and not np.any(subdim.cuts % size):
             unsplit = np.array([0, size], np.int64)
             return SubDim(subdim.size // size, stride, subdim.cuts // size), SubDim(size, subdim.stride, unsplit)
@@ -116,14 +117,10 @@ def _split_all(subdim: SubDim, strides: Sequence[int], candidates: Sequence[int]
 
 
 def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...] | None:
-    """Match each sub-dimension of a mapping with at most one dimension of a view; None where that fails.
-
-    Args:
-        node: a view that has elements.
-        mapping: of its variable.
+    """Match each sub-dimension of a mapping, outermost first, with at most one dimension of a view that has elements.
 
     Returns:
-        The sub-dimensions from the outermost to the innermost, then one of size 1 for each dimension that moves none.
+        None where that fails; with a sub-dimension of size 1 at the end for each dimension that moves none.
     """
     if any(len(group) > 1 for group in node.dims):
         return None
@@ -142,6 +139,7 @@ def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...
     low = node.offset + sum(s * (n - 1) for n, s in moving.values() if s < 0)
     accesses = [_match_subdim(subdim, low, moving) for subdim in subdims]
     matched = [p for p in accesses if p is not None]
+    # The outermost sub-dimension has no row that a strided index could run into.
     if len(matched) < len(accesses) or sum(p.axis >= 0 for p in matched) < len(moving) or any(map(_wraps, matched[1:])):
         return None
     point = SubDim(1, 1, np.array([0, 1], np.int64))
@@ -171,11 +169,7 @@ def _wraps(access: SubDimAccess) -> bool:
 
 
 def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
-    """Return the mapping of a view as a grid of blocks over it; None where it is not one.
-
-    Args:
-        node: a view that has elements and repeats none.
-        mapping: of its variable.
+    """Return the mapping of a view, which repeats no element, as a grid of blocks over it; None where it is not one.
 
     Returns:
         Per dimension the boundaries, int64[blocks + 1], and the tile of each block, int32[blocks of each dimension].
@@ -186,7 +180,7 @@ def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, .
     tile = mapping.tiles.reshape([p.subdim.blocks for p in accesses])
     cuts: dict[int, np.ndarray] = {}
     for number, p in enumerate(accesses):
-        filled = np.flatnonzero(np.diff(p.edges))
+        filled = np.flatnonzero(np.diff(p.edges))  # blocks of the mapping outside the view have no index
         edges = np.append(p.edges[filled], p.count)
         tile = tile.take(filled, axis=number)
         if p.reverse:

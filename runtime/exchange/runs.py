@@ -40,6 +40,11 @@ class Runs:
     weight: np.ndarray | None = None
     before: np.ndarray | None = None
 
+    def take(self, index: np.ndarray) -> Runs:
+        """Select runs by number or mask."""
+        weight, before = (None if column is None else column[index] for column in (self.weight, self.before))
+        return Runs(self.block[index], self.start[index], self.length[index], weight, before)
+
 
 def flat_bases(variables: Sequence[Variable]) -> Bases:
     """Return the first flat element of each variable; a gap of one element follows each, so that no two touch."""
@@ -53,7 +58,7 @@ def flat_bases(variables: Sequence[Variable]) -> Bases:
 def block_runs(
     node: Node, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float = inf
 ) -> list[Runs]:
-    """Return the runs of blocks of a view.
+    """List the runs of blocks of a view, in no set order; where the view repeats an element they may overlap.
 
     Args:
         node: the view, of rank r.
@@ -62,9 +67,6 @@ def block_runs(
         length: number of indices, at least 1, int64[n, r].
         bases: first flat element of each variable.
         max_runs: limit beyond which about so many are sampled, of each part of the view.
-
-    Returns:
-        Runs in no set order; where the view repeats an element they may overlap.
     """
     if len(block) == 0:
         return []
@@ -72,6 +74,7 @@ def block_runs(
         return _concat_blocks(node, block, start, length, bases, max_runs)
     if isinstance(node, Affine):
         return _affine_blocks(node, block, start, length, bases, max_runs)
+    # Other nodes have no strides: list the blocks' runs in row-major order, then the runs of those.
     strides = [prod(node.shape[axis + 1 :]) for axis in range(len(node.shape))]
     view = _enumerate(block, np.zeros(len(block), np.int64), strides, start, length, max_runs)
     parts = interval_runs(node, np.arange(len(view.block)), view.start, view.length, bases, max_runs)
@@ -91,12 +94,13 @@ def _affine_blocks(
 ) -> list[Runs]:
     """Cut blocks at rows of a dimension that joins several: a row's end, complete rows, a row's start."""
     axis = next((axis for axis, group in enumerate(node.dims) if len(group) > 1), None)
-    if axis is None:
+    if axis is None:  # one stride a dimension: no row to cut at
         strides = [group[0][1] if group else 0 for group in node.dims]
         return [
             _enumerate(block, np.full(len(block), bases[node.variable] + node.offset), strides, start, length, max_runs)
         ]
     outer, *inner = node.dims[axis]
+    # The outermost sub-dimension becomes a dimension of its own; the recursion cuts at the next.
     finer = replace(node, dims=(*node.dims[:axis], (outer,), tuple(inner), *node.dims[axis + 1 :]))
     row = prod(size for size, _ in inner)
     runs = list[Runs]()
@@ -173,19 +177,7 @@ def _enumerate(
 def interval_runs(
     node: Node, block: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases, max_runs: float = inf
 ) -> list[Runs]:
-    """Return the runs of intervals of a view's row-major order.
-
-    Args:
-        node: the view.
-        block: number of the block of each interval, int64[n].
-        start: first element in row-major order, int64[n].
-        length: number of elements, at least 1, int64[n].
-        bases: first flat element of each variable.
-        max_runs: as for `block_runs`.
-
-    Returns:
-        As `block_runs`.
-    """
+    """List the runs of intervals [start, start + length) of a view's row-major order, as `block_runs` does."""
     if len(block) == 0:
         return []
     if isinstance(node, Reshaped):
@@ -256,7 +248,6 @@ def _concat_intervals(
 
 
 def concat_runs(parts: Sequence[Runs]) -> Runs:
-    """Concatenate runs, in order."""
     empty = np.zeros(0, np.int64)
     block, start, length = (
         np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in ("block", "start", "length")
@@ -269,16 +260,11 @@ def concat_runs(parts: Sequence[Runs]) -> Runs:
 
 
 def merge_runs(parts: Sequence[Runs], span: int) -> Runs:
-    """Sort runs by block and element, and merge those of a block that overlap or touch.
-
-    Args:
-        parts: runs in any order.
-        span: an upper bound of all elements.
-    """
+    """Sort runs by block and element, below `span`, and merge those of a block that overlap or touch."""
     runs = concat_runs(parts)
     length = runs.length
     key = runs.block * (span + 1) + runs.start  # of the order by block, then element
-    if np.all(key[1:] >= key[:-1] + length[:-1]):
+    if np.all(key[1:] >= key[:-1] + length[:-1]):  # sorted and disjoint already, as most are
         return runs
     if runs.weight is None and np.all(length == 1):
         return _merge_elements(key, span)
@@ -287,10 +273,7 @@ def merge_runs(parts: Sequence[Runs], span: int) -> Runs:
     reach = np.maximum.accumulate(key + length[order])
     first = np.append(True, key[1:] > reach[:-1])
     stop = reach[np.append(np.flatnonzero(first)[1:], len(key)) - 1]
-    key = key[first]
-    block, start = np.divmod(key, span + 1)
-    weight, before = (None if part is None else part[order][first] for part in (runs.weight, runs.before))
-    return Runs(block, start, stop - key, weight, before)
+    return replace(runs.take(order[first]), length=stop - key[first])
 
 
 def _merge_elements(key: np.ndarray, span: int) -> Runs:
@@ -304,49 +287,33 @@ def _merge_elements(key: np.ndarray, span: int) -> Runs:
 
 
 def select_blocks(runs: Runs, blocks: np.ndarray, new_numbers: np.ndarray, num_blocks: int) -> Runs:
-    """Select the runs of some blocks, and renumber these.
-
-    Args:
-        runs: sorted by block.
-        blocks: numbers of the blocks, each any number of times, int64[n].
-        new_numbers: the new number of each, int64[n].
-        num_blocks: number of blocks in `runs`.
-    """
+    """Return the runs of some blocks, each with its new number; a block may be selected several times."""
     counts = np.bincount(runs.block, minlength=num_blocks)
     row, within = ragged_rows(counts[blocks])
     at = (np.cumsum(counts) - counts)[blocks][row] + within
-    weight, before = (None if part is None else part[at] for part in (runs.weight, runs.before))
-    return Runs(new_numbers[row], runs.start[at], runs.length[at], weight, before)
+    return replace(runs.take(at), block=new_numbers[row])
 
 
 def union_runs(runs: Runs, size: int) -> Runs:
-    """Return disjoint intervals, each inside one of some runs, that cover all of them, as one block.
-
-    Args:
-        runs: intervals of any blocks.
-        size: an upper bound of all elements.
-    """
-    start = runs.start
-    length = runs.length
+    """Return disjoint parts of runs that together cover all of them, as one block; elements are below `size`."""
     # Of many single elements a mask is faster than sorting.
-    if runs.weight is None and len(start) > size // 8 and bool(np.all(length == 1)):
+    if runs.weight is None and len(runs.start) > size // 8 and bool(np.all(runs.length == 1)):
         is_covered = np.zeros(size, bool)
-        is_covered[start] = True
+        is_covered[runs.start] = True
         element = np.flatnonzero(is_covered)
         return Runs(np.zeros_like(element), element, np.ones(len(element), np.int64))
-    order = np.argsort(start)
-    start = start[order]
-    end = start + length[order]
+    order = np.argsort(runs.start)
+    start = runs.start[order]
+    end = start + runs.length[order]
     # Each run keeps the part behind all that start before it.
     reach = np.append(np.int64(0), np.maximum.accumulate(end)[:-1]) if len(end) else end
     first = np.maximum(start, reach)
     new = end > first
-    weight = None if runs.weight is None else runs.weight[order][new]
-    return Runs(np.zeros(np.count_nonzero(new), np.int64), first[new], (end - first)[new], weight)
+    block = np.zeros(np.count_nonzero(new), np.int64)
+    return replace(runs.take(order[new]), block=block, start=first[new], length=(end - first)[new])
 
 
 def scale_by_weight(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Multiply values of runs by the number of runs that each stands for."""
     return values if weight is None else values * weight
 
 

@@ -27,15 +27,9 @@ def ragged_rows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[list[int], int]:
-    """Choose how densely to sample blocks of more than `max_points` points in all.
+    """Return a sampling step for each dimension of blocks, and the minimum of numbers listed of a dimension.
 
-    Args:
-        counts: for each dimension the count of numbers of each block, int64[blocks] each.
-        max_points: points that are all listed; of more, a quarter of that limit.
-
-    Returns:
-        For each dimension the numbers that a listed one stands for, 1 where all are listed; and the minimum of listed
-        numbers of a dimension.
+    All steps are 1 for at most `max_points` points in all; else the steps list about a quarter of that limit.
     """
     steps = [1] * len(counts)
     listed = [np.asarray(count, np.float64) for count in counts]
@@ -47,7 +41,7 @@ def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[lis
     while np.sum(np.prod(listed, axis=0)) > sample:
         means = [float(numbers.mean()) for numbers in listed]
         dim = int(np.argmax(means))  # thinned where rows are longest, so that short rows stay complete
-        if means[dim] <= min_listed:
+        if means[dim] <= min_listed:  # no dimension can be thinned further: the limit is exceeded
             break
         steps[dim] *= 2
         listed[dim] = np.maximum(np.minimum(counts[dim], min_listed), counts[dim] / steps[dim])
@@ -57,13 +51,7 @@ def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[lis
 def sample_rows(
     first: np.ndarray, count: np.ndarray, step: int, min_listed: int = _MIN_LISTED
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sample rows of successive numbers.
-
-    Args:
-        first: first number of each row, int64[rows].
-        count: numbers of each row, at least 1, int64[rows].
-        step: numbers that a listed one stands for.
-        min_listed: minimum of listed numbers of a row; a shorter row is listed completely.
+    """Sample about one number of every `step` of rows of successive numbers.
 
     Returns:
         Row of each listed number, its position in the row, and its weight, float64.
@@ -74,6 +62,7 @@ def sample_rows(
     # One number of each aligned chunk of `step`, chosen by a hash of the chunk's number: the same in every row.
     chunk = low[row] + within
     spread = chunk * step + (chunk * _MIX & 0x7FFFFFFF) % step - first[row]
+    # A row of few numbers would often have no chunk of its own: its sample is spread evenly instead.
     even = (2 * within + 1) * count[row] // (2 * np.minimum(count, min_listed)[row])
     position = np.where(is_few[row], even, spread)
     inside = (position >= 0) & (position < count[row])

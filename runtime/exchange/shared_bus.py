@@ -11,7 +11,7 @@ Limits: a bus of more than two tiles joins all of its tiles or none. A sender se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def shared_blocks(
     vertex_of_tile: np.ndarray,
     buses: np.ndarray,
 ) -> np.ndarray:
-    """Count the elements that each tile shares, for one vertex a tile, vertices and mapping being blocks of one grid.
+    """Count the elements that each tile shares, int64[tiles], for one vertex a tile and a mapping in blocks.
 
     Args:
         lines: for each dimension first index and number of indices that each vertex needs, int64[vertices] each.
@@ -67,13 +67,10 @@ def shared_blocks(
         block: the block of the mapping on the tile of each vertex, −1 for none, int64[vertices].
         vertex_of_tile: −1 for none, int64[tiles].
         buses: tiles of each bus, int64[buses, width].
-
-    Returns:
-        int64[tiles].
     """
     shared = np.zeros(len(vertex_of_tile), np.int64)
     vertices = vertex_of_tile[buses]
-    full = np.all(vertices >= 0, axis=1)
+    full = np.all(vertices >= 0, axis=1)  # a bus with an idle tile joins no ports
     vertices = vertices[full]
     tiles = buses[full]
     if not len(vertices):
@@ -96,16 +93,13 @@ def shared_blocks(
 
 
 def shared_runs(pieces: Runs, home: np.ndarray, block_of_tile: np.ndarray, buses: np.ndarray) -> np.ndarray:
-    """Count the elements that each tile shares, from the runs of blocks.
+    """Count the elements that each tile shares, int64[tiles], from the runs of blocks.
 
     Args:
         pieces: runs of the blocks, sorted and disjoint in each, cut where the home tile changes.
         home: that tile, int64[pieces].
         block_of_tile: the block that each tile needs, −1 for none, int64[tiles].
         buses: tiles of each bus, int64[buses, width].
-
-    Returns:
-        int64[tiles].
     """
     shared = np.zeros(len(block_of_tile), np.int64)
     blocks = block_of_tile[buses]
@@ -138,23 +132,13 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _intersections(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np.ndarray]:
-    """Intersect the runs of several sets of blocks.
-
-    Args:
-        pieces: as for `shared_runs`.
-        home: as for `shared_runs`.
-        needs: the blocks of each set, rising, int64[sets, width].
-
-    Returns:
-        Runs with the number of the set as block, and the home tile of each.
-    """
+    """Return the runs common to each row of blocks in `needs`, numbered by row, and the home tile of each run."""
     counts = np.bincount(pieces.block, minlength=int(needs.max()) + 1)
     first = np.cumsum(counts) - counts
     alike = needs[:, 0] == needs[:, -1]  # sets of one block, rows being sorted: its runs are the intersection
     row, within = ragged_rows(counts[needs[alike, 0]])
     piece = first[needs[alike, 0]][row] + within
-    weight = None if pieces.weight is None else pieces.weight[piece]
-    same = Runs(np.flatnonzero(alike)[row], pieces.start[piece], pieces.length[piece], weight)
+    same = replace(pieces.take(piece), block=np.flatnonzero(alike)[row])
     if np.all(alike):
         return same, home[piece]
     mixed = needs[~alike].ravel()

@@ -74,7 +74,7 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
 
     Args:
         axes: axes of the grid.
-        tile: the tile of each vertex.
+        tile: tile of each vertex, int32[blocks of each axis].
         access: to a tensor of mapped variables.
         graph: has the target and the mappings.
     """
@@ -105,6 +105,7 @@ def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Wi
     if len(parts) > 1:
         return [window for part in parts for window in _copy_windows(*part, graph)]
     source, destination = _strip_reshapes(source, destination)
+    # As a read of a grid of vertices it has the fast counts and their cache; else elements are listed.
     grid = copy_grid(source, destination, graph)
     if grid is not None:
         return [_traffic(*grid, graph, False)]
@@ -112,14 +113,9 @@ def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Wi
 
 
 def independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Split a copy of concatenated tensors into copies of which no two read one variable.
+    """Split a copy of concatenated tensors into (source, destination) pairs of which no two read one variable.
 
-    Args:
-        source: tensor that is read.
-        destination: tensor of the same shape that is written.
-
-    Returns:
-        (source, destination) of each part; the pair itself where the two are not cut along one axis.
+    A copy whose sides are not concatenated along one axis is returned as its only pair. Linear in the parts.
     """
     read = source.node
     written = destination.node
@@ -194,6 +190,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
         return _Window(first, _in_place_traffic(mappings[0], item_bytes))
     buses = _buses(graph)
     first, last = _common_range([_tile_bounds(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
+    # Tiles are counted from the first that takes part: counts are then short, and equal on any IPU.
     tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
     grid = grid_of(group.axes, tile)
     homes = tuple(_shift_tiles(mapping, first) for mapping in mappings)
@@ -247,10 +244,7 @@ def _tile_range(mapping: TileMapping) -> tuple[int, int]:
 
 @remembered
 def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
-    """Subtract `shift` from every tile of a mapping; the same object for the same contents.
-
-    Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
-    """
+    """Subtract `shift` from every tile of a mapping; the same object for the same contents."""
     return mapping.on_tiles(mapping.tiles - shift)
 
 
@@ -280,11 +274,7 @@ def _sum_windows(parts: Sequence[_Window], num_tiles: int) -> Traffic:
 
 
 def geometry(tensor: Tensor) -> tuple[object, ...] | None:
-    """Return all of a view that an exchange depends on, variables as number and shape; hashable.
-
-    Returns:
-        Nested tuples; None for a list of elements, which has no short description.
-    """
+    """Return all of a view that an exchange depends on, variables by number and shape; None for a list of elements."""
     return _geometry(tensor.node, tensor.variables())
 
 
