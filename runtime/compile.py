@@ -60,7 +60,7 @@ from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
-from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
+from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.spans import spans_of
 from ipujax.runtime.timeline.task_spans import task_spans
@@ -175,18 +175,18 @@ class Executable:
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
         return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
 
-    def spans_of(self, recording: Recording | None, most_steps: int = MOST_STEPS) -> Spans:
+    def spans_of(self, recording: Recording | None, max_steps: int = MAX_STEPS) -> Spans:
         """What each IPU does when in a recorded run, or the static one, iterations of loops shown where they fit.
 
         Args:
             recording: as of `timeline_of`.
-            most_steps: about how many steps to show.
+            max_steps: approximate upper bound of the steps of spans.
 
         Raises:
             ProfileError: as `timeline_of`.
         """
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
-        return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, most_steps)
+        return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, max_steps)
 
     def task_spans_of(self, recording: Recording | None) -> TaskSpans:
         """When each task of each pipeline runs in a recorded run, or the static one.

@@ -207,7 +207,7 @@ def execution_trace(
     line = [lines.setdefault(text, len(lines)) for _, text in places]
     live, after = _live_bytes(executable), {node: _after(executable, node) for node in set(spans.nodes)}
     each_after = np.array([after[node] for node in spans.nodes], np.int64).reshape(-1, executable.target.num_ipus, 2)
-    folded = (spans.iterations > 1) | (spans.joined > 1)
+    folded = (spans.iterations > 1) | (spans.merged_steps > 1)
     return ExecutionTrace(
         tuple(names),
         tuple(lines),
@@ -215,7 +215,7 @@ def execution_trace(
         np.array(name, np.int64),
         np.array(line, np.int64),
         spans.iterations,
-        spans.joined,
+        spans.merged_steps,
         tuple(row_sets),
         np.array(row_set, np.int64),
         np.array([live.get(node, _NO_BYTES) for node in spans.nodes], np.int64),
@@ -225,7 +225,7 @@ def execution_trace(
         spans.end,
         spans.work,
         np.where(folded[spans.step, None], 0, each_after[spans.step, spans.ipu]),
-        spans.moved,
+        spans.transfer_cycles,
     )
 
 

@@ -1,7 +1,7 @@
 """Clocks of all IPUs over a program, and the timeline of its phases."""
 
 from ipujax.runtime.timeline.clocks import PHASES as PHASES, SYNC as SYNC, ClockStep as ClockStep
-from ipujax.runtime.timeline.spans import MOST_STEPS as MOST_STEPS, Spans as Spans
+from ipujax.runtime.timeline.spans import MAX_STEPS as MAX_STEPS, Spans as Spans
 from ipujax.runtime.timeline.task_spans import (
     PipelineSpan as PipelineSpan,
     TaskSpans as TaskSpans,

@@ -1,11 +1,10 @@
-"""When each task of each pipeline runs: the timeline with the loops around tasks unfolded.
+"""Task spans: start, end and waits of each task of each pipeline, with the loops around tasks unfolded.
 
-Input: as `timeline`. Output: `TaskSpans`. A task whose control is static is a max-plus matrix over the clocks that it
-touches, made once and applied for every micro-batch, so that long pipelines cost little; one whose control was recorded
-is walked anew each time. A program of more tasks than a limit is walked as by `timeline`, and its tasks are counted
-alone.
-Limits: a pipeline runs once in a program, as lowering has it. Work inside loops that follow a pipeline counts as done
-at once, when it is told from waiting for the pipeline.
+Input: as of `timeline`. Output: `TaskSpans`. A task with static control is a max-plus matrix over the clocks that it
+reads or changes, computed once and applied for every micro-batch, so that long pipelines take little time; one whose
+control was recorded is walked each time. In a program of more tasks than a limit, tasks are counted only.
+Limits: a pipeline runs once in a program, as lowering has it. The work of a loop that follows a pipeline counts as
+contiguous from the loop's start, where it is distinguished from waiting for the pipeline.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep
 from ipujax.runtime.timeline.timeline import Recording, TimelineStep, Walker
 
-MOST_TASKS = 100_000  # that are walked one by one; 64 stages × 128 micro-batches have 16,384
+MAX_TASKS = 100_000  # that are walked one by one; 64 stages × 128 micro-batches have 16,384
 COLUMNS = ("pipeline", "task", "micro_batch", "start", "end", "busy", "waited")
-Leaves = Counter[tuple[str, Program]]  # how often a step runs, by the part of training of the call that it is in
+Leaves = Counter[tuple[str, Program]]  # runs of a step, by the part of the training step of its call
 
 
 @dataclass(eq=False)
 class TaskTotal:
-    """All that one kind of task of one stage does in all runs.
+    """Sums over all runs of one kind of task of one stage.
 
     Args:
         task: the task.
-        calls: how often it ran.
+        calls: number of runs.
         work: cycles of each of `PHASES` on each IPU, int64[num_ipus, 5].
-        leaves: the steps that it ran.
+        leaves: runs of each step in it.
     """
 
     task: PipelineTask
@@ -51,8 +50,8 @@ class PipelineSpan:
     Args:
         layout: of the pipeline.
         exchanged: work between its first and its last task that is in no task, int64[num_ipus, 5].
-        drained: cycles that each IPU does nothing between its last task and `end`, int64[num_ipus]; 0 on others.
-        start: cycle at which its first task begins; 0, as `end`, where tasks are counted alone.
+        drained: idle cycles of each IPU between its last task and `end`, int64[num_ipus]; 0 on IPUs without tasks.
+        start: cycle at which its first task begins; 0, as `end`, where tasks are counted only.
         end: cycle at which its last task ends.
     """
 
@@ -71,8 +70,8 @@ class TaskSpans:
         totals: by task.
         pipelines: in order of the program.
         rows: one a task, in the order of the program: columns `COLUMNS`, int64[tasks, 7]. `pipeline` and `task` are
-            numbers in `pipelines` and `totals`; `start` is when its work begins, waiting done; `waited` is what its IPU
-            does nothing since its task before, or since the pipeline began, up to the task's end.
+            numbers in `pipelines` and `totals`; `start` is the cycle at which its work begins, after its waits;
+            `waited` is the idle cycles of its IPU from its task before, or the pipeline's start, to the task's end.
         is_counted: whether there are too many tasks for rows.
     """
 
@@ -89,18 +88,18 @@ def task_spans(
     slots: int = 0,
     trip_counts: Mapping[str, int] | None = None,
     recording: Recording | None = None,
-    most_tasks: int = MOST_TASKS,
+    max_tasks: int = MAX_TASKS,
 ) -> TaskSpans:
-    """Walks a program as `timeline` does, and notes when tasks of pipelines run.
+    """Return the spans of the tasks of all pipelines of a run.
 
     Args:
         program: as of `timeline`, as are the arguments that are not described here.
-        steps: what each node does to the clocks.
+        steps: clock steps of nodes.
         num_ipus: IPUs of the system.
         slots: rows of the clock state beside the IPUs.
         trip_counts: iterations of loops by name.
-        recording: what data-dependent control did in a run.
-        most_tasks: of how many tasks at most to make rows.
+        recording: choices of data-dependent control in a run.
+        max_tasks: upper bound of tasks with rows; those of larger programs are counted only.
 
     Raises:
         ProfileError: as `timeline`.
@@ -108,22 +107,22 @@ def task_spans(
     if not any(isinstance(node, Call) and node.task is not None for node in distinct(program)):
         return TaskSpans((), (), np.zeros((0, len(COLUMNS)), np.int64))
     walker = _TaskWalker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
-    walker.is_counting = walker.tasks_of(program) > most_tasks
+    walker.is_counting = walker.tasks_of(program) > max_tasks
     walker.run(program)
     return walker.spans()
 
 
 @dataclass(eq=False)
 class _Effect:
-    """What a task of static control does to the clocks.
+    """Effect of a task with static control on the clocks.
 
     Args:
-        rows: of the clock state that it touches.
-        matrix: what it does to them, int64[rows, rows].
-        begin: the clock of its IPU when its work begins, from those rows, int64[1, rows].
+        rows: rows of the clock state that it reads or changes.
+        matrix: max-plus matrix over these rows, int64[rows, rows].
+        begin: row of a matrix that gives the clock of its IPU when its work begins, int64[1, rows].
         work: cycles of each IPU and phase.
         overlapped: cycles of I/O tiles.
-        leaves: the steps it runs.
+        leaves: runs of each step in it.
     """
 
     rows: list[int]
@@ -136,38 +135,38 @@ class _Effect:
 
 @dataclass(eq=False)
 class _Run:
-    """A pipeline while it is walked.
+    """A pipeline that is being walked; times are cycles.
 
     Args:
-        span: of it.
-        left: tasks still to come.
-        clocks: of IPUs when it began.
-        idle: cycles each IPU had done nothing, at the end of its last task or, before that, when the pipeline began.
-        first: the row of the first task of each IPU.
-        last: when the last task of each IPU ended.
-        later: (start, end) of what each IPU did since.
-        start: of its first task.
-        end: of its last task.
+        span: its span.
+        remaining_tasks: runs of tasks still to come.
+        clocks: clocks of IPUs at the start of the walk.
+        idle: idle cycles of each IPU since the start of the program, at the end of its last task or at first here.
+        first_row: by IPU, the row of its first task.
+        last_end: by IPU, the end of its last task.
+        work_since: by IPU, (start, end) of its work since `last_end`.
+        start: start of the first task.
+        end: end of the last task.
     """
 
     span: PipelineSpan
-    left: int
+    remaining_tasks: int
     clocks: np.ndarray
     idle: np.ndarray
-    first: dict[int, int] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-    later: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    first_row: dict[int, int] = field(default_factory=dict)
+    last_end: dict[int, int] = field(default_factory=dict)
+    work_since: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     start: int = -maxplus.NEVER
     end: int = 0
 
 
 def _num_tasks(node: Program, children: list[int]) -> int:
-    """Tasks in one run of a node; those in loops whose trip count is data once."""
+    """Return the number of tasks in one run of a node, one iteration for loops whose trip count is data."""
     return 1 if isinstance(node, Call) and node.task is not None else sum(children) * node.child_runs
 
 
 class _TaskWalker(Walker):
-    """A walk that notes tasks. Where rows are made every visit counts once, so that clock less work is idle time."""
+    """A walk that records tasks. With rows every visit counts once, so that idle time is clock minus work."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -178,14 +177,14 @@ class _TaskWalker(Walker):
         self._effects: dict[PipelineTask, _Effect] = {}
         self.tasks_of = fold(_num_tasks)
         self._task: PipelineTask | None = None  # that is being walked
-        self._part = ""  # of training, of the innermost call that says so
-        self._leaves: Leaves = Counter()
-        self._begin: np.ndarray | None = None
-        self._run: _Run | None = None  # the last that began
-        self._is_in_loop = False  # which holds no tasks, and is noted as a whole
+        self._part = ""  # of the training step, of the innermost call that has one
+        self._leaves: Leaves = Counter()  # of the current task
+        self._begin: np.ndarray | None = None  # clock at the first work of the current task
+        self._run: _Run | None = None  # of the pipeline that began last
+        self._is_in_loop = False  # without tasks, whose work is recorded at its end
 
     def spans(self) -> TaskSpans:
-        """All that was noted."""
+        """Return the recorded spans."""
         self._close()
         rows = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS))
         return TaskSpans(tuple(self.totals.values()), tuple(self.pipelines), rows, self.is_counting)
@@ -198,7 +197,8 @@ class _TaskWalker(Walker):
         elif program.task is not None and self._task is None:
             self._visit_task(program, program.task, state, times)
         else:
-            outer, self._part = self._part, program.origin.part or self._part
+            outer = self._part
+            self._part = program.origin.part or outer
             super().visit(program, state, times, into)
             self._part = outer
 
@@ -215,10 +215,10 @@ class _TaskWalker(Walker):
         run = self._run
         if run is None:
             return
-        if run.left > 0:
+        if run.remaining_tasks > 0:
             run.span.exchanged += step.work * times
         if not self._is_in_loop:
-            self._note(run, state[: self.num_ipus, 0] - step.cycles, step.cycles)
+            self._record_work(run, state[: self.num_ipus, 0] - step.cycles, step.cycles)
 
     def loop(
         self,
@@ -231,12 +231,14 @@ class _TaskWalker(Walker):
     ) -> None:
         is_around_tasks = self._task is None and any(map(self.tasks_of, parts))
         if not is_around_tasks or self.is_counting:
-            clocks, work, was_in_loop = state[: self.num_ipus, 0].copy(), self.work.copy(), self._is_in_loop
+            clocks = state[: self.num_ipus, 0].copy()
+            work_before = self.work.copy()
+            was_in_loop = self._is_in_loop
             self._is_in_loop = True
             super().loop(node, parts, count, state, times, None)
             self._is_in_loop = was_in_loop
             if self._run is not None and self._task is None and times and not was_in_loop:
-                self._note(self._run, clocks, (self.work - work).sum(1))
+                self._record_work(self._run, clocks, (self.work - work_before).sum(1))
             return
         for _ in range(count):
             for part in parts:
@@ -247,37 +249,46 @@ class _TaskWalker(Walker):
     def _visit_task(self, call: Call, task: PipelineTask, state: np.ndarray, times: int) -> None:
         if times:
             self._open(task, state)
-        work, begin = self.work.copy(), state[task.ipu].copy()
-        if self.is_changing(call):
-            self._task, self._begin, self._leaves = task, None, Counter()
+        work_before = self.work.copy()
+        begin = state[task.ipu].copy()
+        if self.is_recorded(call):
+            self._start_task(task)
             super().visit(call.function.body, state, times, None)
             begin = begin if self._begin is None else self._begin
-            leaves, self._task = self._leaves, None
+            leaves = self._leaves
+            self._task = None
         else:
-            effect = self._effects.get(task) or self._effect(call, task)
-            before = state[effect.rows]
-            begin = maxplus.product(effect.begin, before)[0]
-            state[effect.rows] = maxplus.product(effect.matrix, before)
+            effect = self._effects.get(task) or self._find_effect(call, task)
+            clocks = state[effect.rows]
+            begin = maxplus.product(effect.begin, clocks)[0]
+            state[effect.rows] = maxplus.product(effect.matrix, clocks)
             self.work += effect.work * times
             self.overlapped += effect.overlapped * times
             leaves = Counter({key: number * times for key, number in effect.leaves.items()})
         if times:
-            self._count(task, times, self.work - work, leaves)
-            self._end(task, times, int(begin[0]), state, work)
+            self._count(task, times, self.work - work_before, leaves)
+            self._end(task, times, int(begin[0]), state, work_before)
 
-    def _effect(self, call: Call, task: PipelineTask) -> _Effect:
-        """Runs a task of static control on the rows that it touches."""
+    def _start_task(self, task: PipelineTask) -> None:
+        self._task = task
+        self._begin = None
+        self._leaves = Counter()
+
+    def _find_effect(self, call: Call, task: PipelineTask) -> _Effect:
+        """Run a task with static control on the identity of the rows of its steps."""
         rows = sorted({task.ipu} | {row for node in distinct(call) for row in _rows(self.steps.get(node))})
         state = np.full((self.size, len(rows)), maxplus.NEVER, np.int64)
         state[rows, range(len(rows))] = 0
         begin = state[task.ipu].copy()
-        kept = self.work, self.overlapped
-        self.work, self.overlapped = np.zeros_like(self.work), np.zeros_like(self.overlapped)
-        self._task, self._begin, self._leaves = task, None, Counter()
+        # The walk adds to these totals: they are set aside, so that they hold the task's work only.
+        totals = self.work, self.overlapped
+        self.work = np.zeros_like(self.work)
+        self.overlapped = np.zeros_like(self.overlapped)
+        self._start_task(task)
         super().visit(call.function.body, state, 1, None)
         begin = begin if self._begin is None else self._begin
         effect = _Effect(rows, state[rows], begin[None], self.work, self.overlapped, self._leaves)
-        self.work, self.overlapped = kept
+        self.work, self.overlapped = totals
         self._task = None
         self._effects[task] = effect
         return effect
@@ -294,56 +305,66 @@ class _TaskWalker(Walker):
     # --- pipelines ---
 
     def _open(self, task: PipelineTask, state: np.ndarray) -> None:
-        """Begins a pipeline with its first task."""
-        if self._run is not None and self._run.left > 0:
+        """Begin a pipeline if this is its first task."""
+        if self._run is not None and self._run.remaining_tasks > 0:
             return
         self._close()
-        layout, clocks = task.pipeline, state[: self.num_ipus, 0].copy()
+        layout = task.pipeline
+        clocks = state[: self.num_ipus, 0].copy()
         span = PipelineSpan(layout, np.zeros_like(self.work), np.zeros(self.num_ipus, np.int64))
         self._run = _Run(span, len(layout.tasks) * layout.micro_batches, clocks, clocks - self.work.sum(1))
         self.pipelines.append(span)
 
-    def _end(self, task: PipelineTask, times: int, begin: int, state: np.ndarray, work: np.ndarray) -> None:
-        """Notes a task that has run."""
-        run, ipu = self._run, task.ipu
+    def _end(self, task: PipelineTask, times: int, begin: int, state: np.ndarray, work_before: np.ndarray) -> None:
+        """Record the end of a task, as a row unless tasks are counted only."""
+        run = self._run
+        ipu = task.ipu
         assert run is not None
-        run.left -= times
+        run.remaining_tasks -= times
         if self.is_counting:
             return
-        number, end = list(self.totals).index(task), int(state[ipu, 0])
-        busy, idle = int((self.work - work)[ipu].sum()), end - int(self.work[ipu].sum())
-        run.first.setdefault(ipu, len(self.rows))
-        waited, micro_batch = idle - int(run.idle[ipu]), self.totals[task].calls - 1
+        number = list(self.totals).index(task)
+        end = int(state[ipu, 0])
+        busy = int((self.work - work_before)[ipu].sum())
+        idle = end - int(self.work[ipu].sum())  # every IPU is busy or idle, so its clock is their sum
+        waited = idle - int(run.idle[ipu])
+        micro_batch = self.totals[task].calls - 1
+        run.first_row.setdefault(ipu, len(self.rows))
         self.rows.append((len(self.pipelines) - 1, number, micro_batch, begin, end, busy, waited))
-        run.idle[ipu], run.last[ipu], run.later[ipu] = idle, end, []
-        run.start, run.end = min(run.start, begin), max(run.end, end)
+        run.idle[ipu] = idle
+        run.last_end[ipu] = end
+        run.work_since[ipu] = []
+        run.start = min(run.start, begin)
+        run.end = max(run.end, end)
 
-    def _note(self, run: _Run, starts: np.ndarray, cycles: np.ndarray) -> None:
-        """Notes what IPUs do outside of tasks after they have done some, while it matters."""
+    def _record_work(self, run: _Run, starts: np.ndarray, cycles: np.ndarray) -> None:
+        """Record work outside of tasks of IPUs that have run one, as far as it may be before the pipeline's end."""
         for ipu in np.flatnonzero(cycles).tolist():
             start = int(starts[ipu])
-            if ipu in run.later and (run.left > 0 or start < run.end):
-                run.later[ipu].append((start, start + int(cycles[ipu])))
+            if ipu in run.work_since and (run.remaining_tasks > 0 or start < run.end):
+                run.work_since[ipu].append((start, start + int(cycles[ipu])))
 
     def _close(self) -> None:
-        """Ends a pipeline: waits before the first tasks count from its start, those after the last ones to its end."""
-        run, self._run = self._run, None
-        if run is None or not run.last:
+        """End a pipeline: cut waits before first tasks at its start, and idle time after last tasks at its end."""
+        run = self._run
+        self._run = None
+        if run is None or not run.last_end:
             return
-        run.span.start, run.span.end = run.start, run.end
-        for ipu, place in run.first.items():
-            *row, waited = self.rows[place]
-            self.rows[place] = (*row, max(0, waited - max(0, run.start - int(run.clocks[ipu]))))
-        for ipu, last in run.last.items():
-            busy = sum(max(0, min(end, run.end) - start) for start, end in run.later[ipu])
-            run.span.drained[ipu] = run.end - last - busy
+        run.span.start = run.start
+        run.span.end = run.end
+        for ipu, number in run.first_row.items():
+            *row, waited = self.rows[number]
+            self.rows[number] = (*row, max(0, waited - max(0, run.start - int(run.clocks[ipu]))))
+        for ipu, last_end in run.last_end.items():
+            busy = sum(max(0, min(end, run.end) - start) for start, end in run.work_since[ipu])
+            run.span.drained[ipu] = run.end - last_end - busy
 
 
 def _rows(step: ClockStep | None) -> set[int]:
-    """The rows of the clock state that a step reads or writes."""
+    """Return the rows of the clock state that a step reads or changes."""
     if step is None:
         return set()
     rows = {*step.ipus, *np.flatnonzero(step.cycles).tolist(), *step.senders, *step.fills, *step.frees}
-    rows |= {row for pair in step.awaits for row in pair} | {row for group in step.meets for row in group}
+    rows |= {row for pair in step.awaits for row in pair} | {row for group in step.barriers for row in group}
     rows |= {row for arrival, senders in step.delivers for row in (arrival, *senders)}
     return rows | {row for clock, ipu, _ in step.transfers for row in (clock, ipu)}

@@ -1,10 +1,11 @@
-"""When each IPU does what: the program tree walked with one clock an IPU.
+"""Timeline: start and end of each step on each IPU, by a walk over the program with one clock an IPU.
 
-Input: a program, a `ClockStep` for each of its leaves, and what is known of data-dependent control. Output: `Timeline`.
-A `Repeat` is walked once and then jumped over as a power of the max-plus matrix of its body (`maxplus`), which is
-exact. Work is the same in every iteration, so a phase adds up by counting; only idle time depends on the clocks.
-Branches that are data take the costlier one, and loops whose trip count is data need a count, unless a recording of a
-run says what happened: then loops over such control are walked iteration by iteration.
+Input: a program, a `ClockStep` for each of its leaves, and a recording, or assumed trip counts, of data-dependent
+control. Output: `Timeline`.
+Of a `Repeat` the first iteration is walked, and the others are a power of the max-plus matrix of its body (`maxplus`),
+which is exact. Work is the same in every iteration, so phases are counted; only idle time depends on the clocks.
+Without a recording of a run, the costlier branch is assumed where the choice is data, and loops whose trip count is
+data need a count. With one, loops around such control are walked iteration by iteration.
 Limits: the tree of steps shows the first iteration of a loop.
 """
 
@@ -31,19 +32,19 @@ from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 
-# What data-dependent nodes did in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch (the
-# number of cases for its default).
+# Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
+# (the number of cases for its default).
 Recording = Mapping[Program, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimelineStep:
-    """One leaf as it ran first, or one loop with its first iteration inside.
+    """The first run of a leaf, or a loop with the steps of its first iteration.
 
     Args:
         program: the node.
         ipus: IPUs that take part, rising.
-        starts: cycle at which each of them begins, waiting done; the cycle 0 is the start of the program.
+        starts: cycle at which each of them begins, after its waits; the program starts at cycle 0.
         ends: cycle at which each of them ends.
         repeats: iterations of a loop; 1 for a leaf.
         children: the steps of the first iteration of a loop.
@@ -66,10 +67,10 @@ class Timeline:
     Args:
         clocks: cycle at which each IPU ends, int64[num_ipus].
         work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
-        overlapped: cycles that I/O tiles of each IPU moved data while the others went on, int64[num_ipus].
-        steps: what ran, in order; a loop is one step.
-        executions: how often each leaf, and each decision of data-dependent control, ran.
-        taken: the branch taken by each decision that was not recorded.
+        overlapped: cycles of transfers on the I/O tiles of each IPU, int64[num_ipus].
+        steps: steps in order; a loop is one step.
+        executions: number of runs of each leaf and of each decision of data-dependent control.
+        taken: branch assumed for each decision that was not recorded, the costliest.
     """
 
     clocks: np.ndarray
@@ -81,20 +82,16 @@ class Timeline:
 
     @property
     def cycles(self) -> int:
-        """Length of the run: the last IPU's clock."""
+        """Length of the run: the largest clock."""
         return int(self.clocks.max())
 
     def phase_cycles(self, ipu: int) -> dict[str, int]:
-        """Cycles of each phase of one IPU; with `idle`, up to the end of the run, they add up to `cycles`.
-
-        Args:
-            ipu: its number.
-        """
+        """Return the cycles of each phase of one IPU and of `idle`, up to the end of the run; they sum to `cycles`."""
         phases = {name: int(cycles) for name, cycles in zip(PHASES, self.work[ipu], strict=True)}
         return phases | {"idle": self.cycles - sum(phases.values())}
 
     def walk(self) -> Iterator[TimelineStep]:
-        """All steps, parents first."""
+        """Yield all steps, parents first."""
         stack = list(reversed(self.steps))
         while stack:
             step = stack.pop()
@@ -110,25 +107,24 @@ def timeline(
     trip_counts: Mapping[str, int] | None = None,
     recording: Recording | None = None,
 ) -> Timeline:
-    """Walks a program with one clock an IPU, all starting at 0.
+    """Walk a program with one clock an IPU, all starting at 0.
 
     Args:
         program: the control tree.
-        steps: what each leaf, and each decision of data-dependent control, does to the clocks.
+        steps: clock step of each leaf and of each decision of data-dependent control.
         num_ipus: IPUs of the system.
-        slots: rows of the clock state that are slots of buffered exchanges.
-        trip_counts: iterations of data-dependent loops by name, see `steps.while_names`.
-        recording: what data-dependent control did in a run; it takes precedence over `trip_counts`.
+        slots: rows of the clock state beside the IPUs.
+        trip_counts: iterations of data-dependent loops by name, see `graph.while_names`.
+        recording: choices of data-dependent control in a run; it takes precedence over `trip_counts`.
 
     Raises:
         ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
     """
-    walker = Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
-    return walker.run(program)
+    return Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {}).run(program)
 
 
 class _Test(Program):
-    """The test of a loop and the decision that it leads to."""
+    """The test of a loop and the decision after it, as a node that can be walked."""
 
     __slots__ = ("loop", "test")
 
@@ -141,7 +137,7 @@ class _Test(Program):
 
 
 class Walker:
-    """One walk; owns what the walk mutates. `spans` walks likewise, and notes more."""
+    """One walk over a program, with the state that it mutates; subclasses record more (`spans`, `task_spans`)."""
 
     def __init__(
         self,
@@ -152,16 +148,19 @@ class Walker:
         trip_counts: Mapping[str, int],
         recording: Recording,
     ) -> None:
-        self.steps, self.num_ipus, self.size = steps, num_ipus, num_ipus + slots
-        self.loop_names, self.trip_counts = while_names(program), trip_counts
+        self.steps = steps
+        self.num_ipus = num_ipus
+        self.size = num_ipus + slots  # rows of the clock state
+        self.loop_names = while_names(program)
+        self.trip_counts = trip_counts
         self.recorded = {node: iter(choices) for node, choices in recording.items()}
         self.executions: Counter[Program] = Counter()
         self.work = np.zeros((num_ipus, len(PHASES)), np.int64)
         self.overlapped = np.zeros(num_ipus, np.int64)
         self._caller = Origin()  # of the innermost call
         self._matrices: dict[Program, np.ndarray] = {}
-        self._dearest: dict[Program, int] = {}
-        self.is_changing = fold(self._is_changing)
+        self._costliest: dict[Program, int] = {}
+        self.is_recorded = fold(self._is_recorded)
 
     def run(self, program: Program) -> Timeline:
         state = np.zeros((self.size, 1), np.int64)
@@ -171,10 +170,10 @@ class Walker:
         clocks.setflags(write=False)
         self.work.setflags(write=False)
         self.overlapped.setflags(write=False)
-        return Timeline(clocks, self.work, self.overlapped, tuple(steps), dict(self.executions), dict(self._dearest))
+        return Timeline(clocks, self.work, self.overlapped, tuple(steps), dict(self.executions), dict(self._costliest))
 
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
-        """Advances `state` by one run of `program`, in place, and counts it as `times` runs; `into` gets the steps."""
+        """Advance `state`, in place, by one run of `program`, counted as `times` runs; append its steps to `into`."""
         match program:
             case Call(function, origin):
                 outer = self._caller
@@ -186,11 +185,11 @@ class Walker:
                 for child in program.children():
                     self.visit(child, state, times, into)
             case Loop(test=None):
-                self.loop(program, (program.body,), self.trips(program), state, times, into)
+                self.loop(program, (program.body,), self.trip_count(program), state, times, into)
             case Loop(test=Program() as condition):
-                test = _Test(program, condition)
+                test = _Test(program, condition)  # runs once more than the body
                 self.visit(test, state, times, into)
-                self.loop(program, (program.body, test), self.trips(program), state, times, into)
+                self.loop(program, (program.body, test), self.trip_count(program), state, times, into)
             case _Test():
                 self.visit(program.test, state, times, into)
                 self.leaf(program.loop, state, times, into)
@@ -203,7 +202,7 @@ class Walker:
                 self.leaf(program, state, times, into)
 
     def leaf(self, leaf: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
-        """Runs one step."""
+        """Advance `state` over one step; see `visit`."""
         step = self.steps[leaf]
         if times:
             maxplus.check_time(times * int(step.cycles.max()))
@@ -218,7 +217,7 @@ class Walker:
         maxplus.check_time(int(state.max()))
         if into is not None:
             ends = state[ipus, 0].tolist()
-            if step.transfers:  # as I/O tiles see it
+            if step.transfers:  # the span of I/O tiles: their IPU goes on at once
                 ends = [int(state[row, 0]) for row, _, _ in step.transfers]
                 starts = [end - cycles for end, (_, _, cycles) in zip(ends, step.transfers, strict=True)]
             into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends), caller=self._caller))
@@ -232,69 +231,71 @@ class Walker:
         times: int,
         into: list[TimelineStep] | None,
     ) -> None:
-        """Runs `parts` in order, `count` times: the first iteration step by step, the others as a matrix power."""
+        """Run `parts` in order, `count` times: the first iteration step by step, the others as a matrix power."""
         if count == 0:
             return
         before = state[: self.num_ipus, 0].copy()
         children: list[TimelineStep] | None = None if into is None else []
-        changing = any(map(self.is_changing, parts))
-        counted = times if changing else times * count
+        # Recorded control may differ in each iteration. Other work is counted for all iterations in the first visit.
+        is_recorded = any(map(self.is_recorded, parts))
+        runs = times if is_recorded else times * count
         for part in parts:
-            self.visit(part, state, counted, children)
-        if changing:
+            self.visit(part, state, runs, children)
+        if is_recorded:
             for _ in range(count - 1):
                 for part in parts:
-                    self.visit(part, state, counted, None)
+                    self.visit(part, state, runs, None)
         elif count > 1:
-            state[:] = maxplus.repeated(self.matrix(node, parts), count - 1, state)
+            state[:] = maxplus.apply_power(self.matrix(node, parts), count - 1, state)
         if into is not None and children is not None:
             after = state[: self.num_ipus, 0]
             ipus = tuple(sorted({ipu for child in children for ipu in child.ipus}))
-            starts, ends = tuple(before[list(ipus)].tolist()), tuple(after[list(ipus)].tolist())
+            starts = tuple(before[list(ipus)].tolist())
+            ends = tuple(after[list(ipus)].tolist())
             into.append(TimelineStep(node, ipus, starts, ends, count, tuple(children)))
 
     def matrix(self, node: Program, parts: tuple[Program, ...]) -> np.ndarray:
-        """The max-plus matrix of one run of `parts`, which belong to `node`."""
+        """Return the max-plus matrix of one run of `parts`, the body of `node`."""
         if node not in self._matrices:
             state = maxplus.identity(self.size)
             for part in parts:
-                self.visit(part, state, 0, None)
+                self.visit(part, state, 0, None)  # 0 times: only the clocks move
             self._matrices[node] = state
         return self._matrices[node]
 
-    def _is_changing(self, node: Program, children: list[bool]) -> bool:
-        """Whether what a node does was recorded, and so may differ from run to run of it."""
+    def _is_recorded(self, node: Program, children: list[bool]) -> bool:
+        """Return whether control in a node was recorded, so that its runs may differ."""
         return node in self.recorded or any(children)
 
-    def trips(self, loop: Loop) -> int:
-        """Iterations of a loop, this time."""
+    def trip_count(self, loop: Loop) -> int:
+        """Return the iterations of the current run of a loop."""
         if loop.trips is not None:
             return loop.trips
         names = self.loop_names[loop]
         if loop in self.recorded:
             return self._next(loop, names[0])
-        known = [self.trip_counts[name] for name in names if name in self.trip_counts]
-        if not known:
+        counts = [self.trip_counts[name] for name in names if name in self.trip_counts]
+        if not counts:
             raise ProfileError(
                 f"the trip count of loop {names[-1]!r} is data, so its cycles are not known before it runs",
                 where=loop.origin,
                 expected=f"a trip count for one of the names {', '.join(map(repr, names))}",
                 hint=f"Options(trip_counts={{{names[-1]!r}: n}}), or profile a call",
             )
-        return known[0]
+        return counts[0]
 
     def choice(self, node: Branch) -> int:
-        """The branch of a node, this time: as recorded, or else the dearest from clocks that are equal."""
+        """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
         if node in self.recorded:
             return node.recorded_choice(self._next(node, str(node.origin)))
-        if node not in self._dearest:
+        if node not in self._costliest:
             costs = []
             for branch in node.children():
                 state = np.zeros((self.size, 1), np.int64)
                 self.visit(branch, state, 0, None)
                 costs.append(int(state.max()))
-            self._dearest[node] = int(np.argmax(costs))
-        return self._dearest[node]
+            self._costliest[node] = int(np.argmax(costs))
+        return self._costliest[node]
 
     def _next(self, node: Program, name: str) -> int:
         for choice in self.recorded[node]:

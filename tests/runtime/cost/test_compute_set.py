@@ -252,7 +252,7 @@ def test_ipus_of_one_compute_set_work_for_themselves():
     mapping = Flat(32, np.array([0, 8]), np.array([1, 13]))
     compute_set = elementwise(graph, unary(lambda n: n), mapping, [0, 8, 32], [1, 13], 32)
     step = steps_of(graph, Execute(compute_set))
-    assert step.ipus == (0, 3) and step.meets == ()
+    assert step.ipus == (0, 3) and step.barriers == ()
     assert step.work[:, COMPUTE].tolist() == [8, 0, 0, 24]
     assert step.work[:, SYNC].tolist() == [POD.internal_sync_cycles, 0, 0, POD.internal_sync_cycles]
 
@@ -357,7 +357,7 @@ def test_lockstep_copy_between_ipus_makes_all_meet():
     graph, copy = pipe(POD)
     cost, step = copy_cost(graph, copy), steps_of(graph, copy)
     assert cost.exchange.cycles[0] == 1024 + POD.exchange_startup_cycles  # 4,096 bytes a tile at 4 B/cycle
-    assert step.meets == (step.ipus,) == ((0, 1, 2, 3),)
+    assert step.barriers == (step.ipus,) == ((0, 1, 2, 3),)
     assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles] * 4
     slowest = max(int(cost.exchange.cycles.max()), int(cost.link_cycles.max()))
     assert step.work[:, GLOBAL_EXCHANGE].tolist() == [slowest, slowest, 0, 0]
@@ -369,7 +369,7 @@ def test_buffered_copy_between_ipus_is_paid_by_the_sender():
     program = Sequence(copy, Repeat(2, Copy(copy.destination, copy.destination)))
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
     step = steps[copy]
-    assert slots == 2 and step.fills == (4,) and step.meets == ()
+    assert slots == 2 and step.fills == (4,) and step.barriers == ()
     assert (step.senders, step.delivers) == ((0,), ((5, (0,)),))
     assert step.work[0, GLOBAL_EXCHANGE] > 0 and not step.work[1:].any() and not step.work[:, SYNC].any()
     reader = next(s for node, s in steps.items() if node is not copy)
@@ -403,7 +403,7 @@ def test_sync_zones_meet_before_a_host_exchange(pattern):
     busy = elementwise(graph, unary(lambda n: n), on_one_tile(800, 0), [0, 800], [0], 800)
     step, zones = steps_of(graph, stream), ZONES[pattern]
     members = sorted({2, *(ipu for zone in zones for ipu in zone)})
-    assert step.meets == zones and list(step.ipus) == members
+    assert step.barriers == zones and list(step.ipus) == members
     synced = {ipu for zone in zones for ipu in zone}
     assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles * (ipu in synced) for ipu in range(4)]
     program = Sequence(Execute(busy), stream)
@@ -430,7 +430,7 @@ def test_transfers_that_are_one_host_exchange_sync_once():
     assert [step.work[0, SYNC] for step in steps.values()] == [POD.global_sync_cycles, 0]
     alone = Graph(TARGET.replace(sync_pattern="full"))
     x = alone.add_variable((8,), F32, "x", Flat(8, np.array([0]), np.array([0])))
-    assert steps_of(alone, StreamIn(HostStream("s", (8,), F32), x)).meets == ()
+    assert steps_of(alone, StreamIn(HostStream("s", (8,), F32), x)).barriers == ()
 
 
 @pytest.mark.parametrize("pattern", ZONES)
@@ -447,8 +447,8 @@ def test_each_ipu_pays_the_latency_of_a_host_exchange_once(pattern):
     assert cycles == [[first, 0, 0, 0], [0, 0, first, 0], [later, 0, 0, 0], [0, first, 0, 0]]
     steps, _ = clock_steps(program, costs, EffectsOf(graph), graph.target)
     of_0_and_1 = {"single_pipeline": ((), ()), "ping_pong": (((0, 2),), ((1, 3),)), "full": (((0, 1, 2, 3),), ())}
-    meets = [step.meets for step in steps.values()]
-    assert meets[1:3] == [(), ()] and (meets[0], meets[3]) == of_0_and_1[pattern]
+    barriers = [step.barriers for step in steps.values()]
+    assert barriers[1:3] == [(), ()] and (barriers[0], barriers[3]) == of_0_and_1[pattern]
 
 
 @pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])

@@ -52,7 +52,7 @@ def local(*cycles):
 
 def meeting(*cycles, sync=7):
     everyone = tuple(range(NUM_IPUS))
-    return ClockStep(work(global_exchange=cycles, sync=sync), everyone, meets=(everyone,))
+    return ClockStep(work(global_exchange=cycles, sync=sync), everyone, barriers=(everyone,))
 
 
 def run(program, steps, **known):
@@ -70,14 +70,14 @@ def test_power_equals_iteration(size, count, random):
     expected = x.copy()
     for _ in range(count):
         expected = np.array([[max(a[i, j] + expected[j, 0] for j in range(size))] for i in range(size)])
-    np.testing.assert_array_equal(maxplus.repeated(a, count, x), expected)
+    np.testing.assert_array_equal(maxplus.apply_power(a, count, x), expected)
 
 
 def test_product_in_pieces(monkeypatch):
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 99, (7, 5)), rng.integers(0, 99, (5, 4))
     whole = maxplus.product(a, b)
-    monkeypatch.setattr(maxplus, "_ROWS_ELEMENTS", 45)
+    monkeypatch.setattr(maxplus, "_TEMPORARY_ELEMENTS", 45)
     np.testing.assert_array_equal(maxplus.product(a, b), whole)
     assert whole[2, 3] == max(a[2, k] + b[k, 3] for k in range(5))
 
@@ -97,7 +97,7 @@ def clock_steps(draw):
     kind = draw(st.sampled_from(["local", "meet", "send"]))
     if kind == "meet":
         split = draw(st.integers(0, len(ipus)))
-        return ClockStep(cycles, ipus, meets=tuple(group for group in (ipus[:split], ipus[split:]) if group))
+        return ClockStep(cycles, ipus, barriers=tuple(group for group in (ipus[:split], ipus[split:]) if group))
     if kind == "send":
         delivers = tuple((slot, draw(_ipus)) for slot in draw(_slots))
         return ClockStep(cycles, ipus, senders=draw(_ipus), fills=draw(_slots), frees=draw(_slots), delivers=delivers)
@@ -139,7 +139,7 @@ def iterate(program, steps, clocks, done):
         step = steps[program]
         for i, slot in step.awaits:
             clocks[i] = max(clocks[i], clocks[slot])
-        for group in step.meets:
+        for group in step.barriers:
             met = max(clocks[i] for i in group)
             for i in group:
                 clocks[i] = met
