@@ -1,0 +1,249 @@
+"""Convolutions, their transposes, and images from columns. Layouts are N C spatial, and C_out C_in spatial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.operators.sampling import linear_samples
+from ipujax.onnx.operators.values import Array, Optional, Value, along, integers
+from ipujax.onnx.operators.windows import Windows, slide
+from ipujax.onnx.registry import operator, static
+
+
+@operator("Conv")
+def convolution(
+    x: Value,
+    w: Value,
+    b: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    kernel = kernel_shape or w.shape[2:]
+    windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
+    return _with_bias(convolve(x, w, windows, group), b)
+
+
+def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
+    """Return the correlation of an array with kernels.
+
+    Args:
+        x: [N, C, spatial].
+        w: [M, C / group, kernel].
+        windows: over the spatial axes.
+        group: groups of channels.
+    """
+    return lax.conv_general_dilated(
+        x, w, windows.strides, windows.padding(), rhs_dilation=windows.dilations, feature_group_count=group
+    )
+
+
+def _with_bias(y: Array, b: Optional) -> Array:
+    return y if b is None else y + along(jnp.asarray(b), 1, y.ndim)
+
+
+@operator("ConvInteger")
+def integer_convolution(
+    x: Value,
+    w: Value,
+    x_zero_point: Optional = None,
+    w_zero_point: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolution in int32 of what is left after the zero points; padding is the zero point."""
+    wide_w = jnp.asarray(w).astype(jnp.int32)
+    shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
+    zero = jnp.asarray(_zero(w_zero_point))
+    shifted_w = wide_w - (along(zero, 0, wide_w.ndim) if zero.ndim else zero)
+    return convolution(
+        shifted_x,
+        shifted_w,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+
+
+def _zero(zero_point: Optional) -> Array | int:
+    return 0 if zero_point is None else jnp.asarray(zero_point).astype(jnp.int32)
+
+
+@operator("ConvTranspose")
+def transposed_convolution(
+    x: Value,
+    w: Value,
+    b: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    rank = x.ndim - 2
+    kernel = tuple(kernel_shape or w.shape[2:])
+    steps, spacing = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
+    extra = tuple(output_padding or (0,) * rank)
+    # result without padding, and the padding that is cut off it
+    full = [s * (n - 1) + e + span for s, n, e, span in zip(steps, x.shape[2:], extra, spans, strict=True)]
+    before, sizes = _cut(full, x.shape[2:], steps, auto_pad, output_shape, pads)
+    padding = [
+        (span - 1 - low, size - (s * (n - 1) + 1) + low)
+        for span, low, size, s, n in zip(spans, before, sizes, steps, x.shape[2:], strict=True)
+    ]
+    y = lax.conv_general_dilated(
+        x,
+        _mirrored(w, group),
+        (1,) * rank,
+        padding,
+        lhs_dilation=steps,
+        rhs_dilation=spacing,
+        feature_group_count=group,
+    )
+    return _with_bias(y, b)
+
+
+def _cut(
+    full: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    auto_pad: str,
+    output_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Elements cut off at the beginning of each axis, and the sizes that are left."""
+    rank = len(full)
+    same = auto_pad.startswith("SAME")
+    if output_shape is None and not same:
+        given = (0,) * (2 * rank) if pads is None or auto_pad == "VALID" else tuple(pads)
+        return given[:rank], [n - low - high for n, low, high in zip(full, given[:rank], given[rank:], strict=True)]
+    results = tuple(output_shape[-rank:]) if output_shape else tuple(n * s for n, s in zip(sizes, strides, strict=True))
+    total = [n - result for n, result in zip(full, results, strict=True)]
+    upper = auto_pad == "SAME_UPPER"
+    return [each // 2 if upper else each - each // 2 for each in total], results
+
+
+def _mirrored(w: Array, group: int) -> Array:
+    """[C, M / group, kernel] as kernels of a convolution, [M, C / group, mirrored kernel]."""
+    channels, outputs, *kernel = w.shape
+    grouped = w.reshape(group, channels // group, outputs, *kernel)
+    swapped = jnp.swapaxes(grouped, 1, 2).reshape(group * outputs, channels // group, *kernel)
+    return jnp.flip(swapped, range(2, w.ndim))
+
+
+@operator("DeformConv")
+def deformable_convolution(
+    x: Value,
+    w: Value,
+    offset: Value,
+    b: Optional = None,
+    mask: Optional = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    offset_group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
+    x, w, offset = jnp.asarray(x), jnp.asarray(w), jnp.asarray(offset)
+    batch, channels, *sizes = x.shape
+    windows = slide(sizes, kernel_shape or w.shape[2:], strides=strides, dilations=dilations, pads=pads)
+    taps, places, rank = math.prod(windows.kernel), math.prod(windows.counts), windows.rank
+    shifts = offset.reshape(batch, offset_group, taps, rank, places)
+    positions = jnp.moveaxis(shifts + _grid(windows).astype(x.dtype), 3, -1)
+    grouped = x.reshape(batch * offset_group, channels // offset_group, *sizes)
+    samples = linear_samples(grouped, positions.reshape(batch * offset_group, taps * places, rank))
+    patches = samples.reshape(batch, offset_group, channels // offset_group, taps, places)
+    if mask is not None:
+        patches = patches * jnp.asarray(mask).reshape(batch, offset_group, 1, taps, places)
+    outputs = w.shape[0]
+    y = jnp.einsum(
+        "bgctp,goct->bgop",
+        patches.reshape(batch, group, channels // group, taps, places),
+        w.reshape(group, outputs // group, channels // group, taps),
+    )
+    return _with_bias(y.reshape(batch, outputs, *windows.counts), b)
+
+
+def _grid(windows: Windows) -> np.ndarray:
+    """Position of each element of each window, [kernel, spatial axis, windows]."""
+    rank = windows.rank
+    axes = []
+    for axis in range(rank):
+        positions = windows.positions(axis)  # [window, element]
+        shape = [1] * (2 * rank)
+        shape[axis] = windows.kernel[axis]
+        shape[rank + axis] = windows.counts[axis]
+        full = np.broadcast_to(positions.T.reshape(shape), windows.kernel + windows.counts)
+        axes.append(full.reshape(math.prod(windows.kernel), math.prod(windows.counts)))
+    return np.stack(axes, 1)
+
+
+@operator("Col2Im")
+def image_of_columns(
+    x: Value,
+    image_shape: Value,
+    block_shape: Value,
+    *,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
+    x = jnp.asarray(x)
+    sizes = integers(static(image_shape, "image_shape"))
+    block = integers(static(block_shape, "block_shape"))
+    windows = slide(sizes, block, strides=strides, dilations=dilations, pads=pads)
+    batch, rows, columns = x.shape
+    taps = math.prod(block)
+    grid = _grid(windows)
+    inside = np.all((grid >= 0) & (grid < np.array(sizes)[:, None]), axis=1)
+    flat = np.ravel_multi_index(tuple(np.moveaxis(grid, 1, 0)), sizes, mode="clip")
+    # what is in the padding is added to an element that is cut off
+    targets = np.where(inside, flat, math.prod(sizes)).ravel()
+    image = jnp.zeros((batch, rows // taps, math.prod(sizes) + 1), x.dtype)
+    added = image.at[:, :, targets].add(x.reshape(batch, rows // taps, taps * columns))
+    return added[:, :, :-1].reshape(batch, rows // taps, *sizes)
+
+
+@operator("CausalConvWithState")
+def causal_convolution(
+    x: Value, weight: Value, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
+) -> tuple[Array, Array]:
+    """Depthwise convolution over time of what is past and present, and the last elements for the next call."""
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    length = weight.shape[-1] - 1
+    past = jnp.zeros((*x.shape[:2], length), x.dtype) if past_state is None else jnp.asarray(past_state)
+    series = jnp.concatenate([past, x], axis=2)
+    windows = slide(series.shape[2:], weight.shape[2:])
+    y = _with_bias(convolve(series, weight, windows, x.shape[1]), bias)
+    activated = y if activation == "none" else jax.nn.silu(y)
+    return activated, series[:, :, series.shape[2] - length :]

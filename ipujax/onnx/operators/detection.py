@@ -1,0 +1,103 @@
+"""Selection of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.operators.values import Array, Optional, Value
+from ipujax.onnx.registry import data_dependent_size, is_static, operator
+
+
+class Corners(NamedTuple):
+    """Boxes as their lower and upper corners, each [boxes]."""
+
+    y1: Array
+    x1: Array
+    y2: Array
+    x2: Array
+
+
+@operator("NonMaxSuppression")
+def non_max_suppression(
+    boxes: Value,
+    scores: Value,
+    max_output_boxes_per_class: Optional = None,
+    iou_threshold: Optional = None,
+    score_threshold: Optional = None,
+    *,
+    center_point_box: int = 0,
+    max_size: int | None = None,
+) -> Array:
+    """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)].
+
+    Args:
+        boxes: [N, boxes, 4], two opposite corners (y, x), or centre (x, y) and size (w, h).
+        scores: [N, classes, boxes].
+        max_output_boxes_per_class: of each batch and class; none without it.
+        iou_threshold: boxes overlap if the ratio of intersection and union is larger.
+        score_threshold: boxes with a lower score are left out.
+        center_point_box: whether boxes have a centre.
+        max_size: rows of the result where operands are traced; rows that are left over are zero.
+    """
+    operands = (boxes, scores, max_output_boxes_per_class, iou_threshold, score_threshold)
+    if is_static(operands):
+        with jax.ensure_compile_time_eval():
+            rows, count = _all_selected(*operands, center_point_box)
+            return rows(int(count))
+    rows, _ = _all_selected(*operands, center_point_box)
+    return rows(data_dependent_size(max_size, "the selected boxes"))
+
+
+def _all_selected(
+    boxes: Value, scores: Value, most: Optional, iou: Optional, score: Optional, centred: int
+) -> tuple[Callable[[int], Array], Array]:
+    """A function of the number of rows that returns them, and how many are selected."""
+    boxes, scores = jnp.asarray(boxes), jnp.asarray(scores)
+    limit, overlap = _scalar(most, 0), _scalar(iou, 0.0)
+    lowest = _scalar(score, -jnp.inf)
+    by_class = jax.vmap(lambda corners, line: _selected(corners, line, limit, overlap, lowest), (None, 0))
+    order, kept = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores)
+    count = jnp.sum(kept)
+
+    def rows(size: int) -> Array:
+        batch, group, rank = jnp.nonzero(kept, size=size)
+        found = jnp.stack([batch, group, order[batch, group, rank]], axis=1)
+        return jnp.where(np.arange(size)[:, None] < count, found, 0).astype(index_dtype())
+
+    return rows, count
+
+
+def _scalar(value: Optional, default: float) -> Array:
+    return jnp.asarray(default) if value is None else jnp.ravel(value)[0]
+
+
+def _corner_form(boxes: Array, centred: bool) -> Corners:
+    a, b, c, d = jnp.moveaxis(boxes, -1, 0)
+    if centred:
+        return Corners(b - d / 2, a - c / 2, b + d / 2, a + c / 2)
+    return Corners(jnp.minimum(a, c), jnp.minimum(b, d), jnp.maximum(a, c), jnp.maximum(b, d))
+
+
+def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, lowest: Array) -> tuple[Array, Array]:
+    """Boxes by falling score, and which of them are selected; of one batch and class."""
+    order = jnp.argsort(-scores, stable=True)
+    ranked = Corners(*(each[order] for each in corners))
+    area = (ranked.y2 - ranked.y1) * (ranked.x2 - ranked.x1)
+
+    def visit(rank: Array, kept: Array) -> Array:
+        height = jnp.minimum(ranked.y2, ranked.y2[rank]) - jnp.maximum(ranked.y1, ranked.y1[rank])
+        width = jnp.minimum(ranked.x2, ranked.x2[rank]) - jnp.maximum(ranked.x1, ranked.x1[rank])
+        common = jnp.maximum(height, 0) * jnp.maximum(width, 0)
+        union = area + area[rank] - common
+        hit = kept & (common > overlap * union)
+        good = (scores[order[rank]] >= lowest) & ~jnp.any(hit) & (jnp.sum(kept) < limit)
+        return kept.at[rank].set(good)
+
+    return order, lax.fori_loop(0, len(scores), visit, jnp.zeros(len(scores), bool))

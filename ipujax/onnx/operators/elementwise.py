@@ -1,0 +1,164 @@
+"""Elementwise arithmetic: functions of one, two or any number of arrays, which broadcast as in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.onnx.element_types import is_floating
+from ipujax.onnx.operators.values import Array, Optional, Value
+from ipujax.onnx.registry import register
+
+
+def divide(a: Value, b: Value) -> Array:
+    """Quotient; of integers rounded toward zero."""
+    if is_floating(a):
+        return jnp.divide(a, b)
+    return lax.div(*jnp.broadcast_arrays(a, b))
+
+
+def power(x: Value, y: Value) -> Array:
+    """Power in the dtype of the base, whatever that of the exponent."""
+    base = jnp.asarray(x)
+    exponent = jnp.asarray(y)
+    if is_floating(base):
+        return jnp.power(base, exponent.astype(base.dtype) if is_floating(exponent) else exponent).astype(base.dtype)
+    if is_floating(exponent):
+        return jnp.power(base.astype(exponent.dtype), exponent).astype(base.dtype)
+    return lax.integer_pow(base, 0) if exponent.size == 0 else _integer_power(base, exponent)
+
+
+def _integer_power(base: Array, exponent: Array) -> Array:
+    return jnp.power(base, exponent).astype(base.dtype)
+
+
+def remainder(a: Value, b: Value, *, fmod: int = 0) -> Array:
+    """Remainder with the sign of the divisor, of the dividend if `fmod`."""
+    return (jnp.fmod if fmod else jnp.mod)(a, b)
+
+
+def reciprocal(x: Value) -> Array:
+    return jnp.divide(jnp.ones((), jnp.asarray(x).dtype), x)
+
+
+def clip(x: Value, low: Optional = None, high: Optional = None) -> Array:
+    """Elements limited to an interval; to its upper end where the interval is empty."""
+    raised = x if low is None else jnp.maximum(x, low)
+    return jnp.asarray(raised if high is None else jnp.minimum(raised, high))
+
+
+def is_infinite(x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+    """Mask of infinities of the signs that are asked for."""
+    positive = jnp.isposinf(x) & bool(detect_positive)
+    negative = jnp.isneginf(x) & bool(detect_negative)
+    return positive | negative
+
+
+def bit_shift(x: Value, y: Value, *, direction: str) -> Array:
+    """Unsigned elements shifted; a shift of all bits gives zero."""
+    shifts = {"LEFT": lax.shift_left, "RIGHT": lax.shift_right_logical}
+    return shifts[direction](*jnp.broadcast_arrays(x, y))
+
+
+def error_function(x: Value) -> Array:
+    """Error function; of integers in float32, rounded toward zero."""
+    x = jnp.asarray(x)
+    return lax.erf(x) if is_floating(x) else lax.erf(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def variadic(function: Callable[[Any, Any], Any]) -> Callable[..., Array]:
+    """Return the operator that combines any number of arrays with a function of two."""
+
+    def combined(*inputs: Value) -> Array:
+        return reduce(function, map(jnp.asarray, inputs))
+
+    return combined
+
+
+def mean(*inputs: Value) -> Array:
+    return variadic(jnp.add)(*inputs) / len(inputs)
+
+
+def one(function: Callable[[Any], Any]) -> Callable[[Value], Array]:
+    """Return the operator of one input: a JAX function without its further parameters."""
+
+    def of_one(x: Value) -> Array:
+        return function(jnp.asarray(x))
+
+    return of_one
+
+
+def two(function: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Array]:
+    """Return the operator of two inputs: a JAX function without its further parameters."""
+
+    def of_two(a: Value, b: Value) -> Array:
+        return function(jnp.asarray(a), jnp.asarray(b))
+
+    return of_two
+
+
+UNARY: Mapping[str, Callable[[Any], Any]] = {
+    "Abs": jnp.abs,
+    "Acos": jnp.arccos,
+    "Acosh": jnp.arccosh,
+    "Asin": jnp.arcsin,
+    "Asinh": jnp.arcsinh,
+    "Atan": jnp.arctan,
+    "Atanh": jnp.arctanh,
+    "BitwiseNot": jnp.bitwise_not,
+    "Ceil": jnp.ceil,
+    "Cos": jnp.cos,
+    "Cosh": jnp.cosh,
+    "Exp": jnp.exp,
+    "Floor": jnp.floor,
+    "IsNaN": jnp.isnan,
+    "Log": jnp.log,
+    "Neg": jnp.negative,
+    "Not": jnp.logical_not,
+    "Round": jnp.round,  # half to even
+    "Sign": jnp.sign,
+    "Sin": jnp.sin,
+    "Sinh": jnp.sinh,
+    "Sqrt": jnp.sqrt,
+    "Tan": jnp.tan,
+    "Tanh": jnp.tanh,
+}
+BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": jnp.add,
+    "And": jnp.logical_and,
+    "BitwiseAnd": jnp.bitwise_and,
+    "BitwiseOr": jnp.bitwise_or,
+    "BitwiseXor": jnp.bitwise_xor,
+    "Div": divide,
+    "Equal": jnp.equal,
+    "Greater": jnp.greater,
+    "GreaterOrEqual": jnp.greater_equal,
+    "Less": jnp.less,
+    "LessOrEqual": jnp.less_equal,
+    "Mul": jnp.multiply,
+    "Or": jnp.logical_or,
+    "Pow": power,
+    "Sub": jnp.subtract,
+    "Xor": jnp.logical_xor,
+}
+VARIADIC: Mapping[str, Callable[[Any, Any], Any]] = {"Max": jnp.maximum, "Min": jnp.minimum, "Sum": jnp.add}
+OTHERS: Mapping[str, Callable[..., Array]] = {
+    "BitShift": bit_shift,
+    "Clip": clip,
+    "Erf": error_function,
+    "IsInf": is_infinite,
+    "Mean": mean,
+    "Mod": remainder,
+    "Reciprocal": reciprocal,
+    "Where": lambda condition, x, y: jnp.where(condition, x, y),
+}
+
+for _table, _adapter in ((UNARY, one), (BINARY, two), (VARIADIC, variadic)):
+    for _name, _function in _table.items():
+        register("", _name)(_adapter(_function))
+for _name, _function in OTHERS.items():
+    register("", _name)(_function)

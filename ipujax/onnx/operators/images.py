@@ -1,0 +1,148 @@
+"""Images read at positions that are data: GridSample, AffineGrid, RoiAlign. Layouts are N C spatial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.element_types import is_floating
+from ipujax.onnx.operators.sampling import (
+    Taps,
+    cubic_taps,
+    linear_taps,
+    nearest_taps,
+    reflected,
+    weighted_samples,
+)
+from ipujax.onnx.operators.values import Array, Value, integers
+from ipujax.onnx.registry import operator, static
+
+TAPS: Mapping[str, Callable[[Array], Taps]] = {"cubic": cubic_taps, "linear": linear_taps, "nearest": nearest_taps}
+
+
+@operator("GridSample")
+def grid_sample(
+    x: Value, grid: Value, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Array:
+    """Array at the positions of a grid, whose coordinates are −1 to 1 over each axis, last axis first."""
+    x, grid = jnp.asarray(x), jnp.asarray(grid)
+    sizes = x.shape[2:]
+    flat = grid.reshape(grid.shape[0], -1, len(sizes))
+    taps = []
+    for axis, size in enumerate(sizes):
+        unit = flat[..., len(sizes) - 1 - axis]
+        position = (unit + 1) / 2 * (size - 1) if align_corners else ((unit + 1) * size - 1) / 2
+        low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        placed = jnp.round(position) if mode == "nearest" else position
+        taps.append(TAPS[mode](_placed(placed, low, high, size, padding_mode)))
+    values = x if is_floating(x) else x.astype(jnp.float32)
+    samples = weighted_samples(values, taps, padding_mode, bool(align_corners))
+    return samples.reshape(*x.shape[:2], *grid.shape[1:-1]).astype(x.dtype)
+
+
+def _placed(position: Array, low: float, high: float, size: int, padding: str) -> Array:
+    outside = (position < low) | (position > high)
+    if padding == "border":
+        return jnp.where(outside, jnp.clip(position, 0, size - 1), position)
+    if padding == "reflection":
+        return jnp.where(outside, reflected(position, low, high), position)
+    return position
+
+
+@operator("AffineGrid")
+def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Array:
+    """Grid of positions for GridSample: coordinates of a result's elements, mapped by matrices [N, axes, axes + 1]."""
+    theta = jnp.asarray(theta)
+    sizes = integers(static(size, "size"))[2:]
+    steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
+    mesh = np.meshgrid(*steps, indexing="ij")
+    homogeneous = np.stack([*reversed(mesh), np.ones(sizes)], axis=-1)
+    return jnp.einsum("...j,nij->n...i", jnp.asarray(homogeneous, theta.dtype), theta)
+
+
+def _unit_positions(size: int, align_corners: bool) -> np.ndarray:
+    if align_corners:
+        return np.linspace(-1, 1, size) if size > 1 else np.full(1, -1.0)
+    return (2 * np.arange(size) + 1) / size - 1
+
+
+@operator("RoiAlign")
+def roi_align(
+    x: Value,
+    rois: Value,
+    batch_indices: Value,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Array:
+    """Mean or maximum of samples in each bin of each region, [regions, C, output_height, output_width].
+
+    With `sampling_ratio` 0 the samples of a bin are as many as it has elements: the regions must then be static.
+    """
+    x = jnp.asarray(x)
+    half_pixel = coordinate_transformation_mode == "half_pixel"
+    counts = [sampling_ratio] * 2
+    if not sampling_ratio:
+        known = _corners(np.asarray(static(rois, "rois")), spatial_scale, half_pixel, np)
+        counts = [
+            max(1, int(np.ceil((known[:, 2 + a] / n).max(initial=0))))
+            for a, n in ((0, output_height), (1, output_width))
+        ]
+    start_y, start_x, height, width = _corners(jnp.asarray(rois), spatial_scale, half_pixel, jnp).T
+    rows = _axis_samples(start_y, height, output_height, counts[0], sampling_ratio, x.shape[2])
+    columns = _axis_samples(start_x, width, output_width, counts[1], sampling_ratio, x.shape[3])
+    images = x[jnp.asarray(batch_indices).astype(jnp.int32)]
+    corners = []
+    for tap_y in range(2):
+        line = jnp.take_along_axis(images, rows.index[..., tap_y][:, None, :, None], axis=2)
+        for tap_x in range(2):
+            values = jnp.take_along_axis(line, columns.index[..., tap_x][:, None, None, :], axis=3)
+            weight = rows.weight[..., tap_y][:, None, :, None] * columns.weight[..., tap_x][:, None, None, :]
+            corners.append(values * weight.astype(x.dtype))
+    used = rows.used[:, None, :, None] & columns.used[:, None, None, :]
+    shape = (*images.shape[:2], output_height, counts[0], output_width, counts[1])
+    if mode == "avg":
+        total = jnp.where(used, sum(corners[1:], corners[0]), 0).reshape(shape).sum(axis=(3, 5))
+        number = jnp.maximum(jnp.broadcast_to(used, (len(images), 1, *used.shape[2:])), 0)
+        return total / number.reshape(shape[0], 1, *shape[2:]).sum(axis=(3, 5)).astype(x.dtype)
+    # of the weighted corners, not of the samples, as onnx.reference and onnxruntime have it
+    largest = jnp.where(used, jnp.max(jnp.stack(corners), axis=0), -jnp.inf)
+    return largest.reshape(shape).max(axis=(3, 5))
+
+
+def _corners(rois: Array, scale: float, half_pixel: bool, numpy: object) -> Array:
+    """Begin and extent of each region, [regions, (y, x, height, width)]."""
+    scaled = rois * scale - (0.5 if half_pixel else 0.0)
+    begin = scaled[:, [1, 0]]
+    extent = scaled[:, [3, 2]] - begin
+    return numpy.concatenate([begin, extent if half_pixel else numpy.maximum(extent, 1.0)], axis=1)  # type: ignore[attr-defined]
+
+
+class _AxisSamples:
+    """Samples of regions along one axis: two taps each, and which of the samples the region uses."""
+
+    def __init__(self, index: Array, weight: Array, used: Array) -> None:
+        self.index, self.weight, self.used = index, weight, used
+
+
+def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int, size: int) -> _AxisSamples:
+    """[regions, bins · count] samples, of which a region uses the first ones of each bin."""
+    bin_extent = (extent / bins)[:, None, None]
+    number = jnp.full_like(bin_extent, ratio) if ratio else jnp.ceil(bin_extent)
+    sample = np.arange(count)
+    position = start[:, None, None] + np.arange(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
+    used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), -1)
+    flat = position.reshape(len(start), -1)
+    inside = (flat >= -1) & (flat <= size)
+    placed = jnp.clip(flat, 0, size - 1)
+    low = jnp.minimum(jnp.floor(placed).astype(jnp.int32), size - 1)
+    ratio_high = placed - low
+    index = jnp.stack([low, jnp.minimum(low + 1, size - 1)], -1)
+    weight = jnp.where(inside[..., None], jnp.stack([1 - ratio_high, ratio_high], -1), 0)
+    return _AxisSamples(index, weight, used)

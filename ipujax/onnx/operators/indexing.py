@@ -1,0 +1,169 @@
+"""Gather and scatter, selection by masks, and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.operators.values import Array, Optional, Value, integers
+from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+
+
+def wrapped(indices: Value, size: int) -> Any:
+    """Return indices with the negative ones counted from the end; static ones stay static."""
+    numpy = np if isinstance(indices, np.ndarray) else jnp
+    return numpy.where(indices < 0, indices + size, indices)
+
+
+@operator("Gather")
+def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
+    """Slices of an array along one axis."""
+    x = jnp.asarray(x)
+    return jnp.take(x, wrapped(indices, x.shape[axis]), axis=axis, mode="clip")
+
+
+def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
+    """Index of an element for each entry: its own position on all axes but one."""
+    rank = len(shape)
+    own = [
+        np.arange(size).reshape([-1 if a == each else 1 for a in range(rank)])
+        for each, size in enumerate(indices.shape)
+    ]
+    own[axis % rank] = wrapped(indices, shape[axis])
+    return tuple(own)
+
+
+@operator("GatherElements")
+def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Array:
+    """Elements of an array, each at its own position but on one axis."""
+    x = jnp.asarray(x)
+    return x[_element_index(indices, x.shape, axis)]
+
+
+@operator("GatherND")
+def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Array:
+    """Slices of an array at index vectors, the last axis of `indices`; leading axes are shared."""
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    take = _take_vectors
+    for _ in range(batch_dims):
+        take = jax.vmap(take)
+    return take(x, indices)
+
+
+def _take_vectors(x: Array, indices: Array) -> Array:
+    return x[tuple(wrapped(index, size) for index, size in zip(jnp.moveaxis(indices, -1, 0), x.shape, strict=False))]
+
+
+def _update(x: Array, index: tuple[Any, ...], updates: Value, reduction: str) -> Array:
+    place = x.at[index]
+    methods = {"add": place.add, "max": place.max, "min": place.min, "mul": place.multiply, "none": place.set}
+    return methods[reduction](updates)
+
+
+@operator("ScatterElements")
+def scatter_elements(x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
+    """Array with elements replaced by, or combined with, updates at the positions that GatherElements reads."""
+    x = jnp.asarray(x)
+    return _update(x, _element_index(indices, x.shape, axis), updates, reduction)
+
+
+@operator("Scatter")
+def scatter(x: Value, indices: Value, updates: Value, *, axis: int = 0) -> Array:
+    return scatter_elements(x, indices, updates, axis=axis)
+
+
+@operator("ScatterND")
+def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
+    """Array with slices at index vectors replaced by, or combined with, updates."""
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    index = tuple(wrapped(each, size) for each, size in zip(jnp.moveaxis(indices, -1, 0), x.shape, strict=False))
+    return _update(x, index, updates, reduction)
+
+
+@operator("TensorScatter")
+def tensor_scatter(
+    past_cache: Value, update: Value, write_indices: Optional = None, *, axis: int = -2, mode: str = "linear"
+) -> Array:
+    """Cache of each sample with an update written from its write index on, around the end if circular."""
+    cache, update = jnp.asarray(past_cache), jnp.asarray(update)
+    lines, new = jnp.moveaxis(cache, axis, 1), jnp.moveaxis(update, axis, 1)
+    first = jnp.zeros(cache.shape[0], jnp.int32) if write_indices is None else jnp.asarray(write_indices)
+    position = first[:, None] + np.arange(new.shape[1])
+    if mode == "circular":
+        position = position % lines.shape[1]
+    written = lines.at[np.arange(cache.shape[0])[:, None], position].set(new)
+    return jnp.moveaxis(written, 1, axis)
+
+
+@operator("OneHot")
+def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> Array:
+    """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
+    size = integers(static(depth, "depth"))[0]
+    off, on = jnp.asarray(values)
+    expanded = jnp.expand_dims(wrapped(indices, size), axis)
+    position = np.arange(size).reshape([-1 if each == axis % expanded.ndim else 1 for each in range(expanded.ndim)])
+    return jnp.where(expanded == position, on, off)
+
+
+@operator("TopK")
+def top_k(x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
+    """Largest or smallest elements along an axis, in order, and their indices; of equal ones the first."""
+    x = jnp.asarray(x)
+    count = integers(static(k, "K"))[0]
+    lines = jnp.moveaxis(x, axis, -1)
+    reverse = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
+    values, indices = lax.top_k(reverse(lines), count)
+    return jnp.moveaxis(reverse(values), -1, axis), jnp.moveaxis(indices, -1, axis).astype(index_dtype())
+
+
+def _identity(x: Array) -> Array:
+    return x
+
+
+@operator("NonZero")
+def non_zero(x: Value, *, max_size: int | None = None) -> Value:
+    """Indices of the elements that are not zero, [axes, elements]; behind the last one, zeros up to `max_size`."""
+    if is_static(x):
+        return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
+    size = data_dependent_size(max_size, "the elements that are not zero")
+    return jnp.stack(jnp.nonzero(jnp.atleast_1d(x), size=size)).astype(index_dtype())
+
+
+@operator("Compress")
+def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: int | None = None) -> Array:
+    """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to `max_size`."""
+    flat = jnp.ravel(x) if axis is None else jnp.asarray(x)
+    along = 0 if axis is None else axis
+    if is_static(condition):
+        return jnp.take(flat, np.nonzero(condition)[0], axis=along)
+    size = data_dependent_size(max_size, "the elements that are selected")
+    return jnp.compress(condition, flat, along, size=size, fill_value=0)
+
+
+@operator("Unique")
+def unique(
+    x: Value, *, axis: int | None = None, sorted: int = 1, max_size: int | None = None, output_count: int = 1
+) -> Any:
+    """Different elements or slices, first occurrences, positions in the result, and counts.
+
+    They are in order, or in that of their first occurrences. Behind the last one, zeros up to `max_size`.
+    """
+    if is_static(x):
+        values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        order = np.arange(len(first)) if sorted else np.argsort(first)
+        rank = np.argsort(order)
+        results = (np.take(values, order, axis or 0), first[order], rank[inverse.ravel()], counts[order])
+        facts = tuple(each.astype(np.int64) for each in results[1:])
+        return (results[0], *facts)[:output_count]
+    size = data_dependent_size(max_size, "the different elements")
+    values, first, inverse, counts = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
+    real = counts > 0
+    order = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, first, np.iinfo(np.int32).max), stable=True)
+    rank = jnp.argsort(order)
+    taken = jnp.take(values, order, axis or 0), jnp.where(real, first, 0)[order], rank[inverse.ravel()], counts[order]
+    return (taken[0], *(each.astype(index_dtype()) for each in taken[1:]))[:output_count]

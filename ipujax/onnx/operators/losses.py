@@ -1,0 +1,46 @@
+"""Losses of class scores: negative log likelihood, softmax cross entropy. Layouts are N C and further axes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.onnx.operators.values import Array, Optional, Value
+from ipujax.onnx.registry import operator
+
+
+@operator("NegativeLogLikelihoodLoss")
+def negative_log_likelihood(
+    x: Value, target: Value, weight: Optional = None, *, ignore_index: int | None = None, reduction: str = "mean"
+) -> Array:
+    """Loss of log probabilities [N, C, …] for classes [N, …], weighted by class.
+
+    The mean is over the weights; a target of `ignore_index` has weight zero.
+    """
+    x, target = jnp.asarray(x), jnp.asarray(target)
+    kept = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
+    known = jnp.where(kept, target, 0)
+    picked = jnp.take_along_axis(x, known[:, None], axis=1)[:, 0]
+    weights = jnp.ones((), x.dtype) if weight is None else jnp.asarray(weight)[known]
+    used = jnp.where(kept, weights, 0).astype(x.dtype)
+    loss = -picked * used
+    if reduction == "none":
+        return loss
+    total = jnp.sum(loss)
+    return total if reduction == "sum" else total / jnp.sum(used)
+
+
+@operator("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy(
+    scores: Value,
+    labels: Value,
+    weights: Optional = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    output_count: int = 1,
+) -> Array | tuple[Array, Array]:
+    """Loss of scores [N, C, …], as `negative_log_likelihood` of their log softmax, which is the second result."""
+    log_prob = jax.nn.log_softmax(jnp.asarray(scores), axis=1)
+    loss = negative_log_likelihood(log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction)
+    return loss if output_count == 1 else (loss, log_prob)

@@ -1,0 +1,140 @@
+"""Normalisations by mean and variance, by norms, and over neighbouring channels. Layouts are N C spatial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.element_types import element_dtype, working_dtype
+from ipujax.onnx.operators.values import Array, Optional, Value, along
+from ipujax.onnx.registry import operator
+
+
+@operator("BatchNormalization")
+def batch_normalization(
+    x: Value,
+    scale: Value,
+    bias: Value,
+    input_mean: Value,
+    input_var: Value,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    output_count: int = 1,
+) -> Array | tuple[Array, ...]:
+    """Each channel normalised with given statistics, or with its own, and then the running statistics too."""
+    x = jnp.asarray(x)
+    if not training_mode:
+        return _normalized(
+            x, *(along(jnp.asarray(each), 1, x.ndim) for each in (scale, bias, input_mean, input_var)), epsilon
+        )
+    axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+    wide = x.astype(working_dtype(x.dtype))
+    mean, variance = jnp.mean(wide, axes), jnp.var(wide, axes)
+    y = _normalized(x, *(along(jnp.asarray(each), 1, x.ndim) for each in (scale, bias, mean, variance)), epsilon)
+    running = [
+        (momentum * jnp.asarray(old) + (1 - momentum) * new).astype(jnp.asarray(old).dtype)
+        for old, new in ((input_mean, mean), (input_var, variance))
+    ]
+    return (y, *running)[:output_count]
+
+
+def _normalized(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float) -> Array:
+    """The same four operations for every normalisation: one factor and one offset a channel."""
+    factor = scale * lax.rsqrt(variance + epsilon)
+    return ((x - mean) * factor + bias).astype(x.dtype)
+
+
+@operator("InstanceNormalization")
+def instance_normalization(x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Array:
+    """Each channel of each sample normalised over its image."""
+    x = jnp.asarray(x)
+    axes = tuple(range(2, x.ndim))
+    wide = x.astype(working_dtype(x.dtype))
+    standard = _standardized(wide, axes, epsilon)[0].astype(x.dtype)
+    return standard * along(jnp.asarray(scale), 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)
+
+
+def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """Array of mean zero and variance one, the mean, and the reciprocal of the deviation."""
+    mean = jnp.mean(x, axes, keepdims=True)
+    centred = x - mean
+    inverse = lax.rsqrt(jnp.mean(centred * centred, axes, keepdims=True) + epsilon)
+    return centred * inverse, mean, inverse
+
+
+@operator("GroupNormalization")
+def group_normalization(
+    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1
+) -> Array:
+    """Each group of channels of each sample normalised, computed in `stash_type`."""
+    x = jnp.asarray(x)
+    groups = x.reshape(x.shape[0], num_groups, -1).astype(element_dtype(stash_type))
+    standard = _standardized(groups, (2,), epsilon)[0].astype(x.dtype).reshape(x.shape)
+    return standard * along(jnp.asarray(scale), 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)
+
+
+@operator("LayerNormalization")
+def layer_normalization(
+    x: Value,
+    scale: Value,
+    bias: Optional = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    output_count: int = 1,
+) -> Array | tuple[Array, ...]:
+    """Array normalised over an axis and those after it; mean and reciprocal deviation in `stash_type`."""
+    x = jnp.asarray(x)
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    standard, mean, inverse = _standardized(x.astype(element_dtype(stash_type)), axes, epsilon)
+    y = standard.astype(x.dtype) * scale
+    shifted = y if bias is None else y + bias
+    return shifted if output_count == 1 else (shifted, mean, inverse)[:output_count]
+
+
+@operator("RMSNormalization")
+def rms_normalization(x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
+    """Array divided by its root mean square over an axis and those after it."""
+    x = jnp.asarray(x)
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    wide = x.astype(element_dtype(stash_type))
+    standard = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
+    return standard.astype(x.dtype) * scale
+
+
+@operator("LpNormalization")
+def lp_normalization(x: Value, *, axis: int = -1, p: int = 2) -> Array:
+    """Array divided by its norm along an axis; zero where the norm is."""
+    x = jnp.asarray(x)
+    total = jnp.sum(jnp.abs(x) if p == 1 else x * x, axis, keepdims=True)
+    # of a zero norm neither root nor quotient is computed: their gradients are infinite
+    safe = jnp.where(total == 0, 1, total)
+    norm = safe if p == 1 else jnp.sqrt(safe)
+    return jnp.where(total == 0, 0, x / norm).astype(x.dtype)
+
+
+@operator("MeanVarianceNormalization")
+def mean_variance_normalization(x: Value, *, axes: Sequence[int] = (0, 2, 3)) -> Array:
+    """Array of mean zero and deviation one over axes."""
+    x = jnp.asarray(x)
+    centred = x - jnp.mean(x, tuple(axes), keepdims=True)
+    deviation = jnp.sqrt(jnp.mean(centred * centred, tuple(axes), keepdims=True))
+    return centred / (deviation + 1e-9)
+
+
+@operator("LRN")
+def local_response_normalization(
+    x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
+) -> Array:
+    """Array divided by a power of the mean square over `size` neighbouring channels."""
+    x = jnp.asarray(x)
+    rest = (1,) * (x.ndim - 2)
+    padding = [(0, 0), ((size - 1) // 2, size // 2), *((0, 0),) * (x.ndim - 2)]
+    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, (1, size, *rest), (1, 1, *rest), padding)
+    return x / (bias + alpha / size * squares) ** beta

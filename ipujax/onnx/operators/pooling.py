@@ -1,0 +1,232 @@
+"""Pooling over sliding windows, over whole images, and its partial inverse. Layouts are N C spatial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.operators.values import Array, Optional, Value, integers
+from ipujax.onnx.operators.windows import Windows, slide
+from ipujax.onnx.registry import operator, static
+
+
+@operator("MaxPool")
+def max_pool(
+    x: Value,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    storage_order: int = 0,
+    strides: Sequence[int] | None = None,
+    output_count: int = 1,
+) -> Array | tuple[Array, Array]:
+    """Largest element of each window; as second result its index in the array, row- or column-major in the image."""
+    x = jnp.asarray(x)
+    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    # JAX has no gradient of dilated windows, and no index of the largest element
+    dilated = any(dilation > 1 for dilation in windows.dilations)
+    if output_count == 1 and not dilated:
+        return _reduce(x, windows, lowest(x.dtype), lax.max)
+    patches = _patches(x, windows, lowest(x.dtype))
+    winner = jnp.argmax(patches, axis=-1)
+    largest = jnp.take_along_axis(patches, winner[..., None], axis=-1)[..., 0]
+    return largest if output_count == 1 else (largest, _flat_indices(x, windows, winner, storage_order))
+
+
+def lowest(dtype: Any) -> np.ndarray:
+    """Return the value that no element is below: −∞ of floats."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(-np.inf, dtype)
+    return np.asarray(jnp.iinfo(dtype).min, dtype)
+
+
+def _windows(x: Array, kernel: Sequence[int], strides: Any, dilations: Any, pads: Any, auto: str, ceil: int) -> Windows:
+    return slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto, ceil_mode=ceil)
+
+
+def _reduce(x: Array, windows: Windows, initial: Any, combine: Any) -> Array:
+    return lax.reduce_window(
+        x,
+        initial,
+        combine,
+        (1, 1, *windows.kernel),
+        (1, 1, *windows.strides),
+        [(0, 0), (0, 0), *_positive_padding(windows)],
+        window_dilation=(1, 1, *windows.dilations),
+    )
+
+
+def _positive_padding(windows: Windows) -> list[tuple[int, int]]:
+    """Elements behind the last window are not cut off: reduce_window ignores them, and takes no negative padding."""
+    return [(before, max(0, after)) for before, after in windows.padding()]
+
+
+def _patches(x: Array, windows: Windows, fill: Any) -> Array:
+    """Elements of each window, [N, C, windows, elements], `fill` in the padding."""
+    patches = x
+    rank = windows.rank
+    for axis in range(rank):
+        # the windows of the axis replace it, their elements go to the end
+        positions = windows.positions(axis)
+        patches = jnp.moveaxis(
+            jnp.take(patches, np.clip(positions, 0, windows.sizes[axis] - 1), axis=2 + axis), 3 + axis, -1
+        )
+        inside = (positions >= 0) & (positions < windows.sizes[axis])
+        shape = [1] * patches.ndim
+        shape[2 + axis], shape[-1] = inside.shape
+        patches = jnp.where(inside.reshape(shape), patches, fill)
+    return patches.reshape(*x.shape[:2], *windows.counts, math.prod(windows.kernel))
+
+
+def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int) -> Array:
+    taps = jnp.unravel_index(winner, windows.kernel)
+    sizes = windows.sizes
+    weights = [math.prod(sizes[:axis] if storage_order else sizes[axis + 1 :]) for axis in range(windows.rank)]
+    image = math.prod(sizes)
+    channel = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * windows.rank)
+    index = jnp.asarray(channel * image, index_dtype())
+    for axis, (tap, weight) in enumerate(zip(taps, weights, strict=True)):
+        shape = [1] * winner.ndim
+        shape[2 + axis] = -1
+        start = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.before[axis]
+        position = start.reshape(shape) + tap * windows.dilations[axis]
+        index = index + (position * weight).astype(index_dtype())
+    return index
+
+
+@operator("AveragePool")
+def average_pool(
+    x: Value,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Mean of each window, over the elements of the array, or also over the padding."""
+    x = jnp.asarray(x)
+    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    sums = _reduce(x, windows, np.zeros((), x.dtype), lax.add)
+    return sums / windows.elements(bool(count_include_pad)).astype(x.dtype)
+
+
+@operator("LpPool")
+def lp_pool(
+    x: Value,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Sequence[int] | None = None,
+    p: int = 2,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """p-norm of each window."""
+    x = jnp.asarray(x)
+    windows = _windows(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    sums = _reduce(jnp.abs(x) ** p, windows, np.zeros((), x.dtype), lax.add)
+    return sums ** (1 / p)
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(x: Value) -> Array:
+    return jnp.mean(x, axis=_spatial(x), keepdims=True)
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(x: Value) -> Array:
+    return jnp.max(x, axis=_spatial(x), keepdims=True)
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(x: Value, *, p: int = 2) -> Array:
+    return jnp.sum(jnp.abs(x) ** p, axis=_spatial(x), keepdims=True) ** (1 / p)
+
+
+def _spatial(x: Value) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+@operator("MaxUnpool")
+def max_unpool(
+    x: Value,
+    indices: Value,
+    output_shape: Optional = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Array of zeros with each element at the index that MaxPool gave it.
+
+    Indices count in the array that the attributes imply; a larger `output_shape` pads that array at the end.
+    """
+    x = jnp.asarray(x)
+    rank = x.ndim - 2
+    steps, given = tuple(strides or (1,) * rank), tuple(pads or (0,) * (2 * rank))
+    inferred = (
+        *x.shape[:2],
+        *(
+            (size - 1) * step + kernel - low - high
+            for size, step, kernel, low, high in zip(
+                x.shape[2:], steps, kernel_shape, given[:rank], given[rank:], strict=True
+            )
+        ),
+    )
+    spread = jnp.zeros(math.prod(inferred), x.dtype).at[jnp.ravel(indices)].set(jnp.ravel(x)).reshape(inferred)
+    if output_shape is None:
+        return spread
+    shape = integers(static(output_shape, "output_shape"))
+    return lax.pad(
+        spread, np.zeros((), x.dtype), [(0, want - have, 0) for want, have in zip(shape, inferred, strict=True)]
+    )
+
+
+@operator("MaxRoiPool")
+def max_roi_pool(x: Value, rois: Value, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0) -> Array:
+    """Largest element of each bin of each region, [regions, C, *pooled_shape]; zero where a bin is empty.
+
+    Args:
+        x: [N, C, H, W].
+        rois: [regions, 5], each (batch, x1, y1, x2, y2), inclusive corners.
+        pooled_shape: bins of a region, (height, width).
+        spatial_scale: of the corners, to elements of `x`.
+    """
+    x, rois = jnp.asarray(x), jnp.asarray(rois)
+    batch = rois[:, 0].astype(jnp.int32)
+    corners = _half_away(rois[:, 1:] * spatial_scale)
+    columns = _bin_mask(corners[:, 0], corners[:, 2], pooled_shape[1], x.shape[3])
+    rows = _bin_mask(corners[:, 1], corners[:, 3], pooled_shape[0], x.shape[2])
+    low = lowest(x.dtype)
+    images = x[batch]
+    by_row = jnp.max(jnp.where(rows[:, None, :, :, None], images[:, :, None], low), axis=3)  # [R, C, bins, W]
+    largest = jnp.max(jnp.where(columns[:, None, None], by_row[:, :, :, None], low), axis=-1)
+    empty = ~(jnp.any(rows, -1)[:, None, :, None] & jnp.any(columns, -1)[:, None, None, :])
+    return jnp.where(empty, jnp.zeros_like(largest), largest)
+
+
+def _half_away(x: Array) -> Array:
+    return jnp.where(x >= 0, jnp.floor(x + 0.5), jnp.ceil(x - 0.5))
+
+
+def _bin_mask(start: Array, end: Array, bins: int, size: int) -> Array:
+    """Whether an element is in a bin of a region, bool [regions, bins, size]."""
+    extent = jnp.maximum(end - start + 1, 1) / bins
+    bin_index = np.arange(bins)
+    low = jnp.floor(bin_index * extent[:, None]) + start[:, None]
+    high = jnp.ceil((bin_index + 1) * extent[:, None]) + start[:, None]
+    element = np.arange(size)
+    return (element >= low[..., None]) & (element < high[..., None])

@@ -1,0 +1,173 @@
+"""Quantisation to few bits and back, and products of quantised arrays.
+
+Scales and zero points are scalars, or one for each element of an axis, or one for each block along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
+from ipujax.onnx.operators.convolution import integer_convolution
+from ipujax.onnx.operators.values import Array, Optional, Value, along
+from ipujax.onnx.registry import operator
+
+
+@operator("QuantizeLinear")
+def quantize_linear(
+    x: Value,
+    y_scale: Value,
+    y_zero_point: Optional = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Array:
+    """x / scale + zero point, rounded to even and limited to the type of the zero point, or of `output_dtype`."""
+    x = jnp.asarray(x)
+    scale = _spread(jnp.asarray(y_scale), x.shape, axis, block_size)
+    dtype = element_dtype(output_dtype) if output_dtype else np.dtype(np.uint8)
+    zero = None
+    if y_zero_point is not None:
+        dtype = jnp.asarray(y_zero_point).dtype
+        zero = _spread(jnp.asarray(y_zero_point), x.shape, axis, block_size)
+    working = element_dtype(precision) if precision else scale.dtype
+    quotient = x.astype(working) / scale.astype(working)
+    return _quantized(quotient, zero, dtype, bool(saturate))
+
+
+def _quantized(quotient: Array, zero: Array | None, dtype: np.dtype, saturate: bool) -> Array:
+    if jnp.issubdtype(dtype, jnp.floating):
+        shifted = quotient if zero is None or dtype != FLOAT4 else quotient + zero.astype(quotient.dtype)
+        return cast(shifted, dtype, saturate=saturate)
+    limits = jnp.iinfo(dtype)
+    # half precision cannot hold all integers of 16 bits
+    rounded = jnp.round(quotient.astype(jnp.promote_types(quotient.dtype, jnp.float32)))
+    shifted = rounded if zero is None else rounded + zero.astype(rounded.dtype)
+    return cast(jnp.clip(shifted, float(limits.min), float(limits.max)), dtype)
+
+
+def _spread(values: Array, shape: Sequence[int], axis: int, block_size: int) -> Array:
+    """Scales or zero points in a shape that broadcasts with the array."""
+    if values.size == 1 and values.ndim <= 1:
+        return values.reshape(())
+    if values.ndim == 1 and not block_size:
+        return along(values, axis, len(shape))
+    repeated = jnp.repeat(values, block_size, axis=axis)
+    return jnp.take(repeated, np.arange(shape[axis]), axis=axis)
+
+
+@operator("DequantizeLinear")
+def dequantize_linear(
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Optional = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Array:
+    """(x − zero point) · scale, computed in float32."""
+    x, scale = jnp.asarray(x), jnp.asarray(x_scale)
+    wide = jnp.promote_types(jnp.float32, scale.dtype)
+    shifted = x.astype(jnp.int32) if not is_floating(x) else x.astype(wide)
+    if x_zero_point is not None:
+        shifted = shifted - _spread(jnp.asarray(x_zero_point), x.shape, axis, block_size).astype(shifted.dtype)
+    y = shifted.astype(wide) * _spread(scale, x.shape, axis, block_size).astype(wide)
+    return y.astype(element_dtype(output_dtype) if output_dtype else scale.dtype)
+
+
+@operator("DynamicQuantizeLinear")
+def dynamic_quantize_linear(x: Value) -> tuple[Array, Array, Array]:
+    """Array in uint8, with the scale and zero point that its range, extended to zero, needs."""
+    x = jnp.asarray(x)
+    low, high = jnp.minimum(0, jnp.min(x)), jnp.maximum(0, jnp.max(x))
+    scale = (high - low) / 255
+    safe = jnp.where(scale == 0, 1, scale)
+    zero_point = jnp.clip(jnp.round(-low / safe), 0, 255)
+    y = jnp.clip(jnp.round(x / safe) + zero_point, 0, 255)
+    return y.astype(jnp.uint8), scale, zero_point.astype(jnp.uint8)
+
+
+@operator("MatMulInteger")
+def matmul_integer(a: Value, b: Value, a_zero_point: Optional = None, b_zero_point: Optional = None) -> Array:
+    """Product in int32 of what is left after the zero points, one for each row of a and column of b."""
+    return jnp.matmul(_shifted(a, a_zero_point, -2), _shifted(b, b_zero_point, -1))
+
+
+def _shifted(x: Value, zero_point: Optional, axis: int) -> Array:
+    wide = jnp.asarray(x).astype(jnp.int32)
+    if zero_point is None:
+        return wide
+    zero = jnp.asarray(zero_point).astype(jnp.int32)
+    return wide - (along(zero, axis, wide.ndim) if zero.ndim == 1 and zero.size > 1 else zero)
+
+
+@operator("QLinearMatMul")
+def quantized_matmul(
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Value,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value,
+    y_scale: Value,
+    y_zero_point: Value,
+) -> Array:
+    """Quantised product of quantised matrices, in integers up to the last scale."""
+    product = matmul_integer(a, b, a_zero_point, b_zero_point)
+    scale = _row_scale(a_scale, product, -2) * _row_scale(b_scale, product, -1) / _row_scale(y_scale, product, -2)
+    zero = jnp.asarray(y_zero_point)
+    shifted = _row_scale(zero, product, -2).astype(jnp.int32)
+    return _quantized(product.astype(jnp.float32) * scale.astype(jnp.float32), shifted, zero.dtype, True)
+
+
+def _row_scale(values: Value, product: Array, axis: int) -> Array:
+    vector = jnp.asarray(values)
+    return along(vector, axis, product.ndim) if vector.ndim == 1 and vector.size > 1 else vector
+
+
+@operator("QLinearConv")
+def quantized_convolution(
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value,
+    w: Value,
+    w_scale: Value,
+    w_zero_point: Value,
+    y_scale: Value,
+    y_zero_point: Value,
+    b: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Quantised convolution of quantised arrays; the bias is in int32, at the scale of the product."""
+    y = integer_convolution(
+        x,
+        w,
+        jnp.ravel(x_zero_point)[0],
+        w_zero_point,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    if b is not None:
+        y = y + along(jnp.asarray(b), 1, y.ndim)
+    weights = jnp.asarray(w_scale)
+    channel = along(weights, 1, y.ndim) if weights.ndim == 1 else weights
+    scale = jnp.asarray(x_scale) * channel / jnp.asarray(y_scale)
+    zero = jnp.asarray(y_zero_point)
+    return _quantized(y.astype(jnp.float32) * scale, zero.astype(jnp.int32), zero.dtype, True)

@@ -1,0 +1,133 @@
+"""Reductions over axes, and running sums and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.operators.values import Array, Optional, Value, integers
+from ipujax.onnx.registry import operator, register, static
+
+Axes = tuple[int, ...]
+Reduce = Callable[[Array, Axes], Array]
+
+
+def _sum(x: Array, axes: Axes) -> Array:
+    # JAX would widen integers
+    return jnp.sum(x, axis=axes, keepdims=True, dtype=x.dtype)
+
+
+def _mean(x: Array, axes: Axes) -> Array:
+    return jnp.mean(x, axis=axes, keepdims=True)
+
+
+def _product(x: Array, axes: Axes) -> Array:
+    return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
+
+
+def _largest(x: Array, axes: Axes) -> Array:
+    return jnp.max(x, axis=axes, keepdims=True, initial=_limits(x)[0] if x.size == 0 else None)
+
+
+def _smallest(x: Array, axes: Axes) -> Array:
+    return jnp.min(x, axis=axes, keepdims=True, initial=_limits(x)[1] if x.size == 0 else None)
+
+
+def _limits(x: Array) -> tuple[Any, Any]:
+    """Results for no elements: what every element is above, or below."""
+    if x.dtype == bool:
+        return False, True
+    if is_floating(x):
+        return -jnp.inf, jnp.inf
+    info = jnp.iinfo(x.dtype)
+    return info.min, info.max
+
+
+def _norm(x: Array, axes: Axes) -> Array:
+    return jnp.sqrt(_sum(x * x, axes))
+
+
+def _log_sum_exp(x: Array, axes: Axes) -> Array:
+    return jax.nn.logsumexp(x, axis=axes, keepdims=True) if axes else x
+
+
+REDUCTIONS: Mapping[str, Reduce] = {
+    "ReduceL1": lambda x, axes: _sum(jnp.abs(x), axes),
+    "ReduceL2": _norm,
+    "ReduceLogSum": lambda x, axes: jnp.log(_sum(x, axes)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": _largest,
+    "ReduceMean": _mean,
+    "ReduceMin": _smallest,
+    "ReduceProd": _product,
+    "ReduceSum": _sum,
+    "ReduceSumSquare": lambda x, axes: _sum(x * x, axes),
+}
+# Computed in float32 for integers, and rounded toward zero.
+IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
+
+
+def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
+    def reduced(x: Value, axes: Optional = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+        x = jnp.asarray(x)
+        given = () if axes is None else integers(static(axes, "axes"))
+        chosen = given if given or noop_with_empty_axes else tuple(range(x.ndim))
+        wide = x.astype(jnp.float32) if name in IRRATIONAL and not is_floating(x) else x
+        result = reduce(wide, chosen).astype(x.dtype)
+        return result if keepdims else jnp.squeeze(result, chosen)
+
+    reduced.__name__ = name
+    reduced.__doc__ = (
+        "Reduction over static axes; over all, or none if `noop_with_empty_axes`, where no axes are given."
+    )
+    return reduced
+
+
+for _name, _reduce in REDUCTIONS.items():
+    register("", _name)(_reduction(_name, _reduce))
+
+
+@operator("ArgMax")
+def arg_max(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    """Index of the largest element along an axis; of equal ones the first, or the last."""
+    return _winner(jnp.argmax, x, axis, keepdims, select_last_index)
+
+
+@operator("ArgMin")
+def arg_min(x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    """Index of the smallest element along an axis; of equal ones the first, or the last."""
+    return _winner(jnp.argmin, x, axis, keepdims, select_last_index)
+
+
+def _winner(find: Callable[..., Array], x: Value, axis: int, keepdims: int, last: int) -> Array:
+    x = jnp.asarray(x)
+    index = find(jnp.flip(x, axis) if last else x, axis=axis, keepdims=bool(keepdims))
+    return (x.shape[axis] - 1 - index if last else index).astype(index_dtype())
+
+
+@operator("CumSum")
+def running_sum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    """Sums of all elements up to each along an axis, without itself if exclusive, from the end if reverse."""
+    return _running(jnp.cumsum, 0, x, axis, exclusive, reverse)
+
+
+@operator("CumProd")
+def running_product(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    """Products of all elements up to each along an axis, as `running_sum`."""
+    return _running(jnp.cumprod, 1, x, axis, exclusive, reverse)
+
+
+def _running(combine: Callable[..., Array], neutral: int, x: Value, axis: Value, exclusive: int, reverse: int) -> Array:
+    x = jnp.asarray(x)
+    along = integers(static(axis, "axis"))[0]
+    line = jnp.moveaxis(x, along, 0)
+    ordered = line[::-1] if reverse else line
+    if exclusive:
+        first = jnp.full((min(1, len(line)), *line.shape[1:]), neutral, x.dtype)
+        ordered = jnp.concatenate([first, ordered[:-1]])
+    total = combine(ordered, axis=0, dtype=x.dtype)
+    return jnp.moveaxis(total[::-1] if reverse else total, 0, along)

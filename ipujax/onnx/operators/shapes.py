@@ -1,0 +1,159 @@
+"""Operators that move elements without looking at them: reshape, transpose, slice, pad, split, join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.operators.values import Array, Optional, Value, axes_of, ceil_div, integers, size_of
+from ipujax.onnx.registry import operator, static
+
+
+@operator("Reshape")
+def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
+    """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is whatever is left."""
+    wanted = integers(static(shape, "shape"))
+    kept = wanted if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(wanted))
+    return jnp.reshape(x, kept)
+
+
+@operator("Flatten")
+def flatten(x: Value, *, axis: int = 1) -> Array:
+    """Matrix of the axes before one and those from it on."""
+    x = jnp.asarray(x)
+    split = axis + x.ndim if axis < 0 else axis
+    return x.reshape(size_of(x.shape[:split]), size_of(x.shape[split:]))
+
+
+@operator("Squeeze")
+def squeeze(x: Value, axes: Optional = None) -> Array:
+    return jnp.squeeze(x, None if axes is None else integers(static(axes, "axes")))
+
+
+@operator("Unsqueeze")
+def unsqueeze(x: Value, axes: Value) -> Array:
+    return jnp.expand_dims(x, integers(static(axes, "axes")))
+
+
+@operator("Transpose")
+def transpose(x: Value, *, perm: Sequence[int] | None = None) -> Array:
+    return jnp.transpose(x, perm)
+
+
+@operator("Concat")
+def concatenate(*inputs: Value, axis: int) -> Array:
+    return jnp.concatenate(list(map(jnp.asarray, inputs)), axis)
+
+
+@operator("Split")
+def split(
+    x: Value, sizes: Optional = None, *, axis: int = 0, num_outputs: int | None = None, output_count: int = 1
+) -> tuple[Array, ...]:
+    """Parts of an array along one axis, of static sizes or of equal ones, of which the last may be smaller."""
+    x = jnp.asarray(x)
+    parts = num_outputs or output_count
+    if sizes is None:
+        each = ceil_div(x.shape[axis], parts)
+        stops = [min(each * part, x.shape[axis]) for part in range(1, parts)]
+    else:
+        stops = np.cumsum(integers(static(sizes, "split")))[:-1].tolist()
+    return tuple(jnp.split(x, stops, axis))
+
+
+@operator("Slice")
+def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, steps: Optional = None) -> Array:
+    """Part of an array between static bounds, which count and are limited as in Python."""
+    x = jnp.asarray(x)
+    begins, stops = integers(static(starts, "starts")), integers(static(ends, "ends"))
+    chosen = range(len(begins)) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
+    strides = (1,) * len(begins) if steps is None else integers(static(steps, "steps"))
+    slices = [slice(None)] * x.ndim
+    for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
+        slices[axis] = slice(begin, stop, stride)
+    return x[tuple(slices)]
+
+
+@operator("Expand")
+def expand(x: Value, shape: Value) -> Array:
+    """Array broadcast with a static shape; both may have axes of size one."""
+    return jnp.broadcast_to(x, np.broadcast_shapes(np.shape(x), integers(static(shape, "shape"))))
+
+
+@operator("Tile")
+def tile(x: Value, repeats: Value) -> Array:
+    return jnp.tile(x, integers(static(repeats, "repeats")))
+
+
+@operator("Pad")
+def pad(
+    x: Value, pads: Value, constant_value: Optional = None, axes: Optional = None, *, mode: str = "constant"
+) -> Array:
+    """Array with elements added at the ends of axes, or cut off where a static pad is negative."""
+    x = jnp.asarray(x)
+    amounts = integers(static(pads, "pads"))
+    chosen = range(x.ndim) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
+    widths = [(0, 0)] * x.ndim
+    for axis, before, after in zip(chosen, amounts[: len(amounts) // 2], amounts[len(amounts) // 2 :], strict=True):
+        widths[axis] = (before, after)
+    if mode == "constant":
+        fill = 0 if constant_value is None else jnp.ravel(constant_value)[0]
+        return lax.pad(x, jnp.asarray(fill, x.dtype), [(before, after, 0) for before, after in widths])
+    kept = x[
+        tuple(slice(max(0, -low), size - max(0, -high)) for size, (low, high) in zip(x.shape, widths, strict=True))
+    ]
+    return jnp.pad(kept, [(max(0, low), max(0, high)) for low, high in widths], mode=mode)
+
+
+@operator("CenterCropPad")
+def center_crop_pad(x: Value, shape: Value, *, axes: Sequence[int] | None = None) -> Array:
+    """Middle of an array, or the array in the middle of zeros, in a static shape."""
+    x = jnp.asarray(x)
+    chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
+    configuration = [(0, 0, 0)] * x.ndim
+    for axis, size in zip(chosen, integers(static(shape, "shape")), strict=True):
+        extra = size - x.shape[axis]
+        # an odd element is cut off at the end, or added there
+        before = extra // 2 if extra >= 0 else -(-extra // 2)
+        configuration[axis] = (before, extra - before, 0)
+    return lax.pad(x, np.zeros((), x.dtype), configuration)
+
+
+@operator("DepthToSpace")
+def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+    """[N, C, H, W] with channels moved into blocks of the image."""
+    x = jnp.asarray(x)
+    batch, channels, height, width = x.shape
+    depth = channels // blocksize**2
+    if mode == "DCR":
+        parts = x.reshape(batch, blocksize, blocksize, depth, height, width).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(batch, depth, blocksize, blocksize, height, width).transpose(0, 1, 4, 2, 5, 3)
+    return parts.reshape(batch, depth, height * blocksize, width * blocksize)
+
+
+@operator("SpaceToDepth")
+def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
+    """[N, C, H, W] with blocks of the image moved into channels."""
+    x = jnp.asarray(x)
+    batch, channels, height, width = x.shape
+    parts = x.reshape(batch, channels, height // blocksize, blocksize, width // blocksize, blocksize)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return parts.transpose(order).reshape(batch, channels * blocksize**2, height // blocksize, width // blocksize)
+
+
+@operator("ReverseSequence")
+def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+    """Array with the first elements of each sequence reversed in time."""
+    x = jnp.asarray(x)
+    moved = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
+    return jnp.moveaxis(reversed_in_time(moved, jnp.asarray(sequence_lens)), (0, 1), (batch_axis, time_axis))
+
+
+def reversed_in_time(x: Array, lengths: Array) -> Array:
+    """Return [N, time, …] with the first `lengths` elements of each sequence reversed."""
+    time = np.arange(x.shape[1])
+    index = jnp.where(time < lengths[:, None], lengths[:, None] - 1 - time, time)
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)

@@ -1,0 +1,117 @@
+"""Fourier transforms, windows, and weights of mel filters. Complex numbers are a last axis of two."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.element_types import FLOAT, element_dtype, working_dtype
+from ipujax.onnx.operators.values import Array, Optional, Value, integers
+from ipujax.onnx.registry import operator, register, static
+
+
+@operator("DFT")
+def fourier_transform(
+    x: Value, dft_length: Optional = None, axis: Optional = None, *, inverse: int = 0, onesided: int = 0
+) -> Array:
+    """Discrete Fourier transform along a static axis, cut or padded to a static length.
+
+    Args:
+        x: [N, …, 1] if real, [N, …, 2] if complex.
+        dft_length: length of the transform; that of the axis without it.
+        axis: the last but one without it.
+        inverse: whether to transform back, and divide by the length.
+        onesided: only the first half of the frequencies: of the result, or, of the inverse, of the operand.
+
+    Returns:
+        [N, …, 2]; real, [N, …, 1], of a one-sided inverse.
+    """
+    x = jnp.asarray(x)
+    along = (-2 if axis is None else integers(static(axis, "axis"))[0]) % x.ndim
+    default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
+    length = default if dft_length is None else integers(static(dft_length, "dft_length"))[0]
+    wide = x.astype(working_dtype(x.dtype))
+    signal = wide[..., 0] if x.shape[-1] == 1 else lax.complex(wide[..., 0], wide[..., 1])
+    if inverse and onesided:
+        return jnp.fft.irfft(signal, length, along)[..., None].astype(x.dtype)
+    result = (jnp.fft.ifft if inverse else jnp.fft.fft)(signal, length, along)
+    half = lax.slice_in_dim(result, 0, length // 2 + 1, axis=along) if onesided else result
+    return _parts(half).astype(x.dtype)
+
+
+def _parts(x: Array) -> Array:
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+
+
+@operator("STFT")
+def short_time_fourier_transform(
+    signal: Value, frame_step: Value, window: Optional = None, frame_length: Optional = None, *, onesided: int = 1
+) -> Array:
+    """Fourier transforms of overlapping frames, [N, frames, frequencies, 2]; step and length must be static."""
+    x = jnp.asarray(signal)
+    step = integers(static(frame_step, "frame_step"))[0]
+    if frame_length is not None:
+        length = integers(static(frame_length, "frame_length"))[0]
+    else:
+        length = x.shape[1] if window is None else window.shape[0]
+    count = 1 + (x.shape[1] - length) // step
+    frames = jnp.take(x, np.arange(count)[:, None] * step + np.arange(length), axis=1)
+    weighted = frames if window is None else frames * jnp.asarray(window)[:, None]
+    return fourier_transform(weighted, np.int64(length), np.int64(2), onesided=onesided)
+
+
+# Coefficients of cosines of 0, 1, 2 times the angle.
+WINDOWS = {
+    "BlackmanWindow": (0.42, -0.5, 0.08),
+    "HammingWindow": (25 / 46, -21 / 46),
+    "HannWindow": (0.5, -0.5),
+}
+
+
+def _window(coefficients: tuple[float, ...]) -> object:
+    def window(size: Value, *, output_datatype: int = FLOAT, periodic: int = 1) -> np.ndarray:
+        """Static window of a static size: a sum of cosines, over a period or from end to end."""
+        count = integers(static(size, "size"))[0]
+        angle = 2 * math.pi * np.arange(count) / (count if periodic else max(1, count - 1))
+        values = sum(factor * np.cos(order * angle) for order, factor in enumerate(coefficients))
+        return np.asarray(values).astype(element_dtype(output_datatype))
+
+    return window
+
+
+for _name, _coefficients in WINDOWS.items():
+    register("", _name)(_window(_coefficients))  # type: ignore[type-var]
+
+
+@operator("MelWeightMatrix")
+def mel_weight_matrix(
+    num_mel_bins: Value,
+    dft_length: Value,
+    sample_rate: Value,
+    lower_edge_hertz: Value,
+    upper_edge_hertz: Value,
+    *,
+    output_datatype: int = FLOAT,
+) -> np.ndarray:
+    """Static weights of triangular filters, equidistant in mel, [frequencies, filters]."""
+    bins, length, rate = (
+        integers(static(each, name))[0]
+        for each, name in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
+    )
+    low, high = (
+        2595 * math.log10(1 + float(np.ravel(static(each, name))[0]) / 700)
+        for each, name in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
+    )
+    mel = low + np.arange(bins + 2) * (high - low) / (bins + 2)
+    edges = ((length + 1) * 700 * (10 ** (mel / 2595) - 1) // rate).astype(int)
+    frequency = np.arange(length // 2 + 1)[:, None]
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    rising = np.where(centre == left, frequency == centre, (frequency - left) / np.maximum(centre - left, 1))
+    falling = (right - frequency) / np.maximum(right - centre, 1)
+    up = (frequency >= left) & (frequency <= centre)
+    down = (frequency >= centre) & (frequency < right)
+    weights = np.where(down, falling, np.where(up, rising, 0))
+    return weights.astype(element_dtype(output_datatype))

@@ -1,0 +1,88 @@
+"""Optimisers of the domain ai.onnx.preview.training: each updates any number of tensors and their state.
+
+Operands are the learning rate, the update count, and then all tensors, all gradients, and all states of each kind.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ipujax.onnx.operators.values import Array, Value
+from ipujax.onnx.registry import operator
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+def _groups(inputs: tuple[Value, ...], kinds: int) -> list[tuple[Array, ...]]:
+    """Operands of each tensor: itself, its gradient, its states."""
+    count = len(inputs) // kinds
+    return [tuple(jnp.asarray(each) for each in inputs[first::count]) for first in range(count)]
+
+
+def _transposed(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
+    """All new tensors, then all new states of each kind."""
+    return tuple(each for kind in zip(*results, strict=True) for each in kind)
+
+
+@operator("Adagrad", DOMAIN)
+def adagrad(
+    rate: Value,
+    count: Value,
+    *inputs: Value,
+    decay_factor: float = 0.0,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+) -> tuple[Array, ...]:
+    """Steps divided by the root of the sum of all squared gradients so far."""
+    decayed = rate / (1 + count * decay_factor)
+
+    def update(x: Array, gradient: Array, squares: Array) -> tuple[Array, ...]:
+        regularized = norm_coefficient * x + gradient
+        total = squares + regularized * regularized
+        step = decayed * regularized / (jnp.sqrt(total) + epsilon)
+        return (x - step).astype(x.dtype), total.astype(squares.dtype)
+
+    return _transposed([update(*group) for group in _groups(inputs, 3)])
+
+
+@operator("Adam", DOMAIN)
+def adam(
+    rate: Value,
+    count: Value,
+    *inputs: Value,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+) -> tuple[Array, ...]:
+    """Running mean of gradients divided by the root of that of their squares, corrected from the first count on."""
+    started = jnp.asarray(count) > 0
+    exponent = jnp.where(started, count, 1)
+    correction = jnp.sqrt(1 - beta**exponent) / (1 - alpha**exponent)
+    corrected = rate * jnp.where(started, correction, 1)
+
+    def update(x: Array, gradient: Array, mean: Array, squares: Array) -> tuple[Array, ...]:
+        regularized = norm_coefficient * x + gradient
+        new_mean = alpha * mean + (1 - alpha) * regularized
+        new_squares = beta * squares + (1 - beta) * regularized * regularized
+        new = (1 - norm_coefficient_post) * (x - corrected * new_mean / (jnp.sqrt(new_squares) + epsilon))
+        return new.astype(x.dtype), new_mean.astype(mean.dtype), new_squares.astype(squares.dtype)
+
+    return _transposed([update(*group) for group in _groups(inputs, 4)])
+
+
+@operator("Momentum", DOMAIN)
+def momentum(
+    rate: Value, count: Value, *inputs: Value, alpha: float, beta: float, mode: str, norm_coefficient: float
+) -> tuple[Array, ...]:
+    """Steps along a running sum of gradients; with `mode` "nesterov" from where that sum leads."""
+    factor = jnp.where(jnp.asarray(count) > 0, beta, 1.0)
+
+    def update(x: Array, gradient: Array, velocity: Array) -> tuple[Array, ...]:
+        regularized = norm_coefficient * x + gradient
+        new_velocity = alpha * velocity + factor * regularized
+        step = regularized + alpha * new_velocity if mode == "nesterov" else new_velocity
+        return (x - rate * step).astype(x.dtype), new_velocity.astype(velocity.dtype)
+
+    return _transposed([update(*group) for group in _groups(inputs, 3)])

@@ -1,0 +1,110 @@
+"""Windows that slide over the spatial axes of an array: what convolutions, pooling and their transposes share.
+
+Source: ONNX operators Conv, MaxPool and AveragePool for the formulas of padding and of result sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.onnx.operators.values import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Positions of windows over spatial axes; one entry an axis in each tuple.
+
+    Args:
+        sizes: extents of the axes, without padding.
+        kernel: elements of a window.
+        strides: elements between two windows.
+        dilations: elements between two elements of a window.
+        before: padding before the first element.
+        after: padding after the last one, as the node gives it.
+        counts: windows.
+    """
+
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.sizes)
+
+    def padding(self) -> list[tuple[int, int]]:
+        """Padding of each axis so that exactly `counts` windows fit; negative where elements are left over."""
+        return [
+            (before, (count - 1) * stride + dilation * (kernel - 1) + 1 - size - before)
+            for size, kernel, stride, dilation, before, count in zip(
+                self.sizes, self.kernel, self.strides, self.dilations, self.before, self.counts, strict=True
+            )
+        ]
+
+    def positions(self, axis: int) -> np.ndarray:
+        """Return the element of an axis at [window, element of the window]; negative or too large in the padding."""
+        starts = np.arange(self.counts[axis]) * self.strides[axis] - self.before[axis]
+        return starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
+
+    def elements(self, include_padding: bool) -> np.ndarray:
+        """Return how many elements each window has, shape `counts`; those of the node's padding on request."""
+        result = np.ones(())
+        for axis in range(self.rank):
+            positions = self.positions(axis)
+            low = -self.before[axis] if include_padding else 0
+            high = self.sizes[axis] + (self.after[axis] if include_padding else 0)
+            inside = np.sum((positions >= low) & (positions < high), axis=1)
+            result = result[..., None] * inside
+        return result
+
+
+def slide(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    strides: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+) -> Windows:
+    """Return the windows that a node's attributes describe."""
+    rank = len(sizes)
+    steps = tuple(strides or (1,) * rank)
+    spacing = tuple(dilations or (1,) * rank)
+    spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
+    if auto_pad.startswith("SAME"):
+        counts = tuple(map(ceil_div, sizes, steps))
+        needed = [
+            max(0, (count - 1) * step + span - size)
+            for count, step, span, size in zip(counts, steps, spans, sizes, strict=True)
+        ]
+        smaller = tuple(total // 2 for total in needed)
+        larger = tuple(total - total // 2 for total in needed)
+        before, after = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+        return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
+    given = tuple(pads or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
+    before, after = given[:rank], given[rank:]
+    counts = tuple(
+        _count(size, low, high, span, step, ceil_mode)
+        for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
+    )
+    return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
+
+
+def _count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
+    room = size + before + after - span
+    if not ceil_mode:
+        return room // stride + 1
+    count = math.ceil(room / stride) + 1
+    # a window that would start in the padding behind the last element is left out
+    return count - 1 if (count - 1) * stride >= size + before else count
