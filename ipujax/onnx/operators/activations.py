@@ -65,12 +65,13 @@ def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
 
 @operator("HardSwish")
 def hard_swish(x: Value) -> Array:
-    return x * hard_sigmoid(x, alpha=1 / 6, beta=0.5)
+    return jnp.multiply(x, hard_sigmoid(x, alpha=1 / 6, beta=0.5))
 
 
 @operator("Swish")
 def swish(x: Value, *, alpha: float = 1.0) -> Array:
-    return x * jax.nn.sigmoid(alpha * jnp.asarray(x))
+    x = jnp.asarray(x)
+    return x * jax.nn.sigmoid(x if alpha == 1 else alpha * x)
 
 
 @operator("SwiGLU")
@@ -80,7 +81,7 @@ def swish_gate(a: Value, b: Value, *, alpha: float = 1.0) -> Array:
 
 @operator("Mish")
 def mish(x: Value) -> Array:
-    return x * jnp.tanh(jax.nn.softplus(x))
+    return jnp.multiply(x, jnp.tanh(jax.nn.softplus(x)))
 
 
 @operator("Gelu")
@@ -95,7 +96,7 @@ def softplus(x: Value) -> Array:
 
 @operator("Softsign")
 def softsign(x: Value) -> Array:
-    return x / (1 + jnp.abs(x))
+    return jnp.divide(x, 1 + jnp.abs(x))
 
 
 @operator("Shrink")

@@ -56,8 +56,8 @@ def attention(
     )
     past = 0 if past_key is None else past_key.shape[2]
     if past_key is not None:
-        keys = jnp.concatenate([past_key, keys], axis=2)
-        values = jnp.concatenate([past_value, values], axis=2)
+        keys = jnp.concatenate([jnp.asarray(past_key), keys], axis=2)
+        values = jnp.concatenate([jnp.asarray(past_value), values], axis=2)
     root = math.sqrt(1 / math.sqrt(queries.shape[-1]) if scale is None else scale)
     raw = _scores(queries, keys, root)
     capped = softcap * jnp.tanh(raw / softcap) if softcap else raw
@@ -121,7 +121,7 @@ def _hidden_by_mask(mask: Optional, scores: Array) -> Array:
 def _hidden_padding(lengths: Optional, scores: Array) -> Array:
     if lengths is None:
         return jnp.zeros((), bool)
-    return np.arange(scores.shape[-1]) >= jnp.reshape(lengths, (-1, 1, 1, 1))
+    return jnp.arange(scores.shape[-1]) >= jnp.reshape(lengths, (-1, 1, 1, 1))
 
 
 def _hidden(scores: Array, offset: Any, causal: bool, left: int, right: int) -> Array:

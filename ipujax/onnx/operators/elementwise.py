@@ -157,8 +157,12 @@ OTHERS: Mapping[str, Callable[..., Array]] = {
     "Where": lambda condition, x, y: jnp.where(condition, x, y),
 }
 
-for _table, _adapter in ((UNARY, one), (BINARY, two), (VARIADIC, variadic)):
-    for _name, _function in _table.items():
+TABLES: tuple[tuple[Mapping[str, Callable[..., Any]], Callable[..., Callable[..., Array]]], ...] = (
+    (UNARY, one),
+    (BINARY, two),
+    (VARIADIC, variadic),
+    (OTHERS, lambda function: function),
+)
+for _functions, _adapter in TABLES:
+    for _name, _function in _functions.items():
         register("", _name)(_adapter(_function))
-for _name, _function in OTHERS.items():
-    register("", _name)(_function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -116,12 +117,12 @@ def roi_align(
     return largest.reshape(shape).max(axis=(3, 5))
 
 
-def _corners(rois: Array, scale: float, half_pixel: bool, numpy: object) -> Array:
+def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
     """Begin and extent of each region, [regions, (y, x, height, width)]."""
     scaled = rois * scale - (0.5 if half_pixel else 0.0)
     begin = scaled[:, [1, 0]]
     extent = scaled[:, [3, 2]] - begin
-    return numpy.concatenate([begin, extent if half_pixel else numpy.maximum(extent, 1.0)], axis=1)  # type: ignore[attr-defined]
+    return numpy.concatenate([begin, extent if half_pixel else numpy.maximum(extent, 1.0)], axis=1)
 
 
 class _AxisSamples:

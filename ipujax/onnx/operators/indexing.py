@@ -16,7 +16,7 @@ from ipujax.onnx.registry import data_dependent_size, is_static, operator, stati
 
 def wrapped(indices: Value, size: int) -> Any:
     """Return indices with the negative ones counted from the end; static ones stay static."""
-    numpy = np if isinstance(indices, np.ndarray) else jnp
+    numpy: Any = np if isinstance(indices, np.ndarray) else jnp
     return numpy.where(indices < 0, indices + size, indices)
 
 
@@ -61,7 +61,13 @@ def _take_vectors(x: Array, indices: Array) -> Array:
 
 def _update(x: Array, index: tuple[Any, ...], updates: Value, reduction: str) -> Array:
     place = x.at[index]
-    methods = {"add": place.add, "max": place.max, "min": place.min, "mul": place.multiply, "none": place.set}
+    methods: dict[str, Any] = {
+        "add": place.add,
+        "max": place.max,
+        "min": place.min,
+        "mul": place.multiply,
+        "none": place.set,
+    }
     return methods[reduction](updates)
 
 
@@ -116,7 +122,7 @@ def top_k(x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int =
     x = jnp.asarray(x)
     count = integers(static(k, "K"))[0]
     lines = jnp.moveaxis(x, axis, -1)
-    reverse = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
+    reverse: Any = _identity if largest else jnp.negative if is_floating(x) else jnp.invert  # keeps equal ones in order
     values, indices = lax.top_k(reverse(lines), count)
     return jnp.moveaxis(reverse(values), -1, axis), jnp.moveaxis(indices, -1, axis).astype(index_dtype())
 
@@ -161,9 +167,9 @@ def unique(
         facts = tuple(each.astype(np.int64) for each in results[1:])
         return (results[0], *facts)[:output_count]
     size = data_dependent_size(max_size, "the different elements")
-    values, first, inverse, counts = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
-    real = counts > 0
-    order = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, first, np.iinfo(np.int32).max), stable=True)
-    rank = jnp.argsort(order)
-    taken = jnp.take(values, order, axis or 0), jnp.where(real, first, 0)[order], rank[inverse.ravel()], counts[order]
-    return (taken[0], *(each.astype(index_dtype()) for each in taken[1:]))[:output_count]
+    values, firsts, positions, numbers = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
+    real = numbers > 0
+    arrangement = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, firsts, np.iinfo(np.int32).max))
+    ranks = jnp.argsort(arrangement)
+    found = (jnp.where(real, firsts, 0)[arrangement], ranks[positions.ravel()], numbers[arrangement])
+    return (jnp.take(values, arrangement, axis or 0), *(each.astype(index_dtype()) for each in found))[:output_count]

@@ -29,24 +29,22 @@ def batch_normalization(
     """Each channel normalised with given statistics, or with its own, and then the running statistics too."""
     x = jnp.asarray(x)
     if not training_mode:
-        return _normalized(
-            x, *(along(jnp.asarray(each), 1, x.ndim) for each in (scale, bias, input_mean, input_var)), epsilon
-        )
+        return _normalized(x, scale, bias, input_mean, input_var, epsilon)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
     wide = x.astype(working_dtype(x.dtype))
     mean, variance = jnp.mean(wide, axes), jnp.var(wide, axes)
-    y = _normalized(x, *(along(jnp.asarray(each), 1, x.ndim) for each in (scale, bias, mean, variance)), epsilon)
     running = [
         (momentum * jnp.asarray(old) + (1 - momentum) * new).astype(jnp.asarray(old).dtype)
         for old, new in ((input_mean, mean), (input_var, variance))
     ]
-    return (y, *running)[:output_count]
+    return (_normalized(x, scale, bias, mean, variance, epsilon), *running)[:output_count]
 
 
-def _normalized(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float) -> Array:
-    """The same four operations for every normalisation: one factor and one offset a channel."""
-    factor = scale * lax.rsqrt(variance + epsilon)
-    return ((x - mean) * factor + bias).astype(x.dtype)
+def _normalized(x: Array, scale: Value, bias: Value, mean: Value, variance: Value, epsilon: float) -> Array:
+    """Array normalised by statistics of channels, all [C]: one factor and two offsets a channel."""
+    factor = jnp.asarray(scale) * lax.rsqrt(jnp.asarray(variance) + epsilon)
+    centred = x - along(jnp.asarray(mean), 1, x.ndim)
+    return (centred * along(factor, 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)).astype(x.dtype)
 
 
 @operator("InstanceNormalization")

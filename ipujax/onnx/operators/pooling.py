@@ -228,5 +228,5 @@ def _bin_mask(start: Array, end: Array, bins: int, size: int) -> Array:
     bin_index = np.arange(bins)
     low = jnp.floor(bin_index * extent[:, None]) + start[:, None]
     high = jnp.ceil((bin_index + 1) * extent[:, None]) + start[:, None]
-    element = np.arange(size)
+    element = jnp.arange(size)
     return (element >= low[..., None]) & (element < high[..., None])

@@ -60,7 +60,7 @@ def short_time_fourier_transform(
     count = 1 + (x.shape[1] - length) // step
     frames = jnp.take(x, np.arange(count)[:, None] * step + np.arange(length), axis=1)
     weighted = frames if window is None else frames * jnp.asarray(window)[:, None]
-    return fourier_transform(weighted, np.int64(length), np.int64(2), onesided=onesided)
+    return fourier_transform(weighted, np.asarray(length), np.asarray(2), onesided=onesided)
 
 
 # Coefficients of cosines of 0, 1, 2 times the angle.
