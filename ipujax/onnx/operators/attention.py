@@ -203,9 +203,13 @@ def linear_attention(
     length, batch, heads, size = k.shape
     factor = scale or 1 / math.sqrt(size)
     # without decay states keep all, without correction all of a value is written
-    gates = jnp.ones((length, batch, heads, 1)) if decay is None else jnp.exp(_time_first(jnp.asarray(decay), heads))
+    gates = (
+        jnp.ones((length, batch, heads, 1), jnp.float32)
+        if decay is None
+        else jnp.exp(_time_first(jnp.asarray(decay), heads))
+    )
     rates = (
-        jnp.ones((length, batch, 1, 1))
+        jnp.ones((length, batch, 1, 1), jnp.float32)
         if beta is None
         else jnp.asarray(beta).astype(jnp.float32).swapaxes(0, 1)[..., None]
     )

@@ -59,9 +59,12 @@ def is_infinite(x: Value, *, detect_negative: int = 1, detect_positive: int = 1)
 
 
 def bit_shift(x: Value, y: Value, *, direction: str) -> Array:
-    """Unsigned elements shifted; a shift of all bits gives zero."""
-    shifts = {"LEFT": lax.shift_left, "RIGHT": lax.shift_right_logical}
-    return shifts[direction](*jnp.broadcast_arrays(x, y))
+    """Elements shifted; by a negative number, or by all bits or more, every bit is what is shifted in."""
+    x, y = jnp.broadcast_arrays(x, y)
+    if direction == "LEFT":
+        return lax.shift_left(x, y)
+    shift = lax.shift_right_arithmetic if jnp.issubdtype(x.dtype, jnp.signedinteger) else lax.shift_right_logical
+    return shift(x, y)
 
 
 def error_function(x: Value) -> Array:
