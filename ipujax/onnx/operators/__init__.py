@@ -7,7 +7,6 @@ from ipujax.onnx.operators import (
     attention as attention,
     casts as casts,
     constants as constants,
-    control_flow as control_flow,
     convolution as convolution,
     detection as detection,
     elementwise as elementwise,
@@ -26,5 +25,6 @@ from ipujax.onnx.operators import (
     sequences as sequences,
     shapes as shapes,
     signals as signals,
+    subgraphs as subgraphs,
     training as training,
 )
