@@ -225,7 +225,8 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.onnx_errors": "",
     "ipujax.onnx.graphs": "",
     "ipujax.onnx.registry": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.operators": "ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.operators": "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors",
     "ipujax.onnx.evaluation": (
         "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry runtime.target"

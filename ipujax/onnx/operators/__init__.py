@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ipujax.onnx.operators import (
-    activations as activations,
+    activation_functions as activation_functions,
     attention as attention,
     casts as casts,
-    constants as constants,
+    constant_arrays as constant_arrays,
     convolution as convolution,
     detection as detection,
     elementwise as elementwise,
@@ -16,10 +16,10 @@ from ipujax.onnx.operators import (
     matmul as matmul,
     ngrams as ngrams,
     normalization as normalization,
-    pooling as pooling,
+    pools as pools,
     quantization as quantization,
-    random as random,
-    recurrent as recurrent,
+    random_draws as random_draws,
+    recurrent_layers as recurrent_layers,
     reduction as reduction,
     resize as resize,
     sequences as sequences,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
+from ipujax.onnx.operators.operands import Array, Value, integers
 from ipujax.onnx.operators.sampling import (
     Taps,
     cubic_taps,
@@ -17,7 +18,6 @@ from ipujax.onnx.operators.sampling import (
     reflected,
     weighted_samples,
 )
-from ipujax.onnx.operators.values import Array, Value, integers
 from ipujax.onnx.registry import operator, static
 
 TAPS: Mapping[str, Callable[[Array], Taps]] = {"cubic": cubic_taps, "linear": linear_taps, "nearest": nearest_taps}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.operators.values import Array, Value
+from ipujax.onnx.operators.operands import Array, Value
 from ipujax.onnx.registry import operator
 
 

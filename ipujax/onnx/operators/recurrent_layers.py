@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.onnx.operators.activations import elu, hard_sigmoid, leaky_relu, softsign
+from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
+from ipujax.onnx.operators.operands import Array, Optional, Value
 from ipujax.onnx.operators.shapes import reversed_in_time
-from ipujax.onnx.operators.values import Array, Optional, Value
 from ipujax.onnx.registry import operator
 
 Activation = Callable[[Array], Array]
