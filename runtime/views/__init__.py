@@ -1,4 +1,4 @@
-"""What reports show, as plain values computed from figures; how they are drawn is in other rooms."""
+"""Contents of reports as plain values, computed from figures; other rooms draw them."""
 
 from ipujax.runtime.views.answer import Answer as Answer
 from ipujax.runtime.views.answers import answers as answers

@@ -1,4 +1,4 @@
-"""The answer to one question about a profile."""
+"""Answer to one question about a profile."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one question.
+    """Answer to one question.
 
     Args:
-        question: what was asked.
-        sentence: the answer.
-        hint: what to try; empty when nothing is to be gained.
-        subject: what it is about: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
-        share: how much of the whole that is, 0 to 1.
-        section: the part of the report that shows more.
+        question: in words.
+        sentence: the answer; empty where the question does not arise.
+        hint: a change to try; empty when no change promises a gain.
+        subject: of the answer: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
+        share: of the run, or of the tile's memory, that the subject takes; above 1 for a tile without enough memory.
+        section: of the page with details.
     """
 
     question: str

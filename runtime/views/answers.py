@@ -1,9 +1,9 @@
-"""What a profile says to someone who asks what to change, in sentences with numbers.
+"""Answers to the first questions about a profile, in sentences with numbers.
 
-Input: `Figures`. Output: an `Answer` for each question: which operation limits the model, which tile is fullest and
-with what, which IPU waits and when, and which line of source to change. Each says what it is about in `subject` and how
-large it is in `share`, so that it can be checked without reading the sentence.
-Limits: hints are rules of thumb, see `hints`; nothing is tried out (`ipu.advise` does that).
+Input: `Figures`. Output: an `Answer` for each question: the operation that limits the model, the fullest tile and its
+contents, the IPU that waits longest, and the line of source to change. `subject` and `share` repeat the sentence as
+values, so that tests can check them.
+Limits: hints are rules of thumb, see `hints`; no change is compiled (`ipu.advise` does that).
 """
 
 from __future__ import annotations
@@ -33,20 +33,17 @@ from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
-    """All answers, in the order in which they are of use; where something is not known, the answer says what.
+    """Return the answers in the order of `QUESTIONS`, most useful first; an unknown one names the missing figure.
 
     A question that does not arise, as that of the stages of no pipeline, has no answer.
-
-    Args:
-        profile: of a run.
     """
-    found = (_known(question, find, profile) for question, find in QUESTIONS.items())
-    return tuple(answer for answer in found if answer.sentence)
+    replies = (_reply(question, answer, profile) for question, answer in QUESTIONS.items())
+    return tuple(reply for reply in replies if reply.sentence)
 
 
-def _known(question: str, find: Callable[[Figures], Answer], profile: Figures) -> Answer:
+def _reply(question: str, answer: Callable[[Figures], Answer], profile: Figures) -> Answer:
     try:
-        return find(profile)
+        return answer(profile)
     except ProfileError as error:  # an unknown trip count, or a file of an older version
         return Answer(question, f"Not known: {error.what}.", error.hint or "")
 
@@ -56,48 +53,48 @@ FULLEST = "Which tile is fullest, and with what?"
 WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
 
-_NAMES = 3  # of a line that are looked at
+_NUM_NAMES = 3  # names of a line's operations that are compared
 _BEGUN = 0.02  # of the computation of an IPU
-_MOST = 0.5  # of the cycles of a line, or of the bytes of a tile
+_MAJORITY = 0.5  # of the cycles of a line
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
-_SHORT = 0.02  # share of a run that is not worth a change
+_SMALL_SHARE = 0.02  # of a run: a smaller part is not worth a change
 
 
 def limiting_operation(profile: Figures) -> Answer:
-    """The operation that takes most time."""
+    """Name the operation with most busy cycles, its rate and the bound of exchange."""
     rows = operation_rows(profile)
     if not rows or not rows[0].cycles:
         return Answer(LIMITS, "Nothing takes time.")
-    top, cycles = rows[0], profile.busy_cycles
+    top = rows[0]
+    cycles = profile.busy_cycles
     share = top.cycles / max(1, cycles)
-    whole = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
-    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
+    total = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
+    text = f"{top.name} takes {share:.1%} of {total}: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
     if top.peak_share is not None and top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
-        text += f" {_roof(top, profile)}"
+        text += f" {_exchange_bound(top, profile)}"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
-    hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase or _phase(top, profile)))
+    hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase or _guess_phase(top, profile)))
     return Answer(LIMITS, text, hint, top.name, share, "operations")
 
 
-def _phase(row: OperationRow, profile: Figures) -> str:
-    """The phase that takes most of an operation in files that do not say: that of the line that it leads."""
+def _guess_phase(row: OperationRow, profile: Figures) -> str:
+    """Return the main phase of an operation of an old file: that of the line whose costliest operation it is."""
     line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
     return line.dominant if line is not None else "compute" if row.flops else "exchange"
 
 
-def _roof(row: OperationRow, profile: Figures) -> str:
-    """What exchange allows an operation to compute, where that is less than the peak."""
-    allowed = allowed_by_exchange(row, profile)
-    if allowed is None:
+def _exchange_bound(row: OperationRow, profile: Figures) -> str:
+    rate = allowed_by_exchange(row, profile)
+    if rate is None:
         return ""
-    return f"At its {row.intensity:,.1f} operations for each exchanged byte, exchange allows {_rate(allowed)}."
+    return f"At its {row.intensity:,.1f} operations for each exchanged byte, exchange allows {_rate(rate)}."
 
 
 def _rate(flops_per_second: float) -> str:
-    """Operations a second in the largest unit that gives at least one."""
+    """Format a rate in the largest unit of which it is at least one."""
     for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if flops_per_second >= factor:
             return f"{flops_per_second / factor:,.1f} {unit}FLOP/s"
@@ -105,46 +102,49 @@ def _rate(flops_per_second: float) -> str:
 
 
 def fullest_tile(profile: Figures) -> Answer:
-    """The tile that needs most memory, what for, and the variable that takes most of it."""
-    memory, have = profile.memory, profile.target.bytes_per_tile
-    tile, used = memory.worst_tile, memory.max_tile_bytes
-    text = f"Tile {tile:,}, with {size(used)} of {size(have)} ({used / have:.1%})"
-    if used > have:
-        text += f", {size(used - have)} more than it has"
+    """Name the tile with most bytes, its three largest roles and its largest variable."""
+    memory = profile.memory
+    capacity_bytes = profile.target.bytes_per_tile
+    tile = memory.worst_tile
+    used_bytes = memory.max_tile_bytes
+    fullness = used_bytes / capacity_bytes
+    text = f"Tile {tile:,}, with {size(used_bytes)} of {size(capacity_bytes)} ({fullness:.1%})"
+    if used_bytes > capacity_bytes:
+        text += f", {size(used_bytes - capacity_bytes)} more than it has"
     parts = parts_of_tile(memory)
-    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in parts[:3]) + "."
+    text += ": " + ", ".join(f"{size(num_bytes)} {name}" for num_bytes, name in parts[:3]) + "."
     named = [item for item in memory.largest if item.name != item.category]
     largest = largest_variable(memory)
     if named and named[0] is not largest:
-        text += f" The largest thing with a name is {named[0].readable}{_described(named[0])}."
+        text += f" The largest thing with a name is {named[0].readable}{_describe(named[0])}."
     if largest is not None:
-        text += f" The largest variable is {largest.readable}{_described(largest)}."
+        text += f" The largest variable is {largest.readable}{_describe(largest)}."
     try:
         situation = program_situation(profile)
-    except ProfileError:  # without trip counts memory is known, and not what runs
+    except ProfileError:  # memory does not depend on trip counts
         situation = memory_situation(profile)
     hint = hints(MEMORY_HINTS, situation)
-    return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
+    return Answer(FULLEST, text, hint, f"tile {tile}", fullness, "memory")
 
 
-def _described(item: LiveItem) -> str:
-    """The role, bytes, line and layer of a variable."""
-    whole = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
+def _describe(item: LiveItem) -> str:
+    total = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
     role = f" ({item.role})" if item.role else ""
     layer = f", in {item.layer}" if item.layer else ""
-    place = f", at {item.origin}" if item.origin.line or item.origin.path else ""
-    return f"{role}, {size(item.num_bytes)}{whole}{place}{layer}"
+    line = f", at {item.origin}" if item.origin.line or item.origin.path else ""
+    return f"{role}, {size(item.num_bytes)}{total}{line}{layer}"
 
 
 def waiting_ipu(profile: Figures) -> Answer:
-    """The IPU that does nothing for longest, and when: before its first computation, after its last, or between."""
+    """Name the IPU with most idle cycles, divided into filling, steady and draining."""
     if profile.target.num_ipus == 1:
         return Answer(WAITS, "There is one IPU; it waits for no other.", section="trace")
     idle = idle_cycles(profile)
-    total, by_ipu = max(1, profile.cycles), idle.sum(1)
+    by_ipu = idle.sum(1)
+    total = max(1, profile.cycles)
     ipu = int(by_ipu.argmax())
     share = float(by_ipu[ipu] / total)
-    if share < _SHORT:
+    if share < _SMALL_SHARE:
         return Answer(WAITS, f"No IPU waits for more than {share:.1%} of the run.", "", f"IPU {ipu}", share, "trace")
     parts = dict(zip(("filling", "steady", "draining"), (idle[ipu] / total).tolist(), strict=True))
     busiest = int(by_ipu.argmin())
@@ -164,90 +164,89 @@ def waiting_ipu(profile: Figures) -> Answer:
 
 
 def idle_cycles(profile: Figures) -> np.ndarray:
-    """Cycles in which each IPU does nothing, from the start to the end of the whole run.
+    """Sum the idle cycles of each IPU, int64[ipus, 3]: before its first computation, between computations, after.
 
-    Computing begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
+    Computation begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
     counter to zero does not end the filling of a pipeline.
-
-    Args:
-        profile: of a run.
-
-    Returns:
-        int64[ipus, 3]: before its first computation, between computations, after its last.
     """
-    trace, cut = profile.execution_trace, slices(profile.execution_trace)
+    trace = profile.execution_trace
+    cut = slices(trace)
     idle = np.zeros((len(trace.clocks), 3), np.int64)
     is_idle, is_compute = (cut.phase == TRACE_PHASES.index(name) for name in ("idle", "compute"))
     for ipu, clock in enumerate(trace.clocks.tolist()):
-        mine = cut.ipu == ipu
-        first, last = _busy_period(cut.start[mine & is_compute], cut.cycles[mine & is_compute])
-        waits, start = cut.cycles[mine & is_idle], cut.start[mine & is_idle]
+        is_on_ipu = cut.ipu == ipu
+        first, last = _busy_period(cut.start[is_on_ipu & is_compute], cut.cycles[is_on_ipu & is_compute])
+        start = cut.start[is_on_ipu & is_idle]
         part = np.where(start < first, 0, np.where(start > last, 2, 1))
-        idle[ipu] = np.bincount(part, waits, 3).astype(np.int64)
-        idle[ipu, 2] += profile.cycles - clock
+        idle[ipu] = np.bincount(part, cut.cycles[is_on_ipu & is_idle], 3).astype(np.int64)
+        idle[ipu, 2] += profile.cycles - clock  # the trace of an IPU ends with its last step, the run later
     return idle
 
 
 def _busy_period(start: np.ndarray, cycles: np.ndarray) -> tuple[int, int]:
-    """When computing begins and ends, by the starts of its slices; all waiting is filling where there is none."""
+    """Return the starts of the slices with which computation begins and ends."""
     if not len(start):
-        return np.iinfo(np.int64).max, 0
-    done = cycles.cumsum()
-    first, last = np.searchsorted(done, [done[-1] * _BEGUN, done[-1] * (1 - _BEGUN)])
+        return np.iinfo(np.int64).max, 0  # an IPU without computation: all its waiting is filling
+    elapsed = cycles.cumsum()
+    first, last = np.searchsorted(elapsed, [elapsed[-1] * _BEGUN, elapsed[-1] * (1 - _BEGUN)])
     return int(start[first]), int(start[last])
 
 
 def _awaited_phase(profile: Figures, ipu: int) -> str | None:
-    """What an IPU waits for longest: the first phase of the step after each wait; None when it never waits."""
+    """Return the phase for which an IPU waits longest; None when it never waits."""
     cut = slices(profile.execution_trace)
-    mine = np.flatnonzero(cut.ipu == ipu)
-    waits = mine[:-1][cut.phase[mine[:-1]] == TRACE_PHASES.index("idle")]
+    on_ipu = np.flatnonzero(cut.ipu == ipu)
+    waits = on_ipu[:-1][cut.phase[on_ipu[:-1]] == TRACE_PHASES.index("idle")]
     if not len(waits):
         return None
     work = profile.execution_trace.work[cut.span[waits]]
-    after = np.where(work[:, 2] > 0, 2, np.where(work[:, 3] > 0, 3, work.argmax(1)))  # exchanges are what is met for
-    cycles = np.bincount(after, cut.cycles[waits], len(TRACE_PHASES))
+    # IPUs wait for others at global and host exchanges (columns 2 and 3), else for the longest phase of the step.
+    awaited = np.where(work[:, 2] > 0, 2, np.where(work[:, 3] > 0, 3, work.argmax(1)))
+    cycles = np.bincount(awaited, cut.cycles[waits], len(TRACE_PHASES))
     return TRACE_PHASES[int(cycles.argmax())].replace("_", " ")
 
 
 def line_to_change(profile: Figures) -> Answer:
-    """The line of the user's source that costs most."""
+    """Name the line of the user's source with most cycles, its phases and its fallback."""
     lines = profile.operations()
-    known = [row for row in lines if row.origin.line]
-    if not known:
+    with_line = [row for row in lines if row.origin.line]
+    if not with_line:
         return Answer(LINE, "No line of source is known for what takes time.", section="source")
-    top = known[0]
-    if top.share < _SHORT and lines[0] is not top:
+    top = with_line[0]
+    if top.share < _SMALL_SHARE and lines[0] is not top:
         other = f"{lines[0].origin} takes {lines[0].share:.1%}"
         text = f"No line of source takes more than {top.share:.1%} of the run; {other}."
         return Answer(LINE, text, "", top.origin.line, top.share, "source")
     phases = sorted(top.phases, key=lambda name: -top.phases[name])
     shares = {name: top.phases[name] / max(1, top.cycles) for name in phases}
-    most = phases[: 1 if shares[phases[0]] > _MOST else 2]
-    said = " and ".join(f"{_spoken(name)} ({shares[name]:.0%})" for name in most)
-    text = f"{top.origin.line}: {top.share:.1%} of the run, {top.cycles:,} cycles, of them {said}."
-    lost = [item for item in profile.fallbacks if item.cycles > _SHORT * profile.cycles]
-    if lost:
-        text += f" {lost[0].operation} at {lost[0].origin} runs on one tile only, {lost[0].cycles:,} cycles each time."
+    main_phases = phases[: 1 if shares[phases[0]] > _MAJORITY else 2]
+    listed = " and ".join(f"{_in_words(name)} ({shares[name]:.0%})" for name in main_phases)
+    text = f"{top.origin.line}: {top.share:.1%} of the run, {top.cycles:,} cycles, of them {listed}."
+    fallbacks = [item for item in profile.fallbacks if item.cycles > _SMALL_SHARE * profile.cycles]
+    if fallbacks:
+        item = fallbacks[0]
+        text += f" {item.operation} at {item.origin} runs on one tile only, {item.cycles:,} cycles each time."
     rows = _rows_of(top, profile)
-    tried = {name: hints(TIME_HINTS, part_situation(profile, rows, name)) for name in most}
-    hint = "; ".join(f"{_spoken(name)}: {text}" if len(most) > 1 else text for name, text in tried.items() if text)
+    by_phase = {name: hints(TIME_HINTS, part_situation(profile, rows, name)) for name in main_phases}
+    has_several = len(main_phases) > 1
+    hint = "; ".join(f"{_in_words(name)}: {text}" if has_several else text for name, text in by_phase.items() if text)
     return Answer(LINE, text, hint, top.origin.line, top.share, "source")
 
 
 def _rows_of(line: Operation, profile: Figures) -> list[OperationRow]:
-    """The operations of a line, most cycles first; in older files those that run its costliest with others."""
-    names = set(line.names[:_NAMES])
+    names = set(line.names[:_NUM_NAMES])
     rows = operation_rows(profile)
+    # Files of older versions list lines apart from operations: there the names decide.
     return [row for row in rows if row.line == str(line.origin)] or [
         row for row in rows if names.intersection(row.name.split(", "))
     ]
 
 
-def _spoken(phase: str) -> str:
+def _in_words(phase: str) -> str:
     return phase.replace("_", " ")
 
 
+# In the order of a report's first screen: time, its layers, stages and lines, then memory and waiting.
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
     LAYER: layer_answer,

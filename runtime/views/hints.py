@@ -1,12 +1,12 @@
-"""What to try, each with the condition under which it can help.
+"""Hints: changes that a user can try, each with the condition under which it can help.
 
 Input: a `Situation`. Output: the text of the hints that hold, in order.
-Limits: hints are rules of thumb; nothing is tried out (`ipu.advise` does that).
+Limits: hints are rules of thumb; no change is compiled (`ipu.advise` does that).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ipujax.runtime.memory import EXCHANGE_CODE
@@ -26,18 +26,18 @@ from ipujax.runtime.views.situation import Situation
 _FEW_TILES = 0.05  # tile balance
 _UNEVEN = 0.6  # tile balance
 _NEAR_PEAK = 0.5  # share of the peak
-_CROWDED = 0.75  # of a tile; less is no reason to change anything
-_MOSTLY = 0.5  # of the bytes that are live
-_HIGHEST_CYCLES_PER_BYTE = 16.0  # that are tried without being asked for, see `fit.BYTE_COSTS`
+_CROWDED = 0.75  # of a tile; less is no reason to change a program
+_MAJORITY = 0.5  # of the live bytes
+_HIGHEST_CYCLES_PER_BYTE = 16.0  # at which `fit` plans without a request, see `fit.BYTE_COSTS`
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A change to try.
+    """Change to try.
 
     Args:
-        text: what to try, with the fields of a `Situation` in braces.
-        holds: whether it can help.
+        text: the change, with the fields of a `Situation` in braces.
+        holds: condition under which it can help.
     """
 
     text: str
@@ -45,21 +45,18 @@ class Hint:
 
 
 def _computes(at: Situation) -> bool:
-    """Whether the part takes its time for computing, on as many tiles as there are rules for."""
-    return at.phase == "compute" and not at.fallback
+    return at.phase == "compute" and not at.fallback  # a fallback has its hint: the others would not help it
 
 
 def _is_spread(at: Situation) -> bool:
-    """Whether the part computes on most tiles."""
     return _computes(at) and at.tile_balance >= _UNEVEN
 
 
 def _is_dense(at: Situation) -> bool:
-    """Whether the part is of products that are spread over tiles."""
     return _is_spread(at) and at.multiplies
 
 
-# For the operation or the line that takes most time.
+# For the operation or the line with most cycles. All that hold are shown, in this order: the most specific first.
 TIME_HINTS = {
     "fallback": Hint(
         "{fallback} has no parallel rule and runs on one tile: another formulation, or several at once with jax.vmap, "
@@ -125,7 +122,7 @@ TIME_HINTS = {
     ),
     "donate": Hint(
         "donate what comes back changed (donate_argnums)",
-        lambda at: at.phase == "host_exchange" and at.takes_what_it_returns,
+        lambda at: at.phase == "host_exchange" and at.updates_arguments,
     ),
     "scan": Hint(
         "run several steps in a lax.scan, so that a call serves all of them",
@@ -142,23 +139,20 @@ TIME_HINTS = {
 }
 
 
-_OF_BATCH = (STORED, RECOMPUTED, INPUTS, INTERMEDIATES)
-_OF_CALLS = (WEIGHTS, OPTIMISER_STATE, ARGUMENTS, INPUTS)
-_EXCHANGE = (*EXCHANGE_CODE, "exchange code")
+_OF_BATCH = (STORED, RECOMPUTED, INPUTS, INTERMEDIATES)  # roles whose bytes grow with the batch
+_OF_CALLS = (WEIGHTS, OPTIMISER_STATE, ARGUMENTS, INPUTS)  # roles of arguments, which streaming memory can store
+_EXCHANGE = (*EXCHANGE_CODE, "exchange code")  # names of current files, and of older ones
 
 
-def _is_unsaid(at: Situation) -> bool:
-    """Whether most of the tile is of variables whose role no profile says, as in files of older versions."""
-    return at.holding == "variable"
+def _has_no_roles(at: Situation) -> bool:
+    return at.main_use == "variable"  # a category: files of older versions have no roles
 
 
 def _is_full(at: Situation) -> bool:
-    """Whether the fullest tile is crowded, and not by one variable that others could share."""
-    return at.fullness > _CROWDED and not at.crowding
+    return at.fullness > _CROWDED and not at.crowding  # a crowding variable is spread over tiles: another hint
 
 
-def _may_cost_more(at: Situation) -> bool:
-    """Whether a tile is full, and a higher cost per byte has not been tried."""
+def _can_raise_cost_per_byte(at: Situation) -> bool:
     return _is_full(at) and at.cycles_per_byte < _HIGHEST_CYCLES_PER_BYTE
 
 
@@ -174,64 +168,68 @@ MEMORY_HINTS = {
             _is_full(at)
             and at.has_backward
             and not at.recomputes
-            and (at.keeps_activations or (_is_unsaid(at) and at.always_live_share < _MOSTLY))
+            and (at.stores_activations or (_has_no_roles(at) and at.always_live_share < _MAJORITY))
         ),
     ),
     "shorter parts": Hint(
         "shorter parts inside jax.checkpoint",
-        lambda at: _is_full(at) and at.holding == RECOMPUTED,
+        lambda at: _is_full(at) and at.main_use == RECOMPUTED,
     ),
     "batch": Hint(
         "a smaller batch, or more micro-batches",
-        lambda at: _is_full(at) and (at.holding in _OF_BATCH or (_is_unsaid(at) and at.always_live_share < _MOSTLY)),
+        lambda at: (
+            _is_full(at) and (at.main_use in _OF_BATCH or (_has_no_roles(at) and at.always_live_share < _MAJORITY))
+        ),
     ),
     "offload": Hint(
         "keep arguments in streaming memory (offload_argnums)",
-        lambda at: _is_full(at) and (at.holding in _OF_CALLS or (_is_unsaid(at) and at.always_live_share >= _MOSTLY)),
+        lambda at: (
+            _is_full(at) and (at.main_use in _OF_CALLS or (_has_no_roles(at) and at.always_live_share >= _MAJORITY))
+        ),
     ),
     "shard": Hint(
         "a share of the optimiser's state for each replica (ipu.optim.shard)",
-        lambda at: _is_full(at) and at.holding == OPTIMISER_STATE and at.replicas > 1,
+        lambda at: _is_full(at) and at.main_use == OPTIMISER_STATE and at.replicas > 1,
     ),
     "stages": Hint(
         "more IPUs, each with a part of the model (ipu.stage)",
-        lambda at: _is_full(at) and at.holding in (WEIGHTS, GRADIENTS, OPTIMISER_STATE, "variable") and not at.fits,
+        lambda at: _is_full(at) and at.main_use in (WEIGHTS, GRADIENTS, OPTIMISER_STATE, "variable") and not at.fits,
     ),
     "sums": Hint(
         "a higher cost per byte (Options(byte_cost=…)) splits sums less",
-        lambda at: _may_cost_more(at) and at.holding == PARTIALS,
+        lambda at: _can_raise_cost_per_byte(at) and at.main_use == PARTIALS,
     ),
     "split operands": Hint(
         "a higher cost per byte (Options(byte_cost=…)) splits operations finer: operands arrive whole",
-        lambda at: _may_cost_more(at) and at.holding == "message",
+        lambda at: _can_raise_cost_per_byte(at) and at.main_use == "message",
     ),
     "copies": Hint(
         "a higher cost per byte (Options(byte_cost=…)) avoids copies on tiles",
-        lambda at: _may_cost_more(at) and at.holding == "rearrangement",
+        lambda at: _can_raise_cost_per_byte(at) and at.main_use == "rearrangement",
     ),
     "split results": Hint(
         "a higher cost per byte (Options(byte_cost=…)) splits results finer",
-        lambda at: _may_cost_more(at) and at.holding == "outputEdge",
+        lambda at: _can_raise_cost_per_byte(at) and at.main_use == "outputEdge",
     ),
     "borrowed": Hint(
         "another formulation of the operation that runs on one tile only, see the fallbacks",
-        lambda at: _is_full(at) and at.holding == "borrowed",
+        lambda at: _is_full(at) and at.main_use == "borrowed",
     ),
     "vertices": Hint(
         "fewer, larger operations need fewer vertices",
-        lambda at: _is_full(at) and at.holding in ("vertexInstanceState", "vertex state"),
+        lambda at: _is_full(at) and at.main_use in ("vertexInstanceState", "vertex state"),
     ),
     "kinds": Hint(
         "fewer kinds of operations need less code",
-        lambda at: _is_full(at) and at.holding in ("vertexCode", "vertex code"),
+        lambda at: _is_full(at) and at.main_use in ("vertexCode", "vertex code"),
     ),
     "share code": Hint(
         "repeated layers in lax.scan share their code",
-        lambda at: _is_full(at) and at.holding in (*_EXCHANGE, "controlCode", "control code") and not at.has_loop,
+        lambda at: _is_full(at) and at.main_use in (*_EXCHANGE, "controlCode", "control code") and not at.has_loop,
     ),
     "shorter exchanges": Hint(
         "a higher cost per byte (Options(byte_cost=…)) favours exchanges of less code",
-        lambda at: _may_cost_more(at) and at.holding in _EXCHANGE,
+        lambda at: _can_raise_cost_per_byte(at) and at.main_use in _EXCHANGE,
     ),
 }
 
@@ -257,10 +255,6 @@ WAIT_HINTS = {
 
 
 def hints(table: dict[str, Hint], situation: Situation) -> str:
-    """The texts of the hints of a table that hold, joined; empty when none does."""
-    return "; ".join(_texts(table.values(), situation))
-
-
-def _texts(table: Iterable[Hint], situation: Situation) -> Iterable[str]:
+    """Join the texts of the hints of a table that hold; "" when none does."""
     values = asdict(situation)
-    return (hint.text.format(**values) for hint in table if hint.holds(situation))
+    return "; ".join(hint.text.format(**values) for hint in table.values() if hint.holds(situation))

@@ -125,5 +125,5 @@ def test_questions_and_hints() -> None:
     names = rows("Questions and hints")
     full = Situation(num_ipus=2, precision="float32", fullness=0.9, cycles_per_byte=0.5)
     phases = {phase for phase in TRACE_PHASES if hints(TIME_HINTS, replace(full, phase=phase))}
-    categories = {name for name in CATEGORIES if hints(MEMORY_HINTS, replace(full, holding=name))}
+    categories = {name for name in CATEGORIES if hints(MEMORY_HINTS, replace(full, main_use=name))}
     assert sorted(names) == sorted({*QUESTIONS, *phases, "idle", *categories})

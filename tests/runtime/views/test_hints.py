@@ -50,33 +50,33 @@ HOLDS: dict[tuple[str, str], tuple[Situation, dict[str, Any]]] = {
     ("time", "cut"): (Situation(phase="global_exchange", num_ipus=2), {"num_ipus": 1}),
     ("time", "fewer replicas"): (Situation(phase="global_exchange", replicas=2), {"replicas": 1}),
     ("time", "donate"): (
-        Situation(phase="host_exchange", takes_what_it_returns=True),
-        {"takes_what_it_returns": False, "phase": "compute"},
+        Situation(phase="host_exchange", updates_arguments=True),
+        {"updates_arguments": False, "phase": "compute"},
     ),
     ("time", "scan"): (Situation(phase="host_exchange"), {"has_loop": True}),
     ("time", "overlap"): (Situation(phase="host_exchange", has_loop=True), {"has_loop": False, "overlaps_io": True}),
     ("time", "sync"): (Situation(phase="sync"), {"phase": "exchange"}),
     ("memory", "spread"): (replace(FULL, crowding="w", crowding_share=0.5), {"crowding": "", "fullness": 0.3}),
-    ("memory", "shorter parts"): (replace(FULL, holding=RECOMPUTED), {"holding": STORED, "crowding": "w"}),
-    ("memory", "shard"): (replace(FULL, holding=OPTIMISER_STATE, replicas=2), {"replicas": 1, "holding": WEIGHTS}),
-    ("memory", "sums"): (replace(FULL, holding=PARTIALS), {"cycles_per_byte": 16.0, "holding": STORED}),
+    ("memory", "shorter parts"): (replace(FULL, main_use=RECOMPUTED), {"main_use": STORED, "crowding": "w"}),
+    ("memory", "shard"): (replace(FULL, main_use=OPTIMISER_STATE, replicas=2), {"replicas": 1, "main_use": WEIGHTS}),
+    ("memory", "sums"): (replace(FULL, main_use=PARTIALS), {"cycles_per_byte": 16.0, "main_use": STORED}),
     ("memory", "recompute"): (
-        replace(FULL, keeps_activations=True, has_backward=True),
-        {"has_backward": False, "recomputes": True, "fullness": 0.3, "crowding": "w", "keeps_activations": False},
+        replace(FULL, stores_activations=True, has_backward=True),
+        {"has_backward": False, "recomputes": True, "fullness": 0.3, "crowding": "w", "stores_activations": False},
     ),
-    ("memory", "batch"): (replace(FULL, holding="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
-    ("memory", "offload"): (replace(FULL, holding="variable", always_live_share=0.9), {"always_live_share": 0.1}),
-    ("memory", "stages"): (replace(OVER, holding=WEIGHTS), {"fits": True, "holding": STORED}),
-    ("memory", "split operands"): (replace(FULL, holding="message"), {"holding": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "copies"): (replace(FULL, holding="rearrangement"), {"holding": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "split results"): (replace(FULL, holding="outputEdge"), {"holding": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "borrowed"): (replace(FULL, holding="borrowed"), {"holding": "stack", "fullness": 0.3}),
-    ("memory", "vertices"): (replace(FULL, holding="vertexInstanceState"), {"fullness": 0.3}),
-    ("memory", "kinds"): (replace(FULL, holding="vertexCode"), {"fullness": 0.3}),
-    ("memory", "share code"): (replace(FULL, holding="controlCode"), {"has_loop": True, "holding": "vertexCode"}),
+    ("memory", "batch"): (replace(FULL, main_use="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
+    ("memory", "offload"): (replace(FULL, main_use="variable", always_live_share=0.9), {"always_live_share": 0.1}),
+    ("memory", "stages"): (replace(OVER, main_use=WEIGHTS), {"fits": True, "main_use": STORED}),
+    ("memory", "split operands"): (replace(FULL, main_use="message"), {"main_use": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "copies"): (replace(FULL, main_use="rearrangement"), {"main_use": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "split results"): (replace(FULL, main_use="outputEdge"), {"main_use": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "borrowed"): (replace(FULL, main_use="borrowed"), {"main_use": "stack", "fullness": 0.3}),
+    ("memory", "vertices"): (replace(FULL, main_use="vertexInstanceState"), {"fullness": 0.3}),
+    ("memory", "kinds"): (replace(FULL, main_use="vertexCode"), {"fullness": 0.3}),
+    ("memory", "share code"): (replace(FULL, main_use="controlCode"), {"has_loop": True, "main_use": "vertexCode"}),
     ("memory", "shorter exchanges"): (
-        replace(FULL, holding="internalExchangeCode"),
-        {"cycles_per_byte": 16.0, "holding": "controlCode"},
+        replace(FULL, main_use="internalExchangeCode"),
+        {"cycles_per_byte": 16.0, "main_use": "controlCode"},
     ),
     ("wait", "fill"): (Situation(wait="filling", has_pipeline=True), {"has_pipeline": False, "wait": "steady"}),
     ("wait", "pipeline"): (
@@ -184,7 +184,7 @@ def test_recomputation_is_for_gradients_that_keep_values() -> None:
     assert not program_situation(forward).has_backward and program_situation(training).has_backward
     assert "recompute" not in fullest_tile(forward).hint
     assert program_situation(training).fullness > 0.75
-    assert program_situation(training).keeps_activations and not program_situation(forward).keeps_activations
+    assert program_situation(training).stores_activations and not program_situation(forward).stores_activations
     assert "recompute" in fullest_tile(training).hint
 
 
