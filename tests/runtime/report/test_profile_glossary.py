@@ -105,7 +105,7 @@ def test_sections_of_the_summary(profile: Profile) -> None:
     )
     texts = [each.summary(**everything_shown) for each in (profile, conditional())]
     printed = {title for text in texts for title in re.findall(r"^(\w[^\n]*?):", text, re.MULTILINE)}
-    written = set(re.findall(r"(?:table|_listed|_by_type)\(\s*\"([^\"]+)\"", inspect.getsource(summary)))
+    written = set(re.findall(r"(?:table|_section|_list_types)\(\s*\"([^\"]+)\"", inspect.getsource(summary)))
     assert sorted(rows("Sections of the summary")) == sorted(printed | written)
 
 
