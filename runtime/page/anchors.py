@@ -155,7 +155,7 @@ def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
     used_ids: set[str] = set()
     ids: dict[tuple[str, int], str] = {}
     for file in listed_files(files):
-        for number in file.shown():
+        for number in file.listed_lines():
             if number is not None and number in file.costs:
                 anchor = _unused(f"line-{file.name}:{number}", used_ids)
                 ids[file.path, number] = anchor

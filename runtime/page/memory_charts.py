@@ -192,7 +192,7 @@ def liveness_section(view: LivenessView) -> Section:
     last = max(0, len(view.names) - 1)
     name = view.names[peak] if view.names else "nothing"
     slider = tag("input", type="range", id="step", min=0, max=last, value=peak, aria_label="Step of the program")
-    shown = f" (of {view.shown_of:,}; of neighbours the one with most)" if view.shown_of > len(view.names) else ""
+    shown = f" (of {view.num_steps:,}; of neighbours the one with most)" if view.num_steps > len(view.names) else ""
     body = joined(
         [
             sentence(

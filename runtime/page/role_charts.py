@@ -77,7 +77,7 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
     head = (kind, "When", f"Fullest tile ({worst:,})", "", "Most on a tile", "All tiles")
     most = max((row.fullest for row in parts), default=0)
     rows = (
-        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.most), size(row.total))
+        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.largest), size(row.total))
         for row in parts
     )
     return table(head, rows)

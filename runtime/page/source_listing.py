@@ -38,7 +38,7 @@ def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
 def _file(file: SourceFile, most: int, is_open: bool, anchors: Anchors) -> Markup:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     dearest = max(file.costs, key=lambda number: file.costs[number].cycles)
-    rows = (_line(file, number, most, number == dearest, anchors) for number in file.shown())
+    rows = (_line(file, number, most, number == dearest, anchors) for number in file.listed_lines())
     title = joined([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")

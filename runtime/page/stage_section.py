@@ -66,10 +66,10 @@ def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Marku
 def _drawn(view: TaskView, anchors: Anchors) -> list[object]:
     """What is around the chart, and what says the same in words."""
     notes = ["Numbers are micro-batches.", LINES_NOTE]
-    if view.left_out:
-        notes.append(f"The last {view.left_out:,} tasks are left out.")
-    if view.links_left_out:
-        notes.append(f"The last {view.links_left_out:,} lines are left out.")
+    if view.num_omitted:
+        notes.append(f"The last {view.num_omitted:,} tasks are left out.")
+    if view.num_omitted_links:
+        notes.append(f"The last {view.num_omitted_links:,} lines are left out.")
     ipus = len(np.unique(view.ipu))
     about = f"{len(view.start):,} tasks on {ipus} IPUs over {view.cycles:,} cycles; the list below has them in words"
     return [

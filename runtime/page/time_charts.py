@@ -43,7 +43,7 @@ def trace_section(
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
     spent = (
         (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))
-        for ipu, row in enumerate(view.spent.tolist())
+        for ipu, row in enumerate(view.phase_cycles.tolist())
     )
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
     colours = PHASE_COLOURS if tasks is None else PHASE_COLOURS | task_legend(tasks)
@@ -125,8 +125,8 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
         alpha = 0.35 if name == "idle" else 1.0
         style = {"fill_color": colour, "line_color": None, "fill_alpha": alpha}
         hovered.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"slices {name}", **style))
-    if len(view.moved):
-        ipu, start, end, label = view.moved.T
+    if len(view.transfers):
+        ipu, start, end, label = view.transfers.T
         lane = ipu + _HALF + 0.02
         columns = {"left": start, "right": end, "label": label, "top": lane, "bottom": lane + _LANE}
         source = models.ColumnDataSource(columns)

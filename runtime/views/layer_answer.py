@@ -1,4 +1,4 @@
-"""Answer to the question which layers take most time, and whether one differs from its like.
+"""Answer on the costliest layers, and on a layer that takes longer than others of its kind.
 
 Input: `Figures`. Output: an `Answer`.
 """
@@ -12,61 +12,56 @@ from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_view import LayerKind, LayerNode, layer_kinds, tree_of
 
 LAYER = "Which layer takes most?"
-_ALL = 0.95  # share of the cycles in layers from which on a layer is the model
-_SMALL = 0.01  # share of the cycles below which a difference between layers is not worth a word
+_MODEL_SHARE = 0.95  # of the cycles of all layers: a layer with more is the model, which is no answer
+_SMALL_SHARE = 0.01  # of the cycles: a smaller difference between layers is not named
 
 
 def layer_answer(profile: Figures) -> Answer:
-    """The kind of layer that takes most, the one inside it that does, and the layer that differs from its like.
-
-    Args:
-        profile: of a run.
-    """
+    """Name the costliest kind of layer, the costliest innermost kind, and a layer far above the median of its kind."""
     root = tree_of(profile)
     total = max(1, root.cycles)
-    known = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
-    kinds = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER and not _is_model(kind, known)]
+    in_layers = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
+    kinds = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER and not _is_model(kind, in_layers)]
     if not kinds or not kinds[0].cycles:
         hint = "name layers by jax.named_scope, or write them as functions"
         return Answer(LAYER, "No layer is known.", hint)
     top = kinds[0]
-    if top.cycles < _SMALL * total:
+    if top.cycles < _SMALL_SHARE * total:
         text = f"No layer takes more than {top.cycles / total:.1%} of the busy cycles; the others are in no layer."
         return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
     innermost = max((kind for kind in kinds if _is_innermost(kind)), key=lambda kind: kind.cycles)
-    text = f"{_shown(top, total)}{_parts(top.parts)}."
+    text = f"{_describe(top, total)}{_shares(top.parts)}."
     if innermost is not top:
-        text += f" Of innermost layers most is {_shown(innermost, total)}."
-    unlike = max((kind for kind in kinds if kind.unlike), key=_excess, default=None)
-    if unlike is None or unlike.unlike is None or _excess(unlike) < _SMALL * total:
+        text += f" Of innermost layers most is {_describe(innermost, total)}."
+    uneven = max((kind for kind in kinds if kind.outlier), key=_excess_cycles, default=None)
+    if uneven is None or uneven.outlier is None or _excess_cycles(uneven) < _SMALL_SHARE * total:
         return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
-    layer, times = unlike.unlike, unlike.unlike.cycles / max(1.0, unlike.median_cycles)
-    text += f" {layer.path} takes {times:.1f} times the median of the {len(unlike.nodes)} layers of its kind."
+    layer = uneven.outlier
+    ratio = layer.cycles / max(1.0, uneven.median_cycles)
+    text += f" {layer.path} takes {ratio:.1f} times the median of the {len(uneven.nodes)} layers of its kind."
     return Answer(LAYER, text, "", layer.path, layer.cycles / total, "layers")
 
 
-def _shown(kind: LayerKind, total: int) -> str:
+def _describe(kind: LayerKind, total: int) -> str:
     count = f" ({len(kind.nodes)} layers)" if len(kind.nodes) > 1 else ""
     return f"{kind.path}{count} with {kind.cycles / total:.1%} of the busy cycles"
 
 
-def _parts(parts: Counter[str]) -> str:
-    """Parts of training in brackets; nothing where there is one."""
-    known = [(part, cycles) for part, cycles in parts.most_common() if part and cycles]
-    shares = ", ".join(f"{part} {cycles / max(1, parts.total()):.0%}" for part, cycles in known)
-    return f" ({shares})" if len(known) > 1 else ""
+def _shares(parts: Counter[str]) -> str:
+    """List the shares of the parts of training in brackets; "" for a single part."""
+    named = [(part, cycles) for part, cycles in parts.most_common() if part and cycles]
+    shares = ", ".join(f"{part} {cycles / max(1, parts.total()):.0%}" for part, cycles in named)
+    return f" ({shares})" if len(named) > 1 else ""
 
 
-def _is_model(kind: LayerKind, known: int) -> bool:
-    """Whether a kind is one layer that nearly all that is in a layer is in."""
-    return len(kind.nodes) == 1 and bool(kind.nodes[0].children) and kind.cycles > _ALL * known
+def _is_model(kind: LayerKind, in_layers: int) -> bool:
+    return len(kind.nodes) == 1 and bool(kind.nodes[0].children) and kind.cycles > _MODEL_SHARE * in_layers
 
 
 def _is_innermost(kind: LayerKind) -> bool:
     return not any(node.children for node in kind.nodes)
 
 
-def _excess(kind: LayerKind) -> float:
-    """Cycles of the layer that differs, beyond the median of its kind."""
-    layer: LayerNode | None = kind.unlike
+def _excess_cycles(kind: LayerKind) -> float:
+    layer: LayerNode | None = kind.outlier
     return 0.0 if layer is None else layer.cycles - kind.median_cycles

@@ -1,4 +1,4 @@
-"""The layers of a model as a tree, what kinds of layers there are, and which layer differs from its like.
+"""Layers of a model as a tree, and kinds of equal layers.
 
 Input: `Figures`. Output: `LayerNode`s, whose cycles include those of the layers inside them, and `LayerKind`s.
 Layers are of one kind if their paths differ in numbers alone: `block[3]/attention` and `block[7]/attention`.
@@ -17,24 +17,24 @@ from ipujax.runtime.profile import Figures, LayerCost
 PARTS = ("forward", "backward", "recomputed", "update", "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
-_UNLIKE = 1.5  # times the median of its kind, from which on a layer differs from its like
+_OUTLIER = 1.5  # times the median of its kind: a layer with more is named
 
 
 @dataclass(slots=True)
 class LayerNode:
-    """One layer, those inside it included.
+    """Layer; its figures include those of the layers inside it.
 
     Args:
         name: the last name of its path.
-        path: names of the layers it is in, and its own; empty for the whole model.
-        parts: busy cycles of all IPUs by part of training, those of layers inside it included.
+        path: names of the layers around it and its name, joined by "/"; "" for the model.
+        parts: busy cycles of all IPUs by part of training.
         flops: operations on floating-point numbers.
         moved_bytes: bytes that arrive on tiles or the host.
-        always_bytes: size of variables that are live during the whole run.
-        peak_bytes: size of those and of variables that are live when most is.
-        limiting_cycles: cycles on the limiting IPU; None where that is not known.
-        lines: lines of source of the layer itself, most expensive first.
-        children: the layers inside it, in program order.
+        always_bytes: of variables that are live during the whole run.
+        peak_bytes: of these and of variables that are live at the peak.
+        limiting_cycles: cycles on the limiting IPU; None if unknown.
+        lines: lines of source of the layer without those inside it, most expensive first.
+        children: the layers inside it by name, in program order.
     """
 
     name: str
@@ -54,18 +54,14 @@ class LayerNode:
         return sum(self.parts.values())
 
     def walk(self) -> Iterator[LayerNode]:
-        """This layer and all inside it, parents first."""
+        """Yield this layer and all inside it, parents first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
 
 def layer_tree(layers: Sequence[LayerCost]) -> LayerNode:
-    """The whole model with its layers.
-
-    Args:
-        layers: of a profile.
-    """
+    """Build the tree of a profile's layers; its root is the model."""
     root = LayerNode("the whole program", "")
     for row in layers:
         node = root
@@ -84,8 +80,9 @@ def _add(node: LayerNode, row: LayerCost) -> None:
     node.moved_bytes += row.moved_bytes
     node.always_bytes += row.always_bytes
     node.peak_bytes += row.peak_bytes
-    known = node.limiting_cycles is not None and row.limiting_cycles is not None
-    node.limiting_cycles = (node.limiting_cycles or 0) + (row.limiting_cycles or 0) if known else None
+    has_limiting = node.limiting_cycles is not None and row.limiting_cycles is not None
+    # One row without the figure makes a sum unknown, not small.
+    node.limiting_cycles = (node.limiting_cycles or 0) + (row.limiting_cycles or 0) if has_limiting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class LayerKind:
     """Layers whose paths differ in numbers alone.
 
     Args:
-        path: of them, with `*` for numbers where there are several.
+        path: of the layer; of several, with `*` for numbers.
         nodes: the layers, in program order.
     """
 
@@ -102,48 +99,41 @@ class LayerKind:
 
     @property
     def cycles(self) -> int:
-        """Busy cycles of all of them."""
+        """Busy cycles of all layers of the kind."""
         return sum(node.cycles for node in self.nodes)
 
     @property
     def parts(self) -> Counter[str]:
-        """The same by part of training."""
+        """Busy cycles of all layers of the kind, by part of training."""
         return sum((node.parts for node in self.nodes), Counter[str]())
 
     @property
     def median_cycles(self) -> float:
-        """Busy cycles of the layer in the middle."""
+        """Median of the layers' busy cycles."""
         return float(median(node.cycles for node in self.nodes))
 
     @property
-    def unlike(self) -> LayerNode | None:
-        """The layer that takes most, if there are three or more and it takes 1.5 times the median or more."""
-        most = max(self.nodes, key=lambda node: node.cycles)
-        is_unlike = len(self.nodes) > 2 and most.cycles >= _UNLIKE * self.median_cycles
-        return most if is_unlike else None
+    def outlier(self) -> LayerNode | None:
+        """Costliest layer, if it takes at least 1.5 times the median of three or more."""
+        largest = max(self.nodes, key=lambda node: node.cycles)
+        is_outlier = len(self.nodes) > 2 and largest.cycles >= _OUTLIER * self.median_cycles
+        return largest if is_outlier else None
 
 
 def layer_kinds(root: LayerNode) -> tuple[LayerKind, ...]:
-    """The kinds of layers of a model, most expensive first; the outer one first of those that are equal.
-
-    Args:
-        root: of `layer_tree`.
-    """
+    """Group the layers of a tree in kinds, most expensive first; of equal ones, the outer kind first."""
     members: dict[str, list[LayerNode]] = defaultdict(list)
     for node in root.walk():
         if node.path:
             members[_NUMBER.sub("*", node.path)].append(node)
     kinds = [LayerKind(path if len(nodes) > 1 else nodes[0].path, tuple(nodes)) for path, nodes in members.items()]
-    return tuple(sorted(kinds, key=lambda kind: -kind.cycles))
+    return tuple(sorted(kinds, key=lambda kind: -kind.cycles))  # stable: parents come first in `walk`
 
 
 def tree_of(profile: Figures) -> LayerNode:
-    """The layers of a profile.
-
-    Args:
-        profile: of a run.
+    """Return the tree of layers of a profile.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version that knew no layers.
+        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without layers.
     """
     return layer_tree(profile.layers)

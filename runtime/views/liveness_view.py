@@ -1,7 +1,7 @@
-"""What is live at each step of a program, as a report shows it.
+"""Live bytes and variables of each step of a program, for reports.
 
 Input: the liveness section of a profile. Output: `LivenessView`: bytes by step, and the largest variables at each.
-Limits: of neighbouring steps of long programs the one with most live bytes is shown.
+Limits: in long programs, of a group of neighbouring steps the one with most live bytes is shown.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from ipujax.runtime.profile import Figures
 
-MOST_STEPS = 3_000
-MOST_VARIABLES = 6  # of one step
+MAX_STEPS = 3_000
+MAX_VARIABLES = 6  # of one step
 
-Named = tuple[str, int, str]  # name, bytes, line
+Item = tuple[str, int, str]  # name, bytes, line
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,45 +25,41 @@ class LivenessView:
     """Bytes of all tiles together, step by step in program order.
 
     Args:
-        always: what is always live, largest first.
-        always_bytes: all of it.
-        variables: what is live for some of the time and is among the largest of some step.
+        always: always-live items, largest first.
+        always_bytes: of all of them.
+        variables: the other items that are among the largest of some step.
         names: of the steps.
-        live_bytes: at each step, what is always live included, int64[steps].
+        live_bytes: at each step, always-live bytes included, int64[steps].
         largest: numbers in `variables` of the largest at each step.
-        shown_of: how many steps the program has.
+        num_steps: of the program; those in the view are fewer in long programs.
     """
 
-    always: tuple[Named, ...]
+    always: tuple[Item, ...]
     always_bytes: int
-    variables: tuple[Named, ...]
+    variables: tuple[Item, ...]
     names: tuple[str, ...]
     live_bytes: np.ndarray
     largest: tuple[tuple[int, ...], ...]
-    shown_of: int
+    num_steps: int
 
 
 def liveness_view(profile: Figures) -> LivenessView:
-    """The liveness of a program.
-
-    Args:
-        profile: of it.
-    """
+    """Return the liveness of a program, at most `MAX_STEPS` steps of it."""
     live = profile.liveness
     steps = list(_steps(live["programs"]))
-    size = max(1, -(-len(steps) // MOST_STEPS))
+    size = max(1, -(-len(steps) // MAX_STEPS))
     groups = (steps[n : n + size] for n in range(0, len(steps), size))
-    shown = [max(group, key=lambda step: int(step["liveBytes"])) for group in groups]
-    numbers: dict[int, int] = {}
+    peaks = [max(group, key=lambda step: int(step["liveBytes"])) for group in groups]
+    numbers: dict[int, int] = {}  # by number in the section: the page gets those variables alone that it lists
     largest = tuple(
-        tuple(numbers.setdefault(n, len(numbers)) for n in step["liveVariables"][:MOST_VARIABLES]) for step in shown
+        tuple(numbers.setdefault(n, len(numbers)) for n in step["liveVariables"][:MAX_VARIABLES]) for step in peaks
     )
     return LivenessView(
-        tuple(map(_named, live["alwaysLiveVariables"])),
+        tuple(map(_item, live["alwaysLiveVariables"])),
         live["alwaysLiveBytes"],
-        tuple(_named(live["notAlwaysLiveVariables"][n]) for n in numbers),
-        tuple(step.get("name") or step["type"] for step in shown),
-        np.array([live["alwaysLiveBytes"] + step["liveBytes"] for step in shown], np.int64),
+        tuple(_item(live["notAlwaysLiveVariables"][n]) for n in numbers),
+        tuple(step.get("name") or step["type"] for step in peaks),
+        np.array([live["alwaysLiveBytes"] + step["liveBytes"] for step in peaks], np.int64),
         largest,
         len(steps),
     )
@@ -76,5 +72,5 @@ def _steps(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _steps(child)
 
 
-def _named(item: dict[str, Any]) -> Named:
+def _item(item: dict[str, Any]) -> Item:
     return item["name"], item["bytes"], item["origin"]

@@ -1,7 +1,7 @@
-"""The memory of all tiles, as a report shows it: chips as grids, roles, categories, and what is on each tile.
+"""Memory of all tiles for reports: chips as grids, roles, categories, and the contents of each tile.
 
 Input: `Figures`. Output: `MemoryView`, arrays and texts.
-Limits: neighbours in a grid have neighbouring numbers, which is not how tiles lie on a real chip.
+Limits: neighbours in a grid have neighbouring numbers, which need not be neighbours on the silicon.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, LiveBytes, LiveItem, TileContents
 from ipujax.runtime.profile import Figures
 
-MOST_TILES = 4_096  # whose categories are listed
+MAX_TILES = 4_096  # whose categories are listed: the page of a pod would be too large
 _ASPECT = 2.5  # columns to rows of one chip
-_CHIPS_BESIDE = 4
+_CHIPS_A_ROW = 4
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """What bytes are for.
+    """Bytes of a category or role.
 
     Args:
         name: of the category.
         when: "always", "at the peak" or "unused".
         fullest: bytes on the fullest tile.
         total: bytes on all tiles.
-        most: bytes on the tile that has most of it.
+        largest: bytes on the tile with most of this category.
     """
 
     name: str
     when: str
     fullest: int
     total: int
-    most: int
+    largest: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryView:
-    """The memory of one replica.
+    """Memory of one replica.
 
     Args:
         tile_bytes: bytes of each tile, int64[tiles].
-        bytes_per_tile: what a tile has.
+        bytes_per_tile: capacity of a tile.
         num_ipus: chips.
         columns: of the grid of one chip.
         rows: of the grid of one chip.
-        categories: what bytes are for, most on the fullest tile first.
-        roles: what values the bytes hold, in the order of `memory.ROLES`; empty where a saved profile has none.
-        listed: the tiles that `by_category`, `by_role` and `contents` know, int64[listed].
+        categories: most on the fullest tile first.
+        roles: in the order of `memory.ROLES`; empty where a saved profile has none.
+        listed: the tiles of `by_category`, `by_role` and `contents`, int64[listed].
         by_category: bytes of each category on these tiles, in the order of `categories`, int64[categories, listed].
         by_role: bytes of each role on them, in the order of `roles`, int64[roles, listed].
-        fullest: all that the fullest tile holds at its peak, largest first.
-        live: how full the fullest tile is at each step; None where a saved profile does not have it.
-        contents: the largest things on tiles; None where a saved profile does not have them.
-        missing: why there are no contents, or no roles.
+        fullest: items on the fullest tile at its peak, largest first.
+        live: bytes of the fullest tile at each step; None where a saved profile lacks them.
+        contents: the largest items of tiles; None where a saved profile lacks them.
+        missing: sentence on the figures that a saved profile lacks; "" if it has all.
     """
 
     tile_bytes: np.ndarray
@@ -79,56 +79,44 @@ class MemoryView:
     missing: str
 
     def chip_origin(self, ipu: int) -> tuple[int, int]:
-        """Column and row of the first tile of a chip, in cells.
-
-        Args:
-            ipu: its number.
-        """
-        down, beside = divmod(ipu, _CHIPS_BESIDE)
-        return beside * (self.columns + 2), down * (self.rows + 3)
+        """Return column and row of the first tile of a chip, in cells; gaps between chips have room for labels."""
+        chip_row, chip_column = divmod(ipu, _CHIPS_A_ROW)
+        return chip_column * (self.columns + 2), chip_row * (self.rows + 3)
 
     def cell(self, tile: int) -> tuple[float, float]:
-        """Middle of the cell of a tile, in cells to the right of and below the first tile of the first chip.
-
-        Args:
-            tile: its number.
-        """
+        """Return the middle of a tile's cell, in cells to the right of and below the first tile of the first chip."""
         ipu, number = divmod(tile, len(self.tile_bytes) // self.num_ipus)
         row, column = divmod(number, self.columns)
-        left, top = self.chip_origin(ipu)
-        return left + column + 0.5, top + row + 0.5
+        x, y = self.chip_origin(ipu)
+        return x + column + 0.5, y + row + 0.5
 
     def chip(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tile numbers and bytes of one chip as grids, the first tile in the last row; −1 and NaN where none is.
+        """Return tile numbers int32[rows, columns] and bytes float32[rows, columns] of a chip, −1 and NaN without tile.
 
-        Args:
-            ipu: its number.
-
-        Returns:
-            int32[rows, columns], float32[rows, columns].
+        The last row has the first tile, because the origin of a chart's image is at the bottom.
         """
-        per_ipu, cells = len(self.tile_bytes) // self.num_ipus, self.rows * self.columns
-        numbers, sizes = np.full(cells, -1, np.int32), np.full(cells, np.nan, np.float32)
+        per_ipu = len(self.tile_bytes) // self.num_ipus
+        num_cells = self.rows * self.columns
+        numbers = np.full(num_cells, -1, np.int32)
+        sizes = np.full(num_cells, np.nan, np.float32)
         numbers[:per_ipu] = np.arange(ipu * per_ipu, (ipu + 1) * per_ipu)
         sizes[:per_ipu] = self.tile_bytes[ipu * per_ipu : (ipu + 1) * per_ipu]
         return numbers.reshape(self.rows, self.columns)[::-1], sizes.reshape(self.rows, self.columns)[::-1]
 
 
 def memory_view(profile: Figures) -> MemoryView:
-    """The memory of a profile.
-
-    Args:
-        profile: of a run.
-    """
-    memory, target = profile.memory, profile.target
+    """Return the memory of a profile, with the contents of its fullest tiles."""
+    memory = profile.memory
+    target = profile.target
     worst = memory.worst_tile
     categories = _rows(memory.by_category, worst)
     categories.sort(key=lambda row: (-row.fullest, -row.total))
-    listed = np.sort(np.argsort(-memory.tile_bytes, kind="stable")[:MOST_TILES])
+    listed = np.sort(np.argsort(-memory.tile_bytes, kind="stable")[:MAX_TILES])
     columns = min(target.tiles_per_ipu, round((target.tiles_per_ipu * _ASPECT) ** 0.5))
     missing = list[str]()
-    roles = _known(lambda: memory.by_role, missing) or {}
-    live, contents = _known(lambda: memory.live_bytes, missing), _known(lambda: memory.contents, missing)
+    roles = _read_figure(lambda: memory.by_role, missing) or {}
+    live = _read_figure(lambda: memory.live_bytes, missing)
+    contents = _read_figure(lambda: memory.contents, missing)
     role_rows = _rows(roles, worst)
     return MemoryView(
         memory.tile_bytes,
@@ -139,8 +127,8 @@ def memory_view(profile: Figures) -> MemoryView:
         tuple(categories),
         tuple(role_rows),
         listed,
-        _of_listed(memory.by_category, categories, listed),
-        _of_listed(roles, role_rows, listed),
+        _bytes_on_tiles(memory.by_category, categories, listed),
+        _bytes_on_tiles(roles, role_rows, listed),
         memory.largest,
         live,
         contents,
@@ -148,8 +136,8 @@ def memory_view(profile: Figures) -> MemoryView:
     )
 
 
-def _known(figure: Callable[[], T], missing: list[str]) -> T | None:
-    """A figure that files of older versions lack; what they lack is added to `missing`."""
+def _read_figure(figure: Callable[[], T], missing: list[str]) -> T | None:
+    """Return a figure; where a file of an older version lacks it, append the error's sentence to `missing`."""
     try:
         return figure()
     except ProfileError as error:
@@ -157,20 +145,22 @@ def _known(figure: Callable[[], T], missing: list[str]) -> T | None:
         return None
 
 
-def _rows(layers: Mapping[str, np.ndarray], worst: int) -> list[CategoryRow]:
+def _rows(categories: Mapping[str, np.ndarray], worst: int) -> list[CategoryRow]:
     return [
-        CategoryRow(name, _when(name), int(layer[worst]), int(layer.sum()), int(layer.max()))
-        for name, layer in layers.items()
-        if layer.any()
+        CategoryRow(name, _lifetime(name), int(tile_bytes[worst]), int(tile_bytes.sum()), int(tile_bytes.max()))
+        for name, tile_bytes in categories.items()
+        if tile_bytes.any()
     ]
 
 
-def _of_listed(layers: Mapping[str, np.ndarray], rows: Sequence[CategoryRow], listed: np.ndarray) -> np.ndarray:
-    """Bytes of some layers on some tiles, int64[rows, listed]."""
-    return np.array([layers[row.name][listed] for row in rows], np.int64).reshape(len(rows), len(listed))
+def _bytes_on_tiles(
+    categories: Mapping[str, np.ndarray], rows: Sequence[CategoryRow], listed: np.ndarray
+) -> np.ndarray:
+    # Reshaped, since an array of no rows would have one dimension.
+    return np.array([categories[row.name][listed] for row in rows], np.int64).reshape(len(rows), len(listed))
 
 
-def _when(category: str) -> str:
+def _lifetime(category: str) -> str:
     if category in ("gap", GAPS):
         return "unused"
     return "always" if category in (*FIXED, *ALWAYS_ROLES) else "at the peak"

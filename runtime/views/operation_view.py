@@ -1,9 +1,9 @@
-"""The operations of a run with their rates: rows of a table, and points of a roofline.
+"""Operations of a run with their rates: rows of a table, and points of a roofline.
 
 Input: `Figures`. Output: an `OperationRow` for each name on each line, most cycles first.
-Rates and peaks are those of one IPU, so that they do not depend on how many IPUs run something else.
-Limits: operations are counted as codelets say, so a rate is a lower bound for what is fused; the rate is over all
-busy cycles of a row, those of its exchange and sync included.
+Rates and peaks are those of one IPU, so that they do not depend on the IPUs that run other operations.
+Limits: floating-point operations are counted by codelets, so the rate of a fused operation is a lower bound; rates are
+over all busy cycles of a row, those of its exchange and sync included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ipujax.runtime.target import Target
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One operation of one line.
+    """Operation of a line of source.
 
     Args:
         name: debug name.
@@ -25,17 +25,17 @@ class OperationRow:
         share: `cycles` over the busy cycles of all IPUs.
         moved_bytes: bytes that arrive on tiles or the host.
         variable_bytes: size of its variables.
-        exchange_code_bytes: code of its exchanges on the tile that has most.
-        balance: mean share of compute phases in which a tile computes; None where nothing is computed.
-        flops: floating-point operations of all runs; None where that is not known.
+        exchange_code_bytes: code of its exchanges on the tile with most.
+        balance: mean share of compute phases in which a tile computes; None without compute phase.
+        flops: floating-point operations of all runs; None if unknown.
         flops_per_second: of each IPU on which it runs: `flops` over its busy IPU-cycles.
-        peak_share: `flops_per_second` over the peak of one IPU in its dtype; None where flops are not known.
+        peak_share: `flops_per_second` over the peak of one IPU in its dtype; None if `flops` is unknown.
         precision: that dtype.
-        layer: the layer and the part of training it belongs to, "" where neither is known.
-        phase: that takes most of it; empty in files of older versions.
-        number: of it in `Figures.step_costs`.
+        layer: its layer and part of training, "" where neither is known.
+        phase: with most of its cycles; empty in files of older versions.
+        number: position in `Figures.step_costs`.
         layer_path: the layer alone.
-        file: path of the file of `line`, "" where that is not known.
+        file: path of the file of `line`, "" if unknown.
     """
 
     name: str
@@ -58,36 +58,33 @@ class OperationRow:
 
     @property
     def intensity(self) -> float | None:
-        """Floating-point operations for each byte that is moved; None where there are none of either."""
+        """Floating-point operations for each moved byte; None without operations or bytes."""
         return self.flops / self.moved_bytes if self.flops and self.moved_bytes else None
 
 
 def peaks(target: Target) -> dict[str, float]:
-    """Peak rates of one IPU of a machine by dtype, in floating-point operations a second."""
-    ipus = target.num_ipus
-    return {"float16": target.peak_fp16_flops / ipus, "float32": target.peak_fp32_flops / ipus}
+    """Return the peak rates of one IPU by dtype, in floating-point operations a second."""
+    num_ipus = target.num_ipus  # a target's figures are those of all its IPUs
+    return {"float16": target.peak_fp16_flops / num_ipus, "float32": target.peak_fp32_flops / num_ipus}
 
 
 def exchange_bandwidth(target: Target) -> float:
-    """Bytes that the tiles of one IPU of a machine exchange in a second."""
+    """Return the bytes that the tiles of one IPU exchange in a second."""
     return target.exchange_bytes_per_second / target.num_ipus
 
 
 def flops_rate(step: StepCost, target: Target) -> float:
-    """Floating-point operations a second of each IPU on which an operation runs, over its busy cycles."""
+    """Return floating-point operations a second of each IPU on which an operation runs, over its busy cycles."""
     return (step.flops or 0) * target.clock_hz / step.cycles if step.cycles else 0.0
 
 
 def share_of_peak(step: StepCost, target: Target) -> float | None:
-    """The rate of an operation over the peak of one IPU in its precision; None where its flops are not known."""
+    """Return the rate of an operation over the peak of one IPU in its precision; None if its flops are unknown."""
     return None if step.flops is None else flops_rate(step, target) / peaks(target)[step.precision]
 
 
 def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
-    """All rows, most cycles first, then most bytes.
-
-    Args:
-        profile: of a run.
+    """Return the operations of a run, most cycles first, then most bytes.
 
     Raises:
         ProfileError: a loop whose trip count is unknown.

@@ -1,7 +1,7 @@
-"""The user's source files with the costs of each line.
+"""Source files of the user with the costs of each line.
 
-Input: `Figures`. Output: a `SourceFile` for each file that costs something, dearest first.
-Limits: a line whose file is not known is given to the file of its name, if there is one such file.
+Input: `Figures`. Output: a `SourceFile` for each file with a cost, costliest first.
+Limits: a line of an unknown path belongs to the file of its name, if there is a single such file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ipujax.runtime.profile import Figures
 from ipujax.runtime.sources import line_number
 from ipujax.runtime.tensor import Origin
 
-MOST_LINES = 800  # of one file that are shown whole; of longer ones those near a cost
-NEAR = 6
+MAX_LINES = 800  # of a file that is listed in full; of a longer one, the lines near a cost
+CONTEXT_LINES = 6  # before and after a line with a cost
 
 
 @dataclass(slots=True)
 class LineCost:
-    """What one line costs.
+    """Costs of a line.
 
     Args:
         cycles: of all its steps, each on the IPU that spends most on it.
         share: of the run.
         moved_bytes: bytes that arrive on tiles or the host.
         variable_bytes: size of its variables.
-        names: of its operations, dearest first.
-        layers: of them, most expensive first.
-        operation: number in `Figures.step_costs` of the most expensive; None where none takes time.
+        names: of its operations, costliest first.
+        layers: of its operations, costliest first.
+        operation: number in `Figures.step_costs` of the costliest; None where none takes time.
     """
 
     cycles: int = 0
@@ -43,13 +43,13 @@ class LineCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
-    """One file.
+    """Source file and the costs of its lines.
 
     Args:
-        path: of it.
+        path: of the file.
         lines: its text; empty when it could not be read.
         costs: by line number, from 1.
-        name: of the file as lines of source show it, without its folder.
+        name: of the file without its folder, as in `file:line (function)`.
     """
 
     path: str
@@ -59,61 +59,61 @@ class SourceFile:
 
     @property
     def cycles(self) -> int:
-        """Cycles of all its lines."""
+        """Cycles of all lines."""
         return sum(cost.cycles for cost in self.costs.values())
 
-    def shown(self) -> list[int | None]:
-        """The numbers of the lines to show, in order; None where some are left out."""
-        if len(self.lines) <= MOST_LINES:
+    def listed_lines(self) -> list[int | None]:
+        """Return the numbers of the lines to list, in order; None for a gap between them."""
+        if len(self.lines) <= MAX_LINES:
             return [*range(1, len(self.lines) + 1)] or [*sorted(self.costs)]
-        near = {n for number in self.costs for n in range(number - NEAR, number + NEAR + 1)}
-        numbers = sorted(near & set(range(1, len(self.lines) + 1)))
-        shown: list[int | None] = []
-        for number in numbers:
-            if shown and shown[-1] is not None and shown[-1] + 1 != number:
-                shown.append(None)
-            shown.append(number)
-        return shown
+        near = {n for number in self.costs for n in range(number - CONTEXT_LINES, number + CONTEXT_LINES + 1)}
+        listed: list[int | None] = []
+        for number in sorted(near & set(range(1, len(self.lines) + 1))):
+            if listed and listed[-1] is not None and listed[-1] + 1 != number:
+                listed.append(None)
+            listed.append(number)
+        return listed
 
 
 def source_view(profile: Figures) -> tuple[SourceFile, ...]:
-    """The files of a profile.
-
-    Args:
-        profile: of a run.
+    """Return the source files of a profile with their costs, costliest first.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no texts.
+        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without texts.
     """
-    texts, names = profile.sources, dict[str, str]()
+    texts = profile.sources
+    names = dict[str, str]()
     costs: dict[str, dict[int, LineCost]] = defaultdict(lambda: defaultdict(LineCost))
+    # Cycles of a line are those of `operations`, as in the summary; bytes are in the costs of steps alone.
     for row in profile.operations():
-        if (place := _place(row.origin, list(texts))) is not None:
-            names[place[0]] = place[2]
-            cost = costs[place[0]][place[1]]
+        if (line := _locate(row.origin, list(texts))) is not None:
+            path, number, name = line
+            names[path] = name
+            cost = costs[path][number]
             cost.cycles += row.cycles
             cost.share += row.share
             cost.names += tuple(name for name in row.names if name not in cost.names)
     rows = sorted(enumerate(profile.step_costs), key=lambda row: -row[1].cycles)
-    for number, step in rows:
-        if (place := _place(step.origin, list(texts))) is not None:
-            names[place[0]] = place[2]
-            cost = costs[place[0]][place[1]]
+    for operation, step in rows:
+        if (line := _locate(step.origin, list(texts))) is not None:
+            path, number, name = line
+            names[path] = name
+            cost = costs[path][number]
             cost.moved_bytes += step.moved_bytes
             cost.variable_bytes += step.variable_bytes
             if step.cycles and cost.operation is None:
-                cost.operation = number
+                cost.operation = operation
             if step.origin.layer and step.origin.layer not in cost.layers:
                 cost.layers += (step.origin.layer,)
-    files = [SourceFile(path, tuple(texts.get(path, ())), dict(found), names[path]) for path, found in costs.items()]
+    files = [SourceFile(path, tuple(texts.get(path, ())), dict(lines), names[path]) for path, lines in costs.items()]
     return tuple(sorted(files, key=lambda file: -file.cycles))
 
 
-def _place(origin: Origin, paths: list[str]) -> tuple[str, int, str] | None:
-    """The file, the line and the file's name of an origin."""
-    found = line_number(origin.line)
-    if found is None:
+def _locate(origin: Origin, paths: list[str]) -> tuple[str, int, str] | None:
+    """Return path, line number and file name of an origin."""
+    line = line_number(origin.line)
+    if line is None:
         return None
-    name, number = found
-    same = [path for path in paths if Path(path).name == name]
-    return origin.file or (same[0] if len(same) == 1 else name), number, name
+    name, number = line
+    candidates = [path for path in paths if Path(path).name == name]
+    return origin.file or (candidates[0] if len(candidates) == 1 else name), number, name

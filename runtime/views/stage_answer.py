@@ -1,6 +1,6 @@
-"""Answer to the question which stage limits a pipeline, who waits for it, and whether one micro-batch is slow.
+"""Answer on the stage that limits a pipeline, the stages that wait for it, and a slow micro-batch.
 
-Input: `Figures`. Output: an `Answer`, without a sentence where no pipeline with stages is known.
+Input: `Figures`. Output: an `Answer`; its sentence is empty without a pipeline with stages.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.stage_view import SLOW, bubble_sentence, pipeline_sentence
 
 STAGE = "Which stage limits the pipeline?"
-_UNEVEN = 1.1  # times the mean, from which on a stage is slower than the others
-_WIDE = 1.25  # times the ideal bubble, from which on something else than the schedule makes it
-_FEW = 0.1  # of the time: a bubble that more micro-batches would shorten
-_SMALL = 0.01  # of a pipeline's time
+_UNEVEN = 1.1  # times the mean: an IPU with more is slower than the others
+_WIDE = 1.25  # times the ideal bubble: a larger one has other causes than the schedule
+_LARGE_BUBBLE = 0.1  # of the time: more micro-batches would shorten it
+_SMALL_SHARE = 0.01  # of a pipeline's time
 
 
 def stage_answer(profile: Figures) -> Answer:
-    """The stage whose tasks take most, and for how much of its time the others wait for it.
-
-    Args:
-        profile: of a run.
-    """
+    """Name the stage with the longest tasks, the waiting of the others, and the bubble against the schedule's."""
     try:
         if not profile.pipelines:
             return Answer(STAGE, "")
-    except ProfileError:  # the section on stages says why; whether there is a pipeline is not known either
+    except ProfileError:  # a trip count is unknown: whether there is a pipeline is unknown too
         return Answer(STAGE, "")
     number = max(range(len(profile.pipelines)), key=lambda n: profile.pipelines[n].cycles)
     pipeline = profile.pipelines[number]
@@ -36,49 +32,54 @@ def stage_answer(profile: Figures) -> Answer:
     if not pipeline.is_traced:
         return Answer(STAGE, pipeline_sentence(pipeline), "", name, 0.0, "stages")
     by_ipu = [sum(row.task_cycles for row in stages if row.ipu == ipu) for ipu in {row.ipu for row in stages}]
-    whole, mean = max(1, pipeline.cycles), sum(by_ipu) / len(by_ipu)
-    share, excess = max(by_ipu) / whole, max(by_ipu) / max(1.0, mean)
-    which = f"{name} (IPU {slowest.ipu})"
-    shared = [row.stage for row in stages if row.ipu == slowest.ipu and row is not slowest]
-    busy = f"{'the tasks of its IPU' if shared else 'its tasks'} take {share:.1%} of the pipeline's time"
-    is_uneven = len(by_ipu) > 1 and excess > _UNEVEN
+    cycles = max(1, pipeline.cycles)
+    slowest_cycles = max(by_ipu)
+    share = slowest_cycles / cycles
+    ratio = slowest_cycles / max(1.0, sum(by_ipu) / len(by_ipu))
+    label = f"{name} (IPU {slowest.ipu})"
+    is_shared = any(row.ipu == slowest.ipu and row is not slowest for row in stages)
+    busy = f"{'the tasks of its IPU' if is_shared else 'its tasks'} take {share:.1%} of the pipeline's time"
+    is_uneven = len(by_ipu) > 1 and ratio > _UNEVEN
     if is_uneven:
-        text = f"{which.capitalize().replace('ipu', 'IPU')} limits: {busy}, {excess:.1f} times the mean of all IPUs"
+        text = f"{label.capitalize().replace('ipu', 'IPU')} limits: {busy}, {ratio:.1f} times the mean of all IPUs"
     else:
-        text = f"None alone: the slowest, {which}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
-    slow = _slow_micro_batch(stages, whole)
-    waits = _waiter(stages, slowest, whole) if is_uneven else _waits(stages, len(by_ipu) * whole)
+        text = f"None alone: the slowest, {label}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
+    slow = _slow_micro_batch(stages, cycles)
+    waits = _longest_wait(stages, slowest, cycles) if is_uneven else _mean_waits(stages, len(by_ipu) * cycles)
     text += f"{waits}. {bubble_sentence(pipeline)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
     return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, name), name, share, "stages")
 
 
-def _waiter(stages: list[StageCost], slowest: StageCost, whole: int) -> str:
-    """The stage that waits longest for the slowest, or else for any."""
+def _longest_wait(stages: list[StageCost], slowest: StageCost, cycles: int) -> str:
+    """Name the stage that waits longest for the slowest; without such a stage, for any other."""
     waiting = [row for row in stages if row.waits_for == slowest.stage] or stages
     row = max(waiting, key=lambda row: row.waits_for_cycles)
-    if row.waits_for_cycles < _SMALL * whole:
+    if row.waits_for_cycles < _SMALL_SHARE * cycles:
         return ""
     awaited = "it" if row.waits_for == slowest.stage else f"stage {row.waits_for}"
-    return f"; stage {row.stage} waits {row.waits_for_cycles / whole:.1%} of the time for {awaited}"
+    return f"; stage {row.stage} waits {row.waits_for_cycles / cycles:.1%} of the time for {awaited}"
 
 
-def _waits(stages: list[StageCost], whole: int) -> str:
-    """When IPUs wait, on average."""
-    steady, rest = (sum(row.steady_cycles for row in stages), sum(row.fill_cycles + row.drain_cycles for row in stages))
-    if steady + rest < _SMALL * whole:
+def _mean_waits(stages: list[StageCost], ipu_cycles: int) -> str:
+    steady = sum(row.steady_cycles for row in stages)
+    ramp = sum(row.fill_cycles + row.drain_cycles for row in stages)
+    if steady + ramp < _SMALL_SHARE * ipu_cycles:
         return ""
-    return f"; IPUs wait {steady / whole:.1%} of the time between tasks, {rest / whole:.1%} while it fills and drains"
+    return (
+        f"; IPUs wait {steady / ipu_cycles:.1%} of the time between tasks, "
+        f"{ramp / ipu_cycles:.1%} while it fills and drains"
+    )
 
 
-def _slow_micro_batch(stages: list[StageCost], whole: int) -> str:
-    """The micro-batch that takes much longer than the others in one stage, if there is one."""
-    rows = [row for row in stages if row.slow_ratio >= SLOW and row.slow_excess_cycles >= _SMALL * whole]
+def _slow_micro_batch(stages: list[StageCost], cycles: int) -> str:
+    """Name the micro-batch that takes far longer than the others in some stage; "" if none does."""
+    rows = [row for row in stages if row.slow_ratio >= SLOW and row.slow_excess_cycles >= _SMALL_SHARE * cycles]
     if not rows:
         return ""
     row = max(rows, key=lambda row: row.slow_excess_cycles)
-    what = f"{row.slow_kind.replace('_', ' of ')} of micro-batch {row.slow_micro_batch}"
-    return f" In stage {row.stage}, {what} takes {row.slow_ratio:.1f} times what the others take."
+    task = f"{row.slow_kind.replace('_', ' of ')} of micro-batch {row.slow_micro_batch}"
+    return f" In stage {row.stage}, {task} takes {row.slow_ratio:.1f} times what the others take."
 
 
 def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
@@ -91,6 +92,6 @@ def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, name: str) 
         return f"move work from {name} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
     if is_wide and profile.target.global_exchange == "lockstep" and pipeline.schedule != "grouped":
         return "schedule='grouped': all IPUs meet at each exchange, and there all run the same kind of task between two"
-    if pipeline.ideal_share > _FEW:
+    if pipeline.ideal_share > _LARGE_BUBBLE:
         return f"more than {pipeline.micro_batches:,} micro-batches: filling and draining are then less of the time"
     return ""

@@ -1,7 +1,7 @@
-"""What each IPU does when, as a chart of bounded size.
+"""Phases of each IPU over time, for a chart of bounded size.
 
-Input: `Figures`. Output: `TraceView`: slices of phases, with what they belong to. Where there are too many slices, time
-is cut into equal parts, and each part shows how much of it each phase takes.
+Input: `Figures`. Output: `TraceView`: slices of phases with the labels of their steps. Where there are too many slices,
+time is cut into equal parts, and each part shows the share of each phase.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, Slices, slices
 
-MOST_SLICES = 30_000
-_MOST_REPEATS = 60
-_MOST_FOLDED = 2_000
-_MOST_SPANS = 20_000
+MAX_SLICES = 30_000  # about: a browser draws more too slowly
+_MAX_REPEATS = 60  # of the pattern of a folded loop
+_MAX_FOLDED = 2_000
+_MAX_SPANS = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,20 +25,20 @@ class TraceView:
     Args:
         num_ipus: IPUs of one replica.
         cycles: length of the run.
-        ipu: whose slice.
+        ipu: of each slice.
         start: cycle at which it begins.
         end: cycle at which it ends.
-        phase: number of its phase in `TRACE_PHASES`.
-        label: number of what it belongs to in `labels`.
-        labels: texts.
-        spent: cycles of each phase of each IPU, to the cycle; idle time up to the end of the run. int64[ipus, phases].
-        moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
-        folded: (IPU, start, end, label) of what holds several iterations, int64[spans, 4]; the longest.
-        is_joined: whether neighbouring steps are one slice.
-        is_cut: whether slices are shares of equal parts of time.
-        row_sets: as of `ExecutionTrace`.
-        rows: the number in `row_sets` of the rows of operations of each label, int64[steps].
-        spans: (IPU, start, end, label) of the steps of each IPU in order of time, int64[spans, 4]; the longest.
+        phase: position in `TRACE_PHASES`.
+        label: position in `labels`.
+        labels: names of the steps.
+        phase_cycles: exact cycles of each phase of each IPU, idle up to the end of the run, int64[ipus, phases].
+        transfers: (IPU, start, end, label) of transfers of I/O tiles, int64[transfers, 4].
+        folded: (IPU, start, end, label) of the longest steps with several iterations, int64[spans, 4].
+        is_joined: some neighbouring steps are one slice.
+        is_cut: slices are shares of equal parts of time.
+        row_sets: as in `ExecutionTrace`.
+        rows: position in `row_sets` of the rows of operations of each label, int64[steps].
+        spans: (IPU, start, end, label) of the longest steps of each IPU in order of time, int64[spans, 4].
     """
 
     num_ipus: int
@@ -49,8 +49,8 @@ class TraceView:
     phase: np.ndarray
     label: np.ndarray
     labels: tuple[str, ...]
-    spent: np.ndarray
-    moved: np.ndarray
+    phase_cycles: np.ndarray
+    transfers: np.ndarray
     folded: np.ndarray
     is_joined: bool
     is_cut: bool
@@ -60,40 +60,37 @@ class TraceView:
 
     @property
     def is_folded(self) -> bool:
-        """Whether some iterations of loops are one slice."""
+        """Some iterations of loops are one slice."""
         return bool(len(self.folded))
 
 
-def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
-    """The trace of a profile.
-
-    Args:
-        profile: of a run.
-        most_slices: about how many slices to make.
+def trace_view(profile: Figures, max_slices: int = MAX_SLICES) -> TraceView:
+    """Return the trace of a run with about `max_slices` slices.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no timeline.
+        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without timeline.
     """
-    trace, num_ipus = profile.execution_trace, profile.target.num_ipus
+    trace = profile.execution_trace
+    num_ipus = profile.target.num_ipus
     cut = slices(trace)
     rows = np.flatnonzero(trace.moved)
-    length = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
-    moved = np.stack([trace.ipu[rows], trace.start[rows], length, trace.step[rows]], 1)[:most_slices]
+    end = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
+    transfers = np.stack([trace.ipu[rows], trace.start[rows], end, trace.step[rows]], 1)[:max_slices]
     labels = tuple(trace.label(step) for step in range(len(trace.name)))
-    columns = _repeated(trace, cut, _MOST_REPEATS)
-    if len(columns[0]) > most_slices:
-        columns = _repeated(trace, cut, 1)
-    spent = np.zeros((num_ipus, len(TRACE_PHASES)), np.int64)
-    np.add.at(spent, (cut.ipu, cut.phase), cut.cycles)
-    spent[:, -1] += profile.cycles - spent.sum(1)
-    is_cut = len(columns[0]) > most_slices
+    columns = _repeat_folded(trace, cut, _MAX_REPEATS)
+    if len(columns[0]) > max_slices:
+        columns = _repeat_folded(trace, cut, 1)
+    phase_cycles = np.zeros((num_ipus, len(TRACE_PHASES)), np.int64)
+    np.add.at(phase_cycles, (cut.ipu, cut.phase), cut.cycles)
+    phase_cycles[:, -1] += profile.cycles - phase_cycles.sum(1)  # idle, the last phase: an IPU may end before the run
+    is_cut = len(columns[0]) > max_slices
     if is_cut:
-        bins = max(1, most_slices // (num_ipus * len(TRACE_PHASES)))
-        columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
+        num_bins = max(1, max_slices // (num_ipus * len(TRACE_PHASES)))
+        columns = _phase_shares(columns, num_ipus, profile.cycles, num_bins, len(labels))
         labels = (*labels, "several steps")
     ipu, start, end, phase, label = columns
-    folded = _longest(trace, (trace.iterations > 1)[trace.step] & (trace.end > trace.start), _MOST_FOLDED)
-    spans = _longest(trace, trace.work.any(1) & (trace.end > trace.start), _MOST_SPANS)
+    folded = _longest_spans(trace, (trace.iterations > 1)[trace.step] & (trace.end > trace.start), _MAX_FOLDED)
+    spans = _longest_spans(trace, trace.work.any(1) & (trace.end > trace.start), _MAX_SPANS)
     return TraceView(
         num_ipus=num_ipus,
         cycles=profile.cycles,
@@ -103,8 +100,8 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
         phase=phase,
         label=label,
         labels=labels,
-        spent=spent,
-        moved=moved,
+        phase_cycles=phase_cycles,
+        transfers=transfers,
         folded=folded,
         is_joined=bool((trace.joined > 1).any()),
         is_cut=is_cut,
@@ -114,47 +111,56 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
     )
 
 
-def _longest(trace: ExecutionTrace, is_chosen: np.ndarray, most: int) -> np.ndarray:
-    """(IPU, start, end, step) of the longest of some spans, in their order."""
-    rows = np.flatnonzero(is_chosen)
-    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:most]
+def _longest_spans(trace: ExecutionTrace, mask: np.ndarray, max_spans: int) -> np.ndarray:
+    """Return (IPU, start, end, step) of the longest spans of a mask, in the order of the trace."""
+    rows = np.flatnonzero(mask)
+    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:max_spans]
     rows = np.sort(rows[longest])
     return np.stack([trace.ipu[rows], trace.start[rows], trace.end[rows], trace.step[rows]], 1)
 
 
-def _repeated(trace: ExecutionTrace, cut: Slices, most_repeats: int) -> tuple[np.ndarray, ...]:
-    """Slices, those of folded iterations as a pattern that repeats, so that they do not look like long phases."""
+def _repeat_folded(trace: ExecutionTrace, cut: Slices, max_repeats: int) -> tuple[np.ndarray, ...]:
+    """Draw folded iterations as a pattern of slices that repeats, since one long slice a phase would mislead.
+
+    Returns:
+        IPU, start, end, phase and step of the slices, int64[slices] each, by IPU and start.
+    """
     step = trace.step[cut.span]
+    span_start = trace.start[cut.span]
+    span_end = trace.end[cut.span]
+    # A slice before its span is the wait for it, which does not repeat.
     times = np.maximum(trace.iterations, trace.joined)[step]
-    first, last = trace.start[cut.span], trace.end[cut.span]
-    times = np.where(cut.start >= first, np.minimum(times, most_repeats), 1)  # what is before is the wait for it
+    times = np.where(cut.start >= span_start, np.minimum(times, max_repeats), 1)
     row = np.repeat(np.arange(len(step)), times)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
-    origin, period = np.where(times > 1, first, cut.start)[row], np.where(times > 1, last - first, 0)[row]
-    offset = cut.start[row] - origin + number * period
+    repeat = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)  # 0 to times - 1, for each slice
+    # The pattern is the span itself, shortened to 1/times of its length.
+    origin = np.where(times > 1, span_start, cut.start)[row]
+    period = np.where(times > 1, span_end - span_start, 0)[row]
+    offset = cut.start[row] - origin + repeat * period
     start, end = (origin + each // times[row] for each in (offset, offset + cut.cycles[row]))
     order = np.lexsort((start, cut.ipu[row]))
-    row, start, end = row[order], start[order], end[order]
-    return cut.ipu[row], start, end, cut.phase[row], step[row]
+    row = row[order]
+    return cut.ipu[row], start[order], end[order], cut.phase[row], step[row]
 
 
-def _shares(
-    columns: tuple[np.ndarray, ...], num_ipus: int, cycles: int, bins: int, label: int
+def _phase_shares(
+    columns: tuple[np.ndarray, ...], num_ipus: int, cycles: int, num_bins: int, label: int
 ) -> tuple[np.ndarray, ...]:
-    """Slices that show how much of each part of time each phase takes, one after the other."""
+    """Cut time into bins, and draw the cycles of each phase in a bin as one slice, one phase after the other."""
     ipu, start, end, phase, _ = columns
-    edges = np.linspace(0, cycles, bins + 1).astype(np.int64)
-    found: list[np.ndarray] = []
-    for which in range(num_ipus):
-        for number in range(len(TRACE_PHASES)):
-            mine = (ipu == which) & (phase == number)
-            times = np.stack([start[mine], end[mine]], 1).ravel()
-            done = np.stack([np.zeros(mine.sum(), np.int64), end[mine] - start[mine]], 1).ravel().cumsum()
-            at_edges = np.interp(edges, times, done) if len(times) else np.zeros(bins + 1)
-            found.append(np.diff(at_edges))
-    spent = np.stack(found).reshape(num_ipus, len(TRACE_PHASES), bins).transpose(0, 2, 1)
-    stops = edges[:-1, None] + spent.cumsum(2)
-    there = np.nonzero(spent > 0)
-    stop = stops[there]
-    begin = stop - spent[there]
-    return there[0], begin.astype(np.int64), stop.astype(np.int64), there[2], np.full(len(stop), label)
+    edges = np.linspace(0, cycles, num_bins + 1).astype(np.int64)
+    bins: list[np.ndarray] = []
+    for i in range(num_ipus):
+        for n in range(len(TRACE_PHASES)):
+            mask = (ipu == i) & (phase == n)
+            # The sum of a phase's cycles up to a time is piecewise linear: it grows inside slices only.
+            times = np.stack([start[mask], end[mask]], 1).ravel()
+            elapsed = np.stack([np.zeros(mask.sum(), np.int64), end[mask] - start[mask]], 1).ravel().cumsum()
+            at_edges = np.interp(edges, times, elapsed) if len(times) else np.zeros(num_bins + 1)
+            bins.append(np.diff(at_edges))
+    phase_cycles = np.stack(bins).reshape(num_ipus, len(TRACE_PHASES), num_bins).transpose(0, 2, 1)
+    stops = edges[:-1, None] + phase_cycles.cumsum(2)
+    nonzero = np.nonzero(phase_cycles > 0)
+    stop = stops[nonzero]
+    start = stop - phase_cycles[nonzero]
+    return nonzero[0], start.astype(np.int64), stop.astype(np.int64), nonzero[2], np.full(len(stop), label)

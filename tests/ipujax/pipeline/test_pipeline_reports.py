@@ -116,9 +116,9 @@ def test_tasks_have_a_thread_of_their_own_where_steps_are_folded_across_them() -
 
 def test_a_chart_of_many_tasks_is_bounded() -> None:
     profile = profile_of("1f1b", "buffered")
-    view = task_view(profile, most_tasks=20, most_links=5)
-    assert len(view.start) == len(view.labels) == 20 and view.left_out == len(profile.tasks) - 20
-    assert len(view.links) == 5 and view.links_left_out > 0 and view.links.max() < 20
+    view = task_view(profile, max_tasks=20, max_links=5)
+    assert len(view.start) == len(view.labels) == 20 and view.num_omitted == len(profile.tasks) - 20
+    assert len(view.links) == 5 and view.num_omitted_links > 0 and view.links.max() < 20
 
 
 def test_a_page_has_stages_a_chart_and_words_for_it(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_slices_add_up_also_where_time_is_cut(program, most):
             mine = (view.ipu == ipu) & (view.phase == number)
             spent, exact = int((view.end - view.start)[mine].sum()), profile.timeline.phase_cycles(ipu)[name]
             ended = profile.cycles - int(profile.timeline.clocks[ipu]) if name == "idle" else 0
-            assert view.spent[ipu, number] == exact
+            assert view.phase_cycles[ipu, number] == exact
             # A part of time begins and ends at whole cycles; none is drawn where an IPU has ended.
             drawn = exact - ended
             assert spent == drawn if not view.is_cut else abs(spent - drawn) <= 2 * mine.sum() + 1
@@ -60,7 +60,7 @@ def test_liveness_is_that_of_the_report(program):
     profile = Profile(program())
     view, live = liveness_view(profile), profile.liveness
     assert view.live_bytes.max() == live["maxLiveBytes"] and view.always_bytes == live["alwaysLiveBytes"]
-    assert len(view.names) == len(view.largest) == len(view.live_bytes) <= view.shown_of
+    assert len(view.names) == len(view.largest) == len(view.live_bytes) <= view.num_steps
     for numbers, total in zip(view.largest, view.live_bytes.tolist(), strict=True):
         sizes = [view.variables[n][1] for n in numbers]
         assert sizes == sorted(sizes, reverse=True) and sum(sizes) <= total
@@ -121,12 +121,12 @@ def test_source_lines_have_their_costs(tmp_path):
         sync = TARGET.internal_sync_cycles
         assert {n: cost.cycles for n, cost in file.costs.items() if cost.cycles} == {20: 80 + sync, 40: 160 + sync}
         assert file.cycles == profile.cycles and sum(c.share for c in file.costs.values()) == pytest.approx(1)
-        assert file.shown() == list(range(1, 51))
+        assert file.listed_lines() == list(range(1, 51))
 
 
 def test_of_long_files_what_is_near_a_cost_is_shown(tmp_path):
     (file,) = source_view(profile_of_file(tmp_path / "model.py", 2_000))
-    assert file.shown() == [*range(14, 27), None, *range(34, 47)]
+    assert file.listed_lines() == [*range(14, 27), None, *range(34, 47)]
 
 
 def test_a_file_that_is_gone_has_its_lines_still(tmp_path):
@@ -134,7 +134,7 @@ def test_a_file_that_is_gone_has_its_lines_still(tmp_path):
     (tmp_path / "model.py").unlink()
     linecache.clearcache()
     (file,) = source_view(profile)
-    assert file.lines == () and file.shown() == [20, 40]
+    assert file.lines == () and file.listed_lines() == [20, 40]
 
 
 def test_folded_iterations_are_shown_as_a_pattern_that_repeats():
@@ -145,7 +145,7 @@ def test_folded_iterations_are_shown_as_a_pattern_that_repeats():
     (here,) = np.nonzero(np.isin(view.label, folded))
     assert 100 < len(here) < 400
     np.testing.assert_array_equal(view.start[1:], view.end[:-1])  # one IPU, which never waits
-    assert view.end[-1] == view.spent.sum() == profile.cycles
+    assert view.end[-1] == view.phase_cycles.sum() == profile.cycles
 
 
 def profile_of_iterations(count):
