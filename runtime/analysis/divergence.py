@@ -85,6 +85,7 @@ class Divergence:
             case Execute(compute_set):
                 reads_and_writes = [group_tensors(group) for group in self._graph.groups[compute_set]]
                 outputs = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]
+                # Kills first: a result of differing operands differs again, even if it is written in full.
                 differing -= self._effects(node).kills
                 differing |= {v for tensors in outputs for tensor in tensors for v in tensor.variables()}
             case Copy(source, destination):
@@ -104,7 +105,7 @@ class Divergence:
 
     def loop(self, body: Program, differing: set[Variable]) -> None:
         """Walk a body any number of times, at least once, until nothing new differs; changes `differing`."""
-        size = -1
+        size = -1  # the set only grows, so an equal size is the fixpoint
         while size != len(differing):
             size = len(differing)
             inner = set(differing)
@@ -129,7 +130,7 @@ class Divergence:
         for branch in node.children():
             differing_after.append(set(differing))
             self.visit(branch, differing_after[-1])
-            if is_divergent:
+            if is_divergent:  # some replicas run this branch and others do not
                 differing_after[-1] |= self._effects(branch).writes
         differing.clear()
         differing.update(*differing_after)

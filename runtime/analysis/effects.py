@@ -74,6 +74,7 @@ def _of_leaf(reads: Iterable[Tensor], writes: Iterable[tuple[Tensor, int]]) -> E
     for tensor, elements in writes:
         for variable, share in _shares(tensor, elements).items():
             counts[variable] = counts.get(variable, 0) + share
+    # Writes of a step are disjoint, so a count of all elements is a write of all; a read comes before any write.
     kills = frozenset(v for v, count in counts.items() if count >= v.size) - read
     return Effects(read, frozenset(counts), kills)
 
@@ -105,6 +106,7 @@ def written_elements(group: VertexGroup, field: int) -> int:
     lengths = [dim.length for dim in extents(group, access)]
     if is_full:
         return _grid_sum(lengths, group.grid)
+    # Some blocks have no vertex: sum over the others.
     total = (group.tile >= 0).astype(int)
     for length in lengths:
         total = total * length

@@ -30,6 +30,7 @@ class Intervals:
         """Return the intersection."""
         bounds = np.concatenate([self.start, other.start, self.stop, other.stop])
         num_starts = len(self.start) + len(other.start)
+        # A sweep over all bounds: where one interval starts as another stops, the overlap is empty and dropped below.
         step = np.where(np.arange(len(bounds)) < num_starts, 1, -1)
         order = np.argsort(bounds, kind="stable")
         overlap = np.flatnonzero(np.cumsum(step[order]) == 2)
@@ -37,12 +38,8 @@ class Intervals:
         return intervals(bounds[overlap], bounds[overlap + 1])
 
     def find_lacking(self, start: np.ndarray, stop: np.ndarray) -> int | None:
-        """Return an element of some intervals that is not in this set, or None when all are.
-
-        Args:
-            start: first elements, int64[n].
-            stop: one past the last elements, each greater than its start, int64[n].
-        """
+        """Return an element of some intervals, none empty, that is not in this set; None when all are."""
+        # Intervals of this set do not touch, so one of them must contain each whole interval.
         number = np.searchsorted(self.start, start, side="right") - 1
         reach = np.append(self.stop, np.int64(-1))[number]
         lacking = np.flatnonzero(reach < stop)

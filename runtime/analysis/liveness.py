@@ -149,7 +149,7 @@ class _Scan:
 
     def run(self, program: Program, functions: Mapping[Function, Liveness]) -> Liveness:
         self.visit(program)
-        self.set_live(())
+        self.set_live(())  # closes the intervals of all that is read before it is written
         end = len(self.steps) - 1
         steps = tuple(reversed(self.steps))
         earliest = self.earliest(steps, [(end - last, end - first) for first, last in self.loops])
@@ -211,11 +211,13 @@ class _Scan:
         first = len(self.steps)
         self.depth += 1
         if node.test is None:
+            # At the end of an iteration all that the next one reads is live too.
             self.set_live(self.live.keys() | self.in_frame(self.effects(node.body).reads))
             self.visit(node.body)
         else:
             self.tested_loop(node, node.test)
         self.depth -= 1
+        # Only outermost loops: those inside them begin no earlier.
         if self.depth == 0 and len(self.steps) > first:
             self.loops.append((first, len(self.steps) - 1))
 
@@ -225,6 +227,7 @@ class _Scan:
         tested = (
             after | self.in_frame(step_effects(loop, self.effects).reads) | self.in_frame(self.effects(loop.body).reads)
         )
+        # At the end of the body all that the next test reads is live, and all it does not kill of what follows a test.
         self.set_live(self.in_frame(test_effects.reads) | (tested - test_effects.kills))
         self.visit(loop.body)
         self.set_live(self.live.keys() | after)

@@ -108,16 +108,9 @@ def block_shapes(group: VertexGroup) -> BlockShapes:
 
 
 def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, workers: int) -> np.ndarray:
-    """Return the cycles of the busiest worker of each tile: vertices go to the least busy worker, longest first.
+    """Return the cycles of the busiest worker of each tile, int64[num_tiles].
 
-    Args:
-        tile: tile of each vertex, int64[n].
-        cycles: instructions of each vertex, int64[n]; ties go by order.
-        num_tiles: tiles to return.
-        workers: workers of a tile.
-
-    Returns:
-        int64[num_tiles].
+    Vertices (`tile` and `cycles`, int64[n]) go to the least busy worker of their tile, longest first, ties by order.
     """
     order = np.lexsort((-cycles, tile))
     tile = tile[order]
@@ -134,10 +127,6 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     """Return the cost of one execution of a compute set; compute sets of equal vertices, as of equal layers, share one.
-
-    Args:
-        graph: has its vertex groups and the tile mappings.
-        compute_set: the compute set.
 
     Raises:
         GraphError: a variable without a tile mapping.
@@ -165,6 +154,7 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     target = graph.target
     ranges = [tile_range(group.tile) for group in groups]
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
+    # Of whole IPUs: a compute set of one IPU then has arrays of one IPU, in a pod of any size.
     window = Window.of(ranges, target)
     reads = _traffics(graph, groups, False)
     writes = _traffics(graph, groups, True)
@@ -192,7 +182,7 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     """Return the cost of one exchange of all of some traffic, for the tiles of a window."""
     received = window.total(t.received_bytes for t in traffics)
     sent = window.total(t.sent_bytes for t in traffics)
-    if not received.any() and not sent.any():
+    if not received.any() and not sent.any():  # no exchange at all: without its start-up cycles
         return ExchangeCost(window.zeros, window.zeros, window.zeros, window.zeros)
     fragments = window.total(t.fragments for t in traffics)
     receiving = window.zeros
@@ -239,7 +229,7 @@ def _vertices(
         on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
         busy_slots = on_tile
-        if idle_slots is not None:
+        if idle_slots is not None:  # workers whose supervisor has no part for them are not active
             busy_slots = np.bincount(tile, cycles - idle_slots, tiles).astype(np.int64)
         active += busy_slots
         by_group.append(int(on_tile.sum()))

@@ -69,6 +69,7 @@ def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     pair = Graph(of_replicas(target, 2))
     for variable in copy.source.variables():
         pair.mappings[variable] = graph.mappings[variable]
+    # The destination may be the source's variable: in the system of two it is one of its own, on the second replica.
     received = {variable: replace(variable) for variable in copy.destination.variables()}
     second_tiles = np.arange(target.num_tiles, 2 * target.num_tiles, dtype=np.int32)
     for variable, received_variable in received.items():

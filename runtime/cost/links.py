@@ -71,6 +71,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
     busy = np.ceil(load / rate).astype(np.int64)
     cycles = np.zeros(len(flows), np.int64)
     for (s, d), links in zip(pairs, routes, strict=True):
+        # A sender and its receiver are busy until the fullest link between them is.
         slowest = max(int(busy[link]) for link in links)
         cycles[[s, d]] = np.maximum(cycles[[s, d]], slowest)
     return cycles

@@ -113,15 +113,10 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
 def stream_cost(
     graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, after: StreamCost | None = None
 ) -> StreamCost:
-    """Return the cost of one transfer between the host and a tensor, in either direction.
+    """Return the cost of one transfer between a stream of the host and a tensor, in either direction.
 
     Every IPU has its own link to the host and one latency a host exchange; a large transfer is several exchanges.
-
-    Args:
-        graph: has the tile mappings.
-        stream: the host's side.
-        tensor: the device's side.
-        after: the transfer before it, if both are one host exchange, see `steps.joining_streams`.
+    `after` is the transfer before it if both are one host exchange, see `steps.joining_streams`.
     """
     target = graph.target
     first_ipu, tile_bytes, ipu_bytes = _mapped_bytes(graph, tensor)
@@ -131,8 +126,10 @@ def stream_cost(
         limit = target.max_remote_transfer_bytes
         bytes_per_second = target.streaming_bytes_per_second
     earlier = np.zeros(target.num_ipus, bool) if after is None else after.earlier | (after.cycles > 0)
+    # The latency of an IPU's first exchange was in the cost of the earlier transfer already.
     exchanges = -(-ipu_bytes // limit) - earlier
     seconds = exchanges * target.host_latency_seconds + ipu_bytes / bytes_per_second
+    # IPUs without bytes take no part, though `seconds` may be negative for them.
     cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     return StreamCost(first_ipu, tile_bytes, cycles * (not stream.resident), earlier)
 
@@ -170,7 +167,6 @@ def tensor_tile_bytes(graph: Graph, tensor: Tensor) -> np.ndarray:
 
 @remembered
 def _ipu_target(target: Target) -> Target:
-    """Return the system with one tile an IPU."""
     return target.replace(tiles_per_ipu=1)
 
 

@@ -65,6 +65,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of peak rates."""
+    # Rates of a target are of its whole system; the page is of one IPU.
     targets = [target.replace(num_ipus=1) for target in presets.values()]
     rows = (
         ("fp16 AMP", "2 flop a MAC", [t.peak_fp16_flops for t in targets], "flop/s"),
@@ -78,6 +79,7 @@ def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
 
 def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
     """Return a constant's meaning, and the source of its value on each machine; machines of one source together."""
+    # Most values have one source on all machines, which is then printed once.
     machines_of_source: dict[tuple[str, str], list[str]] = {}
     for name, target in presets.items():
         source = target.sources[item.name]

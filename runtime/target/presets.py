@@ -233,6 +233,7 @@ def _target(rows: Mapping[str, Row]) -> Target:
     return Target(**values, sources={name: source for name, (_, source) in rows.items()})
 
 
+# Built at import: a row without a source, or a value out of range, fails every test.
 PRESETS: Mapping[str, Target] = MappingProxyType({"mk1": _target(_MK1), "mk2": _target(_MK2), "bow": _target(_BOW)})
 
 
@@ -250,4 +251,4 @@ def preset(name: str, num_ipus: int = 1) -> Target:
         expected = f"one of {', '.join(PRESETS)}"
         hint = nearest(name, PRESETS)
         raise TargetError(f"no preset is called {name!r}", expected=expected, got=repr(name), hint=hint)
-    return PRESETS[name].replace(num_ipus=num_ipus)
+    return PRESETS[name].replace(num_ipus=num_ipus)  # validates it

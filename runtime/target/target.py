@@ -67,6 +67,7 @@ def nearest(name: object, known_names: Iterable[str]) -> str | None:
     """Return a hint that names the known name closest to `name`; None when none is close."""
     by_lower = {word.lower(): word for word in known_names}
     lower = str(name).lower()
+    # Names with swapped letters come before those that difflib finds similar.
     anagrams = [word for word in by_lower if sorted(word) == sorted(lower)]
     matches = anagrams or difflib.get_close_matches(lower, list(by_lower), n=1)
     # A word of a longer name: `tiles` is nearest to `tiles_per_ipu`.
@@ -165,6 +166,7 @@ class Target:
     sources: Mapping[str, Source] = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Frozen, so that a target can be a key of caches; conversions (an int for a float) are stored all the same.
         for item in _constants():
             object.__setattr__(self, item.name, _check_value(item, getattr(self, item.name)))
         object.__setattr__(self, "sources", _check_sources(self.sources))
@@ -223,6 +225,7 @@ class Target:
                 got = f"{name}={changes[name]!r}"
                 raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", got=got, hint=hint)
             sources[name] = Source("user", f"replaced; was {values[name]!r} ({self.sources[name].kind})")
+        # Validates the changes before another value is derived from them.
         result = Target(**(values | changes), sources=sources)
         if result.bytes_per_tile == self.bytes_per_tile or "interleaved_offset_bytes" in changes:
             return result
@@ -288,6 +291,7 @@ def _constants() -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _as_int(value: Any) -> int | None:
+    # A bool is an Integral, and `num_ipus=True` is a mistake.
     return None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
@@ -323,6 +327,7 @@ def _is_dtype_name(name: object) -> bool:
         dtype = jnp.dtype(name)
     except TypeError:  # NumPy's error for an unknown dtype name
         return False
+    # Aliases such as "float" are refused: only the full name is the same in every list.
     return dtype.name == name and bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
 
 

@@ -48,7 +48,7 @@ def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
     if piece.is_empty:
         return _reshape(lax.slice(_reshape(array, (piece.variable.size,)), (0,), (0,)), shape)
     plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
-    if plan is None:
+    if plan is None:  # no static slice fits
         return _take(_reshape(array, (piece.variable.size,)), piece.flat_indices())
     if plan.window:
         first, length = plan.window
@@ -126,7 +126,7 @@ def write_node(node: Node, values: Values, new: jax.Array) -> dict[Variable, jax
 
 def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
     if isinstance(node, Affine):
-        if piece_covers(node):
+        if piece_covers(node):  # the old value is not read, so it need not exist
             updated[node.variable] = _write_all(node, new)
         else:
             variable = node.variable
@@ -156,7 +156,7 @@ def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
         return _reshape(new, piece.variable.shape)
     plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
     if plan is None:
-        order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather, faster than a scatter
+        order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather writes
         return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
     return _reshape(_block(piece, plan, new), piece.variable.shape)
 
@@ -221,4 +221,5 @@ def _write_indexed(node: Indexed, values: Values, new: jax.Array, updated: dict[
 
 def _put(flat: jax.Array, index: np.ndarray, new: jax.Array) -> jax.Array:
     at = jnp.asarray(flat).at[index.astype(np.int32)]
+    # `unique_indices` holds as only writable tensors are written.
     return at.set(new, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False)

@@ -48,17 +48,10 @@ def group_size(group: Group) -> int:
 
 
 def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[Group, ...] | None:
-    """Cut a row-major sequence of sub-dimensions into the groups of `shape`; None where a cut is inside one.
-
-    Args:
-        subdims: (size, stride) of all dimensions, outermost first, none of size 0.
-        shape: target shape, of as many elements.
-
-    Returns:
-        One canonical group for each dimension of `shape`.
-    """
+    """Cut row-major sub-dimensions, none of size 0, into canonical groups of `shape`; None if a cut is inside one."""
     remaining = list(canonical(subdims))
     dims: list[Group] = []
+    # From the innermost dimension out: take sub-dimensions until they fill the size, and split the last if it divides.
     for size in reversed(shape):
         group: list[tuple[int, int]] = []
         while size > 1:
@@ -87,7 +80,6 @@ def _flat(dims: tuple[Group, ...]) -> Group:
 
 
 def _offset_of(group: Group, index: int) -> int:
-    """Return the flat distance of one index of a group from its index 0."""
     offset = 0
     for n, stride in reversed(group):
         index, at = divmod(index, n)
@@ -138,6 +130,7 @@ def _strided_pieces(group: Group, start: int, count: int, step: int) -> list[Pie
         cut = None if remainder else regroup(part, (periods, step))
         if cut is None:
             return None
+        # Of each period the index at the position of `start`.
         pieces.append((offset + _offset_of(cut[1], start - window), cut[0]))
     return pieces
 
@@ -150,11 +143,7 @@ def reverse_group(group: Group) -> Piece:
 def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
     """Return the indices start, start + step, … of a group as pieces in order; None where those would be many.
 
-    Args:
-        group: the sub-dimensions of one dimension.
-        start: first index.
-        count: number of indices, at least 1.
-        step: distance of indices, negative for a reversal.
+    `count` is at least 1, and `step` may be negative.
     """
     if count == 1:
         return [(_offset_of(group, start), ())]
@@ -217,7 +206,7 @@ class Affine:
         """True for all of the variable in row-major order, in any shape."""
         size = self.variable.size
         if self.is_empty or size == 0:
-            return self.is_empty and size == 0
+            return self.is_empty and size == 0  # an empty view is not all of a variable that has elements
         return self.offset == 0 and _flat(self.dims) == (() if size == 1 else ((size, 1),))
 
     def transpose(self, perm: Sequence[int]) -> Affine:
@@ -239,7 +228,7 @@ class Affine:
         """Broadcast: dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
         if 0 in shape:
             return empty(self.variable, shape)
-        source = dict(zip(axes, self.dims, strict=True))
+        source = dict(zip(axes, self.dims, strict=True))  # a dimension of size 1 is (), which `or` replaces below
         repeated = [() if n == 1 else ((n, 0),) for n in shape]
         return Affine(self.variable, self.offset, tuple([source.get(i) or repeated[i] for i in range(len(shape))]))
 
@@ -278,7 +267,7 @@ def empty(variable: Variable, shape: Sequence[int]) -> Affine:
 
 def nests(subdims: Iterable[tuple[int, int]]) -> bool:
     """Check whether each stride exceeds the reach of all smaller strides together, so that no element repeats."""
-    reach = 0
+    reach = 0  # largest flat distance that the smaller strides step over together
     for n, stride in sorted(((n, abs(stride)) for n, stride in subdims), key=lambda subdim: subdim[1]):
         if stride <= reach:
             return False

@@ -33,6 +33,7 @@ def has_distinct_elements(node: Node) -> bool:
     """Check whether no element of a variable appears at two indices of the node; exact."""
     if surely_disjoint([node]):
         return True
+    # A stride of 0 settles it; listing the elements comes last, as it takes 16 bytes for each.
     repeats = any(isinstance(leaf, Affine) and leaf.has_broadcast for leaf in leaves(node))
     return not repeats and _has_distinct_indices(node)
 
@@ -57,6 +58,7 @@ def _are_disjoint(pieces: Sequence[Affine]) -> bool:
         return False
     if len(pieces) == 1:
         return True
+    # Sweep over flat intervals: only pieces whose hulls overlap are compared.
     hulls = sorted(((*_hull(piece), i) for i, piece in enumerate(pieces)))
     if all(last < first for (_, last, _), (first, _, _) in pairwise(hulls)):
         return True
@@ -70,7 +72,6 @@ def _are_disjoint(pieces: Sequence[Affine]) -> bool:
 
 
 def _hull(piece: Affine) -> tuple[int, int]:
-    """Return the first and the last flat element of a piece."""
     reach = [(n - 1) * stride for n, stride in piece.subdims]
     return piece.offset + sum(r for r in reach if r < 0), piece.offset + sum(r for r in reach if r > 0)
 

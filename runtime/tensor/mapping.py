@@ -31,13 +31,7 @@ def frozen(values: object, dtype: type) -> np.ndarray:
 
 
 def pad_tiles(values: np.ndarray, first: int, size: int) -> np.ndarray:
-    """Pad values of neighbouring tiles to those of `size` tiles, 0 elsewhere, int64[size].
-
-    Args:
-        values: of tiles `first` and following.
-        first: number of the first tile.
-        size: number of all tiles.
-    """
+    """Pad values of neighbouring tiles from tile `first` on to int64[size], one for each tile; 0 elsewhere."""
     padded = np.zeros(size, np.int64)
     padded[first : first + len(values)] = values
     return padded
@@ -70,6 +64,7 @@ class Blocked:
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
         """Count the elements mapped to each tile, int64[num_tiles]."""
+        # Axis by axis: sizes of blocks are products, no element is listed.
         counts = np.ones(self.tile.shape, np.int64)
         for axis, cut in enumerate(self.cuts):
             counts = counts * np.diff(cut).reshape([-1 if a == axis else 1 for a in range(len(self.cuts))])
@@ -132,7 +127,6 @@ TileMapping = Blocked | Flat
 
 
 def _as_html(mapping: TileMapping, size: int, kind: str) -> str:
-    """Format a mapping for notebooks: elements, tiles, and the fullest tile."""
     tiles = int(mapping.tiles.max(initial=-1)) + 1
     counts = mapping.elements_per_tile(tiles)
     used = counts[counts > 0]
@@ -146,12 +140,8 @@ def _as_html(mapping: TileMapping, size: int, kind: str) -> str:
 
 
 def blocked_mapping(cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
-    """Return the `Blocked` of these boundaries and tiles: one object for equal contents, so that caches match.
-
-    Args:
-        cuts: per dimension the boundaries, int[n + 1].
-        tile: tile of each block, int[n1, …, nr] or row-major.
-    """
+    """Return the `Blocked` of cuts, int[n + 1] each, and tiles: one object for equal contents, so that caches match."""
+    # Bytes as keys: arrays are not hashable, and the arrays of the mapping are then read-only views of them.
     return _blocked(tuple(np.asarray(c, np.int64).tobytes() for c in cuts), np.asarray(tile, np.int32).tobytes())
 
 
@@ -162,13 +152,7 @@ def _blocked(cuts: tuple[bytes, ...], tile: bytes) -> Blocked:
 
 
 def flat_mapping(size: int, starts: np.ndarray, tiles: np.ndarray) -> Flat:
-    """Return the `Flat` of these intervals: one object for equal contents, so that caches match.
-
-    Args:
-        size: number of elements.
-        starts: first element of each interval, int[n].
-        tiles: tile of each interval, int[n].
-    """
+    """Return the `Flat` of starts and tiles, int[n] each: one object for equal contents, so that caches match."""
     return _flat(size, np.asarray(starts, np.int64).tobytes(), np.asarray(tiles, np.int32).tobytes())
 
 
@@ -226,7 +210,7 @@ def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -
         num_tiles: number of tiles to use at most.
         first_tile: tile of the first grain.
     """
-    grain = max(1, VECTOR_BYTES // element_bytes)
+    grain = max(1, VECTOR_BYTES // element_bytes)  # elements
     min_grains = max(1, -(-MIN_BYTES_PER_TILE // (grain * element_bytes)))
     grains = -(-size // grain)
     parts = min(num_tiles, max(1, grains // min_grains))

@@ -45,11 +45,7 @@ class Origin:
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:
-        """Return the origin of a running line.
-
-        Args:
-            place: file, line and function, as `runtime.errors.user_place` returns them; None for an empty origin.
-        """
+        """Return the origin of a place (file, line, function), as of `runtime.errors.user_place`; empty for None."""
         return cls() if place is None else cls(shown_place(place), file=place[0])
 
     def __str__(self) -> str:
@@ -69,13 +65,12 @@ def join_layers(*layers: str) -> str:
 def compose(call: Origin, inner: Origin) -> Origin:
     """Return the origin of something inside a function, as seen from one call of the function.
 
-    Args:
-        call: origin of the call; for a call inside a called function, composed already.
-        inner: origin inside the function.
+    `call` is composed already where it is inside a called function itself.
     """
     layer = _fill_placeholders(inner.layer, call.names)
     names = tuple(_fill_placeholders(name, call.names) for name in inner.names)
     first, *rest = layer.split("/")
+    # A layer that begins at the caller is inside the call's; any other is absolute.
     layer = join_layers(call.layer, *rest) if first == OF_CALLER else layer or call.layer
     return replace(inner, layer=layer, part=inner.part or call.part, names=names)
 
@@ -103,11 +98,7 @@ _INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
 def readable_name(name: str) -> str:
     """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot".
 
-    Args:
-        name: name of a step or a variable; of merged compute sets the names of several, joined by ", ".
-
-    Returns:
-        The first name, and the number of further names.
+    Of merged compute sets, whose names are joined by ", ", the result is the first name and the number of further ones.
     """
     first, *further_names = name.split(", ") if "[" not in name else [name]  # shapes have commas too
     part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
@@ -122,10 +113,5 @@ def _scope(name: str) -> str:
 
 
 def part_of(origin: Origin, *, has_backward: bool) -> str:
-    """Return the part of a training step: "forward", "backward", "recomputed" or "update".
-
-    Args:
-        origin: origin of the equation, step or variable.
-        has_backward: whether anything in the program is of part "backward"; if not, nothing has a part.
-    """
+    """Return "forward", "backward", "recomputed" or "update"; empty in a program that has no backward part."""
     return (origin.part or "update") if has_backward else ""

@@ -66,13 +66,7 @@ class SlicePlan:
 
 @remembered
 def slice_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> SlicePlan | None:
-    """Plan the slice of a view that has elements; None where none fits.
-
-    Args:
-        shape: the variable's shape.
-        offset: flat element of the view's element 0.
-        dims: canonical groups of the view.
-    """
+    """Plan the slice of a view, which has elements, of a variable of `shape`; None where none fits."""
     moving = [(n, stride) for group in dims for n, stride in group if stride]
     # A slice cannot run backwards: it starts at the lowest element, and the axes are reversed afterwards.
     base = offset + sum((n - 1) * stride for n, stride in moving if stride < 0)
@@ -126,7 +120,7 @@ def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int
         if axis is None or stride % weights[axis] or counts[axis] > 1:
             return None
         step = stride // weights[axis]
-        if starts[axis] + (n - 1) * step >= radices[axis]:
+        if starts[axis] + (n - 1) * step >= radices[axis]:  # the index would carry into the next axis
             return None
         counts[axis] = n
         steps[axis] = step
@@ -151,6 +145,7 @@ def _refined_radices(shape: tuple[int, ...], base: int, forward: Sequence[tuple[
         natural.append(size)
     chosen = [size, 1]
     for bound in (*natural[::-1], *(s for _, s in forward), *(n * s for n, s in forward)):
+        # Radices must divide each other, so a boundary must divide, or be divided by, all chosen ones.
         if bound in chosen or size % bound or any(a % bound and bound % a for a in chosen):
             continue
         if all(s % bound == 0 if s >= bound else base % bound + (n - 1) * s < bound for n, s in forward):

@@ -168,7 +168,7 @@ class Tensor(TensorBase):
         axis = axis_of(self, axis)
         if count < 0:
             raise TensorError(f"{name} of {self!r}", expected="a count of at least 0", got=count)
-        new = axis if before else axis + 1
+        new = axis if before else axis + 1  # a repeated block is outside of the dimension, a repeated index inside
         old_axes = [d for d in range(self.ndim + 1) if d != new]
         repeated = self.broadcast_in_dim((*self.shape[:new], count, *self.shape[new:]), old_axes)
         return repeated.reshape((*self.shape[:axis], count * self.shape[axis], *self.shape[axis + 1 :]))
@@ -251,6 +251,7 @@ def write(tensor: Tensor, values: Mapping[Variable, jax.Array], new: jax.Array) 
     if tuple(new.shape) != tensor.shape or new.dtype != tensor.dtype:
         got = f"{dtype_name(new.dtype)}{list(new.shape)}"
         raise TensorError(f"write to {tensor!r}", expected=f"{dtype_name(tensor.dtype)}{list(tensor.shape)}", got=got)
+    # A variable that one piece overwrites needs no value: it may be uninitialised.
     for leaf in leaves(tensor.node):
         if not (isinstance(leaf, Affine) and piece_covers(leaf)):
             for variable in leaf.variables:

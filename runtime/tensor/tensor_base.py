@@ -128,6 +128,7 @@ class TensorBase:
         Raises:
             TensorError: another number of dimensions, a slice outside the tensor, or a stride below 1.
         """
+        # Poplar's form, slice(begin, end, dimension), is turned into that of `lax.slice`.
         if isinstance(starts, int | np.integer) and isinstance(limits, int | np.integer):
             if isinstance(strides, int | np.integer):
                 axis = int(strides)

@@ -135,7 +135,7 @@ def _select_listed(node: Indexed, which: np.ndarray, index: np.ndarray) -> Node:
     """Return a list of some elements, without the variables that then have none."""
     if index.size == 0:
         return empty(node.variables[0], index.shape)
-    if len(node.variables) == 1:
+    if len(node.variables) == 1:  # still used, without sorting
         return freeze(node.variables, which, index)
     used, which = np.unique(which, return_inverse=True)
     return freeze(tuple(node.variables[i] for i in used), which.reshape(index.shape).astype(np.int64), index)
@@ -205,6 +205,7 @@ def _slice_concat(node: Concat, starts: Sequence[int], counts: Sequence[int], st
     bounds = node.bounds
     for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
         first = max(0, -(-(low - start) // step))
+        # Of the indices start + step * k, those from k = first on are in this part.
         part_count = min(count, -(-(high - start) // step)) - first
         if part_count > 0:
             part_starts = [*starts[:axis], start + first * step - low, *starts[axis + 1 :]]
@@ -244,6 +245,7 @@ def broadcast_node(node: Node, shape: Sequence[int], axes: Sequence[int]) -> Nod
     if isinstance(node, Affine):
         return node.broadcast(shape, axes)
     if isinstance(node, Concat):
+        # The axis of a concatenation has at least two indices, so it never repeats: broadcast the parts.
         axis = axes[node.axis]
         sizes = [part.shape[node.axis] for part in node.parts]
         parts = [
@@ -282,9 +284,8 @@ def concat_nodes(axis: int, nodes: Sequence[Node]) -> Node:
 
 
 def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
-    """Append a part, and merge it with the last ones as long as the result is affine."""
     parts.append(part)
-    while len(parts) > 1:
+    while len(parts) > 1:  # a merged part may merge with the one before
         last, new = parts[-2:]
         merged = _merge(last, new, axis) if isinstance(last, Affine) and isinstance(new, Affine) else None
         if merged is None:
@@ -293,7 +294,6 @@ def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
 
 
 def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
-    """Merge two affine pieces to one; None where the result is not affine."""
     if a.variable is not b.variable or a.is_empty:
         return None
     if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:
@@ -351,7 +351,7 @@ def _reshape_concat(node: Concat, shape: tuple[int, ...]) -> Node | None:
         axis += 1
     if size != outer:
         return _reshape_by_rows(node, shape, outer)
-    while shape[axis] == 1:
+    while shape[axis] == 1:  # the new axis is the first with several indices, so that it can be cut
         axis += 1
     old_row = prod(node.shape[node.axis + 1 :])
     row = prod(shape[axis + 1 :])

@@ -31,7 +31,7 @@ def test_set_operations(a, b):
 
 
 @given(pairs, st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4))
-def test_first_lacking(a, wanted):
+def test_find_lacking(a, wanted):
     (a, set_a) = both(a)
     start = np.array([s for s, _ in wanted], np.int64)
     stop = start + np.array([n for _, n in wanted], np.int64)

@@ -190,7 +190,7 @@ def test_switch_reads_its_selector_before_any_case():
     ]
 
 
-def test_while_loop_keeps_what_its_condition_reads():
+def test_operands_of_a_while_condition_are_live_through_the_loop():
     graph, (a, b, c, _) = graph_of_variables()
     flag = graph.add_variable((SIZE,), np.dtype("float32"), "flag", grid((SIZE,), (1,)))
     loop = RepeatWhile(Copy(a, flag), flag[0], Sequence(Copy(b, c), Copy(c, a)))
@@ -236,7 +236,7 @@ def test_function_that_keeps_a_value_between_calls_keeps_its_memory():
     assert "v1" in names[3] and "v2" not in names[3]
 
 
-def test_nested_functions_hold_what_only_they_touch():
+def test_a_variable_is_in_the_frame_of_the_only_function_that_uses_it():
     graph, (a, b, c, d) = graph_of_variables()
     inner = Function(Sequence(Copy(a, c), Copy(c, b)))
     outer = Function(Sequence(Call(inner), Copy(b, d), Copy(d, b)))

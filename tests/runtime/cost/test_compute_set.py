@@ -164,7 +164,7 @@ def test_empty_compute_set_costs_nothing():
 
 
 @pytest.mark.parametrize("takes", [(), ("pads",)])
-def test_block_shapes_are_what_the_codelet_sees(takes):
+def test_block_shapes_are_those_of_the_codelet_arguments(takes):
     graph = Graph(TARGET)
     x = graph.add_variable((10, 3), F32, "x", grid((10, 3), (2, 1)))
     y = graph.add_variable((10, 2), F32, "y", grid((10, 2), (2, 1)))
@@ -238,7 +238,7 @@ def steps_of(graph, leaf):
 POD = TARGET.replace(num_ipus=4)
 
 
-def test_costs_are_kept_for_the_ipus_that_take_part():
+def test_costs_cover_the_ipus_that_take_part():
     graph = Graph(POD)
     compute_set = elementwise(graph, unary(lambda n: n), on_one_tile(8, 9), [0, 8], [9], 8)
     cost = compute_set_cost(graph, compute_set)
@@ -302,7 +302,7 @@ def test_ring_copy_between_all_ipus():
     assert not copy_cost(graph, Copy(x, graph.add_variable((size,), F32, "z", grid((size,), (2,))))).is_global
 
 
-def test_shuffling_a_variable_over_ipus_in_place_is_refused():
+def test_refuses_to_shuffle_a_variable_over_ipus_in_place():
     graph = Graph(POD)
     x = graph.add_variable((8,), F32, "x", Blocked((even_cuts(8, 4),), np.array([0, 4, 8, 12], np.int32)))
     with pytest.raises(GraphError, match="moves a variable onto itself"):
@@ -353,7 +353,7 @@ def pipe(target):
     return graph, Copy(x, y)
 
 
-def test_lockstep_copy_between_ipus_makes_all_meet():
+def test_lockstep_copy_between_ipus_syncs_all():
     graph, copy = pipe(POD)
     cost, step = copy_cost(graph, copy), steps_of(graph, copy)
     assert cost.exchange.cycles[0] == 1024 + POD.exchange_startup_cycles  # 4,096 bytes a tile at 4 B/cycle
@@ -364,7 +364,7 @@ def test_lockstep_copy_between_ipus_makes_all_meet():
     assert not step.work[:, EXCHANGE].any()
 
 
-def test_buffered_copy_between_ipus_is_paid_by_the_sender():
+def test_buffered_copy_between_ipus_costs_the_sender():
     graph, copy = pipe(POD.replace(global_exchange="buffered"))
     program = Sequence(copy, Repeat(2, Copy(copy.destination, copy.destination)))
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
@@ -394,7 +394,7 @@ ZONES = {"single_pipeline": (), "ping_pong": ((0, 2),), "full": ((0, 1, 2, 3),)}
 
 
 @pytest.mark.parametrize("pattern", ZONES)
-def test_sync_zones_meet_before_a_host_exchange(pattern):
+def test_ipus_of_a_sync_zone_sync_before_a_host_exchange(pattern):
     """Data for IPU 2 alone, while IPU 0 is busy: who shares its zone waits, and waits for it."""
     target = POD.replace(sync_pattern=pattern)
     graph = Graph(target)
@@ -452,7 +452,7 @@ def test_each_ipu_pays_the_latency_of_a_host_exchange_once(pattern):
 
 
 @pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])
-def test_more_than_a_transfer_may_hold_takes_several(stream):
+def test_bytes_beyond_one_transfer_are_several(stream):
     limits = {"stream_buffer_limit_bytes": 4096, "max_remote_transfer_bytes": 4096}
     graph = Graph(POD.replace(**limits))
     x = graph.add_variable((3000,), F32, "x", Flat(3000, np.array([0, 1000]), np.array([0, 5])))

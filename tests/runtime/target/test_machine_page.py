@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "machine.md"
 SHOWN = [item for item in dataclasses.fields(Target) if item.name not in ("name", "num_ipus", "sources")]
 
 
-def test_the_page_holds_what_is_generated():
+def test_the_page_is_up_to_date():
     page = PAGE.read_text(encoding="utf-8")
     assert page == page_with(page), "run: python -m ipujax.runtime.target.machine_page docs/machine.md"
     assert "## Where not to trust this" in page.partition(MARKER)[0]
@@ -48,7 +48,7 @@ def test_another_machine_has_a_column_of_its_own():
     assert "  - wide: *user*: replaced; was 4.0 (published)." in text
 
 
-def test_it_is_written_below_the_marker_or_printed(tmp_path, capsys):
+def test_writes_below_the_marker_or_prints(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(f"by hand\n{MARKER}old")
     main([str(page)])
@@ -57,7 +57,7 @@ def test_it_is_written_below_the_marker_or_printed(tmp_path, capsys):
     assert capsys.readouterr().out == generated()
 
 
-def test_a_page_without_a_marker_is_left_alone(tmp_path):
+def test_refuses_a_page_without_a_marker(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("by hand")
     with pytest.raises(ArgumentError, match="must have a marker for the constants"):

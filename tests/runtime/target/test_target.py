@@ -35,14 +35,14 @@ def test_every_constant_declares_unit_and_meaning(item):
 
 
 @pytest.mark.parametrize("item", CONSTANTS, ids=lambda item: item.name)
-def test_missing_source_is_refused(item):
+def test_refuses_a_missing_source(item):
     values = arguments(preset("mk2"))
     del values["sources"][item.name]
     with pytest.raises(TargetError, match=rf"Target\.{item.name} must have a source"):
         Target(**values)
 
 
-def test_source_of_unknown_field_is_refused():
+def test_refuses_a_source_of_an_unknown_field():
     values = arguments(preset("mk2"))
     values["sources"]["clok_hz"] = Source("assumed", "typo")
     with pytest.raises(TargetError, match=r"clok_hz(.|\n)*'clock_hz'"):
@@ -52,7 +52,7 @@ def test_source_of_unknown_field_is_refused():
 
 
 @pytest.mark.parametrize(("kind", "text", "match"), [("rumour", "x", "kind"), ("assumed", " ", "text")])
-def test_bad_source_is_refused(kind, text, match):
+def test_refuses_a_bad_source(kind, text, match):
     with pytest.raises(TargetError, match=match):
         Source(kind, text)
 
@@ -156,27 +156,27 @@ def test_seconds():
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), np.float32("inf"), "6", None, True, 1j], ids=repr)
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
-def test_nonsense_number_is_refused(item, value):
+def test_refuses_numbers_out_of_range(item, value):
     with pytest.raises(TargetError) as caught:
         preset("mk2").replace(**{item.name: value})
     assert item.name in str(caught.value) and repr(value) in str(caught.value)
     assert item.metadata["unit"] in str(caught.value) and "expected" in str(caught.value)
 
 
-def test_whole_number_beyond_any_float_is_refused_where_a_float_is_meant():
+def test_refuses_an_integer_beyond_the_range_of_float():
     with pytest.raises(TargetError, match="clock_hz"):
         preset("mk2").replace(clock_hz=10**400)
 
 
 @pytest.mark.parametrize("item", [item for item in NUMBERS if item.type == "int"], ids=lambda item: item.name)
 @pytest.mark.parametrize("value", [7.5, 6.0])
-def test_fraction_for_a_whole_number_is_refused(item, value):
+def test_refuses_a_fraction_for_an_integer(item, value):
     with pytest.raises(TargetError, match=rf"{item.name}(.|\n)*whole number(.|\n)*\(float\)"):
         preset("mk2").replace(**{item.name: value})
 
 
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
-def test_zero_only_where_it_means_something(item):
+def test_refuses_zero_unless_the_field_allows_it(item):
     costs = item.name.endswith(("_cycles", "latency_seconds"))
     zeros = ("interleaved_offset_bytes", "available_memory_proportion", "streaming_memory_bytes")
     allowed = costs or item.name in zeros
@@ -206,12 +206,12 @@ def test_zero_only_where_it_means_something(item):
         ("native_dtypes", {1}),
     ],
 )
-def test_other_nonsense_is_refused(field, value):
+def test_refuses_other_wrong_types(field, value):
     with pytest.raises(TargetError, match=rf"Target\.{field} cannot be"):
         preset("mk2").replace(**{field: value})
 
 
-def test_sensible_values_are_kept_as_plain_numbers():
+def test_stores_values_as_plain_numbers():
     target = preset("mk2").replace(
         tiles_per_ipu=np.int64(4),
         clock_hz=2,

@@ -234,7 +234,7 @@ def _lookup(held, atom):
 
 @settings(max_examples=175, **QUIET)
 @given(view())
-def test_elements_lie_where_numpy_puts_them(case):
+def test_views_have_the_elements_of_numpy(case):
     tensor, array, first = case
     assert tensor.shape == array.shape == tensor.node.shape
     assert (tensor.ndim, tensor.size) == (array.ndim, array.size)
@@ -249,7 +249,7 @@ def test_elements_lie_where_numpy_puts_them(case):
 
 @settings(max_examples=100, **QUIET)
 @given(view())
-def test_queries_say_what_the_elements_say(case):
+def test_queries_agree_with_the_list_of_elements(case):
     tensor, array, first = case
     assert tensor.is_writable == (np.unique(array).size == array.size)
     if tensor.size:

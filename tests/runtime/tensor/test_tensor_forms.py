@@ -39,7 +39,7 @@ def test_a_cut_between_digits_stays_affine_and_others_make_few_pieces():
 
 @pytest.mark.parametrize("cuts", [(0, 3, 8), (0, 1, 2, 3, 8), (0, 4, 4, 8)])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_slices_put_together_are_the_variable_again(cuts, axis):
+def test_concatenated_slices_merge_to_the_variable(cuts, axis):
     t = Tensor.of(variable(8, 8, 8))
     boxes = [(slice(None),) * axis + (slice(*ends),) for ends in pairwise(cuts)]
     assert concat([t[box] for box in boxes], axis).is_whole_variable
@@ -75,7 +75,7 @@ def test_concat_of_variables_reshapes_part_by_part():
     assert isinstance(many.reshape((100, 12)).node, Concat)
 
 
-def test_reshape_that_cuts_inside_a_digit_keeps_its_source():
+def test_reshape_with_a_cut_inside_a_digit_keeps_its_source():
     t = Tensor.of(variable(4, 5))[:, :3]
     assert isinstance(t.reshape((6, 2)).node, Reshaped)
     assert t.reshape((6, 2)).reshape((4, 3)).affine == t.affine
@@ -84,7 +84,7 @@ def test_reshape_that_cuts_inside_a_digit_keeps_its_source():
         assert not arrays.flags.writeable
 
 
-def test_parts_of_a_concatenation_that_are_taken_whole_are_not_listed():
+def test_complete_parts_of_a_concatenation_are_not_listed():
     many = concat([Tensor.of(variable(100, 6)) for _ in range(2)], axis=1).flatten()
     both = concat([many, Tensor.of(variable(5))])
     assert isinstance(both[:1200].node, Reshaped)
@@ -266,7 +266,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_views_say_what_was_expected(name):
+def test_refuses_bad_views(name):
     make, match = BAD[name]
     with pytest.raises(TensorError, match=match):
         make()
