@@ -1,8 +1,8 @@
 """`ipu.jit`: a JAX function, compiled for a simulated IPU.
 
-The call path is `jax.jit`'s own. The function it traces lowers the user's function for the shapes it is traced with,
-checks that the program fits the machine, and then emits what XLA computes, see `Lowered.computes_function`: one call of
-XLA a step, with JAX's own cache, donation and dispatch.
+A call is one of `jax.jit`, with JAX's own cache, donation and dispatch. Only its first trace for new shapes differs: it
+lowers the user's function, checks that the program fits the machine, and emits the operations for XLA, those of the
+function or of the program; see `Lowered.computes_function`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import jax
 
 from ipujax.calls import (
     INSTEAD_OF_SHARDINGS,
+    CallArguments,
     Compilation,
     FunctionName,
-    Given,
     Places,
     Replication,
     RunsApart,
@@ -66,7 +66,7 @@ from ipujax.stages import Lowered, Traced
 
 _LOG = Log("jit")
 _IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
-_XLA_SAYS = "donate", "Execute()"  # of a donated array that a call is given twice
+_DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -93,44 +93,52 @@ def jit(  # type: ignore[no-untyped-def]
     offload_argnums=(),
     options=None,
 ):
-    """Compiles a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator.
+    """Compile a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator::
+
+        @ipu.jit(device=ipu.IPUModel(arch="bow"), donate_argnums=0)
+        def step(weights, batch):
+            gradients = jax.grad(loss)(weights, batch)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+        weights = step(weights, batch)
+        print(step.profile(weights, batch).summary())
 
     Args:
         fun: function of pytrees of arrays.
         device: `IPUModel(...)` or `CPU()`; the default device when None, looked up at each call.
-        replicas: number of copies of the function, each on its even share of the device's IPUs and on its part of the
-            arguments. The function is written for one replica; `jax.lax.pmean(x, "replica")` and its like communicate
-            between them. Nothing is reduced unless the function does it.
-        in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
-            for all replicas, `PartitionSpec("replica")`, split along the first dimension, or
-            `PartitionSpec(None, "replica")` along the second, and so on. Nothing is split when None.
-        out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
-        axis_name: the name of the axis of replicas, in specs and in collectives.
-        donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
-            their place, stay on the device, while all other arguments and results move from and to the host each call.
-        donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
-        static_argnums: positional arguments that are settings: hashable, each value compiled apart.
-        static_argnames: the same by name; as with those that are donated, give both if they are to differ.
-        offload_argnums: positional arguments that lie in streaming memory: the state of an optimiser, weights, tables.
-            Each of their arrays is loaded before it is used and dropped behind; if it is donated, what takes its place
-            is stored as soon as it is made. A table of which only rows are looked up or updated stays there, but for
-            these rows. Arrays of one element, and keys, stay on chip. Of an argument that is split over replicas each
-            loads its part, as with the state of `ipu.optim.shard`.
+        replicas: number of copies of the function, each on an equal share of the device's IPUs and of the arguments.
+            The function is that of one replica; collectives as `jax.lax.pmean(x, "replica")` communicate between
+            replicas. Nothing is reduced unless the function does it.
+        in_specs: partition of positional arguments that are not static: a pytree prefix of `PartitionSpec()`, equal on
+            all replicas, `PartitionSpec("replica")`, split along the first dimension, `PartitionSpec(None, "replica")`
+            along the second, and so on. Nothing is split when None.
+        out_specs: specs to join results by, likewise; results of `PartitionSpec()` must be equal on all replicas.
+        axis_name: name of the axis of replicas, in specs and in collectives.
+        donate_argnums: positional arguments whose buffers may be reused. On the machine they, and the results that take
+            their place, stay on the device; all other arguments and results move from and to the host in each call.
+        donate_argnames: the same by name; if only one of the two is set, the other follows from the signature.
+        static_argnums: positional arguments that are hashable settings; each value is compiled separately.
+        static_argnames: the same by name, as with donated arguments.
+        offload_argnums: positional arguments in streaming memory: the state of an optimiser, weights, tables. Each of
+            their arrays is loaded before use and dropped after it; the result in place of a donated one is stored as
+            soon as it is computed. Of a table whose rows are looked up or updated only these rows are loaded. Arrays of
+            one element, and keys, stay on chip. Of an argument that is split over replicas each loads its part, as with
+            the state of `ipu.optim.shard`.
         options: compiler options.
 
     Returns:
-        A function with the results of `jax.jit(fun)`, with a method `lower(*args)`.
+        An `IpuFunction`: the results of `jax.jit(fun)`, and methods such as `lower(*args)` and `profile(*args)`.
 
     Raises:
-        ArgumentError: at a call, for arguments that are not arrays, or cannot be split, or for an array that is donated
-            and given a second time; for what is sharded over several devices, and for meshes with explicit axes.
-        GraphError: at a call, for a result that `out_specs` say is the same on all replicas, and may not be.
-        TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
-        StreamingMemoryError: likewise, if what is offloaded does not fit streaming memory.
+        ArgumentError: at a call: arguments that are not arrays or cannot be split, an array that is donated and passed
+            twice, arrays that are sharded over several devices, meshes with explicit axes.
+        GraphError: at a call: a result with `PartitionSpec()` that may differ between replicas.
+        TileMemoryError: at the first call with new shapes: the program does not fit the machine.
+        StreamingMemoryError: likewise: offloaded arrays do not fit streaming memory.
     """
     if more:
         raise ArgumentTypeError(
-            "ipu.jit takes one function by position, all else by name",
+            "ipu.jit takes one function by position, and settings by name",
             expected="ipu.jit(fun, device=...)",
             got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
             hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
@@ -170,37 +178,40 @@ class IpuFunction(Generic[_P, _R]):
             check_device(device, "ipu.jit")
         if not isinstance(options, Options):
             raise ArgumentError(
-                "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
+                "options of ipu.jit must be ipu.Options", expected="ipu.Options(...)", got=repr(options)
             )
         check_settings(fun, **{name: value or () for name, value in settings.items()})
-        self._line = calling_line()  # shown for work that has no line of the user's
+        self._line = calling_line()  # the origin of equations without a line of the user's
         # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
-        self._fun, self._device, self._options = fun, device, options
+        self._fun = fun
+        self._device = device
+        self._options = options
         self._static = settings["static_argnums"], settings["static_argnames"]
         self._donated = settings["donate_argnums"], settings["donate_argnames"]
-        # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
+        # None where unset: only then does JAX derive positions from names, and names from positions.
         self._settings: dict[str, Any] = dict(settings)
-        self._replication, self._offload = replication, offload
+        self._replication = replication
+        self._offload = offload
         self.__name__ = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
-        # By jaxpr, which JAX holds for as long as it would not trace anew: no value may hold its key.
+        # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
         self.unused_ipus = UnusedIpus(self.__name__)
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # In constant time, and only what decides which compiled function it is: JAX's own dispatch flattens the
-        # arguments and compares them with what is compiled. Where it refuses them, the error is explained.
+        # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
+        # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
         if (outer := compiling()) is not None:
             outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
         is_traced = not is_evaluating() and has_tracer(jax.tree.leaves((args, kwargs)))
-        if self._has_several_devices and not is_traced:
+        if jax.device_count() > 1 and not is_traced:  # an array may be sharded over devices of the host
             self._check_whole(args, kwargs)
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs, is_traced)
@@ -210,28 +221,28 @@ class IpuFunction(Generic[_P, _R]):
         try:
             outs = run(*args, **kwargs)
         except RunsApart as apart:
-            given, named = self._dynamic(args, kwargs)
-            return apart.compiled(*given.values(), **named)
+            dynamic_args, dynamic_kwargs = self._dynamic(args, kwargs)
+            return apart.compiled(*dynamic_args.values(), **dynamic_kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
             raise
         return outs if is_traced or self._calls is None else settled(outs, self._calls)
 
     def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises our error in place of JAX's, if it refused the arguments: with function, argument and remedy."""
+        """Raise an error with function, argument and remedy in place of JAX's, if JAX refused the arguments."""
         check_mesh_of_devices(self.__name__, error, where)
-        is_twice = all(words in str(error) for words in _XLA_SAYS)
-        if is_twice and not (traced := self.trace(*args, **kwargs)).closes_over_tracers:
+        is_donated_twice = all(words in str(error) for words in _DONATED_TWICE)
+        if is_donated_twice and not (traced := self.trace(*args, **kwargs)).closes_over_tracers:
             traced.signature.check_donated(self.__name__, jax.tree.leaves(self._dynamic(args, kwargs)))
-        if not isinstance(error, jax.errors.JaxRuntimeError):  # after which donated arguments are gone
+        if not isinstance(error, jax.errors.JaxRuntimeError):  # raised by a run, which has deleted donated arguments
             check_memories(self.__name__, error)
             check_arguments(self._fun, args, kwargs, *self._static)
 
     def _call_together(self, spread: Spread, device: Device, args: Any, kwargs: Any, is_traced: bool) -> Any:
-        """A call made by all instances, each with its share of the arguments."""
+        """Run the function on all instances together, each with its share of the arguments."""
         if is_traced or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
-            raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
+            problem = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
+            raise ArgumentError(problem, hint="differentiate inside of the function, or leave out replicas=")
         try:
             operands = self._operands(spread, args, kwargs)
             spread.meet(operands)
@@ -243,37 +254,32 @@ class IpuFunction(Generic[_P, _R]):
     def _operands(
         self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
     ) -> Operands:
-        """The arguments as arrays of all instances, of which this one holds its share."""
+        """Return the arguments as arrays of all instances, of which this one has its share."""
         return spread.operands(args, kwargs, self._places(args), static_keywords(self._fun, *self._static), shapes_only)
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
-        """How replicas are spread over instances; None if all are here."""
+        """Distribution of replicas over instances; None if all are on this one."""
         return Spread.of(self.__name__, self._replication)
-
-    @functools.cached_property
-    def _has_several_devices(self) -> bool:
-        """Whether arrays may be split over devices of the host."""
-        return jax.device_count() > 1
 
     @property
     def options(self) -> Options:
-        """The compiler options."""
+        """Compiler options."""
         return self._options
 
     @property
     def offload_argnums(self) -> tuple[int, ...]:
-        """The positional arguments that lie in streaming memory."""
+        """Positional arguments in streaming memory."""
         return self._offload
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """The positional arguments that are donated, as they were given; those given by name are not among them."""
+        """Positional arguments that are donated, as passed to `ipu.jit`, without those of `donate_argnames`."""
         return self._settings["donate_argnums"] or ()
 
     @property
     def target(self) -> Target:
-        """The machine that it is compiled for now.
+        """Target of the device of the next call.
 
         Raises:
             ArgumentError: on a `CPU` device.
@@ -289,20 +295,19 @@ class IpuFunction(Generic[_P, _R]):
         offload_argnums: Sequence[int] | None = None,
         device: Device | None = None,
     ) -> IpuFunction[_P, _R]:
-        """The same function, compiled in another way.
+        """Return the function with other settings; None leaves a setting unchanged.
 
         Args:
-            options: compiler options; those it has when None.
-            offload_argnums: what lies in streaming memory; what does so already when None.
-            device: its device; the one it has when None.
+            options: compiler options.
+            offload_argnums: positional arguments in streaming memory.
+            device: `IPUModel(...)` or `CPU()`.
         """
         options = self._options if options is None else options
         offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
         return IpuFunction(self._fun, device or self._device, self._settings, options, self._replication, offload)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
-        """Itself, as with Python's functions: modules that hold one may be copied."""
-        return self
+        return self  # as functions of Python: a module that refers to one may be copied
 
     def __repr__(self) -> str:
         return f"ipu.jit({self.__name__})"
@@ -314,24 +319,24 @@ class IpuFunction(Generic[_P, _R]):
         self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
     ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
+        """Bind to an instance as a method, whose first argument it becomes, as with `jax.jit`."""
         return self if instance is None else MethodType(self, instance)
 
     def trace(self, *args: _P.args, **kwargs: _P.kwargs) -> Traced:
-        """Traces for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
+        """Trace for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
         Raises:
-            ArgumentError: for arguments that are no arrays.
-            UnexpectedTracerError: JAX's, for a function that uses, or is given, a value of a transformation, or of a
-                branch, that is over.
+            ArgumentError: for arguments that are not arrays.
+            UnexpectedTracerError: JAX's, for a tracer, closed over or among the arguments, of a transformation
+                or branch that has ended.
         """
         self._check_whole(args, kwargs)
         check_live_arguments(args, kwargs)
         try:
             operands: Any = with_host_shapes(args, kwargs)
             if self._spread is not None:
-                whole = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
-                operands = whole.args, whole.kwargs
+                global_operands = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
+                operands = global_operands.args, global_operands.kwargs
             with self._watching():
                 traced = self._trace(self._device or current_device(), *operands)
             if traced.closes_over_tracers:
@@ -343,21 +348,21 @@ class IpuFunction(Generic[_P, _R]):
             raise
 
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
-        """Lowers for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
+        """Lower for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
         Raises:
-            ArgumentError: for arguments that are no arrays, for a function that uses values which a transformation of
-                JAX is tracing, or on a `CPU` device, which has no graph.
+            ArgumentError: for arguments that are not arrays, for a function that closes over tracers, or on a `CPU`
+                device, which has no graph.
         """
         with self._watching():
             return self.trace(*args, **kwargs).lower()
 
     def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
-        """The static profile of a call, `.lower(*args).compile().profile`; nothing is run. Raises as both of them."""
+        """Return the static profile of a call, `.lower(*args).compile().profile`, with its errors; nothing is run."""
         return self.lower(*args, **kwargs).compile().profile
 
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
-        """The shapes and dtypes of the results, as a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
+        """Return shapes and dtypes of the results, a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
 
         Raises:
             ArgumentError: as `trace`.
@@ -368,7 +373,7 @@ class IpuFunction(Generic[_P, _R]):
         return results if self._spread is None else self._spread.local_results(results)
 
     def clear_cache(self) -> None:
-        """Drops all traces, lowered programs and compiled computations of the function."""
+        """Drop all traces, lowered programs and compiled computations of the function."""
         self._one_replica.clear_cache()
         self._plain.clear_cache()
         self._runners.clear()
@@ -376,7 +381,7 @@ class IpuFunction(Generic[_P, _R]):
         self._lowered.clear()
 
     def _all_replicas(self, replication: Replication) -> Any:
-        """The results of all replicas in plain JAX, jitted."""
+        """Return the jitted function in plain JAX, with the results of all replicas."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = received((args, kwargs))
@@ -396,11 +401,11 @@ class IpuFunction(Generic[_P, _R]):
         return dynamic_arguments(self._fun, args, kwargs, *self._static)
 
     def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
-        """Around what compiles, for log lines and progress; some time may have been spent on it before."""
+        """Log and show the progress of the compilation inside, on which `spent_seconds` were spent before."""
         return watch_compilation(self.__name__, STEPS, self._options.progress, spent_seconds)
 
     def _runner(self, device: Device) -> Callable[..., Any]:
-        """The jitted function that lowers while it is traced, and emits what XLA computes; on a `CPU` the plain one."""
+        """Return the jitted function of a device, which lowers while it is traced; on a `CPU` the plain one."""
         if isinstance(device, CPU):
             return self._runners.setdefault(device, self._plain)
         if device not in self._runners:
@@ -424,14 +429,14 @@ class IpuFunction(Generic[_P, _R]):
                 # All arrays are tracers here, and static arguments never are.
                 leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
                 if len(leaves) != len(lowered.signature.in_avals):
-                    return self._fun(*args, **kwargs)  # `jax.debug_nans` runs it step by step to find where one arises
+                    return self._fun(*args, **kwargs)  # `jax.debug_nans` runs it op by op to locate the first NaN
                 return lowered.evaluate(*leaves)
 
             self._runners.setdefault(device, self._jitted(run))
         return self._runners[device]
 
     def _tracer(self, device: IPUModel) -> Any:
-        """The jitted function to trace for one device: each has its own traces, so that inner devices are checked."""
+        """Return the jitted function to trace for a device; each has its own traces, which check inner devices."""
         if device not in self._tracers:
 
             def traced(*args: Any, **kwargs: Any) -> Any:
@@ -449,7 +454,7 @@ class IpuFunction(Generic[_P, _R]):
         return Compilation(device, self._replication.replicas if self._replication else 1)
 
     def _jitted(self, wrapper: Callable[..., Any]) -> Any:
-        """A wrapper of the function under its name and signature, jitted with its settings."""
+        """Return a wrapper of the function with its name and signature, jitted with its settings."""
         functools.update_wrapper(wrapper, self._fun, updated=())
         wrapper.__name__ = self.__name__
         return jax.jit(wrapper, **self._settings)
@@ -462,19 +467,19 @@ class IpuFunction(Generic[_P, _R]):
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
         offloaded = offloaded_arguments(self.__name__, self._offload, len(args), static)
-        given = Given.of_call(self._fun, *self._dynamic(args, kwargs), args, self._donated)
-        return Traced(traced, arguments, given, timings, functools.partial(self._lower, device), offloaded)
+        call = CallArguments.of_call(self._fun, *self._dynamic(args, kwargs), args, self._donated)
+        return Traced(traced, arguments, call, timings, functools.partial(self._lower, device), offloaded)
 
     def _lower(self, device: Device, traced: Traced) -> Lowered:
-        """Lowers once for each trace, which JAX makes once for each signature."""
+        """Lower once for each trace; JAX traces once for each signature."""
         if isinstance(device, CPU):
-            what = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
-            raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
+            problem = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
+            raise ArgumentError(problem, hint="give ipu.jit an ipu.IPUModel")
         if traced.closes_over_tracers:
-            what = f"{self.__name__} uses values that a transformation of JAX is tracing"
-            raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
-        # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
-        # values, settings such as `jax.enable_x64`).
+            problem = f"{self.__name__} uses values that a transformation of JAX is tracing"
+            raise ArgumentError(problem, hint="lower it outside of that transformation, or make them arguments")
+        # The jaxpr itself is the key: JAX caches one for each combination of shapes, static values and settings such as
+        # `jax.enable_x64`.
         if traced.jaxpr not in self._lowered:
             with collecting_rarely(), self._watching(sum(traced.timings.values())):
                 self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))

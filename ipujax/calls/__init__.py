@@ -17,8 +17,9 @@ from ipujax.calls.arguments import (
     static_keywords as static_keywords,
     whole_number as whole_number,
 )
+from ipujax.calls.call_arguments import CallArguments as CallArguments
 from ipujax.calls.closures import check_live as check_live, check_live_arguments as check_live_arguments
-from ipujax.calls.given import Given as Given
+from ipujax.calls.compiled_call import check_compiled_call as check_compiled_call
 from ipujax.calls.in_specs import (
     Places as Places,
     Replication as Replication,

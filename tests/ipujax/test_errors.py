@@ -572,9 +572,9 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.jit(add, options={"exact_splits": True}),
             ipu.ArgumentError,
-            r"something else than options(.|\n)*ipu.Options",
+            r"options of ipu.jit must be ipu.Options(.|\n)*ipu.Options",
         ),
-        (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"something else than options(.|\n)*got: {}"),
+        (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"options of ipu.jit must be ipu.Options(.|\n)*got: {}"),
         (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
         (
             lambda: ipu.Options(partials="int8"),

@@ -1,0 +1,59 @@
+"""Check of a compiled function's arguments. Input: a signature and a call. Output: the leaves, or an error that names
+the argument whose pytree, shape or dtype differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ipujax.calls.arguments import has_tracer, shown_array
+from ipujax.calls.closures import check_live_arguments
+from ipujax.calls.shardings import check_whole
+from ipujax.calls.traced_signature import Signature
+from ipujax.calls.tree_difference import EVERYWHERE, first_difference
+from ipujax.runtime.errors import ArgumentTypeError
+
+
+def check_compiled_call(
+    who: str,
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    local_avals: Callable[[], Sequence[Any]],
+) -> list[Any]:
+    """Return the leaves of a call after a check against the compiled signature.
+
+    Args:
+        who: name of the function, for messages.
+        signature: the compiled one.
+        args: positional arguments, without static ones.
+        kwargs: keyword arguments, likewise.
+        local_avals: returns the shape and dtype that each leaf must have on this instance; called for equal pytrees.
+
+    Raises:
+        ArgumentTypeError: a transformation of JAX traces the call, or a pytree, shape or dtype differs.
+        ArgumentError: an argument is sharded over several devices.
+    """
+    if has_tracer(jax.tree.leaves((args, kwargs))):
+        check_live_arguments(args, kwargs)
+        problem = f"{who} is compiled: transformations of JAX cannot trace it any more"
+        raise ArgumentTypeError(problem, hint="apply them to the ipu.jit function itself")
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    hint = "call the ipu.jit function itself, which compiles anew for new shapes"
+    if tree != signature.in_tree:
+        difference = first_difference(signature.in_tree, args, kwargs, signature.arguments)
+        problem = f"{who} was compiled for another structure of {difference.place}"
+        if difference.place == EVERYWHERE:
+            hint = f"leave static arguments out, they are compiled in; or {hint}"
+        raise ArgumentTypeError(problem, expected=difference.expected, got=difference.got, hint=hint)
+    check_whole(who, lambda: signature.arguments, args, kwargs)
+    for place, leaf, aval in zip(signature.leaf_names, leaves, local_avals(), strict=True):
+        expected = aval.str_short()
+        array_type = shown_array(who, place, leaf, "convert it to such an array", expected)
+        if array_type != expected:
+            problem = f"{who} was compiled for another shape or dtype of its argument {place}"
+            raise ArgumentTypeError(problem, expected=expected, got=array_type, hint=hint)
+    return leaves
