@@ -1,12 +1,12 @@
-"""Divides what each step of a run does among the lines, layers and operations that it comes from.
+"""Attribution: the shares of lines, layers and operations in each step of a run.
 
-    step ::= one place: all of it
+    step ::= one origin: all of it
            | vertex groups: by their active cycles; the vertices of a group by the cycles of its parts
-    in a function: each of these by how often the function is called from where, in the layer of the call
+    in a function: each of these by the runs of each call of the function, in the layer of the call
 
-Input: an `Executable`, the program that ran, and its `Timeline`. Output: `Share`s of each step, with whole weights.
-`divided` cuts a whole number by such weights so that the parts add up to it.
-Limits: decisions that are data count as taken equally often from all calls of a function.
+Input: an `Executable` and the program of a run. Output: `Share`s of each step, with integer weights. `divide` splits an
+integer by such weights into parts that add up to it.
+Limits: decisions that are data are assumed to fall alike in all calls of a function.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Share:
     """A share of one step.
 
     Args:
-        origin: where it comes from, in the layer of the call if the step is in a function.
+        origin: its origin, in the layer of the call if the step is in a function.
         name: debug name.
-        weight: of it among the shares of the step.
-        code: fraction of the step's code that it has: by weight in a function, equally among its calls.
-        group: number of the vertex group that does it; 0 where that is not told apart.
+        weight: integer weight among the shares of the step.
+        code: fraction of the step's code: by weight in a function, in equal parts among its calls.
+        group: number of its vertex group; 0 in steps without vertex groups.
     """
 
     origin: Origin
@@ -50,18 +50,18 @@ class Share:
     group: int = 0
 
 
-def divided(total: int, weights: Sequence[int]) -> list[int]:
-    """Cuts a whole number in proportion to weights, by largest remainder: the parts add up to it.
+def divide(total: int, weights: Sequence[int]) -> list[int]:
+    """Split an integer in proportion to weights, by largest remainder: the parts add up to it.
 
     Args:
-        total: from 0.
-        weights: from 0, not all 0.
+        total: not negative.
+        weights: not negative, and not all 0.
     """
-    whole = sum(weights)
-    parts = [total * weight // whole for weight in weights]
+    weight_sum = sum(weights)
+    parts = [total * weight // weight_sum for weight in weights]
     missing = total - sum(parts)
     if missing:
-        remainders = [total * weight % whole for weight in weights]
+        remainders = [total * weight % weight_sum for weight in weights]
         by_remainder = sorted(range(len(weights)), key=lambda n: -remainders[n])
         for number in by_remainder[:missing]:
             parts[number] += 1
@@ -72,8 +72,8 @@ class Attribution:
     """The shares of all steps of one run.
 
     Args:
-        executable: what ran.
-        program: the part of it that ran.
+        executable: the compiled program.
+        program: the program of the run, of the executable's steps.
     """
 
     def __init__(self, executable: Executable, program: Program) -> None:
@@ -81,74 +81,74 @@ class Attribution:
         self._calls = _calls_of_steps(program)
 
     def shares(self, node: Program) -> list[Share]:
-        """The shares of a step or a decision; their weights are not all 0."""
-        inside = self.inside(node)
+        """Return the shares of a step or a decision; their weights are not all 0."""
+        own_shares = self.own_shares(node)
         calls = self._calls.get(node, {})
         if calls.keys() <= {_TOP}:
-            return inside
+            return own_shares
         return [
             replace(
-                part,
-                origin=compose(call[0], part.origin),
-                weight=part.weight * times,
-                code=part.code / len(calls),
+                share,
+                origin=compose(call[0], share.origin),
+                weight=share.weight * times,
+                code=share.code / len(calls),  # a function has its code once, however often it is called
             )
             for call, times in calls.items()
-            for part in inside
+            for share in own_shares
         ]
 
-    def inside(self, node: Program) -> list[Share]:
-        """The shares of a step in the function that holds it, whatever calls that; their weights are not all 0."""
-        origin, name = place(node)
+    def own_shares(self, node: Program) -> list[Share]:
+        """Return the shares of a step without the calls of its function; their weights are not all 0."""
+        origin, name = label(node)
         cost = self._executable.costs[node] if isinstance(node, Execute) else None
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):
-            return [Share(origin, operation(name, origin), 1)]
+            return [Share(origin, operation_name(name, origin), 1)]
         groups = self._executable.graph.groups[node.compute_set]
         weights = cost.active_by_group if any(cost.active_by_group) else [1] * len(groups)
-        scale = lcm(*(_part_cycles(group) for group in groups))  # groups keep their proportions, in whole numbers
+        # Weights of parts differ in scale from group to group: with a common multiple all stay integers.
+        scale = lcm(*(_part_cycles(group) for group in groups))
         shares = [
             share
             for number, (group, weight) in enumerate(zip(groups, weights, strict=True))
             for share in _of_group(group, number, weight * scale // _part_cycles(group), origin, name)
         ]
-        whole = sum(share.weight for share in shares)
-        shares = [replace(share, code=share.weight / whole) for share in shares]
-        return shares or [Share(origin, operation(name, origin), 1)]
+        weight_sum = sum(share.weight for share in shares)
+        shares = [replace(share, code=share.weight / weight_sum) for share in shares]
+        return shares or [Share(origin, operation_name(name, origin), 1)]
 
 
 def _part_cycles(group: VertexGroup) -> int:
-    """What the weights of the parts of a group add up to."""
     return sum(part.cycles for part in group.parts()) or 1
 
 
 def _of_group(group: VertexGroup, number: int, weight: int, outer: Origin, name: str) -> Iterator[Share]:
-    """The shares of a vertex group: its equations, where these come from several places."""
+    """Yield the shares of a vertex group: one for each of its equations if they are known, else one."""
     origin = outer if group.origin == Origin() else group.origin
     if not group.parts():
-        yield Share(origin, operation(group.name or name, origin), weight, group=number)
+        yield Share(origin, operation_name(group.name or name, origin), weight, group=number)
     for part in group.parts():
         yield Share(part.origin, part.name, weight * part.cycles, group=number)
 
 
-def operation(name: str, origin: Origin) -> str:
-    """A debug name without the name stack of its equation, which the layer and the part of training tell.
+def operation_name(name: str, origin: Origin) -> str:
+    """Return a debug name without the name stack of its equation, which layer and part already tell.
 
-    What collectives of other lines were merged into it stays in the name.
+    The end of the stack stays if it names collectives of other lines that were merged into the operation.
     """
     scope = origin.path.rpartition("/")[2]
     merged = f", {scope}" if scope.startswith(MERGED_WITH) else ""
     return (name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
 
 
-def place(node: Program) -> tuple[Origin, str]:
-    """Where a step comes from, and its debug name."""
+def label(node: Program) -> tuple[Origin, str]:
+    """Return the origin and the debug name of a step or a decision."""
     if isinstance(node, Leaf):
         return node.shown_origin, node.label
     assert isinstance(node, Decision)
     return node.origin, "decision"
 
 
-# Origins of calls that differ in their layer are equal, so it stands beside them.
+# Origins that differ in layer, part or names only compare equal, so these are part of the key.
 _Call = tuple[Origin, str, str, tuple[str, ...]]
 _TOP: _Call = (Origin(), "", "", ())  # outside of functions
 
@@ -158,7 +158,7 @@ def _call(origin: Origin) -> _Call:
 
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:
-    """For each step from which calls it runs, and how often."""
+    """Return, for each step, the number of its runs from each call."""
     bodies: dict[Function | None, _Body] = {None: _body(program)}
     order = _functions_in_order(program, bodies)
     calls: dict[Function | None, Counter[_Call]] = defaultdict(Counter)
@@ -176,7 +176,7 @@ def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:
 
 @dataclass(slots=True)
 class _Body:
-    """How often the steps of a function run, and what it calls from where, in one run of it."""
+    """Runs of the steps of a function, and of its calls of other functions, in one run of it."""
 
     steps: Counter[Program]
     calls: Counter[tuple[Function, _Call]]
@@ -193,15 +193,15 @@ def _body(program: Program) -> _Body:
 
 
 def _functions_in_order(program: Program, bodies: dict[Function | None, _Body]) -> list[Function]:
-    """All functions, callers before callees; fills `bodies`."""
-    done: list[Function] = []
+    """Return all functions, callers before callees; add each to `bodies`."""
+    finished: list[Function] = []
 
     def visit(body: _Body) -> None:
         for function, _ in body.calls:
             if function not in bodies:
                 bodies[function] = _body(function.body)
                 visit(bodies[function])
-                done.append(function)
+                finished.append(function)
 
     visit(bodies[None])
-    return done[::-1]
+    return finished[::-1]

@@ -16,7 +16,7 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Branch, Leaf, Loop, Program
-from ipujax.runtime.profile.attribution import place
+from ipujax.runtime.profile.attribution import label
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.tensor import Origin, readable_name
@@ -232,7 +232,7 @@ def execution_trace(
 def _place(node: Program) -> tuple[str, str]:
     """Name and line of a step."""
     if isinstance(node, Leaf | Branch):
-        origin, name = place(node)
+        origin, name = label(node)
         return name, str(origin)
     assert isinstance(node, Loop)
     return (f"the loop of {node.origin}" if node.origin != Origin() else "a loop"), str(node.origin)

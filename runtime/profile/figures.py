@@ -1,7 +1,7 @@
-"""The figures of one run of a program: time, memory, and where both go.
+"""Figures of one run of a program: time, memory, and their division among operations, lines, layers and stages.
 
-Input: an `Executable`, and for a run that was recorded what its data-dependent control did. Output: `Figures`, which
-computes what it is asked for and never changes.
+Input: an `Executable`, and the recording of a run's data-dependent control, if there is one. Output: `Figures`, frozen;
+each figure is computed when it is first read.
 Source: section names of `graph()` and `execution()`: Poplar & PopLibs user guide, "Profiling".
 Limits: memory is that of one replica. A static profile takes the costlier branch of each decision.
 """
@@ -20,10 +20,10 @@ from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.deprecated_names import renamed_property
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
-from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
+from ipujax.runtime.graph import ComputeSet, Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, ways_to_fit
-from ipujax.runtime.profile.attribution import Attribution, place
+from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace
@@ -45,7 +45,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Recording, TaskSpans, Timeline, TimelineStep
 
-LINES = ("user", "library")  # whose lines of source
+LINES = ("user", "library")  # owners of the lines of source that `Figures.operations` lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Fallback:
         operation: its name.
         name: its compute set.
         cycles: cycles of one run of its slowest tile.
-        borrowed_tiles: tiles whose memory it needs, 1 when it fits its own.
-        origin: where it comes from.
+        borrowed_tiles: tiles over which its buffers are spread, 1 when they fit its own.
+        origin: origin of the compute set.
     """
 
     operation: str
@@ -69,14 +69,14 @@ class Fallback:
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What one run of an executable costs.
+    """The figures of one run of an executable.
 
     Args:
-        executable: what runs.
-        recording: what its data-dependent control did in a run; None for the static profile.
-        ran: what ran, of the executable's steps; its program once when None.
-        host: what the host took for the batches of calls; None where that was not measured.
-        renamed: what the program is called instead of what it was compiled as; None for that.
+        executable: the compiled program.
+        recording: choices of its data-dependent control in a run; None for the static profile.
+        ran: program of the run, of the executable's steps; the executable's program when None.
+        host: time of the host for the batches of calls; None where that was not measured.
+        renamed: identity that replaces the one of the compilation; None for the latter.
     """
 
     executable: Executable
@@ -92,7 +92,7 @@ class Figures:
 
     @property
     def title(self) -> str:
-        """What was profiled, on how many IPUs, and when it was compiled, in a line."""
+        """Name of the program, number of IPUs and date of the compilation, in a line."""
         identity = self.identity
         subject = f"{identity.name} on " if identity.name else "Profile: "
         return f"{subject}{self.device}" + (f", {identity.day}" if identity.day else "")
@@ -105,7 +105,7 @@ class Figures:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When each IPU does what.
+        """Start and end of each step on each IPU.
 
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
@@ -114,7 +114,7 @@ class Figures:
 
     @property
     def _ran(self) -> Executable:
-        """The executable, of the part that ran."""
+        """The executable with the program of the run."""
         return self.executable if self.ran is None else replace(self.executable, program=self.ran)
 
     @property
@@ -124,7 +124,7 @@ class Figures:
 
     @property
     def replicas(self) -> int:
-        """How many replicas run the program."""
+        """Number of replicas that run the program."""
         return self.executable.graph.replication_factor
 
     @property
@@ -139,14 +139,14 @@ class Figures:
 
     @property
     def is_host_bound(self) -> bool:
-        """Whether the host takes longer for the batches of a call than IPUs for its program; see `host`.
+        """True if the host takes longer for the batches of a call than IPUs for its program; see `host`.
 
         Raises:
             ProfileError: if the host was not measured, or a trip count is not known.
         """
         if self.host is None:
-            what, hint = "this profile knows nothing of the host", "profile.with_host(batches.host), see ipu.prefetch"
-            raise ProfileError(what, hint=hint)
+            hint = "profile.with_host(batches.host), see ipu.prefetch"
+            raise ProfileError("this profile knows nothing of the host", hint=hint)
         return self.host.is_slower_than(self.seconds)
 
     @property
@@ -183,12 +183,12 @@ class Figures:
 
     @property
     def streaming_memory_bytes(self) -> int:
-        """What lies in streaming memory, of one replica."""
+        """Bytes of one replica in streaming memory."""
         return self.executable.streaming_memory_bytes
 
     @property
     def overlapped_cycles(self) -> int:
-        """Cycles that I/O tiles of the limiting IPU moved data while its other tiles went on."""
+        """Cycles of transfers on I/O tiles of the limiting IPU, beside the work of its other tiles."""
         return int(self.timeline.overlapped[self.limiting_ipu])
 
     @property
@@ -198,7 +198,7 @@ class Figures:
 
     @property
     def limiting_ipu(self) -> int:
-        """The IPU that is busy for most cycles, in all phases but idle; the first of them if there are several."""
+        """The IPU with most busy cycles, in all phases but idle; the first of equal ones."""
         idle = [phases["idle"] for phases in self.ipu_phase_cycles]
         return idle.index(min(idle))
 
@@ -215,7 +215,8 @@ class Figures:
     @property
     def total_worker_cycles(self) -> int:
         """Cycles in which workers of any tile issue instructions or rearrange operands, in one run."""
-        costs, runs = self.executable.costs, self.timeline.executions
+        costs = self.executable.costs
+        runs = self.timeline.executions
         return sum(
             int(active_cycles(cost).sum()) * runs.get(leaf, 0)
             for leaf, cost in costs.items()
@@ -224,18 +225,19 @@ class Figures:
 
     @property
     def memory(self) -> MemoryReport:
-        """What every tile needs."""
+        """Memory of every tile."""
         return self.executable.memory
 
     @cached_property
     def ways_to_fit(self) -> tuple[str, ...]:
-        """What would make the program fit its tiles; nothing where it does."""
+        """Suggestions to make the program fit its tiles; empty where it fits."""
         return ways_to_fit(self.memory)
 
     @property
     def brief(self) -> str:
         """The cycles, the fullest tile and the machine, in a line."""
-        memory, target = self.memory, of_replicas(self.target, self.replicas)
+        memory = self.memory
+        target = of_replicas(self.target, self.replicas)
         try:
             time = f"{self.cycles:,} cycles, {duration(self.seconds).strip()}"
         except ProfileError:  # a loop runs as often as its data says
@@ -246,14 +248,17 @@ class Figures:
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
         """Operations that run as one vertex, in program order."""
-        graph, found = self.executable.graph, {}
+        graph = self.executable.graph
+        rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
         borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
         for leaf, cost in self.executable.costs.items():
             if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in graph.fallbacks:
-                name, origin = leaf.compute_set.name, leaf.compute_set.origin
-                cycles, tiles = int(cost.compute_cycles.max()), borrowed.get(name, 1)
-                found[leaf.compute_set] = Fallback(graph.fallbacks[leaf.compute_set], name, cycles, tiles, origin)
-        return tuple(found.values())
+                name = leaf.compute_set.name
+                cycles = int(cost.compute_cycles.max())
+                operation = graph.fallbacks[leaf.compute_set]
+                origin = leaf.compute_set.origin
+                rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
+        return tuple(rows.values())
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:
@@ -262,20 +267,20 @@ class Figures:
 
     @property
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:
-        """Operations whose plans take more of a tile's memory than planners may use, in the order they were added."""
+        """Operations whose plans exceed the planners' bound of a tile's memory, in the order they were added."""
         return tuple(self.executable.graph.unmet_bounds)
 
     def operations(self, n: int | None = None, *, lines: str = "user") -> tuple[Operation, ...]:
-        """The most expensive lines of source, most expensive first; those that take no time are left out.
+        """Return the costliest lines of source, costliest first; lines without cycles are left out.
 
         Args:
-            n: how many; all of them when None.
+            n: number of lines; all of them when None.
             lines: "user" for lines of the user's own source; "library" for the innermost line outside JAX and ipujax,
                 so that one line that calls a library becomes several lines of that library. Inside a library's own
                 `jax.jit` no line is known: that work belongs to the line that calls it.
 
         Raises:
-            ArgumentValueError: for other lines, or a number of lines below 0.
+            ArgumentValueError: other lines, or a number of lines below 0.
         """
         if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 0):
             expected = "a whole number from 0, or None"
@@ -286,7 +291,6 @@ class Figures:
         return self._operations(lines)[:n]
 
     def _operations(self, lines: str) -> tuple[Operation, ...]:
-        """All of them."""
         return line_costs(self.step_costs, of_libraries=lines == "library")
 
     @cached_property
@@ -296,7 +300,7 @@ class Figures:
 
     @property
     def graph_counts(self) -> dict[str, int]:
-        """How many compute sets, edges, variables and vertices there are, under the names of `graph()`."""
+        """Numbers of compute sets, edges, variables and vertices, under the names of `graph()`."""
         return graph_counts(self.executable, self.numbering)
 
     @property
@@ -306,7 +310,7 @@ class Figures:
 
     @property
     def optimization_info(self) -> dict[str, float]:
-        """What compilation measured of itself, under the names of `graph()`."""
+        """Times and counts of the compilation, under the names of `graph()`."""
         return optimization_info(self.executable)
 
     @property
@@ -316,18 +320,18 @@ class Figures:
 
     @property
     def vertex_type_cycles(self) -> dict[str, tuple[int, int]]:
-        """How many vertices of each type ran, and their active cycles, most cycles first."""
+        """Number of runs of vertices of each type, and their active cycles, most cycles first."""
         return vertex_type_cycles(self.numbering, self.timeline)
 
     @property
     def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
-        """How many vertices of each type each compute set has, by its id, and their active cycles."""
+        """Number and active cycles of the vertices of each type, for each compute set, in the order of ids."""
         rows = self.numbering.compute_sets
         return [{name: (n, row.active_by_type.get(name, 0)) for name, n in row.vertices.items()} for row in rows]
 
     @property
     def tile_cycles(self) -> dict[str, int]:
-        """Cycles of all tiles together, by what they do, under the names of `execution()`."""
+        """Cycles of all tiles together by activity, under the names of `execution()`."""
         return tile_cycles(self.executable, self.numbering, self.timeline)
 
     @property
@@ -337,21 +341,21 @@ class Figures:
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What each operation of each line and layer costs and holds, in program order; other views add these up."""
+        """Costs and variables of each operation of each line and layer, in program order; other views sum these."""
         return step_costs(self.executable, self._ran.program, self.numbering, self.timeline, self.limiting_ipu)
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """What each layer costs in each part of training, in program order.
+        """Costs of each layer in each part of the training step, in program order.
 
         Raises:
-            ProfileError: as `timeline`; or a profile that was saved by a version that knew no layers.
+            ProfileError: as `timeline`; or a profile saved by a version without layers.
         """
         return layer_costs(self.step_costs)
 
     @cached_property
     def liveness(self) -> dict[str, Any]:
-        """What is live at every step, JSON-able, as in `graph()`."""
+        """Live variables at every step, JSON-able, as in `graph()`."""
         return liveness_section(self.executable, self.numbering)
 
     @cached_property
@@ -360,7 +364,7 @@ class Figures:
 
     @cached_property
     def execution_trace(self) -> ExecutionTrace:
-        """When each IPU does what, as columns; what timelines are made from.
+        """Spans of the steps on each IPU, as columns; charts of time are drawn from them.
 
         Raises:
             ProfileError: as `timeline`.
@@ -375,16 +379,16 @@ class Figures:
 
     @cached_property
     def tasks(self) -> TaskTrace:
-        """When each task of each pipeline runs, as columns; without rows where there is no pipeline with stages.
+        """Spans of the tasks of each pipeline, as columns; without rows where no pipeline has stages.
 
         Raises:
-            ProfileError: as `timeline`; or a profile that was saved by a version that knew no tasks.
+            ProfileError: as `timeline`; or a profile saved by a version without tasks.
         """
         return task_trace(self._task_spans)
 
     @cached_property
     def stages(self) -> tuple[StageCost, ...]:
-        """What each stage of each pipeline costs; the phases of the stages of an IPU add up to `cycles`.
+        """Costs of each stage of each pipeline; the phases of the stages of an IPU add up to `cycles`.
 
         Raises:
             ProfileError: as `tasks`.
@@ -395,11 +399,11 @@ class Figures:
         attribution = Attribution(executable, self._ran.program)
         works = {node: step.work for node, step in executable.steps.items()}
         is_buffered = self.target.global_exchange == "buffered"
-        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.inside, works, is_buffered)
+        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.own_shares, works, is_buffered)
 
     @cached_property
     def pipelines(self) -> tuple[PipelineCost, ...]:
-        """What each pipeline with stages takes, and how long its IPUs wait.
+        """Cycles of each pipeline with stages, and the waits of its IPUs.
 
         Raises:
             ProfileError: as `tasks`.
@@ -408,7 +412,7 @@ class Figures:
 
     @cached_property
     def program_costs(self) -> ProgramNode:
-        """The program tree with the cycles of each part.
+        """The program tree with the cycles of each node.
 
         Raises:
             ProfileError: as `timeline`.
@@ -417,12 +421,12 @@ class Figures:
 
     @cached_property
     def sources(self) -> Mapping[str, list[str]]:
-        """The lines of the source files that the program comes from, by path."""
-        places = [place(node)[0] for node in self.executable.steps]
-        return source_texts([*places, *(variable.origin for variable in self.executable.graph.variables)])
+        """The lines of the source files of the program, by path."""
+        origins = [label(node)[0] for node in self.executable.steps]
+        return source_texts([*origins, *(variable.origin for variable in self.executable.graph.variables)])
 
     def graph(self) -> dict[str, Any]:
-        """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
+        """Return the graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
         return graph_report(self.executable, self.numbering)
 
     @property
@@ -430,11 +434,11 @@ class Figures:
         return {} if self.host is None else {"hostData": self.host.to_data()}
 
     def _origin_of(self, step: TimelineStep) -> Origin:
-        """The line, layer and part of training of most of a step."""
+        """Return the line, layer and part of the training step of a step's largest share."""
         return self.step_costs[self._step_rows.of(step.program, step.caller)[0]].origin
 
     def execution(self) -> dict[str, Any]:
-        """The execution profile, JSON-able: profilerMode, programTrace, simulation, and hostData if it was measured.
+        """Return the execution profile, JSON-able: profilerMode, programTrace, simulation, and hostData if measured.
 
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.

@@ -28,7 +28,7 @@ from ipujax.runtime.graph import (
     fold,
     run_counts,
 )
-from ipujax.runtime.profile.attribution import place
+from ipujax.runtime.profile.attribution import label
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline
@@ -151,7 +151,7 @@ def _label(node: Program) -> tuple[str, str]:
         case Decision():
             return "decided by data", _line(node.origin)
     if isinstance(node, Leaf):
-        origin, name = place(node)
+        origin, name = label(node)
         return name, _line(origin)
     return "", ""
 

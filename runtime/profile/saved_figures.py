@@ -1,9 +1,9 @@
 """A profile as data, and figures from such data.
 
-Input: `Figures`, as JSON-able data of `saved_data`. Output: `SavedFigures`, which answer as the original does. What is
-kept are the answers themselves: both reports, memory by tile, and the rows of the texts.
-Limits: the executable and the steps of the timeline, which hold the program, are not kept. A file of an older version
-lacks some answers; asking for one says so.
+Input: `Figures`, as JSON-able data of `saved_data`. Output: `SavedFigures`, with the same figures. The figures
+themselves are saved: both reports, memory by tile, and the rows of the texts.
+Limits: the executable and the steps of the timeline, which hold the program, are not saved. Files of older versions
+lack some figures: reading one raises an error that says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = TypeVar("Row")
 
 
 def saved_data(figures: Figures) -> Json:
-    """All that `SavedFigures` answer from."""
+    """Return figures as JSON-able data, which `SavedFigures` reads."""
     return {
         "target": figures.target.to_data(),
         "replicas": figures.replicas,
@@ -45,7 +45,7 @@ def saved_data(figures: Figures) -> Json:
         "waysToFit": list(figures.ways_to_fit),
         **{name: _rows(getattr(figures, name)) for name in _LISTS},
         "host": None if figures.host is None else figures.host.to_data(),
-        "run": _run(figures),
+        "run": _run_data(figures),
         "graph": figures.graph(),
         "sources": dict(figures.sources),
     }
@@ -65,12 +65,12 @@ _RUN = (
 def _rows(rows: Iterable[Any]) -> list[Json]:
     data = [dataclasses.asdict(row) for row in rows]
     for row in data:
-        row.get("origin", {}).pop("names", None)  # of calls of functions, which no row of a profile is
+        row.get("origin", {}).pop("names", None)  # names are of calls of functions: no row of a profile has them
     return data
 
 
-def _run(figures: Figures) -> Json:
-    """What is known of the run; if a trip count is missing, the error that says so."""
+def _run_data(figures: Figures) -> Json:
+    """Return the figures of the run; without a trip count, the parts of the error of a missing one."""
     try:
         return {
             **{name: getattr(figures, name) for name in _RUN},
@@ -89,30 +89,30 @@ def _run(figures: Figures) -> Json:
 
 
 def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
-    """A row of a profile again: lists are tuples."""
+    """Return a row from its data, with tuples for lists."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     origin = {**data["origin"], "callers": tuple(data["origin"].get("callers", ()))}
     return kind(**{**values, "origin": Origin(**origin)})
 
 
 class SavedFigures(Figures):
-    """What one run of an executable cost when it was saved; see `Figures`.
+    """The figures of one run of an executable as they were saved; see `Figures` for the attributes.
 
     Args:
-        data: of `saved_data`, which `runtime.schema` has checked if they are from a file.
+        data: result of `saved_data`; from a file, after the checks of `runtime.schema`.
     """
 
     _data: Json
 
     def __init__(self, data: Json) -> None:
-        host = data.get("host")  # which those saved before it was measured lack
-        renamed = Identity(**data.get("identity", {}))  # likewise
+        host = data.get("host")  # None in files from before it was measured
+        renamed = Identity(**data.get("identity", {}))  # of files before there was one: empty
         host = None if host is None else HostData.from_data(host)
         self.__dict__.update(_data=data, host=host, renamed=renamed)  # figures are frozen
 
     @property
-    def _known(self) -> Json:
-        """What is known of the run.
+    def _run(self) -> Json:
+        """The figures of the run.
 
         Raises:
             ProfileError: as the original, if its trip counts are data.
@@ -122,79 +122,74 @@ class SavedFigures(Figures):
             raise ProfileError(**run["unknown"])
         return run
 
-    def _lacks(self, what: str) -> NoReturn:
+    def _refuse(self, figure: str) -> NoReturn:
         raise ProfileError(
-            f"a saved profile has no {what}", hint="the profile that was saved has it, before it is saved"
+            f"a saved profile has no {figure}", hint="the profile that was saved has it, before it is saved"
         )
 
-    def _recent(self, section: Json, key: str, what: str) -> Any:
-        """Part of a section that files of older versions lack."""
+    def _require(self, section: Json, key: str, description: str) -> Any:
+        """Return a part of a section, or raise an error for a file of an older version without it."""
         if key not in section:
             hint = "save the profile again with this ipujax"
-            raise ProfileError(f"the profile was saved by an older ipujax, without its {what}", hint=hint)
+            raise ProfileError(f"the profile was saved by an older ipujax, without its {description}", hint=hint)
         return section[key]
 
     @property
     def executable(self) -> Executable:
-        """Not kept.
+        """Not saved.
 
         Raises:
             ProfileError: always.
         """
-        self._lacks("executable")
+        self._refuse("executable")
 
     @property
     def timeline(self) -> Timeline:
-        """Not kept; `execution()` has its steps.
+        """Not saved; `execution()` has its steps.
 
         Raises:
             ProfileError: always.
         """
-        self._lacks("timeline")
+        self._refuse("timeline")
 
     @property
     def numbering(self) -> Numbering:
-        """Not kept; `graph()` has the ids.
+        """Not saved; `graph()` has the ids.
 
         Raises:
             ProfileError: always.
         """
-        self._lacks("numbering")
+        self._refuse("numbering")
 
     @cached_property
     def target(self) -> Target:
-        """As `Figures.target`."""
         return Target.from_data(self._data["target"])
 
     @property
     def replicas(self) -> int:
-        """As `Figures.replicas`."""
         return int(self._data["replicas"])
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """As `Figures.memory`; of other tiles than the fullest it is not known what they hold."""
+        """Memory of every tile; only the fullest tile has all of its items."""
         return SavedMemory(self.target, self._data["memory"])
 
     @property
     def ways_to_fit(self) -> tuple[str, ...]:
-        """As `Figures.ways_to_fit`; none in files of versions that kept none."""
+        """Suggestions for a program that does not fit; empty in files of versions without them."""
         return tuple(self._data.get("waysToFit", ()))
 
     @property
     def byte_costs(self) -> tuple[float, ...]:
-        """As `Figures.byte_costs`."""
         return tuple(self._data["graph"]["bytePrice"]["tried"])
 
     @property
     def streaming_memory_bytes(self) -> int:
-        """As `Figures.streaming_memory_bytes`."""
         return int(self._data["graph"]["streamingMemory"]["bytes"])
 
     @property
     def overlapped_cycles(self) -> int:
-        """As `Figures.overlapped_cycles`."""
-        return int(self._known["overlapped_cycles"])
+        return int(self._run["overlapped_cycles"])
 
     @property
     def _byte_cost_added_cycles(self) -> int | None:
@@ -203,183 +198,171 @@ class SavedFigures(Figures):
 
     @property
     def cycles(self) -> int:
-        """As `Figures.cycles`."""
-        return int(self._known["cycles"])
+        return int(self._run["cycles"])
 
     @cached_property
     def ipu_phase_cycles(self) -> tuple[dict[str, int], ...]:
-        """As `Figures.ipu_phase_cycles`.
+        """Cycles of each phase of every IPU, from the execution trace in files without them.
 
         Raises:
-            ProfileError: it was saved without, and without the trace that tells them.
+            ProfileError: a file with neither, or trip counts that are data.
         """
-        run = self._known
+        run = self._run
         if "ipu_phase_cycles" in run:
             return tuple(map(dict, run["ipu_phase_cycles"]))
         return phase_cycles_of_ipus(self.execution_trace)
 
     @property
     def limiting_ipu(self) -> int:
-        """As `Figures.limiting_ipu`; the IPU that ended last in files that know of no other."""
-        return int(self._known["critical_ipu"]) if self._knows_one_ipu else super().limiting_ipu
+        """The IPU with most busy cycles; in files with phases of one IPU, that one, which ended last."""
+        return int(self._run["critical_ipu"]) if self._has_one_ipu else super().limiting_ipu
 
     @property
     def phase_cycles(self) -> dict[str, int]:
-        """As `Figures.phase_cycles`, of that IPU."""
-        return dict(self._known["phase_cycles"]) if self._knows_one_ipu else super().phase_cycles
+        return dict(self._run["phase_cycles"]) if self._has_one_ipu else super().phase_cycles
 
     @property
     def busy_cycles(self) -> int:
-        """As `Figures.busy_cycles`, of that IPU."""
-        return self.cycles - self.phase_cycles["idle"] if self._knows_one_ipu else super().busy_cycles
+        return self.cycles - self.phase_cycles["idle"] if self._has_one_ipu else super().busy_cycles
 
     @property
-    def _knows_one_ipu(self) -> bool:
-        """Whether it was saved by a version that kept the phases of one IPU alone."""
-        return "ipu_phase_cycles" not in self._known and "trace" not in self._known
+    def _has_one_ipu(self) -> bool:
+        """True in files of the versions that saved the phases of one IPU only."""
+        return "ipu_phase_cycles" not in self._run and "trace" not in self._run
 
     @property
     def total_worker_cycles(self) -> int:
-        """As `Figures.total_worker_cycles`."""
-        return int(self._known["total_worker_cycles"])
+        return int(self._run["total_worker_cycles"])
 
     @property
     def tile_cycles(self) -> dict[str, int]:
-        """As `Figures.tile_cycles`."""
-        return dict(self._known["tile_cycles"])
+        return dict(self._run["tile_cycles"])
 
     @property
     def tile_balance(self) -> float:
-        """As `Figures.tile_balance`."""
-        return float(self._known["tile_balance"])
+        return float(self._run["tile_balance"])
 
     @property
     def vertex_type_cycles(self) -> dict[str, tuple[int, int]]:
-        """As `Figures.vertex_type_cycles`."""
-        return {name: (count, cycles) for name, (count, cycles) in self._known["vertex_type_cycles"].items()}
+        return {name: (count, cycles) for name, (count, cycles) in self._run["vertex_type_cycles"].items()}
 
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """As `Figures.fallbacks`."""
         return tuple(_row(Fallback, row) for row in self._data["fallbacks"])
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:
-        """As `Figures.emulated`."""
         return tuple(_row(Emulated, row) for row in self._data["emulated"])
 
     @cached_property
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:
-        """As `Figures.unmet_bounds`."""
         return tuple(_row(UnmetBound, row) for row in self._data["unmet_bounds"])
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """As `Figures.step_costs`."""
-        return tuple(_row(StepCost, row) for row in self._known["step_costs"])
+        return tuple(_row(StepCost, row) for row in self._run["step_costs"])
 
     def _operations(self, lines: str) -> tuple[Operation, ...]:
-        if self._knows_layers:
+        if self._has_layers:
             return super()._operations(lines)
-        return tuple(_row(Operation, row) for row in self._known["operations"][lines])
+        return tuple(_row(Operation, row) for row in self._run["operations"][lines])
 
     @property
-    def _knows_layers(self) -> bool:
-        """Whether its operations have layers and phases; older files list lines by themselves instead."""
-        return "operations" not in self._known
+    def _has_layers(self) -> bool:
+        """False in files of the versions that saved a list of lines instead of rows with layers."""
+        return "operations" not in self._run
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """As `Figures.layers`.
+        """`Figures.layers`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        if not self._knows_layers:
-            self._recent({}, "layers", "layers")
+        if not self._has_layers:
+            self._require({}, "layers", "layers")
         return layer_costs(self.step_costs)
 
-    # --- what files of older versions lack ---
+    # --- figures that files of older versions lack ---
 
     @cached_property
     def execution_trace(self) -> ExecutionTrace:
-        """As `Figures.execution_trace`.
+        """`Figures.execution_trace`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        return ExecutionTrace.of_data(self._recent(self._known, "trace", "execution trace"))
+        return ExecutionTrace.of_data(self._require(self._run, "trace", "execution trace"))
 
     @cached_property
     def tasks(self) -> TaskTrace:
-        """As `Figures.tasks`.
+        """`Figures.tasks`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        return TaskTrace.of_data(self._recent(self._known, "tasks", "tasks of pipelines"))
+        return TaskTrace.of_data(self._require(self._run, "tasks", "tasks of pipelines"))
 
     @cached_property
     def stages(self) -> tuple[StageCost, ...]:
-        """As `Figures.stages`.
+        """`Figures.stages`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        return tuple(StageCost(**row) for row in self._recent(self._known, "stages", "stages of pipelines"))
+        return tuple(StageCost(**row) for row in self._require(self._run, "stages", "stages of pipelines"))
 
     @cached_property
     def pipelines(self) -> tuple[PipelineCost, ...]:
-        """As `Figures.pipelines`.
+        """`Figures.pipelines`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        return tuple(PipelineCost(**row) for row in self._recent(self._known, "pipelines", "pipelines"))
+        return tuple(PipelineCost(**row) for row in self._require(self._run, "pipelines", "pipelines"))
 
     @cached_property
     def program_costs(self) -> ProgramNode:
-        """As `Figures.program_costs`.
+        """`Figures.program_costs`.
 
         Raises:
-            ProfileError: it was saved by an older version; or as the original.
+            ProfileError: a file of an older version, or trip counts that are data.
         """
-        return ProgramNode.of_data(self._recent(self._known, "programs", "program tree"))
+        return ProgramNode.of_data(self._require(self._run, "programs", "program tree"))
 
     @property
     def sources(self) -> Mapping[str, list[str]]:
-        """As `Figures.sources`, as they were then.
+        """Lines of the source files as they were when the profile was saved, by path.
 
         Raises:
-            ProfileError: it was saved by an older version.
+            ProfileError: a file of an older version.
         """
-        texts: Mapping[str, list[str]] = self._recent(self._data, "sources", "source files")
+        texts: Mapping[str, list[str]] = self._require(self._data, "sources", "source files")
         return texts
 
-    # --- what the graph profile says ---
+    # --- figures that are parts of the graph profile ---
 
     @property
     def graph_counts(self) -> dict[str, int]:
-        """As `Figures.graph_counts`."""
         return dict(self._data["graph"]["graph"])
 
     @property
     def optimization_info(self) -> dict[str, float]:
-        """As `Figures.optimization_info`."""
         return dict(self._data["graph"]["optimizationInfo"])
 
     @property
     def vertex_type_bytes(self) -> dict[str, int]:
-        """As `Figures.vertex_type_bytes`."""
         graph = self._data["graph"]
-        names, rows = graph["vertexTypes"]["names"], graph["memory"]["byVertexType"]["totalBytes"]
+        names = graph["vertexTypes"]["names"]
+        rows = graph["memory"]["byVertexType"]["totalBytes"]
         return {name: sum(row) for name, row in zip(names, rows, strict=True)}
 
     @property
     def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
-        """As `Figures.compute_set_vertices`."""
         graph = self._data["graph"]
-        sets, names = graph["computeSets"], graph["vertexTypes"]["names"]
+        sets = graph["computeSets"]
+        names = graph["vertexTypes"]["names"]
+        # By compute set: numbers of its vertex types, and for each of these its vertices and its active cycles.
         columns = sets["vertexTypes"], sets["vertexCounts"], sets["cycleEstimates"]["activeCyclesByVertexType"]
         return [
             {names[n]: (count, active[n]) for n, count in zip(types, counts, strict=True)}
@@ -388,17 +371,15 @@ class SavedFigures(Figures):
 
     @property
     def liveness(self) -> Json:
-        """As `Figures.liveness`."""
         return copy.deepcopy(self._data["graph"]["memory"]["liveness"])
 
     def graph(self) -> Json:
-        """As `Figures.graph`."""
         return copy.deepcopy(self._data["graph"])
 
     def execution(self) -> Json:
-        """As `Figures.execution`.
+        """Return the execution profile as it was saved.
 
         Raises:
             ProfileError: as the original, if its trip counts are data.
         """
-        return copy.deepcopy(self._known["execution"]) | self._host_report
+        return copy.deepcopy(self._run["execution"]) | self._host_report

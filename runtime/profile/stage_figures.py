@@ -2,7 +2,7 @@
 
 Input: the tasks of a run and its `Timeline`. Output: a `StageCost` for each stage and a `PipelineCost` for each
 pipeline. The cycles of the stages of an IPU add up to those of the run: what the IPU does in no task of its own
-(handing values on, syncs, the host, the update) is divided among its stages by the cycles of their tasks, and so is
+(handing values on, syncs, the host, the update) is divide among its stages by the cycles of their tasks, and so is
 idle time outside of pipelines.
 
     waits of an IPU ::= fill: before its first task | steady: between tasks | drain: after its last
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipujax.runtime.graph import TASK_KINDS, Program
-from ipujax.runtime.profile.attribution import Share, divided
+from ipujax.runtime.profile.attribution import Share, divide
 from ipujax.runtime.profile.task_trace import TaskTrace
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import TaskSpans, TaskTotal, Timeline
@@ -166,7 +166,7 @@ def stage_costs(
         }
         weights = [sum(tasks[key].values()) for key in keys]
         for name, cycles in shared.items():
-            parts = divided(int(cycles), weights if any(weights) else [1] * len(keys))
+            parts = divide(int(cycles), weights if any(weights) else [1] * len(keys))
             for key, part in zip(keys, parts, strict=True):
                 tasks[key][name] += part + (sum(waits[key]) if name == "idle" else 0)
     awaited = _awaited(trace, is_buffered)
@@ -200,7 +200,7 @@ def _recomputed_cycles(
         if spent:
             parts = shares(leaf)
             again = [_is_recomputed(share.origin, part) for share in parts]
-            pieces = divided(spent, [share.weight for share in parts])
+            pieces = divide(spent, [share.weight for share in parts])
             cycles += sum(piece for piece, is_again in zip(pieces, again, strict=True) if is_again)
     return cycles
 

@@ -21,7 +21,7 @@ from ipujax.runtime.compile import Cost, Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Execute, Leaf, Program, VertexGroup, is_free
 from ipujax.runtime.memory import code_of_exchanges
-from ipujax.runtime.profile.attribution import Attribution, Share, divided, operation
+from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.target import Target
@@ -186,18 +186,18 @@ class _Table:
 
     def sum_of_variable(self, variable: Variable) -> _Sum:
         """The row of the operation that a variable is named after."""
-        return self.sum_of(variable.origin, operation(variable.name, variable.origin))
+        return self.sum_of(variable.origin, operation_name(variable.name, variable.origin))
 
     def add_step(self, node: Program, shares: list[Share], runs: int) -> None:
-        """Adds one step, divided among its shares."""
+        """Adds one step, divide among its shares."""
         rows = [self.sum_of(share.origin, share.name) for share in shares]
         weights = [share.weight for share in shares]
         work = self.executable.steps[node].work
         for ipu, phase in zip(*np.nonzero(work), strict=True):
-            for row, cycles in zip(rows, divided(int(work[ipu, phase]) * runs, weights), strict=True):
+            for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
                 row.work[ipu, phase] += cycles
         moved = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
-        for row, moved_bytes in zip(rows, divided(moved, weights), strict=True):
+        for row, moved_bytes in zip(rows, divide(moved, weights), strict=True):
             row.moved_bytes += moved_bytes
         if isinstance(node, Leaf) and not is_free(node):
             self._add_code(node, rows, shares)
@@ -228,7 +228,7 @@ class _Table:
                 continue
             reads = {dtype_name(f.dtype) for f in group.codelet.fields if f.is_read and _is_float(f.dtype)}
             weights = [share.weight for _, share in parts]
-            shared = divided(flops * runs, weights if any(weights) else [1] * len(weights))
+            shared = divide(flops * runs, weights if any(weights) else [1] * len(weights))
             for (row, _), count in zip(parts, shared, strict=True):
                 row.flops["float16" if reads == {"float16"} else "float32"] += count
 

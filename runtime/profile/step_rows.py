@@ -40,7 +40,7 @@ class StepRows:
         """
         key = node, caller, caller.layer, caller.part, caller.names
         if key not in self._known:
-            shares = sorted(self._attribution.inside(node), key=lambda share: -share.weight)
+            shares = sorted(self._attribution.own_shares(node), key=lambda share: -share.weight)
             origins = [compose(caller, share.origin) if caller != Origin() else share.origin for share in shares]
             placed = [origin_of_row(origin, has_backward=self._has_backward) for origin in origins]
             keys = [row_key(origin, share.name) for origin, share in zip(placed, shares, strict=True)]

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ipujax as ipu
-from ipujax.runtime.profile.attribution import divided
+from ipujax.runtime.profile.attribution import divide
 
 OLD = Path(__file__).resolve().parents[2] / "data" / "two_ipus.version3.profile"
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
 def test_parts_add_up_and_are_in_proportion(total, weights):
-    parts = divided(total, weights)
+    parts = divide(total, weights)
     assert sum(parts) == total
     whole = sum(weights)
     assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
 
 
 def test_the_largest_remainder_gets_what_is_missing():
-    assert divided(10, [1, 1, 1]) == [4, 3, 3]
-    assert divided(7, [3, 0, 4]) == [3, 0, 4]
+    assert divide(10, [1, 1, 1]) == [4, 3, 3]
+    assert divide(7, [3, 0, 4]) == [3, 0, 4]
 
 
 def _layer(w, x):
