@@ -56,7 +56,7 @@ from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
-from ipujax.runtime.host import HostCalls, settled
+from ipujax.runtime.host import HostCalls, wait_for_calls
 from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -226,7 +226,7 @@ class IpuFunction(Generic[_P, _R]):
         except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
             raise
-        return outs if is_traced or self._calls is None else settled(outs, self._calls)
+        return outs if is_traced or self._calls is None else wait_for_calls(outs, self._calls)
 
     def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error with function, argument and remedy in place of JAX's, if JAX refused the arguments."""

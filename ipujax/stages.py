@@ -51,7 +51,7 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
-from ipujax.runtime.host import ALONE, CallStream, HostCalls, settled
+from ipujax.runtime.host import ALONE, CallStream, HostCalls, wait_for_calls
 from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
@@ -472,7 +472,7 @@ class Compiled(Stage):
 
     def _settled(self, outs: Any) -> Any:
         calls = self._lowered.calls
-        return outs if calls is None else settled(outs, [calls])
+        return outs if calls is None else wait_for_calls(outs, [calls])
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         signature = self._lowered.signature

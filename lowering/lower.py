@@ -98,7 +98,7 @@ class LoweredProgram:
         if self.graph.replication_factor == 1:
             outs = run(dict(zip(self.inputs, operands, strict=True)))
             return [outs[stream] for stream in self.outputs]
-        replicas = instances.local(self.graph.replication_factor)
+        replicas = instances.count_local(self.graph.replication_factor)
         replica_operands = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
         outs = run(dict(zip(self.inputs, replica_operands, strict=True)))
         return [join(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]

@@ -51,7 +51,7 @@ class Replicas:
     @property
     def num_local(self) -> int:
         """Number of local replicas."""
-        return self.instances.local(self.count)
+        return self.instances.count_local(self.count)
 
 
 def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Replicas) -> Values:
@@ -72,8 +72,11 @@ def _equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     name = eqn.primitive.name
     if is_collective(eqn):
         instances = replicas.instances
-        all_operands = [replicas.instances.all_of(x) for x in operands]
-        return [instances.own(x) for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)]
+        all_operands = [replicas.instances.gather(x) for x in operands]
+        return [
+            instances.take_local(x)
+            for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
+        ]
     if not has_collective(eqn):
         return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas.num_local)(*operands))
     if name in EVALUATED:

@@ -1,20 +1,20 @@
-"""Which axes an engine computes unsplit, and which variables of partial results then need one slot only.
+"""Axes that an engine computes unsplit, and variables of partial results that then need one slot only.
 
 A reduction split over tiles writes partial results, one slot of dimension 0 a block, and a later compute set combines
-the slots. Computed unsplit it has one result, so the variable can shrink to one slot and nothing is left of the detour.
-That is right only if everything that touches the variable takes part:
+the slots. Computed unsplit it has one result, so the variable can shrink to one slot, and XLA sees a plain reduction.
+That is right only if every access to the variable is one of these:
 
     writer ::= all slots, dimension 0 = block number of a `reduce` axis that has a block for every slot
                (or of several such axes, in mixed radix)
     reader ::= all slots, dimension 0 = elements of a `reduce` axis over all slots
 
-    all slots: dimension 0 of the tensor is that of the variable, and each slot is seen whole, in any order of elements
+    all slots: dimension 0 of the tensor is that of the variable, and each slot has all its elements, in any order
 
-and only if whatever else hangs on these axes shrinks as well (value and index of an argmax, or a second stage of
-partial results). Otherwise the split of the axis is computed literally.
+and only if every other variable indexed by these axes shrinks as well (value and index of an argmax, or a second stage
+of partial results). Otherwise the split of the axis is computed literally.
 
-Input: a graph and a program. Output: for each variable that shrinks a variable of one slot that stands for it, and each
-group as it is to be run.
+Input: a graph and a program. Output: a variable of one slot in the place of each variable that shrinks, and each vertex
+group as the engine runs it.
 """
 
 from __future__ import annotations
@@ -42,45 +42,46 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import Tensor, Variable
 
-Collapsed = Mapping[Variable, Variable]
+Collapsed = Mapping[Variable, Variable]  # a variable of one slot, by the variable of partial results it replaces
 
 
 def executed_groups(graph: Graph, program: Program) -> Iterator[VertexGroup]:
-    """All vertex groups of the compute sets a program executes, each once."""
+    """Yield the vertex groups of the compute sets that a program executes, each once."""
     compute_sets = dict.fromkeys(node.compute_set for node in distinct(program) if isinstance(node, Execute))
     for compute_set in compute_sets:
         yield from graph.groups[compute_set]
 
 
-def collapsible(graph: Graph, program: Program, kept: Collection[Variable] = ()) -> frozenset[Variable]:
-    """Finds the variables of partial results that an engine may keep in one slot.
+def find_collapsible(graph: Graph, program: Program, persistent: Collection[Variable] = ()) -> frozenset[Variable]:
+    """Find the variables of partial results that need one slot only.
 
     Args:
         graph: holds the vertex groups.
-        program: all that will run; any other use of a variable in it keeps the variable whole.
-        kept: variables that something outside of the program uses.
+        program: the whole program; a variable with any other use in it needs all slots.
+        persistent: variables that may be read after the program.
 
     Returns:
         Variables with a `monoid` and more than one slot.
     """
-    found = {v for v in graph.variables if v.monoid is not None and v.shape[0] > 1 and not v.is_constant}
-    found.difference_update(kept)
-    if not found:
+    candidates = {v for v in graph.variables if v.monoid is not None and v.shape[0] > 1 and not v.is_constant}
+    candidates.difference_update(persistent)
+    if not candidates:
         return frozenset()
     for node in distinct(program):
-        found.difference_update(v for tensor in own_tensors(node) for v in tensor.variables())
+        candidates.difference_update(v for tensor in own_tensors(node) for v in tensor.variables())
     ties: list[set[Variable]] = []
     for group in executed_groups(graph, program):
-        if any(v in found for access in group.accesses for v in access.tensor.variables()):
-            found -= _misused(group, found)
+        if any(v in candidates for access in group.accesses for v in access.tensor.variables()):
+            candidates -= _find_other_uses(group, candidates)
             ties += _ties(group)
-    while broken := [tie & found for tie in ties if tie & found and not tie <= found]:
-        found.difference_update(*broken)
-    return frozenset(found)
+    # A variable that drops out takes all tied to it along, and these may be tied to others: until a fixpoint.
+    while broken := [tie & candidates for tie in ties if tie & candidates and not tie <= candidates]:
+        candidates.difference_update(*broken)
+    return frozenset(candidates)
 
 
-def _misused(group: VertexGroup, candidates: Iterable[Variable]) -> set[Variable]:
-    """The candidates that one of a group's fields does not access as a writer or reader of all slots."""
+def _find_other_uses(group: VertexGroup, candidates: Iterable[Variable]) -> set[Variable]:
+    """Return the candidates that a field of the group does not access as a writer or reader of all slots."""
     has_holes = bool(np.any(group.tile == NO_TILE))
     return {
         variable
@@ -92,24 +93,26 @@ def _misused(group: VertexGroup, candidates: Iterable[Variable]) -> set[Variable
 
 
 def _covers_slots(group: VertexGroup, access: Access, variable: Variable, is_read: bool) -> bool:
-    """Whether dimension 0 of an access, and it alone, goes over all slots of a whole variable by `reduce` axes."""
-    tensor, dim = access.tensor, access.dims[0]
-    if not dim.terms or not _sees_slots(tensor, variable):
+    """Return whether dimension 0 of an access, and it alone, covers all slots of a variable by `reduce` axes."""
+    dim = access.dims[0]
+    if not dim.terms or not _has_all_slots(access.tensor, variable):
         return False
     numbers = [term.axis for term in dim.terms]
     axes = [group.axes[number] for number in numbers]
-    others = [term for other in access.dims[1:] for term in other.terms]
-    if any(axis.kind != "reduce" for axis in axes) or any(t.axis in numbers or t.unit == "block" for t in others):
+    slot_terms = [term for slot_dim in access.dims[1:] for term in slot_dim.terms]
+    if any(axis.kind != "reduce" for axis in axes) or any(t.axis in numbers or t.unit == "block" for t in slot_terms):
         return False
     if is_read:
+        # A reader that gets its first index would see the number of a slot that is gone.
         is_all = dim == element(numbers[0]) and axes[0].extent == variable.shape[0]
         return is_all and axes[0].name not in group.origins
-    return _counts_blocks(group, dim) == variable.shape[0]
+    return _count_block_indices(group, dim) == variable.shape[0]
 
 
-def _sees_slots(tensor: Tensor, variable: Variable) -> bool:
-    """Whether dimension 0 of a tensor is that of the variable, and each slot is seen whole, in any order."""
-    view, slots = tensor.affine, variable.shape[0]
+def _has_all_slots(tensor: Tensor, variable: Variable) -> bool:
+    """Return whether dimension 0 of a tensor is that of the variable, and each slot has all its elements."""
+    view = tensor.affine
+    slots = variable.shape[0]
     if view is None or tensor.shape[0] != slots or view.is_empty or view.offset:
         return False
     slot_size = variable.size // slots
@@ -118,8 +121,8 @@ def _sees_slots(tensor: Tensor, variable: Variable) -> bool:
     return view.dims[0] == ((slots, slot_size),) and tensor.size == variable.size and view.is_injective and is_slot
 
 
-def _counts_blocks(group: VertexGroup, dim: Dim) -> int:
-    """How many indices a dimension takes whose terms are block numbers in mixed radix; 0 for any other."""
+def _count_block_indices(group: VertexGroup, dim: Dim) -> int:
+    """Return the number of indices of a dimension whose terms are block numbers in mixed radix; 0 for any other."""
     count = 1
     for term in sorted(dim.terms, key=lambda term: term.coeff):
         if term.unit != "block" or term.coeff != count:
@@ -129,7 +132,6 @@ def _counts_blocks(group: VertexGroup, dim: Dim) -> int:
 
 
 def _terms(group: VertexGroup) -> Iterator[tuple[Access, Term]]:
-    """All terms of all accesses."""
     for access in group.accesses:
         for dim in access.dims:
             for term in dim.terms:
@@ -137,11 +139,9 @@ def _terms(group: VertexGroup) -> Iterator[tuple[Access, Term]]:
 
 
 def _ties(group: VertexGroup) -> list[set[Variable]]:
-    """Sets of variables that shrink together or not at all, one set for each axis of a group.
-
-    A split axis named by block number shrinks in every access that names its blocks; an axis whose elements are slots
-    shrinks in every access that names it at all.
-    """
+    """Return the sets of variables that shrink together or not at all, one set for each axis of a group."""
+    # A split axis indexed by block number shrinks in every access that has such a term; an axis whose elements are
+    # slots shrinks in every access that has any term of it.
     slots = {
         access.dims[0].terms[0].axis
         for field, access in zip(group.codelet.fields, group.accesses, strict=True)
@@ -156,21 +156,15 @@ def _ties(group: VertexGroup) -> list[set[Variable]]:
 
 
 def one_slot(variable: Variable) -> Variable:
-    """Makes the variable of one slot that stands for a variable of partial results."""
+    """Return a new variable, with the first slot of a variable of partial results alone."""
     return replace(variable, shape=(1, *variable.shape[1:]))
 
 
 def literal_axes(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = False) -> frozenset[int]:
-    """The axes of a group whose split an engine must compute as it is.
+    """Return the numbers of the axes of a group whose split the engine computes block by block.
 
-    Args:
-        group: any vertex group.
-        collapsed: the variables that shrink to one slot.
-        exact_splits: every split is computed as it is.
-
-    Returns:
-        Numbers of axes of more than one block: those of kind `literal`, those whose block numbers index a variable that
-        does not shrink, and all of them where some blocks have no vertex.
+    Of the axes with more than one block these are the ones of kind `literal`, and those whose block numbers index a
+    variable that does not shrink; with `exact_splits`, or where some blocks have no vertex, all of them.
     """
     split = {number for number, axis in enumerate(group.axes) if axis.blocks > 1}
     if exact_splits or np.any(group.tile == NO_TILE):
@@ -183,33 +177,27 @@ def literal_axes(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = 
     return frozenset(n for n in split if group.axes[n].kind == "literal" or n in by_block)
 
 
-def merged(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = False) -> VertexGroup:
-    """The group as an engine runs it: unsplit but for its `literal_axes`, on the variables that stand for others.
-
-    Args:
-        group: any vertex group.
-        collapsed: the variables that shrink to one slot, and what stands for each.
-        exact_splits: every split is computed as it is.
-    """
+def collapse_group(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = False) -> VertexGroup:
+    """Return a group as the engine runs it: unsplit but for its `literal_axes`, on variables of one slot."""
     literal = literal_axes(group, collapsed, exact_splits)
     if len(literal) < sum(axis.blocks > 1 for axis in group.axes):
         group = unsplit(group, literal)
     if not any(v in collapsed for access in group.accesses for v in access.tensor.variables()):
         return group
+    # An axis over the slots of a variable now has one element; one indexed by block number is one block already.
     slots = {
         access.dims[0].terms[0].axis
         for access in group.accesses
         if access.tensor.variables()[0] in collapsed and access.dims[0].terms[0].unit == "element"
     }
-    axes = tuple(_one_element(axis) if number in slots else axis for number, axis in enumerate(group.axes))
-    accesses = tuple(replace(access, tensor=_shrunk(access.tensor, collapsed)) for access in group.accesses)
+    axes = tuple(_shrink_axis(axis) if number in slots else axis for number, axis in enumerate(group.axes))
+    accesses = tuple(replace(access, tensor=_shrink_tensor(access.tensor, collapsed)) for access in group.accesses)
     return replace(group, axes=axes, accesses=accesses)
 
 
-def _one_element(axis: Axis) -> Axis:
+def _shrink_axis(axis: Axis) -> Axis:
     return replace(axis, cuts=np.array([0, 1], np.int64))
 
 
-def _shrunk(tensor: Tensor, collapsed: Collapsed) -> Tensor:
-    """The view of slot 0, of the variable that stands for that of a tensor."""
+def _shrink_tensor(tensor: Tensor, collapsed: Collapsed) -> Tensor:
     return substituted(tensor[:1], collapsed) if tensor.variables()[0] in collapsed else tensor

@@ -4,9 +4,9 @@ Input: a graph and a program. Output: a function that `jax.jit` can trace: from 
 host streams (`engine_function`), or on memory itself, with streams answered by a host as it runs (`state_function`).
 One replica runs as `engine.single` says, several as `engine.replicated` says.
 
-Limits: without a host, a host stream holds one value a run; a stream written several times keeps the last value, one
-never written gives zeros. Memory that was never written reads as zeros (the verifier refuses such programs unless told
-not to). The body of a `Function` with host transfers is traced once for each call.
+Limits: without a host, a host stream has one value a run: the last one written, or zeros. Memory that was never written
+reads as zeros (the verifier refuses such programs unless told not to). The body of a `Function` with host transfers is
+traced once for each call.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ def engine_function(
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
 ) -> Callable[[Mapping[HostStream, Any]], Streams]:
-    """Makes the function that runs a program.
+    """Return the function that runs a program.
 
     Args:
         graph: holds the vertex groups and constants.
-        program: what to run; not to be changed afterwards.
-        exact_splits: compute every vertex by itself instead of unsplit: slower, the very splits of the machine.
-        record: called, in order, with what data-dependent control does: the iterations of a loop, 1 or 0 of
-            an `If`, the case of a `Switch` (their number for its default). It calls back to the host each time, and is
-            slow. Of several replicas the first is recorded.
-        calls: makes the calls of the host's functions; what they raise goes through XLA when None.
-        instances: processes among which replicas are shared; with several, the function is to be traced inside a
+        program: the program; not to be changed afterwards.
+        exact_splits: compute every vertex by itself instead of unsplit: slower, with the splits of the machine.
+        record: called, in program order, with each node of data-dependent control and its outcome: trip count of a
+            loop, 1 or 0 of an `If`, case of a `Switch` (number of cases for its default). Each call is a slow host
+            callback. Of several replicas the first is recorded.
+        calls: calls the host's functions; their exceptions pass through XLA when None.
+        instances: processes among which replicas are shared; with several, the function must be traced inside a
             `jax.shard_map` over them.
 
     Returns:
-        `run(inputs)`: takes for each stream the program reads an array of its shape and dtype, returns one for each
-        stream it writes. Where the graph has several replicas the arrays have a leading axis of those that are here,
-        but for streams that are broadcast. It can be traced; it raises `ArgumentError` for an input that is missing, or
-        of another shape or dtype.
+        `run(inputs)`: takes an array of shape and dtype of each stream that the program reads, and returns one for each
+        stream that it writes. With several replicas the arrays have a leading axis of the local ones, except those of
+        broadcast streams. It can be traced. It raises `ArgumentError` for a missing input, or another shape or dtype.
 
     Raises:
-        VerifyError: replicas that would have to meet where they cannot, see `verify.replicas`.
+        VerifyError: replicas may not reach a meeting point together, see `verify.replicas`.
     """
-    return prepared(graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances).run
+    return prepare_engine(
+        graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances
+    ).run
 
 
-def prepared(
+def prepare_engine(
     graph: Graph,
     program: Program,
-    kept: Collection[Variable] = (),
+    persistent: Collection[Variable] = (),
     host: GuardedHost | None = None,
     *,
     exact_splits: bool = False,
@@ -68,25 +69,23 @@ def prepared(
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
 ) -> EngineProgram:
-    """A program prepared for tracing.
+    """Prepare a program for tracing; arguments and errors as of `engine_function`, and two more.
 
     Args:
-        graph: as `engine_function`.
-        program: as `engine_function`.
-        kept: variables whose values matter after a run.
-        host: answers transfers as they happen; streams hold one value a run when None.
-        exact_splits: as `engine_function`.
-        record: as `engine_function`.
-        calls: as `engine_function`.
-        instances: as `engine_function`.
-
-    Raises:
-        VerifyError: as `engine_function`.
+        graph: see there, as for all that is not listed here.
+        program: see there.
+        persistent: variables that may be read after a run.
+        host: answers transfers as they happen; streams have one value a run when None.
+        exact_splits: see there.
+        record: see there.
+        calls: see there.
+        instances: see there.
     """
-    alone = EngineProgram(graph, program, exact_splits, record, kept, host, calls)
+    single = EngineProgram(graph, program, exact_splits, record, persistent, host, calls)
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
-        facts = Inventory.of(graph, program, EffectsOf(graph))
+        # A program may come here without the verifier; these two rules keep a trace from wrong numbers.
+        inventory = Inventory.of(graph, program, EffectsOf(graph))
         for rule in (cross_replica, divergent_control):
-            for error in rule(facts):
+            for error in rule(inventory):
                 raise error
-    return alone if graph.replication_factor == 1 else ReplicatedProgram(alone, graph.replication_factor, instances)
+    return single if graph.replication_factor == 1 else ReplicatedProgram(single, graph.replication_factor, instances)

@@ -1,11 +1,11 @@
-"""Vertices as they are split: groups of equal signature, and running them on arrays.
+"""Vertices by signature, and their codelets run on arrays.
 
-Vertices of a group whose blocks have equal shapes and equal padding are one *signature*: they differ only in where
-their blocks start, so one traced codelet serves all of them. A group computed unsplit has one vertex, whose blocks are
+Vertices of a group whose blocks have equal shapes and equal padding are one *signature*: they differ only in the starts
+of their blocks, so one traced codelet serves all of them. A group computed unsplit has one vertex, whose blocks are
 static slices; a signature of many vertices is run by `jax.vmap` along each axis of the grid its vertices form.
 
-Input: a vertex group and the values of variables. Output: `Written` blocks, which `apply` puts into the values
-afterwards, so that all groups of a compute set read what was there before it.
+Input: a vertex group and the values of variables. Output: `WrittenBlocks`, which `store_blocks` puts into the values
+afterwards, so that all groups of a compute set read the values before it.
 
 Limits: PRNG keys cannot be padded (JAX has no pad for key arrays).
 """
@@ -38,10 +38,10 @@ class Signature:
     Args:
         lengths: per field, per dimension of its tensor, the length of the block.
         pads: per field, per dimension of its tensor, the `(low, high)` fill elements, in units of the dilated index.
-        starts: per field, where the blocks start in its tensor, int64[vertices, dimensions].
+        starts: per field, the first index of each block in its tensor, int64[vertices, dimensions].
         origins: first index along each axis in `VertexGroup.origins`, int64[vertices, origins].
         index: block number along each axis, in row-major order, int64[vertices, axes].
-        tile: int32[vertices].
+        tile: tile of each vertex, int32[vertices].
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -53,57 +53,56 @@ class Signature:
 
 
 def signatures(group: VertexGroup) -> list[Signature]:
-    """Sorts the vertices of a group by signature.
-
-    Args:
-        group: any vertex group; blocks without a vertex are left out.
-
-    Returns:
-        Signatures that together hold each vertex once; none for a group without vertices.
-    """
-    index, tile = np.argwhere(group.tile != NO_TILE), group.tile[group.tile != NO_TILE]
+    """Split the vertices of a group into signatures that have each vertex once; [] without vertices."""
+    index = np.argwhere(group.tile != NO_TILE)
+    tile = group.tile[group.tile != NO_TILE]
     if not len(index):
         return []
-    facts = _facts_of_one_vertex(group) if group.tile.size == 1 else _facts_of_vertices(group, index)
+    rows = _extents_of_one_vertex(group) if group.tile.size == 1 else _extents_of_vertices(group, index)
     origins = _origins(group, index)
     return [
-        _signature(group, facts[members], origins[members], index[members], tile[members])
-        for members in _equal_rows(facts[:, :, 1:].reshape(len(index), -1))
+        _signature(group, rows[members], origins[members], index[members], tile[members])
+        for members in _group_equal_rows(rows[:, :, 1:].reshape(len(index), -1))
     ]
 
 
 def _signature(
-    group: VertexGroup, facts: np.ndarray, origins: np.ndarray, index: np.ndarray, tile: np.ndarray
+    group: VertexGroup, rows: np.ndarray, origins: np.ndarray, index: np.ndarray, tile: np.ndarray
 ) -> Signature:
-    """The signature of vertices with these facts, int64[vertices, dimensions, 4]."""
-    ends = list(accumulate((len(access.dims) for access in group.accesses), initial=0))
-    fields, first = list(pairwise(ends)), facts[0].tolist()
+    """Return the signature of vertices with the extents `rows`, int64[vertices, dimensions, 4]."""
+    offsets = accumulate((len(access.dims) for access in group.accesses), initial=0)
+    fields = list(pairwise(offsets))
+    first = rows[0].tolist()
     return Signature(
         lengths=tuple(tuple(length for _, length, _, _ in first[i:j]) for i, j in fields),
         pads=tuple(tuple((low, high) for _, _, low, high in first[i:j]) for i, j in fields),
-        starts=tuple(facts[:, i:j, 0] for i, j in fields),
+        starts=tuple(rows[:, i:j, 0] for i, j in fields),
         origins=origins,
         index=index,
         tile=tile,
     )
 
 
-def _facts_of_one_vertex(group: VertexGroup) -> np.ndarray:
-    """What `_facts_of_vertices` gives for a group of one block, many times faster; int64[1, dimensions, 4]."""
+# The extent of a block in a dimension is a row of four: start, length, pad_low, pad_high, as in `Extent`.
+
+
+def _extents_of_one_vertex(group: VertexGroup) -> np.ndarray:
+    """Return `_extents_of_vertices` of a group of one block, many times faster; int64[1, dimensions, 4]."""
     rows = [
-        _facts_of_dimension(group, dim, size)
+        _extent_of_dimension(group, dim, size)
         for access in group.accesses
         for dim, size in zip(access.dims, access.tensor.shape, strict=True)
     ]
     return np.array(rows, np.int64).reshape(1, -1, 4)
 
 
-def _facts_of_dimension(group: VertexGroup, dim: Dim, size: int) -> tuple[int, int, int, int]:
-    """Start, length, pad_low and pad_high where every axis is one block: `dim_extent` in plain integers."""
+def _extent_of_dimension(group: VertexGroup, dim: Dim, size: int) -> tuple[int, int, int, int]:
+    """Return the extent of a dimension where every axis is one block: `dim_extent` in plain integers."""
     low = high = dim.offset
     for term in dim.terms:
         reach = term.coeff * (group.axes[term.axis].extent - 1) if term.unit == "element" else 0
-        low, high = low + min(0, reach), high + max(0, reach)
+        low += min(0, reach)
+        high += max(0, reach)
     start = min(max(-(-low // dim.divisor), 0), size)
     stop = min(max(high // dim.divisor + 1, start), size)
     if start == stop:
@@ -111,17 +110,18 @@ def _facts_of_dimension(group: VertexGroup, dim: Dim, size: int) -> tuple[int, i
     return start, stop - start, start * dim.divisor - low, high - (stop - 1) * dim.divisor
 
 
-def _facts_of_vertices(group: VertexGroup, index: np.ndarray) -> np.ndarray:
-    """Start, length, pad_low and pad_high of all dimensions of all fields, int64[vertices, dimensions, 4]."""
-    columns = [_pick(extent, index) for access in group.accesses for extent in extents(group, access)]
+def _extents_of_vertices(group: VertexGroup, index: np.ndarray) -> np.ndarray:
+    """Return the extents of all dimensions of all fields, int64[vertices, dimensions, 4]."""
+    columns = [_extent_at(extent, index) for access in group.accesses for extent in extents(group, access)]
     return np.stack(columns, axis=1) if columns else np.zeros((len(index), 0, 4), np.int64)
 
 
-def _pick(extent: Extent, index: np.ndarray) -> np.ndarray:
-    """The four facts of an extent at some blocks, int64[vertices, 4]."""
-    facts = np.stack(np.broadcast_arrays(extent.start, extent.length, extent.pad_low, extent.pad_high), axis=-1)
-    last = np.array(facts.shape[:-1], np.int64) - 1
-    return facts[tuple(np.minimum(index, last).T)] if last.size else np.broadcast_to(facts, (len(index), 4))
+def _extent_at(extent: Extent, index: np.ndarray) -> np.ndarray:
+    """Return the extent of the blocks of number `index`, int64[vertices, axes], as int64[vertices, 4]."""
+    rows = np.stack(np.broadcast_arrays(extent.start, extent.length, extent.pad_low, extent.pad_high), axis=-1)
+    # Along an axis that the dimension does not follow the extent has one row, for all blocks.
+    last = np.array(rows.shape[:-1], np.int64) - 1
+    return rows[tuple(np.minimum(index, last).T)] if last.size else np.broadcast_to(rows, (len(index), 4))
 
 
 def _origins(group: VertexGroup, index: np.ndarray) -> np.ndarray:
@@ -131,12 +131,12 @@ def _origins(group: VertexGroup, index: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1) if columns else np.zeros((len(index), 0), np.int64)
 
 
-def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
-    """Row numbers by equal rows, rising in each class."""
+def _group_equal_rows(rows: np.ndarray) -> list[np.ndarray]:
+    """Return the row numbers of each class of equal rows, rising."""
     if len(rows) == 1 or not rows.size or not np.any(rows != rows[0]):
         return [np.arange(len(rows))]
     _, inverse = np.unique(rows, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    inverse = inverse.reshape(-1)  # its rank differs between versions of NumPy
     order = np.argsort(inverse, kind="stable")
     return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
 
@@ -145,30 +145,31 @@ def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def run_codelet(group: VertexGroup, signature: Signature, blocks: list[jax.Array], origins: tuple) -> list[jax.Array]:
-    """Runs the codelet of one vertex on its own blocks.
+    """Run the codelet of one vertex on its blocks.
 
     Args:
         group: the vertex group.
-        signature: the signature the vertex belongs to.
-        blocks: for each field that is read its block, unpadded, with all dimensions of the tensor.
-        origins: for each axis in `VertexGroup.origins` the first index of the block, int or int32 scalar.
+        signature: the signature of the vertex.
+        blocks: block of each field that is read, unpadded, with all dimensions of the tensor.
+        origins: first index of the block along each axis in `VertexGroup.origins`, int or int32 scalar.
 
     Returns:
-        For each field that is written its block, with all dimensions of the tensor.
+        Block of each field that is written, with all dimensions of the tensor.
 
     Raises:
-        AssertionError: if the codelet returns blocks of other shapes or dtypes, or a block lacks a fill it needs.
+        AssertionError: the codelet returns blocks of other shapes or dtypes, or a padded access has no fill.
     """
-    codelet, takes = group.codelet, group.codelet.takes
+    codelet = group.codelet
+    takes = codelet.takes
     read_fields = [number for number, field in enumerate(codelet.fields) if field.is_read]
     written_fields = [number for number, field in enumerate(codelet.fields) if field.is_written]
     arrays = [
-        _visible_block(block, group.accesses[number], signature.pads[number], "pads" in takes, codelet.name)
+        _pad_and_squeeze(block, group.accesses[number], signature.pads[number], "pads" in takes, codelet.name)
         for number, block in zip(read_fields, blocks, strict=True)
     ]
-    shapes = tuple(_visible(group.accesses[number], signature.lengths[number]) for number in written_fields)
+    shapes = tuple(_drop_squeezed(group.accesses[number], signature.lengths[number]) for number in written_fields)
     extras: dict[str, Any] = {
-        "pads": tuple(_visible(group.accesses[number], signature.pads[number]) for number in read_fields),
+        "pads": tuple(_drop_squeezed(group.accesses[number], signature.pads[number]) for number in read_fields),
         "origins": origins,
         "shapes": shapes,
     }
@@ -177,18 +178,18 @@ def run_codelet(group: VertexGroup, signature: Signature, blocks: list[jax.Array
     if len(results) != len(written_fields):
         raise AssertionError(f"{codelet.name} returned {len(results)} blocks for {len(written_fields)} written fields")
     return [
-        _whole_block(_checked(value, shape, codelet.fields[number], codelet.name), group.accesses[number])
+        _unsqueeze(_check_result(value, shape, codelet.fields[number], codelet.name), group.accesses[number])
         for number, value, shape in zip(written_fields, results, shapes, strict=True)
     ]
 
 
-def _visible(access: Access, items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What concerns the dimensions a codelet sees."""
+def _drop_squeezed(access: Access, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the items, one a dimension of an access, of the dimensions that the codelet sees."""
     return tuple(item for item, dim in zip(items, access.dims, strict=True) if not dim.is_squeezed)
 
 
-def _visible_block(block: jax.Array, access: Access, pads: Pads, only_squeezed: bool, name: str) -> jax.Array:
-    """Pads a block with fill, unless its codelet does, and drops the dimensions the codelet does not see."""
+def _pad_and_squeeze(block: jax.Array, access: Access, pads: Pads, only_squeezed: bool, name: str) -> jax.Array:
+    """Pad a block with fill, unless its codelet does, and drop the dimensions that the codelet does not see."""
     config = [
         (0, 0, 0) if only_squeezed and not dim.is_squeezed else (low, high, dim.divisor - 1)
         for dim, (low, high) in zip(access.dims, pads, strict=True)
@@ -201,19 +202,19 @@ def _visible_block(block: jax.Array, access: Access, pads: Pads, only_squeezed: 
     return lax.squeeze(block, squeezed) if squeezed else block
 
 
-def _whole_block(block: jax.Array, access: Access) -> jax.Array:
-    """Puts the dimensions back that the codelet does not see."""
+def _unsqueeze(block: jax.Array, access: Access) -> jax.Array:
+    """Add the dimensions that the codelet does not see, of length 1."""
     squeezed = [number for number, dim in enumerate(access.dims) if dim.is_squeezed]
     return lax.expand_dims(block, squeezed) if squeezed else block
 
 
-def _checked(value: Any, shape: tuple[int, ...], field: Field, codelet: str) -> jax.Array:
-    """The array itself, without weak type, if it is what the field holds."""
+def _check_result(value: Any, shape: tuple[int, ...], field: Field, codelet: str) -> jax.Array:
+    """Return a result of a codelet, without weak type; refuse another shape or dtype than that of the field."""
     array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if array.shape != shape or array.dtype != field.dtype:
         raise AssertionError(
-            f"field {field.name} of {codelet} is {dtype_name(field.dtype)}{list(shape)}, "
-            f"but was given {dtype_name(array.dtype)}{list(array.shape)}"
+            f"field {field.name} of {codelet} must be {dtype_name(field.dtype)}{list(shape)}, "
+            f"got {dtype_name(array.dtype)}{list(array.shape)}"
         )
     return lax.convert_element_type(array, field.dtype) if getattr(jax.typeof(array), "weak_type", False) else array
 
@@ -222,13 +223,13 @@ def _checked(value: Any, shape: tuple[int, ...], field: Field, codelet: str) -> 
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Written:
+class WrittenBlocks:
     """Blocks that vertices write.
 
     Args:
         tensor: the tensor of the field.
-        starts: where each block starts in it, int64[*grid, dimensions].
-        blocks: [*grid, *lengths].
+        starts: first index of each block in it, int64[*grid, dimensions].
+        blocks: values, [*grid, *lengths].
     """
 
     tensor: Tensor
@@ -236,21 +237,23 @@ class Written:
     blocks: jax.Array
 
 
-def apply(written: Written, values: Values) -> None:
-    """Puts written blocks into the values, which are changed."""
-    tensor, starts, blocks = written.tensor, written.starts, written.blocks
+def store_blocks(written: WrittenBlocks, values: Values) -> None:
+    """Put written blocks into `values`, which change."""
+    tensor = written.tensor
+    blocks = written.blocks
     if not blocks.size:
         return
-    box = join_blocks(blocks, starts)
-    if box is None:
-        values.update(write(tensor, values, put_blocks(read(tensor, values), starts, blocks)))
+    whole_block = join_blocks(blocks, written.starts)
+    if whole_block is None:
+        values.update(write(tensor, values, put_blocks(read(tensor, values), written.starts, blocks)))
     else:
-        first, value = box
-        values.update(write(_box(tensor, first, value.shape), values, value))
+        # One write, which reads nothing of the old value.
+        first, value = whole_block
+        values.update(write(_slice(tensor, first, value.shape), values, value))
 
 
-def run_group(group: VertexGroup, sorted_vertices: list[Signature], values: Values) -> list[Written]:
-    """Runs all vertices of a group on values that stay as they are.
+def run_group(group: VertexGroup, sorted_vertices: list[Signature], values: Values) -> list[WrittenBlocks]:
+    """Run all vertices of a group on `values`, which do not change.
 
     Args:
         group: the vertex group.
@@ -258,39 +261,43 @@ def run_group(group: VertexGroup, sorted_vertices: list[Signature], values: Valu
         values: arrays of the variables it reads.
 
     Returns:
-        What its vertices write, for `apply`.
+        Blocks that its vertices write, for `store_blocks`.
     """
     return [
         written
         for signature in sorted_vertices
-        for written in (_run_one if len(signature.tile) == 1 else _run_many)(group, signature, values)
+        for written in (_run_single if len(signature.tile) == 1 else _run_many)(group, signature, values)
     ]
 
 
-def _run_one(group: VertexGroup, signature: Signature, values: Values) -> list[Written]:
-    """Runs a signature of one vertex, with static slices."""
-    blocks, fields = [], group.codelet.fields
+def _run_single(group: VertexGroup, signature: Signature, values: Values) -> list[WrittenBlocks]:
+    """Run a signature of one vertex, with static slices."""
+    blocks = []
+    fields = group.codelet.fields
     for number, field in enumerate(fields):
         if field.is_read:
             tensor = group.accesses[number].tensor
-            blocks.append(read(_box(tensor, signature.starts[number][0], signature.lengths[number]), values))
+            blocks.append(read(_slice(tensor, signature.starts[number][0], signature.lengths[number]), values))
     results = run_codelet(group, signature, blocks, tuple(signature.origins[0].tolist()))
     starts = [signature.starts[number][0] for number, field in enumerate(fields) if field.is_written]
-    return [Written(t, s, r) for t, s, r in zip(_written_tensors(group), starts, results, strict=True)]
+    return [WrittenBlocks(t, s, r) for t, s, r in zip(_written_tensors(group), starts, results, strict=True)]
 
 
-def _run_many(group: VertexGroup, signature: Signature, values: Values) -> list[Written]:
-    """Runs a signature of many vertices: one vmap for each axis of the grid they form."""
-    grid, fields = _grid(signature.index), group.codelet.fields
+def _run_many(group: VertexGroup, signature: Signature, values: Values) -> list[WrittenBlocks]:
+    """Run a signature of many vertices: one vmap for each axis of the grid they form."""
+    grid = _grid(signature.index)
+    fields = group.codelet.fields
     starts = [s.reshape(*grid, s.shape[1]) for s in signature.starts]
-    blocks, mapped = [], []
+    blocks = []
+    varying_of_blocks = []
     for number, field in enumerate(fields):
         if field.is_read:
             varying = varying_axes(starts[number])
             value = read(group.accesses[number].tensor, values)
-            where = starts[number][tuple(slice(None) if v else 0 for v in varying)]
-            blocks.append(take_blocks(value, where, signature.lengths[number]))
-            mapped.append(varying)
+            # A block that all vertices along an axis share is taken once, and not mapped over.
+            distinct_starts = starts[number][tuple(slice(None) if v else 0 for v in varying)]
+            blocks.append(take_blocks(value, distinct_starts, signature.lengths[number]))
+            varying_of_blocks.append(varying)
     columns = signature.origins.astype(np.int32).reshape(*grid, -1)
     origins = tuple(columns[..., column] for column in range(columns.shape[-1]))
     # A vmap needs something to map over even when no block differs along its axis.
@@ -302,12 +309,12 @@ def _run_many(group: VertexGroup, signature: Signature, values: Values) -> list[
 
     run: Callable[..., list[jax.Array]] = vertex
     for axis in reversed(range(len(grid))):
-        block_axes = [0 if varying[axis] else None for varying in mapped]
+        block_axes = [0 if varying[axis] else None for varying in varying_of_blocks]
         counter_axes = tuple(0 if number == axis else None for number in range(len(grid)))
         run = jax.vmap(run, in_axes=(block_axes, 0 if origins else None, counter_axes))
-    written = [s for s, field in zip(starts, fields, strict=True) if field.is_written]
+    written_starts = [s for s, field in zip(starts, fields, strict=True) if field.is_written]
     results = run(blocks, origins, counters)
-    return [Written(t, s, r) for t, s, r in zip(_written_tensors(group), written, results, strict=True)]
+    return [WrittenBlocks(t, s, r) for t, s, r in zip(_written_tensors(group), written_starts, results, strict=True)]
 
 
 def _written_tensors(group: VertexGroup) -> list[Tensor]:
@@ -315,8 +322,7 @@ def _written_tensors(group: VertexGroup) -> list[Tensor]:
     return [access.tensor for field, access in pairs if field.is_written]
 
 
-def _box(tensor: Tensor, starts: Iterable[int], lengths: tuple[int, ...]) -> Tensor:
-    """The box of a tensor that starts at `starts`; the tensor itself where that is all of it."""
+def _slice(tensor: Tensor, starts: Iterable[int], lengths: tuple[int, ...]) -> Tensor:
     if lengths == tensor.shape:
         return tensor
     first = [int(s) for s in starts]
@@ -324,11 +330,7 @@ def _box(tensor: Tensor, starts: Iterable[int], lengths: tuple[int, ...]) -> Ten
 
 
 def _grid(index: np.ndarray) -> tuple[int, ...]:
-    """The shape of the grid some vertices form, or one long axis when they form none.
-
-    Args:
-        index: their block numbers in row-major order, int64[vertices, axes].
-    """
+    """Return the shape of the grid that vertices form, of their block numbers, int64[vertices, axes]; else one axis."""
     counts = [len(np.unique(column)) for column in index.T]
     grid = tuple(n for n in counts if n > 1)
     return grid if prod(grid) == len(index) else (len(index),)

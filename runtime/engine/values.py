@@ -1,4 +1,4 @@
-"""Arrays of variables as a program runs in a trace."""
+"""Arrays of variables while a program is traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State = list[jax.Array]
 
 
 class Values(dict[Variable, jax.Array]):
-    """Arrays of variables. Every variable has one: its constant, or zeros, until it is written."""
+    """Arrays of variables. Until it is written, a variable has its constant, or zeros."""
 
     def __contains__(self, variable: object) -> bool:
         return isinstance(variable, Variable)
@@ -22,32 +22,32 @@ class Values(dict[Variable, jax.Array]):
         return jnp.zeros(variable.shape, variable.dtype)
 
     def copied(self) -> Values:
-        """The same values, to be changed apart from these."""
+        """Return a copy; the arrays themselves are shared, since JAX never changes them."""
         return Values(self)
 
-    def ending(self, variables: list[Variable], outer: Values) -> State:
-        """The arrays of variables as control flow hands them on, in the form that `outer` has them in."""
+    def as_carry(self, variables: list[Variable], outer: Values) -> State:
+        """Return the arrays of variables at the end of a loop body or branch, in the shapes they have in `outer`."""
         del outer
         return [self[v] for v in variables]
 
     def load(self, tensor: Tensor) -> jax.Array:
-        """The elements of a tensor."""
+        """Return the elements of a tensor."""
         return read(tensor, self)
 
     def store(self, tensor: Tensor, new: jax.Array) -> None:
-        """Writes a tensor."""
+        """Write `new` to the elements of a tensor."""
         self.update(write(tensor, self, new))
 
     def scalar(self, tensor: Tensor) -> jax.Array:
-        """The value of one element that control depends on."""
+        """Return the value of a tensor of one element, which control flow depends on."""
         return self.load(tensor).reshape(())
 
-    def of_all(self, value: jax.Array) -> jax.Array:
-        """A value that all replicas have, in the form of one that each has."""
+    def broadcast(self, value: jax.Array) -> jax.Array:
+        """Return a value that is the same in all replicas, with the axis of replicas if there is one."""
         return value
 
     def with_state(self, variables: list[Variable], state: State) -> Values:
-        """A copy in which some variables have other values."""
+        """Return a copy with the arrays of `state` for `variables`."""
         values = self.copied()
         values.update(zip(variables, state, strict=True))
         return values

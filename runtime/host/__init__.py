@@ -1,11 +1,11 @@
-"""What answers the host transfers of a program, processes that share its replicas, and the time for their batches."""
+"""Answers to the host transfers of a program, processes that share its replicas, and the time for its batches."""
 
 from ipujax.runtime.host.host import GuardedHost as GuardedHost, Host as Host
 from ipujax.runtime.host.host_call import (
     CallStream as CallStream,
     HostCall as HostCall,
     HostCalls as HostCalls,
-    settled as settled,
+    wait_for_calls as wait_for_calls,
 )
 from ipujax.runtime.host.host_data import HostData as HostData
 from ipujax.runtime.host.instances import ALONE as ALONE, AXIS as AXIS, Instances as Instances

@@ -1,9 +1,9 @@
-"""The host's side of a running program: what streams give and take while it runs.
+"""The host's side of a running program: the values of streams, transfer by transfer.
 
-A `Host` answers transfers one by one, in program order; a program without one has the values of its streams given and
-handed back as a whole. XLA must never see a host that raises: `GuardedHost` keeps the exception and says so to the
-program, whose later transfers then do nothing and whose loops with data-dependent counts end, so that the state comes
-back and the exception can be raised when the run is over.
+A `Host` answers transfers one by one, in program order; without one, a program takes and returns one value of each
+stream a run. XLA must never see a host that raises: `GuardedHost` stores the exception and sets a flag in the program,
+whose later transfers then do nothing and whose loops with data-dependent trip counts end, so that the state comes back
+and the exception can be raised after the run.
 """
 
 from __future__ import annotations
@@ -17,43 +17,45 @@ from jax.experimental import io_callback
 
 from ipujax.runtime.graph import HostStream
 
-FLAG = jax.ShapeDtypeStruct((), np.dtype(bool))
+FLAG = jax.ShapeDtypeStruct((), np.dtype(bool))  # whether the host has failed, as callbacks return it
 
 
 class Host(Protocol):
     """Answers the transfers of a program; may raise anything."""
 
     def pull(self, stream: HostStream) -> np.ndarray:
-        """The next value of a stream to the device, of its shape and dtype; see `HostStream` for several replicas."""
+        """Return the next value of a stream to the device, of its shape and dtype; see `HostStream` for replicas."""
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
-        """Takes the next value of a stream from the device."""
+        """Receive the next value of a stream from the device."""
 
 
 class Guard:
-    """Keeps what the host raises during a run, after which its functions are not called any more."""
+    """Stores the first exception that the host raises in a run; its functions are then not called again in that run."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
     def raise_error(self) -> None:
-        """Raises what the host raised in the run that is over, with its own traceback, and forgets it."""
-        error, self.error = self.error, None
+        """Raise the stored exception, with the traceback of the host's function, and forget it."""
+        error = self.error
+        # Cleared first: the next run starts without it.
+        self.error = None
         if error is not None:
             raise error
 
-    def guarded(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the host returns; None once one has raised."""
+    def call_guarded(self, fun: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the host and return its result; None if it raises, or one before it has raised."""
         if self.error is not None:
             return None
         try:
-            return act(*arguments)
-        except BaseException as error:  # kept for `raise_error`: nothing may pass through XLA
+            return fun(*arguments)
+        except BaseException as error:  # stored for `raise_error`: no exception may pass through XLA
             self.error = error
             return None
 
     def has_failed(self) -> np.ndarray:
-        """Whether one has raised, bool[]."""
+        """Return whether a function of the host has raised, bool[]."""
         return np.asarray(self.error is not None)
 
 
@@ -69,27 +71,28 @@ class GuardedHost(Guard):
         self._host = host
 
     def pull(self, stream: HostStream, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """Asks for the next value of a stream, in a trace; returns it and whether the host has failed.
+        """Trace the next transfer of a stream to the device; return its value, and whether the host has failed, bool[].
 
         Args:
-            stream: which.
-            shape: of one transfer.
+            stream: the stream.
+            shape: shape of one transfer.
         """
         expected = jax.ShapeDtypeStruct(shape, stream.dtype)
 
         def call() -> tuple[np.ndarray, np.ndarray]:
-            value = self.guarded(self._host.pull, stream)
+            value = self.call_guarded(self._host.pull, stream)
             value = np.zeros(shape, stream.dtype) if value is None else np.asarray(value)
             return value, self.has_failed()
 
+        # Ordered: transfers reach the host in program order, whatever XLA knows of their data.
         value, failed = io_callback(call, (expected, FLAG), ordered=True)
         return value, failed
 
     def push(self, stream: HostStream, value: jax.Array) -> jax.Array:
-        """Hands a value of a stream to the host, in a trace; returns whether the host has failed."""
+        """Trace the transfer of a value to the host; return whether the host has failed, bool[]."""
 
         def call(value: Any) -> np.ndarray:
-            self.guarded(self._host.push, stream, np.asarray(value))
+            self.call_guarded(self._host.push, stream, np.asarray(value))
             return self.has_failed()
 
         return io_callback(call, FLAG, value, ordered=True)

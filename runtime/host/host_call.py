@@ -1,8 +1,8 @@
-"""Functions of the host's that a program calls while it runs: operands go out by streams, results come in by others.
+"""Functions of the host that a running program calls: streams carry the operands out and the results in.
 
-A call is `StreamOut` for each operand and `StreamIn` for each result, one after the other in one sequence, on streams
-of kind `CallStream`: so it is costed, listed and verified as any host exchange. It happens when the last operand is
-there.
+A call is a `StreamOut` for each operand and a `StreamIn` for each result, one after the other in one sequence, on
+streams of kind `CallStream`: so it is costed, listed and verified as any host exchange. The function is called when the
+last operand has arrived.
 
 Limits: one replica. `HostCalls` serves one run at a time.
 """
@@ -25,14 +25,14 @@ from ipujax.runtime.tensor import Origin, dtype_name
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HostCall:
-    """What is called.
+    """A function of the host, as a program calls it.
 
     Args:
         name: debug name.
-        fun: from arrays to arrays; may raise anything.
-        num_operands: arrays it takes, at least one.
-        results: shape and dtype of each array it gives.
-        origin: where it comes from.
+        fun: function from arrays to arrays; may raise anything.
+        num_operands: number of its arguments, at least one.
+        results: shape and dtype of each array it returns.
+        origin: source line, layer and part.
     """
 
     name: str
@@ -42,20 +42,22 @@ class HostCall:
     origin: Origin = Origin()
 
     def __call__(self, operands: Sequence[Any]) -> list[np.ndarray]:
-        """Calls the function and checks what it gives.
+        """Call the function and check its results.
 
         Raises:
-            ArgumentRuntimeError: a result of another shape or dtype than was said, or another number of them.
+            ArgumentRuntimeError: number, shapes or dtypes of the results differ from `results`.
         """
-        given = [np.asarray(value) for value in self.fun(*operands)]
-        got = [f"{dtype_name(value.dtype)}{list(value.shape)}" for value in given]
+        arrays = [np.asarray(value) for value in self.fun(*operands)]
+        got = [f"{dtype_name(value.dtype)}{list(value.shape)}" for value in arrays]
         expected = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in self.results]
         if got != expected:
-            what = f"{self.name} gave other results than it promised"
             raise ArgumentRuntimeError(
-                what, where=self.origin, expected=", ".join(expected), got=", ".join(got) or "nothing"
+                f"{self.name} gave other results than it promised",
+                where=self.origin,
+                expected=", ".join(expected),
+                got=", ".join(got) or "nothing",
             )
-        return given
+        return arrays
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,7 +66,7 @@ class CallStream(HostStream):
 
     Args:
         call: the call.
-        number: which operand, or which result.
+        number: index among the operands, or among the results.
     """
 
     call: HostCall | None = None
@@ -72,39 +74,41 @@ class CallStream(HostStream):
 
 
 class HostCalls(Guard):
-    """Makes the calls of a running program.
+    """Calls the host's functions for a running program.
 
     Args:
-        guarded: what a function raises is kept for `raise_error`, later calls of the run do nothing and give zeros.
-            Otherwise it goes through XLA, which makes an error of its own of it.
+        guarded: store the first exception for `raise_error`; later calls of the run then do nothing and return zeros.
+            Otherwise exceptions pass through XLA, which raises an error of its own.
     """
 
     def __init__(self, *, guarded: bool) -> None:
         super().__init__()
         self._is_guarded = guarded
 
-    def traced(self, call: HostCall, operands: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], jax.Array]:
-        """Makes a call, in a trace; returns its results and whether any call of the run has failed."""
+    def trace_call(self, call: HostCall, operands: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], jax.Array]:
+        """Trace a call; return its results, and whether any call of the run has failed, bool[]."""
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in call.results]
 
-        def act(*arrays: Any) -> tuple[list[np.ndarray], np.ndarray]:
-            results = self.guarded(call, arrays) if self._is_guarded else call(arrays)
+        def fun(*arrays: Any) -> tuple[list[np.ndarray], np.ndarray]:
+            results = self.call_guarded(call, arrays) if self._is_guarded else call(arrays)
+            # XLA needs arrays of these shapes even from a call that failed.
             return results or [np.zeros(shape, dtype) for shape, dtype in call.results], self.has_failed()
 
-        return io_callback(act, (shapes, FLAG), *operands, ordered=True)
+        return io_callback(fun, (shapes, FLAG), *operands, ordered=True)
 
 
-def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
-    """The results of a run, once the run and its calls of Python functions are over.
+def wait_for_calls(outs: Any, calls: Iterable[HostCalls]) -> Any:
+    """Wait until a run and its calls of Python functions are over, and return its results.
 
     Args:
         outs: tree of results.
-        calls: the calls of its programs.
+        calls: calls of the programs of the run.
 
     Raises:
-        BaseException: an exception that one of these functions raised.
+        BaseException: the exception that one of these functions raised.
     """
     outs = jax.block_until_ready(outs)
+    # A call may have no result that any of `outs` depends on.
     jax.effects_barrier()
     for each in calls:
         each.raise_error()

@@ -1,9 +1,9 @@
-"""What a host takes to prepare the batches that a program is called with, beside the time of the program.
+"""Seconds in which a host prepares the batches of a program, beside the time of the program.
 
 Input: seconds measured on this machine, while batches were prepared. Output: `HostData`, per call of a program, and
-how long IPUs would wait for it.
-Limits: a simulator computes more slowly than IPUs, and on the processors that prepare batches: what a loop waits here
-is less than it would wait for an IPU, and preparing takes longer than with nothing else to do.
+seconds that IPUs would wait for it.
+Limits: a simulator computes more slowly than IPUs, and on the processors that prepare batches. So a loop waits less
+here than with an IPU, and preparing a batch takes longer than on an idle host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-# In the execution profile, whose names are Poplar's and in its style.
+# Keys of saved execution profiles, in the style of Poplar's, by field: not to be renamed.
 _NAMES = {
     "batches": "batches",
     "preparedSeconds": "prepared_seconds",
@@ -24,14 +24,14 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class HostData:
-    """How long the host took for the batches of a loop, and how long the loop waited for them.
+    """Seconds in which the host prepared the batches of a loop, and seconds that the loop waited for them.
 
     Args:
-        batches: how many the loop got.
-        prepared_seconds: in which they were prepared, all together.
-        waited_seconds: of the loop, all together; where none is prepared ahead that is the same time.
+        batches: number of batches.
+        prepared_seconds: time to prepare all of them.
+        waited_seconds: time that the loop waited for all of them; equal to `prepared_seconds` unless `is_ahead`.
         is_ahead: whether batches are prepared while the program runs.
-        batches_per_call: of the program.
+        batches_per_call: number of batches that one call of the program takes.
     """
 
     batches: int
@@ -49,34 +49,34 @@ class HostData:
         )
 
     def __sub__(self, other: HostData) -> HostData:
-        less = replace(
+        negative = replace(
             other,
             batches=-other.batches,
             prepared_seconds=-other.prepared_seconds,
             waited_seconds=-other.waited_seconds,
         )
-        return self + less
+        return self + negative
 
     @property
     def prepared_seconds_per_call(self) -> float:
-        """In which the batches of one call are prepared; 0 where there was no batch."""
+        """Seconds to prepare the batches of one call; 0 without batches."""
         return self.prepared_seconds * self._calls
 
     @property
     def waited_seconds_per_call(self) -> float:
-        """Of the loop for the batches of one call; 0 where there was no batch."""
+        """Seconds that the loop waits for the batches of one call; 0 without batches."""
         return self.waited_seconds * self._calls
 
     def to_data(self) -> dict[str, Any]:
-        """As in the execution profile, JSON-able."""
+        """Return the fields under the names of the execution profile, JSON-able."""
         return {name: getattr(self, field) for name, field in _NAMES.items()}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> HostData:
-        """What `to_data` gave.
+        """Restore a value from its `to_data`.
 
         Raises:
-            KeyError: data of something else.
+            KeyError: a field is missing.
         """
         return HostData(**{field: data[name] for name, field in _NAMES.items()})
 
@@ -85,10 +85,10 @@ class HostData:
         return self.batches_per_call / max(1, self.batches)
 
     def is_slower_than(self, seconds: float) -> bool:
-        """Whether the host is what bounds calls of so many seconds each on IPUs."""
+        """Return whether a call takes the host longer than `seconds`, its time on IPUs."""
         return self.prepared_seconds_per_call > seconds
 
     def idle_seconds(self, seconds: float) -> float:
-        """How long IPUs wait for the batches of a call, if its program takes them so many seconds."""
+        """Return the seconds that IPUs wait for the batches of a call that takes them `seconds`."""
         prepared = self.prepared_seconds_per_call
         return max(0.0, prepared - seconds) if self.is_ahead else prepared

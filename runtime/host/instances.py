@@ -1,11 +1,11 @@
-"""Replicas spread over processes: each instance holds an equal share of them, in order.
+"""Replicas spread over processes: each instance has an equal share of them, in order.
 
-Arrays of replicas have a leading axis of those that are here. Where replicas meet, one `jax.lax` collective over the
-axis "instance" brings all of them together; what comes of it is computed by every instance in the same way, so numbers
-do not depend on how many instances there are.
+Arrays of replicas have a leading axis of the local ones. Where replicas meet, one `jax.lax` collective over the axis
+"instance" gathers the values of all; every instance then computes the same from them, so numbers do not depend on the
+number of instances.
 
-Limits: with several instances everything here must be traced inside a `jax.shard_map` over that axis. All replicas'
-values of a meeting pass through each instance's memory.
+Limits: with several instances all methods must be traced inside a `jax.shard_map` over that axis. At each meeting point
+the values of all replicas are in the memory of each instance.
 """
 
 from __future__ import annotations
@@ -20,32 +20,28 @@ AXIS = "instance"  # of a mesh with one device a process
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """Among how many instances replicas are shared.
+    """Division of replicas among instances.
 
     Args:
-        count: how many; 1 for all replicas in this process.
+        count: number of instances; 1 for all replicas in this process.
     """
 
     count: int = 1
 
-    def local(self, replicas: int) -> int:
-        """How many of the replicas are here.
-
-        Args:
-            replicas: of all instances, a multiple of their number.
-        """
-        assert replicas % self.count == 0, "every instance has as many replicas"
+    def count_local(self, replicas: int) -> int:
+        """Return the number of replicas of each instance, out of `replicas`, a multiple of `count`."""
+        assert replicas % self.count == 0, "replicas must be a multiple of the number of instances"
         return replicas // self.count
 
-    def all_of(self, here: jax.Array) -> jax.Array:
-        """The values of all replicas, [replicas, …], from those of the replicas that are here, [local, …]."""
-        return here if self.count == 1 else lax.all_gather(here, AXIS, tiled=True)
+    def gather(self, local_values: jax.Array) -> jax.Array:
+        """Return the values of all replicas, [replicas, …], from those of the local ones, [local, …]."""
+        return local_values if self.count == 1 else lax.all_gather(local_values, AXIS, tiled=True)
 
-    def own(self, all_values: jax.Array) -> jax.Array:
-        """The values of the replicas that are here, from those of all, which every instance has."""
+    def take_local(self, all_values: jax.Array) -> jax.Array:
+        """Return the values of the local replicas, [local, …], from those of all, [replicas, …]."""
         if self.count == 1:
             return all_values
-        local = self.local(all_values.shape[0])
+        local = self.count_local(all_values.shape[0])
         return lax.dynamic_slice_in_dim(all_values, lax.axis_index(AXIS) * local, local)
 
 

@@ -207,7 +207,7 @@ class Spread:
         return list(over_instances(here, in_dims, out_dims)(*operands))
 
     def _check_share(self, place: str, x: Any, dim: int | None) -> None:
-        shape, here = jnp.shape(x), self.instances.local(self.replication.replicas)
+        shape, here = jnp.shape(x), self.instances.count_local(self.replication.replicas)
         if dim is not None and dim < len(shape) and shape[dim] % here:
             raise ArgumentValueError(
                 f"this instance's share of argument {place} cannot be split over the {here} replicas it holds",

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ipujax.runtime.engine.collapse import collapsible
+from ipujax.runtime.engine.collapse import find_collapsible
 from ipujax.runtime.engine.engine import engine_function
-from ipujax.runtime.engine.split import apply, run_group, signatures
+from ipujax.runtime.engine.split import run_group, signatures, store_blocks
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
@@ -141,7 +141,7 @@ def check_kinds(group: VertexGroup, values: dict[Any, Any], tolerance: float = 0
         state = {v: jnp.zeros(v.shape, v.dtype) for t in tensors for v in t.variables()}
         state.update({v: jnp.asarray(x) for v, x in values.items()})
         for item in run_group(group, signatures(group), state):
-            apply(item, state)
+            store_blocks(item, state)
         return [read(t, state) for t in tensors]
 
     one = unsplit(group)
@@ -220,7 +220,7 @@ def test_matmul_with_partials_collapses_to_one_dot() -> None:
     partials, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (3, 2, 4))
     bench.program.add(first)
     bench.program.add(second)
-    assert collapsible(bench.graph, bench.program) == set(partials.variables())
+    assert find_collapsible(bench.graph, bench.program) == set(partials.variables())
     found = primitives(bench.function(c))
     assert found["dot_general"] == 1
     assert not {"concatenate", "scatter", "dynamic_update_slice", "scan", "gather", "slice"} & set(found)
@@ -242,7 +242,7 @@ def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: b
     axes = [split_axis("s", 4, 1, "reduce"), split_axis("c", 3, 1), split_axis("d", 2, 1)]
     accesses = [Access(p, (element(0), element(1), element(2))), Access(y, (element(1), element(2)))]
     bench.program.add(bench.vertices(make_codelet(lambda p: p.sum(0), "in p", "out y"), axes, accesses))
-    assert collapsible(bench.graph, bench.program) == set(slots.variables())
+    assert find_collapsible(bench.graph, bench.program) == set(slots.variables())
     got = bench.run(y, exact_splits=exact_splits)[0]
     np.testing.assert_allclose(got, x[:, :6].sum(0).reshape(3, 2), rtol=1e-5, atol=1e-5)
 
@@ -268,7 +268,7 @@ def test_partials_of_which_not_each_slot_is_seen_whole_stay(seen: str) -> None:
     axes = [split_axis("s", 4, 1, "reduce"), split_axis("c", rows, 1), split_axis("d", 4, 1)]
     accesses = [Access(p, (element(0), element(1), element(2))), Access(y, (element(1), element(2)))]
     bench.program.add(bench.vertices(make_codelet(lambda p: p.sum(0), "in p", "out y"), axes, accesses))
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     total = x.sum(-1)
     expected = np.broadcast_to(total[:1], (4, 4)) if seen == "elements repeated" else total[:rows]
     np.testing.assert_allclose(bench.run(y)[0], expected, rtol=1e-5, atol=1e-5)
@@ -298,7 +298,7 @@ def test_a_copy_of_the_partials_keeps_them_whole() -> None:
     seen = bench.variable(*partials.shape)
     for step in (first, second, Copy(partials, seen)):
         bench.program.add(step)
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     got, product = bench.run(seen, c)
     cuts = even_cuts(10, 4)
     expected = np.stack([x[:, i:j] @ y[i:j] for i, j in pairwise(cuts)])
@@ -311,7 +311,7 @@ def test_partials_without_monoid_stay_whole() -> None:
     _, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (2, 1, 4), monoid=None)
     bench.program.add(first)
     bench.program.add(second)
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     assert "dot_general" in primitives(bench.function(c))
     np.testing.assert_allclose(bench.run(c)[0], x @ y, rtol=1e-5, atol=1e-5)
 
@@ -346,7 +346,7 @@ def test_two_partial_results_collapse_together(exact_splits: bool) -> None:
     values, indices, result, *steps = argmax(bench, bench.feed(x), 7)
     for step in steps:
         bench.program.add(step)
-    assert collapsible(bench.graph, bench.program) == {*values.variables(), *indices.variables()}
+    assert find_collapsible(bench.graph, bench.program) == {*values.variables(), *indices.variables()}
     assert bench.run(result, exact_splits=exact_splits)[0] == np.argmax(x)
 
 
@@ -355,7 +355,7 @@ def test_partial_results_stay_whole_together() -> None:
     values, _, result, *steps = argmax(bench, bench.feed(x), 7)
     for step in (*steps, StreamOut(values, HostStream("seen", values.shape, values.dtype))):
         bench.program.add(step)
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     assert bench.run(result)[0] == np.argmax(x)
 
 
@@ -374,7 +374,7 @@ def test_partial_results_in_two_stages(seen: bool) -> None:
     bench.program.add(bench.vertices(add, axes, accesses))
     if seen:
         bench.program.add(Copy(q, bench.variable(4, 3)))
-    assert collapsible(bench.graph, bench.program) == (set() if seen else {*p.variables(), *q.variables()})
+    assert find_collapsible(bench.graph, bench.program) == (set() if seen else {*p.variables(), *q.variables()})
     for exact_splits in (False, True):
         np.testing.assert_allclose(bench.run(y, exact_splits=exact_splits)[0], x.sum(0), rtol=1e-5, atol=1e-5)
 
@@ -389,7 +389,7 @@ def test_a_reader_with_another_operand_by_slot_keeps_them_whole() -> None:
     axes = [split_axis("s", 4, 1, "reduce")]
     accesses = [Access(p, (element(0),)), Access(weights, (element(0),)), Access(y, ())]
     bench.program.add(bench.vertices(dot, axes, accesses))
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     np.testing.assert_allclose(bench.run(y)[0], x.reshape(4, 5).sum(1) @ w, rtol=1e-5)
 
 
@@ -402,7 +402,7 @@ def test_partials_indexed_by_blocks_twice_stay_whole() -> None:
     axes = [split_axis("s", 4, 1, "reduce"), split_axis("i", 3, 1)]
     accesses = [Access(p, (element(0), element(1))), Access(y, (element(1),))]
     bench.program.add(bench.vertices(make_codelet(lambda p: jnp.sum(p, axis=0), "in p", "out y"), axes, accesses))
-    assert not collapsible(bench.graph, bench.program)
+    assert not find_collapsible(bench.graph, bench.program)
     np.testing.assert_allclose(bench.run(y)[0], x.reshape(3, 16).sum(1), rtol=1e-5, atol=1e-5)
 
 
@@ -416,7 +416,7 @@ def test_partials_of_two_axes_collapse(exact_splits: bool) -> None:
     bench.program.add(bench.vertices(make_codelet(jnp.sum, "in x", "out p"), axes, accesses))
     axes, accesses = [split_axis("s", 12, 1, "reduce")], [Access(p, (element(0),)), Access(y, ())]
     bench.program.add(bench.vertices(make_codelet(jnp.sum, "in p", "out y"), axes, accesses))
-    assert collapsible(bench.graph, bench.program) == set(p.variables())
+    assert find_collapsible(bench.graph, bench.program) == set(p.variables())
     np.testing.assert_allclose(bench.run(y, exact_splits=exact_splits)[0], x.sum(), rtol=1e-5, atol=1e-5)
 
 
@@ -863,7 +863,7 @@ def test_partials_collapse_inside_loops_and_branches() -> None:
     a, b, p = bench.feed(x), bench.feed(y), bench.feed(np.bool_(True))
     _, c, first, second = matmul(bench, a, b, (1, 2, 3))
     bench.program.add(Repeat(3, If(p, Sequence(first, second, Copy(c, a)), Sequence())))
-    assert len(collapsible(bench.graph, bench.program)) == 1
+    assert len(find_collapsible(bench.graph, bench.program)) == 1
     np.testing.assert_allclose(bench.run(a)[0], x @ y @ y @ y, rtol=1e-4, atol=1e-4)
 
 
@@ -879,7 +879,11 @@ def test_streams_inside_control_flow_hold_the_last_value() -> None:
 
 
 def bad_inputs() -> list[tuple[str, Any]]:
-    return [("no value", None), ("another value", np.zeros(3, np.float32)), ("another value", np.zeros(4, np.int32))]
+    return [
+        ("no value", None),
+        ("another shape or dtype", np.zeros(3, np.float32)),
+        ("another shape or dtype", np.zeros(4, np.int32)),
+    ]
 
 
 @pytest.mark.parametrize("message, value", bad_inputs())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.engine.engine import engine_function, prepared
+from ipujax.runtime.engine.engine import engine_function, prepare_engine
 from ipujax.runtime.engine.single import EngineProgram
 from ipujax.runtime.errors import GraphError, VerifyError
 from ipujax.runtime.graph.codelet import Codelet, Field
@@ -382,4 +382,4 @@ def test_the_listing_names_replicas():
 def test_one_replica_runs_the_plain_engine():
     b = Replicated(1)
     b.given(np.ones(4, np.float32))
-    assert type(prepared(b.graph, b.program)) is EngineProgram
+    assert type(prepare_engine(b.graph, b.program)) is EngineProgram
