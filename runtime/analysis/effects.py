@@ -115,6 +115,7 @@ def written_elements(group: VertexGroup, field: int) -> int:
 
 def _grid_sum(factors: list[np.ndarray], grid: tuple[int, ...]) -> int:
     """Sum a product of factors over a grid, without making the grid where each factor varies along one axis."""
+    # Factors along different axes sum one by one; if two share an axis, only their product can be summed.
     along = [[axis for axis, n in enumerate(factor.shape) if n > 1] for factor in factors]
     used = [axis for axes in along for axis in axes]
     if len(set(used)) != len(used):

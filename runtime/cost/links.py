@@ -62,7 +62,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
     """
     rate = _bytes_per_cycle(target)
     pairs = [(int(s), int(d)) for s, d in np.argwhere(flows) if s != d]
-    # Gateways are numbered by the first IPU of their machine, so they fit the rows of IPUs.
+    # One row more: the last rung of an odd number of IPUs has a second side, over which a route may climb.
     load = np.zeros((len(flows) + 1, len(rate)), np.int64)
     routes = [route(s, d, target) for s, d in pairs]
     for (s, d), links in zip(pairs, routes, strict=True):

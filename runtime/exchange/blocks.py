@@ -77,15 +77,12 @@ def _lines(intervals: Sequence[Interval], accesses: Sequence[SubDimAccess], rank
     scalar = np.zeros((1,) * rank, np.int64)  # sub-dimensions that no dimension moves have one index, 0
     lines = []
     for p in accesses:
-        start, length = scalar, scalar + 1
-        if p.axis >= 0:
-            start, length = intervals[p.axis].start, intervals[p.axis].length
-            if p.reverse:
-                start = p.count - start - length
-            elif p.count == 1:  # a repeated element is needed once
-                start = np.zeros_like(start)
-                length = np.minimum(length, 1)
-        lines.append(Line(start, length, p.edges, np.diff(p.subdim.cuts), p.step))
+        indices = intervals[p.axis] if p.axis >= 0 else Interval(scalar, scalar + 1)
+        if p.reverse:
+            indices = replace(indices, start=p.count - indices.start - indices.length)
+        elif p.count == 1:  # a repeated element is needed once
+            indices = Interval(np.zeros_like(indices.start), np.minimum(indices.length, 1))
+        lines.append(Line(indices.start, indices.length, p.edges, np.diff(p.subdim.cuts), p.step))
     return lines
 
 

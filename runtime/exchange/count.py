@@ -1,4 +1,4 @@
-"""The general exchange count_traffic: runs that tiles need are cut at the tile mapping, and the pieces are counted.
+"""The general exchange count: runs that tiles need are cut at the tile mapping, and the pieces are counted.
 
 Input: `Demand`, runs of flat elements by block and the tiles that need each block, and `Homes`, the tiles that elements
 are mapped to. Output: `Traffic`, elements and fragments a tile. Linear in the number of runs and of their pieces.
@@ -247,7 +247,7 @@ def count_traffic(
 def _copied_operand_parts(
     operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return elements and fragments of each operand to copy on its tile, as it is in several pieces."""
+    """Return elements and fragments that each tile copies: its local parts of operands in several pieces."""
     pieces = cut_at_homes(operands.runs, mappings, MAX_RUNS)
     parts = sum_by_index(pieces.block, pieces.fragments, int(operands.block.max(initial=0)) + 1)
     # Pieces and operands meet by (block, tile): a piece is local to an operand of its block on its home tile.

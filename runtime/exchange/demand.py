@@ -98,11 +98,10 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
         return None
     # In terms of sub-dimensions both have the same shape, and each has one stride.
     fine = [size for dim in destination.node.dims for size, _ in dim]
-    source = source.reshape(fine)
     destination = destination.reshape(fine)
     assert isinstance(destination.node, Affine)
     order = _memory_order(destination.node)
-    source = source.transpose(order)
+    source = source.reshape(fine).transpose(order)
     destination = destination.transpose(order)
     node = destination.node
     assert isinstance(node, Affine)

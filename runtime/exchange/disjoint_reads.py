@@ -89,11 +89,12 @@ def _reading_tiles(node: Affine, group: VertexGroup, axes: list[int], num_tiles:
     reduced = [number for number in range(len(group.axes)) if number not in axes]
     # Axes that move no dimension have one block each (`is_disjoint_read`), so the reshape only drops them.
     reader = group.tile.transpose((*axes, *reduced)).reshape([group.axes[axis].blocks for axis in axes])
-    reader = reader.astype(_tile_dtype(num_tiles))
+    reader = reader.astype(_tile_dtype(num_tiles))  # small integers: these arrays have an entry for each element
     for dim, axis in enumerate(axes):
         reader = np.repeat(reader, np.diff(group.axes[axis].cuts), dim)
     need = np.full(node.variable.size, -1, reader.dtype)
-    sizes, strides = [size for size, _ in node.subdims], [stride * need.itemsize for _, stride in node.subdims]
+    sizes = [size for size, _ in node.subdims]
+    strides = [stride * need.itemsize for _, stride in node.subdims]
     as_strided(need[node.offset :], sizes, strides)[...] = reader.reshape(sizes)
     return need
 
@@ -104,7 +105,7 @@ def _home_tiles(mapping: TileMapping, num_tiles: int) -> np.ndarray:
     return np.repeat(tiles.astype(_tile_dtype(num_tiles)), lengths)
 
 
-def _continuing_parts(need: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.ndarray:
+def _continuing_parts(reader: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.ndarray:
     """Return the parts that continue a fragment: they follow another part in memory and in the operand of its reader.
 
     A part is mapped to one tile and read by one tile. A continuing part starts a run of the mapping, and the tile that
@@ -117,13 +118,14 @@ def _continuing_parts(need: np.ndarray, start: np.ndarray, mapping: TileMapping)
     last = np.append(part[1:] - (start[part[1:]] == homes.start[1:]), len(start) - 1)  # and at its end
     part_before = last[order[:-1]][same_tile]
     part_after = part[order[1:]][same_tile]
-    continues = (need[part_before] == need[part_after]) & (need[part_after] >= 0) & (part_after > part_before)
+    continues = (reader[part_before] == reader[part_after]) & (reader[part_after] >= 0) & (part_after > part_before)
     part_before = part_before[continues]
     part_after = part_after[continues]
     if not len(part_after):
         return part_after
-    position = np.empty(len(need), np.int64)
-    position[np.argsort(need, kind="stable")] = np.arange(len(need))
+    # The parts of each reader in order: successive positions are neighbours in its operand.
+    position = np.empty(len(reader), np.int64)
+    position[np.argsort(reader, kind="stable")] = np.arange(len(reader))
     return part_after[position[part_after] == position[part_before] + 1]
 
 

@@ -117,10 +117,9 @@ def _split_all(subdim: SubDim, strides: Sequence[int], candidates: Sequence[int]
 
 
 def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...] | None:
-    """Match each sub-dimension of a mapping, outermost first, with at most one dimension of a view that has elements.
+    """Match each sub-dimension of a mapping with at most one dimension of a view; None where that fails.
 
-    Returns:
-        None where that fails; with a sub-dimension of size 1 at the end for each dimension that moves none.
+    The view has elements. The result is outermost first, then one of size 1 for each dimension that moves none.
     """
     if any(len(group) > 1 for group in node.dims):
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf, prod
 
 import numpy as np
@@ -48,11 +49,7 @@ class Runs:
 
 def flat_bases(variables: Sequence[Variable]) -> Bases:
     """Return the first flat element of each variable; a gap of one element follows each, so that no two touch."""
-    bases, base = {}, 0
-    for variable in variables:
-        bases[variable] = base
-        base += variable.size + 1
-    return bases
+    return dict(zip(variables, accumulate((v.size + 1 for v in variables), initial=0), strict=False))
 
 
 def block_runs(

@@ -66,8 +66,8 @@ def sample_rows(
     even = (2 * within + 1) * count[row] // (2 * np.minimum(count, min_listed)[row])
     position = np.where(is_few[row], even, spread)
     inside = (position >= 0) & (position < count[row])
-    row, position = row[inside], position[inside]
-    return row, position, (count / np.bincount(row, minlength=len(count)))[row]
+    row = row[inside]
+    return row, position[inside], (count / np.bincount(row, minlength=len(count)))[row]
 
 
 def list_or_sample(

@@ -145,16 +145,17 @@ def _intersections(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[R
     width = needs.shape[1]
     row, within = ragged_rows(counts[mixed])
     at = first[mixed][row] + within
-    need, start, end = np.flatnonzero(~alike)[row // width], pieces.start[at], (pieces.start + pieces.length)[at]
+    listed = replace(pieces.take(at), block=np.flatnonzero(~alike)[row // width])
     # A sweep over starts and ends, ends first: where all blocks are open, the run opened last covers what follows.
     span = int((pieces.start + pieces.length).max(initial=0)) + 1
-    position = np.concatenate([need * span + start, need * span + end])
+    start = listed.block * span + listed.start
+    position = np.concatenate([start, start + listed.length])
     order = np.argsort(2 * position + np.repeat([1, 0], len(at)), kind="stable")
     position = position[order]
     number = order % max(len(at), 1)
     depth = np.cumsum(np.where(order < len(at), 1, -1))
     length = np.diff(position, append=position[-1:])
     is_open = (depth == width) & (length > 0)
-    weight = None if pieces.weight is None else pieces.weight[at[number[is_open]]]
-    overlaps = Runs(need[number[is_open]], position[is_open] % span, length[is_open], weight)
-    return concat_runs([same, overlaps]), np.concatenate([home[piece], home[at[number[is_open]]]])
+    opened = number[is_open]
+    overlaps = replace(listed.take(opened), start=position[is_open] % span, length=length[is_open])
+    return concat_runs([same, overlaps]), np.concatenate([home[piece], home[at[opened]]])

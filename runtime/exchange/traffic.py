@@ -2,9 +2,8 @@
 
 Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
 `Traffic`, bytes and fragments a tile, and from these cycles. Three counts give the same numbers: axis by axis for
-blocks on blocks (`exchange.blocks`), element by element for scattered elements that no two tiles share
-(`exchange.disjoint_reads`), and by flat runs for everything else (`exchange.count_traffic`). `messages` lists the same
-exchange.
+blocks on blocks (`exchange.blocks`), by element for scattered elements that no two tiles share
+(`exchange.disjoint_reads`), by flat runs for everything else (`exchange.count`). `messages` lists the same exchange.
 
 An element that several tiles need is sent once (multicast) and received by each; an element that one tile needs several
 times, for several vertices or through a broadcast, is received once. Data that all tiles of an exchange bus need arrive

@@ -25,6 +25,7 @@ def _row(value: Any, kind: SourceKind, text: str) -> Row:
     return value, Source(kind, text)
 
 
+# By full name, as `Target.native_dtypes` demands.
 _DTYPES = frozenset({"float32", "float16", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool"})
 
 # The same on every machine.

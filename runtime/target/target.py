@@ -187,6 +187,7 @@ class Target:
 
     def to_data(self) -> dict[str, Any]:
         """Return all constants with their sources, JSON-able."""
+        # Sorted, so that files of equal targets are equal.
         values = {name: sorted(x) if isinstance(x, frozenset) else x for name, x in self._values().items()}
         return values | {"sources": {name: [source.kind, source.text] for name, source in self.sources.items()}}
 
@@ -206,7 +207,7 @@ class Target:
         return {name: getattr(self, name) for name in changed}
 
     def replace(self, **changes: Any) -> Target:
-        """Return a target with some constants changed, for what-if studies.
+        """Return a target with some constants changed, to study a machine that may not exist.
 
         The interleaved region keeps its share of a tile's memory unless its offset is changed too: code is below it,
         and programs with more memory have more code.

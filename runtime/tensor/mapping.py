@@ -254,7 +254,7 @@ def _find_flaw(mapping: TileMapping, shape: tuple[int, ...], num_tiles: int) -> 
     size = prod(shape)
     if isinstance(mapping, Blocked):
         if mapping.shape != shape:
-            return "has another shape", shape, mapping.shape
+            return "must have the shape of the variable", shape, mapping.shape
         rising = all(c[0] == 0 and np.all(np.diff(c) > 0) for c in mapping.cuts)
         tiles = mapping.tile
         if tuple(len(c) - 1 for c in mapping.cuts) != tiles.shape:

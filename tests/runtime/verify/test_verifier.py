@@ -314,7 +314,7 @@ def blocked_mapping_with_boxes_that_overlap(b):
     b.graph.mappings[x.variables()[0]] = Blocked((np.array([0, 6, 4, 8]),), np.array([0, 1, 2]))
 
 
-@must_fail("mapping", r"(?s)another shape.*\(8,\).*\(2, 4\)")
+@must_fail("mapping", r"(?s)shape of the variable.*\(8,\).*\(2, 4\)")
 def mapping_of_another_shape(b):
     x = b.given(8)
     b.graph.mappings[x.variables()[0]] = Blocked((np.array([0, 2]), np.array([0, 4])), np.array([[0]]))
