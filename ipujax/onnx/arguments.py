@@ -57,6 +57,19 @@ def _static_value(info: ValueInfo, value: Any) -> Any:
     return array
 
 
+def checked_bounds(graph: Graph, max_sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return bounds on sizes that depend on data.
+
+    Raises:
+        OnnxError: a name that is no output of a node, or a bound that is no size.
+    """
+    _check_names(max_sizes, [name for node in graph.all_nodes() for name in node.outputs], "max_sizes")
+    for name, bound in max_sizes.items():
+        if not isinstance(bound, int | np.integer) or bound < 0:
+            raise OnnxError(f"max_sizes[{name!r}] must be a size", expected="an int ≥ 0", got=bound)
+    return {name: int(bound) for name, bound in max_sizes.items()}
+
+
 def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the parameters of a call as arrays.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx import operators as operators
-from ipujax.onnx.arguments import checked_argument, checked_params, checked_static, with_shapes
+from ipujax.onnx.arguments import checked_argument, checked_bounds, checked_params, checked_static, with_shapes
 from ipujax.onnx.evaluation import Settings, check_operators, evaluate, shape_sources
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
@@ -102,7 +102,7 @@ def load(
     graph = with_shapes(read_graph(model), input_shapes or {})
     check_operators(graph)
     values = checked_static(graph, static or {})
-    bounds = {name: int(bound) for name, bound in (max_sizes or {}).items()}
+    bounds = checked_bounds(graph, max_sizes or {})
     _say_narrowed(graph)
     return Model(graph, _params(graph), values, Settings(bounds))
 

@@ -36,9 +36,14 @@ def read_model(source: Source) -> onnx.ModelProto:
         model.CopyFrom(source)
     elif isinstance(source, bytes | bytearray | memoryview):
         model, folder = _parsed(bytes(source), "the bytes"), None
-    else:
+    elif isinstance(source, str | os.PathLike):
         path = Path(source)
         model, folder = _parsed(_read_bytes(path), str(path)), path.parent
+    else:
+        expected = "a path, the bytes of a file, or an onnx.ModelProto"
+        raise OnnxModelError(
+            "the model must be a path, bytes or a ModelProto", expected=expected, got=type(source).__name__
+        )
     _check_content(model)
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -57,8 +57,15 @@ def tensor_dtype(data_type: int) -> np.dtype | None:
     return onnx.helper.tensor_dtype_to_np_dtype(data_type) if data_type else None
 
 
+_INFERRED = "unk__"  # what shape inference names sizes that it does not know
+
+
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+    """Return a size, or the name of one; exporters write −1 and "?" for open ones."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    is_name = any(map(str.isalnum, dim.dim_param)) and not dim.dim_param.startswith(_INFERRED)
+    return dim.dim_param if is_name else None
 
 
 def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:

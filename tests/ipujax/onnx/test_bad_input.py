@@ -1,0 +1,236 @@
+"""Files and arguments that are refused: one typed error, with what to do, before anything is traced."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import ipujax as ipu
+import ipujax.onnx
+from ipujax.onnx import OnnxError, OnnxModelError, UnsupportedOperatorError
+from ipujax.onnx.reading import files
+from tests.ipujax.onnx.models import graph_of, info, mlp, model_of
+
+X = info("x", shape=(4,))
+Y = info("y", shape=(4,))
+
+
+def with_external_data(folder: Path, location: str = "weights.bin", **facts: int) -> onnx.ModelProto:
+    """Return x + w, whose w is in another file."""
+    (folder / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], [X], [Y], {"w": np.zeros(4, np.float32)})
+    tensor = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(tensor, location, **facts)
+    tensor.ClearField("raw_data")
+    return model
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    """Return the path of a model, whose external data stay as they are."""
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 200])
+def test_refuses_files_that_are_cut_off(tmp_path, size):
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(mlp().SerializeToString()[:size])
+    with pytest.raises(OnnxModelError) as caught:
+        ipujax.onnx.load(path)
+    assert isinstance(caught.value, ipu.IpuError)
+
+
+def test_every_truncation_is_a_typed_error():
+    data = mlp().SerializeToString()
+    for size in range(0, len(data), 7):
+        with pytest.raises(OnnxError):
+            ipujax.onnx.load(data[:size])
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04" * 50, b"not a model", b"\x00" * 64])
+def test_refuses_bytes_that_are_no_model(data):
+    with pytest.raises(OnnxModelError):
+        ipujax.onnx.load(data)
+
+
+def test_refuses_a_path_without_a_file(tmp_path):
+    with pytest.raises(OnnxModelError, match="cannot be read"):
+        ipujax.onnx.load(tmp_path / "none.onnx")
+
+
+def test_refuses_an_object_that_is_no_source():
+    with pytest.raises(OnnxModelError, match="model must be a path, bytes or a ModelProto"):
+        ipujax.onnx.load(3)
+
+
+def test_refuses_a_circle():
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"], "first"), helper.make_node("Relu", ["a"], ["b"], "second")]
+    with pytest.raises(OnnxModelError, match="the graph has a circle") as caught:
+        ipujax.onnx.load(model_of(nodes, [X], [info("b", shape=(4,))]))
+    assert "'first'" in str(caught.value) and "'second'" in str(caught.value)
+
+
+def test_refuses_a_missing_initializer():
+    with pytest.raises(OnnxModelError, match=r"node 'add' \(Add\) reads 'w', which nothing defines"):
+        ipujax.onnx.load(model_of([helper.make_node("Add", ["x", "w"], ["y"], "add")], [X], [Y]))
+
+
+def test_refuses_a_missing_name_in_a_subgraph():
+    branch = graph_of([helper.make_node("Relu", ["w"], ["r"], "inner")], [], [info("r", shape=(4,))])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    with pytest.raises(OnnxModelError, match="node 'inner'"):
+        ipujax.onnx.load(model_of([node], [X, info("c", bool)], [Y]))
+
+
+def test_refuses_an_output_that_nothing_defines():
+    with pytest.raises(OnnxModelError, match="has an output 'z' that nothing defines"):
+        ipujax.onnx.load(model_of([helper.make_node("Relu", ["x"], ["y"])], [X], [info("z", shape=(4,))]))
+
+
+@pytest.mark.parametrize("elements", [4, 4096])
+def test_refuses_an_initializer_of_the_wrong_size(elements):
+    array = np.zeros(elements, np.float32)
+    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], [info("x", shape=(elements,))], [Y], {"w": array})
+    model.graph.initializer[0].raw_data = array.tobytes()[:-4]
+    with pytest.raises(OnnxModelError, match="tensor 'w' cannot be read"):
+        ipujax.onnx.load(model)
+
+
+def test_refuses_unknown_operators_all_at_once():
+    nodes = [
+        helper.make_node("Reluu", ["x"], ["a"], "one", domain="com.example"),
+        helper.make_node("Reluu", ["a"], ["b"], "two", domain="com.example"),
+        helper.make_node("Gemmm", ["b"], ["y"], "three", domain="com.other"),
+    ]
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        ipujax.onnx.load(model_of(nodes, [X], [Y], domains=["com.example", "com.other"]))
+    text = str(caught.value)
+    assert "com.example:Reluu, 2 nodes: one, two" in text and "com.other:Gemmm, 1 node: three" in text
+    assert "ipujax.onnx.register" in text
+
+
+def test_refuses_an_unknown_standard_operator():
+    with pytest.raises(OnnxModelError, match="Reluu"):
+        ipujax.onnx.load(model_of([helper.make_node("Reluu", ["x"], ["y"])], [X], [Y]))
+
+
+def test_refuses_a_newer_opset():
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [X], [Y])
+    model.opset_import[0].version = 1000
+    with pytest.raises(OnnxModelError):
+        ipujax.onnx.load(model)
+
+
+def test_reads_external_data_beside_the_model(tmp_path):
+    model = ipujax.onnx.load(saved(with_external_data(tmp_path), tmp_path))
+    np.testing.assert_array_equal(model.params["w"], np.arange(4, dtype=np.float32))
+    half = ipujax.onnx.load(saved(with_external_data(tmp_path, offset=0, length=16), tmp_path))
+    np.testing.assert_array_equal(half.params["w"], model.params["w"])
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", "a/../../weights.bin", "", "a\\b"])
+def test_refuses_external_data_outside_the_folder(tmp_path, location):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(OnnxModelError, match="refused"):
+        ipujax.onnx.load(saved(with_external_data(tmp_path, location), folder))
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_refuses_external_data_through_a_link(tmp_path, linked):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = with_external_data(tmp_path, "link" if linked == "file" else "link/weights.bin")
+    (folder / "link").symlink_to(tmp_path / "weights.bin" if linked == "file" else tmp_path)
+    with pytest.raises(OnnxModelError, match="being a link"):
+        ipujax.onnx.load(saved(model, folder))
+
+
+def test_refuses_external_data_without_a_folder(tmp_path):
+    with pytest.raises(OnnxModelError, match="need the model's folder"):
+        ipujax.onnx.load(with_external_data(tmp_path).SerializeToString())
+
+
+@pytest.mark.parametrize("facts", [{"offset": 8}, {"length": 32}, {"offset": 400}])
+def test_refuses_external_data_of_the_wrong_size(tmp_path, facts):
+    with pytest.raises(OnnxModelError, match=r"external data of 'w'|tensor 'w' cannot be read"):
+        ipujax.onnx.load(saved(with_external_data(tmp_path, **facts), tmp_path))
+
+
+def test_refuses_missing_external_data(tmp_path):
+    with pytest.raises(OnnxModelError, match="are missing"):
+        ipujax.onnx.load(saved(with_external_data(tmp_path, "other.bin"), tmp_path))
+
+
+def test_refuses_two_gibibytes_in_one_file(tmp_path):
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(files._MAX_PROTOBUF_BYTES + 1)  # sparse: takes no space
+    with pytest.raises(OnnxModelError, match="too large") as caught:
+        ipujax.onnx.load(path)
+    assert "save_as_external_data" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((np.zeros((2, 9), np.float32),), "input 'x' has another shape"),
+        ((np.zeros(8, np.float32),), "input 'x' has another shape"),
+        ((np.zeros((2, 8), np.int32),), "input 'x' has another dtype"),
+        ((None,), "input 'x' must be an array"),
+        ((), "another number of inputs"),
+    ],
+)
+def test_refuses_other_arguments(arguments, text):
+    model = ipujax.onnx.load(mlp())
+    with pytest.raises(OnnxError, match=re.escape(text)):
+        model(model.params, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"w3": np.zeros(1)}, "params names 'w3'"),
+        ({"w1": np.zeros((8, 16), np.float32)}, "params['w1'] has another shape"),
+    ],
+)
+def test_refuses_other_parameters(change, text):
+    model = ipujax.onnx.load(mlp())
+    with pytest.raises(OnnxError, match=re.escape(text)):
+        model({**model.params, **change}, np.zeros((2, 8), np.float32))
+    with pytest.raises(OnnxError, match="params has no 'b1'"):
+        model({"w1": model.params["w1"]}, np.zeros((2, 8), np.float32))
+    with pytest.raises(OnnxError, match="the first argument of a model must be its parameters"):
+        model(np.zeros((2, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"input_shapes": {"z": (1,)}}, "input_shapes names 'z'"),
+        ({"input_shapes": {"x": (1,)}}, "input_shapes['x'] is no shape of this input"),
+        ({"static": {"z": 1}}, "static names 'z'"),
+        ({"static": {"x": np.zeros(3)}}, "input 'x' has another shape"),
+        ({"max_sizes": {"z": 1}}, "max_sizes names 'z'"),
+        ({"max_sizes": {"y": -1}}, "max_sizes['y'] must be a size"),
+    ],
+)
+def test_load_refuses_other_names(keywords, text):
+    with pytest.raises(OnnxError, match=re.escape(text)):
+        ipujax.onnx.load(mlp(), **keywords)
+
+
+def test_nodes_that_do_not_fit_are_named():
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    model = ipujax.onnx.load(
+        model_of(nodes, [info("x", shape=None)], [info("y", shape=None)], {"w": np.eye(3, dtype="f")})
+    )
+    with pytest.raises(OnnxError, match=r"node 'product' \(MatMul\) cannot be evaluated") as caught:
+        model(model.params, np.zeros((2, 5), np.float32))
+    assert "float32[2, 5], float32[3, 3]" in str(caught.value)
