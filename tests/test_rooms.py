@@ -307,7 +307,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher lowering.dumps"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit ipujax.onnx lowering.dumps"
         " lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",

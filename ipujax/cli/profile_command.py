@@ -1,9 +1,10 @@
 """`ipujax profile`: runs a script, and says what each program that it compiled costs.
 
     ipujax profile [--save DIR] train.py [argument…]
+    ipujax profile [--save DIR] [--shape NAME=SIZES] model.onnx
 
-Input: a script or module and its arguments. Output: its own output, then a table on standard error, so that what the
-script prints stays its own; with `--save`, a file for each program.
+Input: a script or module and its arguments, or an ONNX model. Output: its own output, then a table on standard error,
+so that what the script prints stays its own; with `--save`, a file for each program.
 Limits: the script runs in this process, where JAX is imported already: what JAX reads from the environment when it is
 imported has to be set before. Programs that other threads compile are not seen.
 """
@@ -15,14 +16,15 @@ import runpy
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.cli.terminal import Row, table
-from ipujax.compiled_programs import CompiledProgram, collected_programs
+from ipujax.compiled_programs import collected_programs
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError, ProfileError
 from ipujax.runtime.logs import check_environment
@@ -35,7 +37,8 @@ _HEAD: Row = ("function", "device", "cycles", "time", "fullest tile", "limited b
 _MORE = """
 Runs a script, unchanged, and lists every program that it compiled, with `ipu.jit`, Keras or a Poplar engine: cycles of
 a call, the fullest tile, and the line of source that takes most. The table goes to standard error. The exit code is
-that of the script. --save writes a profile of each, for `ipujax report` and `ipujax compare`.
+that of the script. An ONNX model in its place is called once on random data. --save writes a profile of each, for
+`ipujax report` and `ipujax compare`.
 """
 
 
@@ -49,28 +52,38 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         more=_MORE,
         example="ipujax profile --save profiles train.py --epochs 1",
         usage="ipujax profile [--save DIR] SCRIPT [argument ...]\n"
-        "       ipujax profile [--save DIR] -m MODULE [argument ...]",
+        "       ipujax profile [--save DIR] -m MODULE [argument ...]\n"
+        "       ipujax profile [--save DIR] [--shape NAME=SIZES] [--static NAME=VALUES] MODEL.onnx",
     )
     parser.add_argument("--save", metavar="DIR", help="write a profile of each program to this folder")
+    add_onnx_arguments(parser)
     add_script_arguments(parser)
 
 
 def _run(given: argparse.Namespace) -> int:
     check_environment()  # here a wrong level is an error of this command, in the script it is a traceback
     DumpRequest.from_environment()
-    command, folder = script_command(given), None if given.save is None else _folder(given.save)
-    with collected_programs() as programs:
-        code = _run_script(command)
-    names = _distinct([program.name for program in programs])
+    command = script_command(given)
+    folder = None if given.save is None else _folder(given.save)
     is_module = command[0] == "-m"
     script = command[is_module]
+    if is_onnx_file(script) and not is_module:
+        profile = onnx_profile(script, given)
+        code = 0
+        profiles = {Path(script).stem: profile}
+    else:
+        check_no_onnx_arguments(given)
+        with collected_programs() as programs:
+            code = _run_script(command)
+        names = _distinct([program.name for program in programs])
+        profiles = {name: Profile(program.executable) for name, program in zip(names, programs, strict=True)}
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
-    text = "\n".join([_heading(script, programs), *_table(names, programs, file)])
+    text = "\n".join([_heading(script, profiles), *_table(profiles, file)])
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
     if folder is not None:
-        for name, program in zip(names, programs, strict=True):
+        for name, profile in profiles.items():
             path = folder / f"{name}{_SUFFIX}"
-            Profile(program.executable).save(path)
+            profile.save(path)
             print(f"  saved {path}", file=sys.stderr)
     return code
 
@@ -140,19 +153,17 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _heading(script: str, programs: Sequence[CompiledProgram]) -> str:
+def _heading(script: str, profiles: Mapping[str, Profile]) -> str:
     """The script, and the day it was run."""
-    days = list(dict.fromkeys(program.executable.identity.day for program in programs))
+    days = list(dict.fromkeys(profile.identity.day for profile in profiles.values()))
     return f"{', '.join([f'Programs of {script}', *days])}:"
 
 
-def _table(names: Sequence[str], programs: Sequence[CompiledProgram], file: str) -> list[str]:
+def _table(profiles: Mapping[str, Profile], file: str) -> list[str]:
     """The lines of the table."""
-    if not programs:
+    if not profiles:
         return ["  none: nothing was compiled by ipu.jit, Keras or a Poplar engine in the script's own thread"]
-    profiles = [Profile(program.executable) for program in programs]
-    shown = [_name(name, profile, file) for name, profile in zip(names, profiles, strict=True)]
-    return table([_HEAD, *(_row(name, profile) for name, profile in zip(shown, profiles, strict=True))])
+    return table([_HEAD, *(_row(_name(name, profile, file), profile) for name, profile in profiles.items())])
 
 
 def _name(name: str, profile: Profile, script: str) -> str:

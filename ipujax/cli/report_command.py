@@ -1,6 +1,7 @@
 """`ipujax report` and `ipujax compare`: saved profiles as text, pages and timelines.
 
-Input: files that `profile.save` or `ipujax profile --save` wrote. Output: text, or files.
+Input: files that `profile.save` or `ipujax profile --save` wrote, or an ONNX model, which is called once.
+Output: text, or files.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import argparse
 from pathlib import Path
 
 from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.terminal import has_colours, say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.report import Profile, compare, runs_table
 
 _REPORT = """
 Shows a saved profile: where cycles and bytes go. `profile.save(path)` and `ipujax profile --save` write such files.
+An ONNX model in its place is called once on random data.
 """
 _COMPARE = """
 Shows what changed from one saved profile to another, by layer, operation and source line; of three or more a table.
@@ -31,12 +34,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         more=_REPORT,
         example="ipujax report step.profile --operations 10",
     )
-    report.add_argument("file", metavar="FILE", help="a saved profile")
+    report.add_argument("file", metavar="FILE", help="a saved profile, or an ONNX model")
     help_operations = "how many of the most expensive source lines to list (default 5)"
     report.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser")
     report.add_argument("--perfetto", metavar="PATH", help="write its timeline for https://ui.perfetto.dev")
     report.add_argument("--summary", action="store_true", help="show it as text, also if a file is written")
     report.add_argument("--operations", type=int, default=5, metavar="N", help=help_operations)
+    add_onnx_arguments(report)
     difference = add_command(
         commands,
         "compare",
@@ -51,7 +55,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _report(given: argparse.Namespace) -> int:
-    profile = Profile.load(given.file)
+    profile = _profile(given)
     if given.html is not None:
         profile.to_html(given.html)
         say(f"wrote {given.html}")
@@ -61,6 +65,13 @@ def _report(given: argparse.Namespace) -> int:
     if given.summary or (given.html is None and given.perfetto is None):
         print(profile.summary(given.operations, colours=has_colours()), end="")
     return 0
+
+
+def _profile(given: argparse.Namespace) -> Profile:
+    if is_onnx_file(given.file):
+        return onnx_profile(given.file, given)
+    check_no_onnx_arguments(given)
+    return Profile.load(given.file)
 
 
 def _compare(given: argparse.Namespace) -> int:

@@ -10,6 +10,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("onnx") is None:
+    raise ImportError("ipujax.onnx needs onnx: pip install 'ipujax[onnx]'", name="onnx")
+
 from ipujax.onnx.graphs import ValueInfo as ValueInfo
 from ipujax.onnx.model import Model as Model, load as load
 from ipujax.onnx.onnx_errors import (
