@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import operator
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)  # qk_matmul_output_mode

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import element_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
 from ipujax.onnx.registry import operator, static
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.operators.operands import Array, Optional, Value, along, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, integers
 from ipujax.onnx.operators.sampling import linear_samples
 from ipujax.onnx.operators.windows import Windows, slide
 from ipujax.onnx.registry import operator, static

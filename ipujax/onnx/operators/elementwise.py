@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operands import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import register
 
 

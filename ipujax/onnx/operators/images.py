@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operands import Array, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Value, integers
 from ipujax.onnx.operators.sampling import (
     Taps,
     cubic_taps,

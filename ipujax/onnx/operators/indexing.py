@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operands import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
 
 

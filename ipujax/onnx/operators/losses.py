@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ipujax.onnx.operators.operands import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import operator
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype, working_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value, along
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
 from ipujax.onnx.registry import operator
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
 from ipujax.onnx.operators.windows import Windows, slide
 from ipujax.onnx.registry import operator, static
 

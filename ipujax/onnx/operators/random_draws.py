@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import FLOAT, element_dtype, working_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import operator
 
 

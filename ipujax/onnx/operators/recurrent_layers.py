@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
-from ipujax.onnx.operators.operands import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.shapes import reversed_in_time
 from ipujax.onnx.registry import operator
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operands import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
 from ipujax.onnx.registry import operator, register, static
 
 Axes = tuple[int, ...]

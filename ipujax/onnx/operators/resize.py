@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operands import Array, Optional, Value, axes_of, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axes_of, integers
 from ipujax.onnx.registry import operator, static
 
 Floats = np.ndarray

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.operators.operands import Array
+from ipujax.onnx.operators.operand_types import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.operators.operands import Array, Optional, Value, axes_of, ceil_div, integers, size_of
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axes_of, ceil_div, integers, size_of
 from ipujax.onnx.registry import operator, static
 
 

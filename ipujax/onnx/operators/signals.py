@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operands import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
 from ipujax.onnx.registry import operator, register, static
 
 

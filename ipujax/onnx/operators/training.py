@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ipujax.onnx.operators.operands import Array, Value
+from ipujax.onnx.operators.operand_types import Array, Value
 from ipujax.onnx.registry import operator
 
 DOMAIN = "ai.onnx.preview.training"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.onnx.operators.operands import ceil_div
+from ipujax.onnx.operators.operand_types import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
