@@ -1,11 +1,11 @@
-"""The execution profile as JSON-able data: what ran, in order, and how long each step took.
+"""Execution profile as JSON-able data: the steps that ran, in order, with their cycles.
 
 Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: dicts of str, int, float and lists of
-them. Also the totals that the text for people shows: cycles of all tiles by activity, and by vertex type.
+them. Also totals for the summary: cycles of all tiles by activity, and by vertex type.
 Source: Poplar & PopLibs user guide, "Profiling", section "Execution profile".
-Limits: `steps` shows the first iteration of every loop; `repeats`, an addition, says how often a step ran in all.
+Limits: `steps` has the first iteration of every loop; `repeats`, an addition, counts the runs of a step.
 Steps have `line`, `layer` and `part`, additions, where these are known.
-`programTrace` ends after `program_trace.TRACE_LIMIT` ids; `programTraceLength`, an addition, says how many there are.
+`programTrace` ends after `program_trace.TRACE_LIMIT` ids; `programTraceLength`, an addition, counts all.
 `cyclesOverlapped` and `copySharedStructure` are always 0: nothing overlaps, and structures are not shared.
 """
 
@@ -25,7 +25,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import SYNC, Timeline, TimelineStep
 
-# The name of an activity's cycles in `tileCycles`, by its program type.
+# Name of an activity's cycles in `tileCycles`, by its program type; others count as `sync` or take no tile cycles.
 _TILE_CYCLES = {
     "OnTileExecute": "compute",
     "CopySharedStructure": "copySharedStructure",
@@ -43,20 +43,20 @@ def execution_report(
     trace_length: int,
     origin_of: Callable[[TimelineStep], Origin],
 ) -> Json:
-    """The execution profile of one run.
+    """Return the execution profile of a run.
 
     Args:
-        executable: what ran.
+        executable: that ran.
         ids: its numbering.
-        timeline: the run.
-        trace: ids of the programs that ran, the first of them.
-        trace_length: how many there are in all.
-        origin_of: the line, the layer and the part of training of most of a step.
+        timeline: of the run.
+        trace: ids of the first programs that ran.
+        trace_length: number of all programs that ran.
+        origin_of: line, layer and part of training of most of a step.
     """
     steps: list[Json] = []
     for step in timeline.walk():
         if step.program in ids.activities:
-            steps.extend(_leaf_steps(executable, ids, timeline, step, _place(origin_of(step))))
+            steps.extend(_leaf_steps(executable, ids, timeline, step, _origin_fields(origin_of(step))))
         elif isinstance(step.program, Decision) and not step.children:  # a loop's test is a child
             steps.append({"type": "Sync", "syncType": decision_sync(executable.target)})
     simulation = {"cycles": timeline.cycles, "tileCycles": tile_cycles(executable, ids, timeline), "steps": steps}
@@ -69,62 +69,64 @@ def execution_report(
 
 
 def tile_cycles(executable: Executable, ids: Numbering, timeline: Timeline) -> dict[str, int]:
-    """Cycles of all tiles together, by what they do; a cycle of two tiles counts twice.
-
-    Returns:
-        As `tileCycles` of the execution profile.
-    """
+    """Return `tileCycles` of the execution profile: cycles of all tiles by activity; one of two tiles counts twice."""
     total = dict.fromkeys(("activeCompute", *_TILE_CYCLES.values(), "sync"), 0)
     for node, runs in timeline.executions.items():
+        # The work of a step is by IPU: every tile of an IPU takes part in its syncs.
         total["sync"] += int(executable.steps[node].work[:, SYNC].sum()) * executable.target.tiles_per_ipu * runs
         for _, activity in ids.activities.get(node, ()):
             if activity.type in _TILE_CYCLES:
                 total[_TILE_CYCLES[activity.type]] += int(activity.cycles.sum()) * runs
-            if "computeSet" in activity.facts:
-                total["activeCompute"] += int(ids.compute_sets[activity.facts["computeSet"]].active.sum()) * runs
+            if "computeSet" in activity.fields:
+                total["activeCompute"] += int(ids.compute_sets[activity.fields["computeSet"]].active.sum()) * runs
     return total
 
 
 def tile_balance(executable: Executable, timeline: Timeline) -> float:
-    """Mean share of compute phases in which a tile of the IPUs taking part computes; 1 is best, and of no phase."""
-    tiles, used, spent = executable.target.tiles_per_ipu, 0, 0
+    """Return the mean share of compute phases in which a tile computes; 1 at best, and without compute phases."""
+    tiles = executable.target.tiles_per_ipu
+    busy = 0  # tile cycles
+    total = 0
     for leaf, cost in executable.costs.items():
         compute = getattr(cost, "compute_cycles", None)
         if compute is not None:
             runs = timeline.executions.get(leaf, 0)
-            used += int(compute.sum()) * runs
-            spent += int(compute.reshape(-1, tiles).max(1).sum()) * tiles * runs
-    return used / spent if spent else 1.0
+            busy += int(compute.sum()) * runs
+            # A phase lasts as long as the slowest tile of its IPU; IPUs that take no part count 0.
+            total += int(compute.reshape(-1, tiles).max(1).sum()) * tiles * runs
+    return busy / total if total else 1.0
 
 
 def vertex_type_cycles(ids: Numbering, timeline: Timeline) -> dict[str, tuple[int, int]]:
-    """How many vertices of each type ran, and their active cycles, most cycles first."""
-    ran, cycles = Counter[str](), Counter[str]()
+    """Count the vertices of each type that ran, and their active cycles, most cycles first."""
+    ran = Counter[str]()
+    cycles = Counter[str]()
     for node, runs in timeline.executions.items():
         for _, activity in ids.activities.get(node, ()):
-            if "computeSet" in activity.facts:
-                row = ids.compute_sets[activity.facts["computeSet"]]
+            if "computeSet" in activity.fields:
+                row = ids.compute_sets[activity.fields["computeSet"]]
                 for name, count in row.vertices.items():
                     ran[name] += count * runs
                     cycles[name] += row.active_by_type.get(name, 0) * runs
     return {name: (ran[name], cycles[name]) for name in sorted(ran, key=lambda name: (-cycles[name], name))}
 
 
-def _place(origin: Origin) -> Json:
-    """Additions to Poplar's fields: where most of a step comes from; what is not known is left out."""
-    facts = {"line": origin.line, "layer": origin.layer, "part": origin.part}
-    return {name: fact for name, fact in facts.items() if fact}
+def _origin_fields(origin: Origin) -> Json:
+    """Return the known fields of an origin, which are additions to Poplar's."""
+    fields = {"line": origin.line, "layer": origin.layer, "part": origin.part}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _leaf_steps(
-    executable: Executable, ids: Numbering, timeline: Timeline, step: TimelineStep, place: Json
+    executable: Executable, ids: Numbering, timeline: Timeline, step: TimelineStep, origin: Json
 ) -> list[Json]:
-    """The steps of one leaf as it ran first, with the syncs that are part of it."""
-    leaf, activities = step.program, ids.activities[step.program]
+    """Return the steps of a leaf in its first run, with the syncs that are part of it."""
+    leaf = step.program
+    activities = ids.activities[leaf]
     assert isinstance(leaf, Leaf)
     cost = executable.costs[leaf]
     if isinstance(cost, SyncCost):
-        return [{"type": "Sync", **activity.facts} for _, activity in activities]
+        return [{"type": "Sync", **activity.fields} for _, activity in activities]
     is_global = isinstance(cost, CopyCost) and cost.is_global
     sync_cycles = _sync_cycles(executable, leaf, is_global)
     rows: list[Json] = []
@@ -133,8 +135,8 @@ def _leaf_steps(
         if sync_cycles and (number == 0 or activity.type == "DoExchange"):
             rows.append({"type": "Sync", "syncType": "External" if is_global else "Internal"})
             clock += sync_cycles
-        row = _step(activity, program, clock, timeline.executions[leaf], executable.target) | place
-        if "computeSet" in activity.facts:
+        row = _step(activity, program, clock, timeline.executions[leaf], executable.target) | origin
+        if "computeSet" in activity.fields:
             row["threadBalance"] = _thread_balance(ids, activity)
         rows.append(row)
         clock += int(activity.cycles.max(initial=0))
@@ -142,7 +144,8 @@ def _leaf_steps(
 
 
 def _sync_cycles(executable: Executable, leaf: Program, is_global: bool) -> int:
-    """Cycles of each sync of a leaf: one before its first activity and one before each later exchange; 0 for none."""
+    """Return the cycles of each sync of a leaf, before its first activity and each later exchange; 0 for none."""
+    # A StreamCopy is a single program: its sync is no step of the profile.
     if not executable.steps[leaf].work[:, SYNC].any() or isinstance(executable.costs[leaf], StreamCost):  # type: ignore[index]
         return 0
     target = executable.target
@@ -150,13 +153,13 @@ def _sync_cycles(executable: Executable, leaf: Program, is_global: bool) -> int:
 
 
 def _step(activity: Activity, program: int, start: int, runs: int, target: Target) -> Json:
-    """One step of the simulation; balances are means over tiles divided by the largest value."""
+    """Return a step of the simulation; balances are means over tiles divided by the largest value."""
     longest = int(activity.cycles.max(initial=0))
     active = int(np.count_nonzero(activity.cycles))
     row = {
         "type": activity.type,
         "program": program,
-        **{name: fact for name, fact in activity.facts.items() if fact != ""},
+        **{name: value for name, value in activity.fields.items() if value != ""},
         "tileBalance": _balance(activity.cycles, target.num_tiles),
         "activeTiles": active,
         "activeTileBalance": _balance(activity.cycles, active),
@@ -178,11 +181,12 @@ def _balance(values: np.ndarray, tiles: int) -> float:
 
 
 def _thread_balance(ids: Numbering, activity: Activity) -> float:
-    """Share of the worker-cycles of computing tiles in which a worker has a vertex, or a part of one, to run.
+    """Return the share of worker cycles of computing tiles in which a worker has a vertex, or a part of one, to run.
 
     A tile issues for its workers in turn until the slowest ends, so that is the sum of the cycles of all workers over
-    six times those of the slowest: 1/6 where one worker has all to do, 1 where all have as much. Products on the AMP
+    six times those of the slowest: 1/6 where one worker computes, 1 where all compute as long. Products on the AMP
     unit and copies take all workers all the time.
     """
-    spent, active = int(activity.cycles.sum()), int(ids.compute_sets[activity.facts["computeSet"]].active.sum())
-    return active / spent if spent else 1.0
+    active = int(ids.compute_sets[activity.fields["computeSet"]].active.sum())
+    total = int(activity.cycles.sum())
+    return active / total if total else 1.0

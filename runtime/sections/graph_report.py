@@ -1,8 +1,8 @@
-"""The graph profile as JSON-able data, in the sections and under the names of Poplar's.
+"""Graph profile as JSON-able data, in the sections and under the names of Poplar's.
 
 Input: an `Executable` and its `Numbering`. Output: dicts of str, int, float and lists of them.
 Ids are positions in lists: of a compute set in `computeSets`, of an exchange in its kind of exchanges, of a program in
-`programs`, of a vertex type in `vertexTypes`. `docs/profile.md` says which names of the guide are missing, and why.
+`programs`, of a vertex type in `vertexTypes`. `docs/profile.md` lists the names of the guide that are missing, and why.
 Source: Poplar & PopLibs user guide, "Profiling", section "Graph profile".
 Limits: lists are by id and tile, as in Poplar: those of tens of thousands of tiles and thousands of compute sets take
 gigabytes. Arrays by tile are of one replica, as are the costs.
@@ -26,8 +26,9 @@ from ipujax.runtime.tensor import pad_tiles
 
 
 def graph_report(executable: Executable, ids: Numbering) -> Json:
-    """The graph profile of an executable."""
-    target, types = executable.target, ids.vertex_types()
+    """Return the graph profile of an executable."""
+    target = executable.target
+    types = ids.vertex_types()
     sizes = {group.codelet.name: group.codelet.state_bytes for row in ids.compute_sets for group in row.groups}
     return {
         "target": _target(executable),
@@ -43,7 +44,7 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
             "estimatedCyclesByTile",
         ),
         "hostExchanges": _host_exchanges(ids, target),
-        "programs": copy.deepcopy(ids.programs),
+        "programs": copy.deepcopy(ids.programs),  # the caller may change its data
         "controlPrograms": [ids.root],
         "functionPrograms": list(ids.functions),
         "memory": memory_section(executable, ids),
@@ -52,7 +53,7 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
 
 
 def optimization_info(executable: Executable) -> dict[str, float]:
-    """What compilation measured of itself: seconds of each of its passes."""
+    """Return the seconds of each step of the compilation."""
     return {f"{name}Seconds": float(seconds) for name, seconds in executable.timings.items()}
 
 
@@ -63,7 +64,7 @@ def _byte_cost(executable: Executable) -> Json:
 
 
 def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:
-    """Compute sets, edges, variables and vertices of the graph, those that copy on their tile among them."""
+    """Count compute sets, edges, variables and vertices of the graph, with vertices that copy within a tile."""
     return {
         "numComputeSets": len(ids.compute_sets),
         "numEdges": sum(g.num_vertices * len(g.accesses) for row in ids.compute_sets for g in row.groups),
@@ -73,31 +74,33 @@ def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:
 
 
 def _target(executable: Executable) -> Json:
-    """The machine; `numIPUs`, `numTiles` and `totalMemory` are those of all replicas together."""
-    one, whole, replicas = executable.target, executable.graph.system_target, executable.graph.replication_factor
+    """Return the fields of the target; `numIPUs`, `numTiles` and `totalMemory` are those of all replicas together."""
+    target = executable.target
+    system = executable.graph.system_target
     return {
         "type": "IPU_MODEL",
-        "bytesPerIPU": one.bytes_per_tile * one.tiles_per_ipu,
-        "bytesPerTile": one.bytes_per_tile,
-        "clockFrequency": one.clock_hz,
-        "numIPUs": whole.num_ipus,
-        "tilesPerIPU": one.tiles_per_ipu,
-        "numTiles": whole.num_tiles,
-        "totalMemory": whole.total_memory_bytes,
-        "numReplicas": replicas,
-        "relativeSyncDelayByTile": [0] * one.tiles_per_ipu,
-        "minSyncDelay": one.internal_sync_cycles,
+        "bytesPerIPU": target.bytes_per_tile * target.tiles_per_ipu,
+        "bytesPerTile": target.bytes_per_tile,
+        "clockFrequency": target.clock_hz,
+        "numIPUs": system.num_ipus,
+        "tilesPerIPU": target.tiles_per_ipu,
+        "numTiles": system.num_tiles,
+        "totalMemory": system.total_memory_bytes,
+        "numReplicas": executable.graph.replication_factor,
+        "relativeSyncDelayByTile": [0] * target.tiles_per_ipu,  # a sync of the model reaches all tiles at once
+        "minSyncDelay": target.internal_sync_cycles,
     }
 
 
 def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> list[int]:
-    """The values of all tiles of the replica, 0 outside those given."""
-    full: list[int] = pad_tiles(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
-    return full
+    """List values of all tiles of the replica, 0 on IPUs without a value."""
+    all_values: list[int] = pad_tiles(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
+    return all_values
 
 
 def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:
-    sets, index = ids.compute_sets, {name: number for number, name in enumerate(types)}
+    sets = ids.compute_sets
+    index = {name: number for number, name in enumerate(types)}
     return {
         "names": [row.name for row in sets],
         "vertexCounts": [list(row.vertices.values()) for row in sets],
@@ -111,7 +114,7 @@ def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:
 
 
 def _exchanges(exchanges: Iterable[tuple[int, ExchangeCost, np.ndarray]], target: Target, name: str) -> Json:
-    """Bytes and cycles of exchanges between tiles, from each one's first IPU, cost and cycles."""
+    """Return bytes and cycles of exchanges, each given as (first IPU, cost, cycles of each tile)."""
     rows = list(exchanges)
     return {
         "bytesReceivedByTile": [_all_tiles(e.received_bytes, first, target) for first, e, _ in rows],

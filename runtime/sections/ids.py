@@ -1,4 +1,4 @@
-"""The ids of everything in a profile: compute sets, exchanges, programs, vertex types, as positions in lists.
+"""Ids of compute sets, exchanges, programs and vertex types in a profile: positions in lists.
 
 `sections.programs` fills a `Numbering`; the sections of a profile, and its text, read it.
 """
@@ -18,37 +18,37 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One thing a leaf does, as a program of its own: a phase on all tiles.
+    """Phase of a leaf on all tiles, which is a program of the profile.
 
     Args:
         type: the program's type tag.
-        cycles: cycles of each tile, int64[tiles].
-        data: bytes each tile sends and receives, int64[tiles]; None for compute.
-        facts: ids of what it runs, and its name.
+        cycles: of each tile, int64[tiles].
+        data: bytes that each tile sends and receives, int64[tiles]; None for compute.
+        fields: further fields of the program: its name, and the id of its compute set or exchange.
         moved_bytes: bytes that arrive, on all tiles or the host; 0 for compute.
-        exchange: the exchange inside an IPU that it is; None for everything else.
+        exchange: an exchange inside an IPU; None for other activities.
     """
 
     type: str
     cycles: np.ndarray
     data: np.ndarray | None
-    facts: Json
+    fields: Json
     moved_bytes: int = 0
     exchange: ExchangeCost | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeSetRow:
-    """One compute set of the profile; arrays are int64[tiles], the tiles of whole IPUs.
+    """Compute set of a profile; arrays are int64[tiles], the tiles of whole IPUs.
 
     Args:
         name: debug name.
         first_ipu: the IPU of the first tile of the arrays.
-        cycles: cycles of its compute phase.
-        active: those in which a worker issues an instruction.
-        vertices: how many vertices of each type.
+        cycles: of its compute phase.
+        active: cycles in which a worker issues an instruction.
+        vertices: number of vertices by type.
         active_by_type: active cycles of all tiles, by vertex type.
-        groups: the vertices, those that copy left out.
+        groups: the vertices without those that copy.
     """
 
     name: str
@@ -62,18 +62,18 @@ class ComputeSetRow:
 
 @dataclass(slots=True)
 class Numbering:
-    """Ids of everything in one executable, and what each step of its program is.
+    """Ids of an executable's compute sets, exchanges and programs, and the programs of each node of its tree.
 
     Args:
         compute_sets: by id.
         exchanges: exchanges inside IPUs by id, each with its first IPU.
-        external: exchanges between IPUs by id.
+        external: copies between IPUs by id, each with its first IPU.
         host: exchanges with the host by id.
-        programs: the entries of `programs`.
-        functions: for each function the id of its body.
-        activities: of each leaf, with their program ids.
-        control: the program ids of all other nodes.
-        root: the id of the whole program.
+        programs: the entries of `programs` by id.
+        functions: program id of the body of each function.
+        activities: (program id, activity) of each leaf.
+        control: program ids of all other nodes.
+        root: program id of the root.
     """
 
     compute_sets: list[ComputeSetRow] = field(default_factory=list)
@@ -87,23 +87,24 @@ class Numbering:
     root: int = 0
 
     def add(self, entry: Json) -> int:
-        """Adds a program; returns its id."""
+        """Add a program; return its id."""
         self.programs.append(entry)
         return len(self.programs) - 1
 
     def activity_ids(self, node: Program) -> list[int]:
-        """The ids of what a leaf does; none for other nodes, and for a leaf that does nothing."""
+        """Return the program ids of a leaf's activities; none for a leaf that takes no time, and for other nodes."""
         return [number for number, _ in self.activities.get(node, ())]
 
     def programs_of(self, node: Program) -> list[int]:
-        """The ids of the programs that stand for a node; none for a leaf that does nothing."""
+        """Return the program ids of a node; none for a leaf that takes no time."""
         return self.control[node] if node in self.control else self.activity_ids(node)
 
     def type_of(self, node: Program) -> str:
-        """The type tag of the main one of these programs."""
+        """Return the type tag of a node's main program."""
+        # A step of several programs is named by its compute; of others the last is the node itself, after its sync.
         types = [self.programs[number]["type"] for number in self.programs_of(node)]
         return "OnTileExecute" if "OnTileExecute" in types else types[-1]
 
     def vertex_types(self) -> list[str]:
-        """The names of the vertex types that run, in order."""
+        """Return the names of the vertex types that run, in alphabetical order."""
         return sorted({name for row in self.compute_sets for name in row.vertices})

@@ -1,9 +1,9 @@
-"""What is live at every step of a program, on all tiles together, as a tree that follows the program's.
+"""Live variables of every step of a program, on all tiles together, as a tree like the program's.
 
-Input: an `Executable`. Output: `LivenessTree`; `liveness_section` makes JSON-able data of it. A function is shown at
-each of its calls; what the caller keeps meanwhile counts in its bytes, and is listed at the call.
+Input: an `Executable`. Output: `LivenessTree`, and JSON-able data of it. A function appears at each of its calls;
+variables that stay live in its caller count in its bytes, and are listed at the call.
 Source: Poplar & PopLibs user guide, "Memory use" and "Profile summary output", `showVarStorage`.
-Limits: bytes are those of what lives, without gaps; a step that becomes several programs is one here.
+Limits: bytes are those of variables, without gaps; a step that becomes several programs is one node here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Items = tuple[LiveItem, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveNode:
-    """One node of the program tree.
+    """Node of the program tree with its live items.
 
     Args:
         program: the node.
-        name: its debug name, empty when it has none.
-        live_bytes: bytes live at it, what is always live left out; None for control that is no step itself.
-        live: what is live at it, largest first; what is always live, and what callers keep, left out.
+        name: its debug name, "" without one.
+        live_bytes: bytes live at it without always-live ones; None for control that is no step itself.
+        live: items live at it without always-live ones and those of callers, largest first.
         children: the nodes inside it.
     """
 
@@ -42,7 +42,7 @@ class LiveNode:
     children: tuple[LiveNode, ...] = ()
 
     def walk(self) -> Iterator[LiveNode]:
-        """This node and all inside it, parents first."""
+        """Yield this node and all inside it, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -50,11 +50,11 @@ class LiveNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LivenessTree:
-    """What is live when.
+    """Live items of a program.
 
     Args:
-        always: what is live at every step: constants, code, stacks, and variables; largest first.
-        root: the whole program.
+        always: items live at every step: constants, code, stacks, and variables; largest first.
+        root: of the tree of steps.
     """
 
     always: Items
@@ -67,48 +67,52 @@ class LivenessTree:
 
     @property
     def at_peak(self) -> Items:
-        """What is live at the step at which most is, what is always live left out, that of callers included."""
+        """Items live at the step with most live bytes, with those of callers, without always-live ones."""
         return _peak(self.root)[1]
 
     @property
     def max_bytes(self) -> int:
-        """The most that is live at any step, what is always live included."""
+        """Peak live bytes, always-live ones included."""
         return self.always_bytes + max(node.live_bytes or 0 for node in self.root.walk())
 
 
 def _peak(node: LiveNode) -> tuple[int, Items]:
-    """The most that is live at any step inside a node, and what that is."""
-    within = max(map(_peak, node.children), key=lambda peak: peak[0], default=(0, ()))
-    own_bytes = node.live_bytes or 0
-    if isinstance(node.program, Call) and within[0] >= own_bytes:
-        return within[0], node.live + within[1]
-    return (own_bytes, node.live) if own_bytes > within[0] else within
+    """Return bytes and items of the step with most live bytes inside a node."""
+    inner_bytes, inner_items = max(map(_peak, node.children), key=lambda peak: peak[0], default=(0, ()))
+    node_bytes = node.live_bytes or 0
+    if isinstance(node.program, Call) and inner_bytes >= node_bytes:
+        # Bytes inside a function include those of its callers, its items do not: they are those at the call.
+        return inner_bytes, node.live + inner_items
+    return (node_bytes, node.live) if node_bytes > inner_bytes else (inner_bytes, inner_items)
 
 
 def liveness_tree(executable: Executable) -> LivenessTree:
-    """Finds what is live at every step."""
+    """Return the live items of every step of a program."""
     memory = executable.memory
-    through = _always_live(memory.occupancy.frames.liveness[None])
+    variables = _always_live(memory.occupancy.frames.liveness[None])
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
-    always += [LiveItem.of(v, v.num_bytes, "variable") for v in through]
-    always += [LiveItem.always(int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
-    root = _Frame(memory.occupancy, None, through, 0).node(executable.program)
-    return LivenessTree(_largest_first(always), root)
+    always += [LiveItem.of(v, v.num_bytes, "variable") for v in variables]
+    always += [
+        LiveItem.always(int(tile_bytes.sum()), name) for name, tile_bytes in memory.fixed.items() if name != "constant"
+    ]
+    root = _Frame(memory.occupancy, None, variables, 0).node(executable.program)
+    return LivenessTree(_sort_items(always), root)
 
 
 def _always_live(frame: Liveness) -> Collection[Variable]:
-    """The variables that are live at every step that takes time."""
-    before = list(accumulate((not is_free(step) for step in frame.steps), initial=0))
-    live = Counter[Variable]()
+    """Return the variables that are live at every step that takes time."""
+    # Intervals of a variable do not overlap, so that their steps can be counted; `timed` is a running number of steps.
+    timed = list(accumulate((not is_free(step) for step in frame.steps), initial=0))
+    live_steps = Counter[Variable]()
     for interval in frame.intervals:
-        live[interval.variable] += before[interval.last + 1] - before[interval.first]
-    return {variable: steps for variable, steps in live.items() if steps == before[-1] > 0}
+        live_steps[interval.variable] += timed[interval.last + 1] - timed[interval.first]
+    return {variable: steps for variable, steps in live_steps.items() if steps == timed[-1] > 0}
 
 
 def liveness_section(executable: Executable, ids: Numbering) -> Json:
-    """The tree as data: `liveVariables` are positions in `notAlwaysLiveVariables`."""
+    """Return the tree as JSON-able data: `liveVariables` are positions in `notAlwaysLiveVariables`."""
     tree = liveness_tree(executable)
-    table: dict[LiveItem, int] = {}
+    table: dict[LiveItem, int] = {}  # positions, in the order of first use
 
     def data(node: LiveNode) -> Json:
         entry: Json = {"type": ids.type_of(node.program), "programs": ids.programs_of(node.program)}
@@ -116,10 +120,10 @@ def liveness_section(executable: Executable, ids: Numbering) -> Json:
         if node.live_bytes is not None:
             numbers = [table.setdefault(item, len(table)) for item in node.live]
             entry |= {"liveBytes": node.live_bytes, "liveVariables": numbers}
-        inside = [data(child) for child in node.children if ids.programs_of(child.program)]
-        return entry | ({"children": inside} if inside else {})
+        children = [data(child) for child in node.children if ids.programs_of(child.program)]
+        return entry | ({"children": children} if children else {})
 
-    root = data(tree.root)
+    root = data(tree.root)  # fills the table
     return {
         "alwaysLiveBytes": tree.always_bytes,
         "alwaysLiveVariables": items_section(tree.always),
@@ -130,53 +134,56 @@ def liveness_section(executable: Executable, ids: Numbering) -> Json:
 
 
 def items_section(items: Iterable[LiveItem]) -> list[Json]:
-    """Things in memory as data."""
+    """Return items in memory as JSON-able data."""
     return [
         {"name": item.name, "bytes": item.num_bytes, "category": item.category, "origin": str(item.origin)}
         for item in items
     ]
 
 
-def _largest_first(items: Iterable[LiveItem]) -> Items:
+def _sort_items(items: Iterable[LiveItem]) -> Items:
+    """Sort items with bytes, largest first; by name where equal, so that files do not depend on the order of sets."""
     return tuple(sorted((i for i in items if i.num_bytes), key=lambda item: (-item.num_bytes, item.name)))
 
 
 class _Frame:
-    """One walk of a program, or of a function, in the order of its steps.
+    """Walk of a program, or of a function, in the order of its steps.
 
     Args:
         occupancy: buffers, and the liveness of all frames.
-        owner: whose frame.
-        always: variables to leave out.
-        kept_bytes: what callers keep meanwhile.
+        owner: the function of the frame; None for the program.
+        always: variables to omit.
+        caller_bytes: live at the call of the function, without always-live ones.
     """
 
-    def __init__(self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], kept_bytes: int) -> None:
-        self.occupancy, self.frame, self.always = occupancy, occupancy.frames.liveness[owner], always
-        self.kept_bytes = kept_bytes
+    def __init__(self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], caller_bytes: int) -> None:
+        self.occupancy = occupancy
+        self.frame = occupancy.frames.liveness[owner]
+        self.always = always
+        self.caller_bytes = caller_bytes
         self.starts, self.ends = starts_and_ends(self.frame)
         self.live: dict[Variable, LiveItem] = {}
-        self.position = 0
+        self.position = 0  # of the next step
 
     def node(self, node: Program) -> LiveNode:
-        """A node and all inside it."""
-        if isinstance(node, Block | Loop) and not isinstance(node, Call | Decision):  # which are no steps
+        """Return a node with its children, which are visited in the order of their steps."""
+        if isinstance(node, Block | Loop) and not isinstance(node, Call | Decision):  # no steps themselves
             return LiveNode(node, "", children=tuple(map(self.node, node.children())) if node.child_runs else ())
-        test = node.test if isinstance(node, Loop) else None  # which runs before the decision
+        test = node.test if isinstance(node, Loop) else None  # runs before the decision, so its steps come first
         before = () if test is None else (self.node(test),)
         items = self.step(node)
-        num_bytes = self.kept_bytes + sum(item.num_bytes for item in items)
+        num_bytes = self.caller_bytes + sum(item.num_bytes for item in items)
         if isinstance(node, Call):
             inner = _Frame(self.occupancy, node.function, self.always, num_bytes)
             return LiveNode(node, node.function.name, num_bytes, items, (inner.node(node.function.body),))
-        inside = node.children()[len(before) :]
+        children = node.children()[len(before) :]
         name = node.label if isinstance(node, Leaf) else ""
-        return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, inside)))
+        return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, children)))
 
     def step(self, node: Program) -> Items:
-        """Goes on to the next step, which is that of a node; returns what is live at it."""
+        """Advance to the next step, that of a node; return the items live at it."""
         step = self.frame.steps[self.position]
-        assert step is node, "steps of another program"
+        assert step is node, "steps of another program"  # two walks of one tree that must agree
         for variable in self.ends[self.position]:
             self.live.pop(variable, None)
         for variable in self.starts[self.position]:
@@ -184,4 +191,4 @@ class _Frame:
                 self.live[variable] = LiveItem.of(variable, variable.num_bytes, "variable")
         self.position += 1
         buffers = [LiveItem.buffer(step, int(values.sum()), name) for name, _, values in self.occupancy.buffers(step)]
-        return _largest_first([*self.live.values(), *buffers])
+        return _sort_items([*self.live.values(), *buffers])

@@ -1,10 +1,10 @@
-"""The memory section of the graph profile: bytes by tile, by category, by compute set and by vertex type, and liveness.
+"""Memory section of the graph profile: bytes by tile, by category, by compute set and by vertex type, and liveness.
 
 Input: an `Executable` and its `Numbering`. Output: dicts of str, int and lists of them, JSON-able; lists are by tile.
 
-The categories fill the regions in the order
-code, data that is always there, what shares memory; so they add up to the bytes of the region. `overlapped` bytes are
-those that share memory, as they are at the tile's own peak, so that the categories of a tile add up to its `total`.
+Categories fill the regions in the order code, always-live data, data that share memory, so that they add up to the
+bytes of each region. `overlapped` bytes share memory; they are those at the peak of each tile, so that the categories
+of a tile add up to its `total`.
 Source: Poplar & PopLibs user guide, "Profiling", section "Memory use".
 Limits: the bytes of a vertex are not split into instance, edge pointers, copy pointers, descriptors and padding: all of
 them are `vertexDataBytes`.
@@ -25,47 +25,45 @@ from ipujax.runtime.target import Target
 
 
 def memory_section(executable: Executable, ids: Numbering) -> Json:
-    """All of the section `memory`."""
+    """Return the section `memory`."""
     return {
         "byTile": _by_tile(executable.memory),
         "byCategory": _by_category(executable.memory),
         "byComputeSet": _rows([_vertex_bytes(row.groups, executable.target) for row in ids.compute_sets]),
-        "byVertexType": _rows([_vertex_bytes(groups, executable.target) for groups in _by_type(ids).values()]),
+        "byVertexType": _rows([_vertex_bytes(groups, executable.target) for groups in _groups_by_type(ids).values()]),
         "liveness": _worst_tile(executable.memory) | liveness_section(executable, ids),
     }
 
 
 def vertex_type_bytes(executable: Executable, ids: Numbering) -> dict[str, int]:
-    """Bytes of state and code of each vertex type, on all tiles together."""
+    """Return the bytes of state and code of each vertex type, on all tiles together."""
     target = executable.target
-    return {name: int(np.sum(_vertex_bytes(groups, target))) for name, groups in _by_type(ids).items()}
+    return {name: int(np.sum(_vertex_bytes(groups, target))) for name, groups in _groups_by_type(ids).items()}
 
 
 def _by_tile(memory: MemoryReport) -> Json:
-    without, including = region_bytes(memory, including_gaps=False), region_bytes(memory, including_gaps=True)
-    found = {
-        **without,
-        **{f"{name}IncludingGaps": values for name, values in including.items()},
+    with_gaps = region_bytes(memory, including_gaps=True)
+    arrays = {
+        **region_bytes(memory, including_gaps=False),
+        **{f"{name}IncludingGaps": values for name, values in with_gaps.items()},
         "total": memory.tile_bytes - memory.gap_bytes,
         "totalIncludingGaps": memory.tile_bytes,
     }
-    return {name: values.tolist() for name, values in sorted(found.items())}
+    return {name: values.tolist() for name, values in sorted(arrays.items())}
 
 
 def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.ndarray]:
-    """Bytes of each tile in each region, int64[tiles].
+    """Return the bytes of each tile in each region, int64[tiles].
 
-    What shares memory lies at the top where it must be interleaved; all else fills the memory from below.
-
-    Args:
-        memory: of a program.
-        including_gaps: whether gaps count.
+    Data that share memory are at the top where they must be interleaved; all others fill the memory from below.
     """
-    target, gaps = memory.target, 0 if including_gaps else memory.gap_bytes
-    total, shared = memory.tile_bytes - gaps, memory.shared_bytes - gaps
+    target = memory.target
+    gaps = 0 if including_gaps else memory.gap_bytes
+    total = memory.tile_bytes - gaps
+    shared = memory.shared_bytes - gaps  # gaps are between data that share memory
     overflowed = np.maximum(memory.overflowed_bytes - gaps, 0)
     at_top = np.where(memory.is_from_top, np.minimum(shared, target.interleaved_bytes), 0)
-    ordinary = target.bytes_per_tile - target.interleaved_bytes
+    ordinary = target.bytes_per_tile - target.interleaved_bytes  # below the interleaved region
     interleaved = np.maximum(at_top, total - overflowed - ordinary)
     return {
         "nonInterleaved": total - overflowed - interleaved,
@@ -75,34 +73,34 @@ def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.
 
 
 def _by_category(memory: MemoryReport) -> Json:
-    found: dict[str, Json] = {}
+    section: dict[str, Json] = {}
     sizes = region_bytes(memory, including_gaps=False)
     start = np.zeros_like(memory.tile_bytes)
-    for name in (*FIXED, *LIVE):
-        layer = memory.by_category[name]
+    for name in (*FIXED, *LIVE):  # stacked: each category from `start`, each region from `low`
+        tile_bytes = memory.by_category[name]
         kinds = ("nonOverlapped", "overlapped") if name in FIXED else ("overlapped", "nonOverlapped")
         entry: Json = {}
         low = np.zeros_like(start)
         for region, length in sizes.items():
-            inside = np.maximum(np.minimum(start + layer, low + length) - np.maximum(start, low), 0)
-            entry[region] = dict(zip(kinds, (inside.tolist(), [0] * len(layer)), strict=True))
+            overlap = np.maximum(np.minimum(start + tile_bytes, low + length) - np.maximum(start, low), 0)
+            entry[region] = dict(zip(kinds, (overlap.tolist(), [0] * len(tile_bytes)), strict=True))
             low = low + length
-        found[name] = entry | {"total": layer.tolist()}
-        start = start + layer
-    return found
+        section[name] = entry | {"total": tile_bytes.tolist()}
+        start = start + tile_bytes
+    return section
 
 
-def _by_type(ids: Numbering) -> dict[str, list[VertexGroup]]:
-    """The vertex groups of each type that has any, and none for those that only copy."""
-    found: dict[str, list[VertexGroup]] = {name: [] for name in ids.vertex_types()}
+def _groups_by_type(ids: Numbering) -> dict[str, list[VertexGroup]]:
+    """Return the vertex groups of each vertex type; none for the type of copies."""
+    groups: dict[str, list[VertexGroup]] = {name: [] for name in ids.vertex_types()}
     for row in ids.compute_sets:
         for group in row.groups:
-            found[group.codelet.name].append(group)
-    return found
+            groups[group.codelet.name].append(group)
+    return groups
 
 
 def _vertex_bytes(groups: Iterable[VertexGroup], target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of code, once a tile and codelet, and of vertices, int64[tiles] each."""
+    """Return bytes of code, counted once for each tile and codelet, and of vertices, int64[tiles] each."""
     state = np.zeros(target.num_tiles, np.int64)
     code: dict[str, np.ndarray] = {}
     for group in groups:

@@ -1,7 +1,7 @@
-"""The programs that ran, one after the other, by their ids: every iteration of every loop.
+"""Ids of the programs that ran, one after the other: every iteration of every loop.
 
-Input: the numbering of an executable, its timeline, and what is known of data-dependent control. Output: the first ids,
-and how many there are in all.
+Input: the numbering of an executable, its timeline, and recorded choices of data-dependent control. Output: the first
+ids, and the number of all.
 Source: Poplar & PopLibs user guide, "Profiling", section "Program trace information".
 """
 
@@ -14,7 +14,7 @@ from ipujax.runtime.graph import Block, Branch, Decision, Loop, Program, fold, w
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.timeline import Recording, Timeline
 
-TRACE_LIMIT = 100_000  # ids; what is longer is cut off
+TRACE_LIMIT = 100_000  # ids; a longer trace is cut off
 
 
 def program_trace(
@@ -25,34 +25,34 @@ def program_trace(
     recording: Recording | None,
     limit: int = TRACE_LIMIT,
 ) -> tuple[list[int], int]:
-    """The ids of the programs that ran.
+    """Return the ids of the first programs that ran, and the number of all.
 
     Args:
-        program: what ran.
-        ids: the numbering of the executable it is of.
-        timeline: of the same run.
+        program: that ran.
+        ids: the numbering of its executable.
+        timeline: of the run.
         trip_counts: iterations of loops by name, for those that were not recorded.
-        recording: what data-dependent control did.
-        limit: the most ids to return.
-
-    Returns:
-        (ids, length): the first of them, and the number of all.
+        recording: choices of data-dependent control.
+        limit: number of ids to return at most.
     """
+    # The length is a product of counts: a trace of millions of ids is never walked.
     length = sum(runs * len(ids.programs_of(node)) for node, runs in timeline.executions.items())
     tracer = _Tracer(program, ids, timeline, trip_counts, recording or {})
     return list(islice(tracer.visit(program), limit)), length
 
 
 class _Tracer:
-    """One walk of what ran."""
+    """Walk of a program as it ran."""
 
     def __init__(
         self, program: Program, ids: Numbering, timeline: Timeline, trip_counts: Mapping[str, int], recording: Recording
     ) -> None:
-        self.ids, self.taken, self.trip_counts = ids, timeline.taken, trip_counts
+        self.ids = ids
+        self.static_choices = timeline.taken
+        self.trip_counts = trip_counts
         self.names = while_names(program)
         self.recorded = {node: iter(choices) for node, choices in recording.items()}
-        self.acts = fold(self._acts)
+        self.has_programs = fold(self._has_programs)  # remembered by node
 
     def visit(self, node: Program) -> Iterator[int]:
         match node:
@@ -60,12 +60,13 @@ class _Tracer:
                 for child in node.children():
                     yield from self.visit(child)
             case Loop(test=None):
-                for _ in range(self.trips(node) if self.acts(node.body) else 0):
+                # A long loop without programs would take time and yield nothing.
+                for _ in range(self.trips(node) if self.has_programs(node.body) else 0):
                     yield from self.visit(node.body)
             case Loop(test=Program() as test):
                 yield from self.visit(test)
                 yield from self.ids.programs_of(node)
-                for _ in range(self.trips(node)):
+                for _ in range(self.trips(node)):  # the test runs once more than the body
                     yield from self.visit(node.body)
                     yield from self.visit(test)
                     yield from self.ids.programs_of(node)
@@ -75,8 +76,7 @@ class _Tracer:
             case _:
                 yield from self.ids.activity_ids(node)
 
-    def _acts(self, node: Program, children: list[bool]) -> bool:
-        """Whether anything in a node runs; repeating what does not would take time here alone."""
+    def _has_programs(self, node: Program, children: list[bool]) -> bool:
         return isinstance(node, Decision) or bool(self.ids.activity_ids(node)) or any(children)
 
     def trips(self, loop: Loop) -> int:
@@ -88,5 +88,5 @@ class _Tracer:
 
     def choice(self, node: Branch) -> int:
         if node not in self.recorded:
-            return self.taken[node]
+            return self.static_choices[node]
         return node.recorded_choice(int(next(self.recorded[node])))
