@@ -1,7 +1,7 @@
-"""The costs of a run by line of source and by layer: the rows of operations added up.
+"""Costs of a run by line of source and by layer: sums of the rows of operations.
 
-Input: `StepCost` rows. Output: `Operation`s, one for each line, and `LayerCost`s, one for each layer and part of
-training. The cycles of either add up to the busy cycles of all IPUs.
+Input: `StepCost` rows. Output: `Operation`s, one for each line, and `LayerCost`s, one for each layer and part of the
+training step. The cycles of either add up to the busy cycles of all IPUs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ NO_LAYER = "(no layer)"  # of steps whose layer is not known, such as transfers 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """All that one line of the user's source costs in one run.
+    """Costs of one line of the user's source in one run.
 
     Args:
         origin: the line.
-        names: its operations, most expensive first.
+        names: its operations, costliest first.
         cycles: busy cycles of all IPUs of one replica.
         share: `cycles` over the busy cycles of all lines.
         phases: `cycles` by phase.
-        dominant: the phase that takes most.
-        limiting_cycles: the cycles of those on the limiting IPU; None in profiles that were saved without.
-        parts: `cycles` by part of training, "forward", "backward", "recomputed" or "update"; empty without a gradient.
+        dominant: the phase with most cycles.
+        limiting_cycles: the cycles on the limiting IPU; None in files without them.
+        parts: `cycles` by part, "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         callers: `cycles` by the line that called the function of this one.
     """
 
@@ -45,20 +45,20 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer costs in one part of training, layers inside it left out.
+    """Costs of one layer in one part of the training step, without the layers inside it.
 
     Args:
-        layer: its path, names joined by "/"; `NO_LAYER` for what is in none.
+        layer: its path, names joined by "/"; `NO_LAYER` for steps without a layer.
         part: "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         cycles: busy cycles of all IPUs of one replica.
         share: `cycles` over the busy cycles of all layers.
-        limiting_cycles: the cycles of those on the limiting IPU; None in profiles that were saved without.
+        limiting_cycles: the cycles on the limiting IPU; None in files without them.
         phases: `cycles` by phase.
-        flops: operations on floating-point numbers; None in profiles that were saved without.
+        flops: operations on floating-point numbers; None in files without them.
         moved_bytes: bytes that arrive on tiles or the host.
         always_bytes: size of its variables that are live during the whole run.
-        peak_bytes: size of those and of its variables that are live when most is.
-        lines: its lines of source, most expensive first.
+        peak_bytes: `always_bytes`, and the size of its variables that are live at the peak.
+        lines: its lines of source, costliest first.
     """
 
     layer: str
@@ -75,10 +75,10 @@ class LayerCost:
 
 
 def line_costs(rows: Iterable[StepCost], *, of_libraries: bool) -> tuple[Operation, ...]:
-    """The lines, most expensive first; those that take no time are left out.
+    """Return the lines, costliest first; lines without cycles are left out.
 
     Args:
-        rows: the operations.
+        rows: rows of operations.
         of_libraries: whether the lines are the innermost ones outside JAX and ipujax, instead of the user's.
     """
     lines: dict[str, tuple[Origin, list[StepCost]]] = {}
@@ -87,19 +87,22 @@ def line_costs(rows: Iterable[StepCost], *, of_libraries: bool) -> tuple[Operati
         if row.cycles:
             lines.setdefault(str(origin), (origin, []))[1].append(row)
     total = max(1, sum(row.cycles for _, members in lines.values() for row in members))
-    made = [_line(origin, members, total) for origin, members in lines.values()]
-    return tuple(sorted(made, key=lambda line: -line.cycles))
+    operations = [_line(origin, members, total) for origin, members in lines.values()]
+    return tuple(sorted(operations, key=lambda line: -line.cycles))
 
 
 def _line(origin: Origin, rows: list[StepCost], total: int) -> Operation:
-    names, parts, callers = Counter[str](), Counter[str](), Counter[str]()
+    names = Counter[str]()
+    parts = Counter[str]()
+    callers = Counter[str]()
     for row in rows:
         names[row.name] += row.cycles
         if row.origin.part:
             parts[row.origin.part] += row.cycles
         if row.origin.callers:
-            callers[row.origin.callers[0]] += row.cycles
-    cycles, phases = sum(row.cycles for row in rows), _phases(rows)
+            callers[row.origin.callers[0]] += row.cycles  # the innermost
+    cycles = sum(row.cycles for row in rows)
+    phases = _phases(rows)
     dominant = max(phases, key=lambda phase: phases[phase]) if phases else ""
     return Operation(
         origin,
@@ -115,11 +118,7 @@ def _line(origin: Origin, rows: list[StepCost], total: int) -> Operation:
 
 
 def layer_costs(rows: Iterable[StepCost]) -> tuple[LayerCost, ...]:
-    """The layers, in program order; those that take neither time nor memory are left out.
-
-    Args:
-        rows: the operations.
-    """
+    """Return the layers in program order, from the rows of operations; those without cycles and bytes are left out."""
     layers: dict[tuple[str, str], list[StepCost]] = {}
     for row in rows:
         if row.cycles or row.peak_bytes:
@@ -129,7 +128,8 @@ def layer_costs(rows: Iterable[StepCost]) -> tuple[LayerCost, ...]:
 
 
 def _layer(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost:
-    cycles, flops = sum(row.cycles for row in rows), [row.flops for row in rows if row.flops is not None]
+    cycles = sum(row.cycles for row in rows)
+    flops = [row.flops for row in rows if row.flops is not None]
     lines = Counter[str]()
     for row in rows:
         lines[str(row.origin)] += row.cycles
@@ -156,5 +156,6 @@ def _phases(rows: Iterable[StepCost]) -> dict[str, int]:
 
 
 def _limiting(rows: Iterable[StepCost]) -> int | None:
-    known = [row.limiting_cycles for row in rows]
-    return None if None in known else sum(cycles for cycles in known if cycles is not None)
+    counts = [row.limiting_cycles for row in rows]
+    # Files have them for all rows or for none.
+    return None if None in counts else sum(cycles for cycles in counts if cycles is not None)

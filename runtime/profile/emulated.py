@@ -1,7 +1,7 @@
-"""Arithmetic in dtypes that the machine does not have: which lines of the user's source ask for it, and what it takes.
+"""Arithmetic in dtypes that the machine does not have: its lines of source, and its cycles.
 
-Input: an executable. Output: a row for each line and dtype. What only moves elements is left out, for any dtype is
-moved as words; so is what makes random numbers, and whole numbers that serve as indices.
+Input: an executable. Output: a row for each line and dtype. Codelets that only move elements are left out, as any dtype
+is moved as words; so are random number generators, and integers that are indices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Emulated:
         dtype: its name.
         operations: the codelets, in program order.
         cycles: cycles of one run of each of their compute sets, on its slowest tile.
-        origin: where they come from.
+        origin: the line.
     """
 
     dtype: str
@@ -32,11 +32,12 @@ class Emulated:
 
 
 def emulated(executable: Executable) -> tuple[Emulated, ...]:
-    """What a program does in dtypes that are not among its target's `native_dtypes`, in program order."""
+    """Return the arithmetic in dtypes that are not among the target's `native_dtypes`, in program order."""
     rows: dict[tuple[str, str], Emulated] = {}
     for leaf, cost in executable.costs.items():
         if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost):
-            origin, cycles = leaf.compute_set.origin, int(cost.compute_cycles.max())
+            origin = leaf.compute_set.origin
+            cycles = int(cost.compute_cycles.max())
             for dtype, operations in _foreign(executable, leaf.compute_set).items():
                 row = rows.get((dtype, str(origin)), Emulated(dtype, (), 0, origin))
                 names = tuple(dict.fromkeys((*row.operations, *operations)))
@@ -45,12 +46,12 @@ def emulated(executable: Executable) -> tuple[Emulated, ...]:
 
 
 def _foreign(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:
-    """The codelets of a compute set that compute in dtypes the target lacks, by dtype."""
-    found: dict[str, list[str]] = {}
+    """Return the codelets of a compute set that compute in dtypes the target lacks, by dtype."""
+    codelets: dict[str, list[str]] = {}
     for group in executable.graph.groups[compute_set]:
         if not group.codelet.moves:
             names = [dtype_name(item.dtype) for item in group.codelet.fields if not is_key_dtype(item.dtype)]
             for dtype in dict.fromkeys(names):
                 if dtype not in executable.target.native_dtypes:
-                    found.setdefault(dtype, []).append(group.codelet.name)
-    return found
+                    codelets.setdefault(dtype, []).append(group.codelet.name)
+    return codelets

@@ -1,8 +1,8 @@
-"""What each IPU does from when to when, as plain columns: what timelines are drawn and written from.
+"""Execution trace: spans of the steps on each IPU as plain columns, from which charts of time are drawn.
 
-Input: an `Executable`, the spans of a run, and what is live at each step. Output: `ExecutionTrace`, of arrays and texts
-alone, which also makes JSON-able data and is made of it; `slices` cuts its spans into phases.
-Limits: those of `timeline.spans`. Bytes are those of all tiles; a step that several callers run has the most of them.
+Input: an `Executable`, the spans of a run, and the live bytes of each step. Output: `ExecutionTrace`, of arrays and
+texts, convertible to JSON-able data and back; `slices` cuts its spans into phases.
+Limits: those of `timeline.spans`. Bytes are those of all tiles; a step that several callers run has their maximum.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _NO_BYTES = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutionTrace:
-    """When each IPU does what, in cycles since the start of the run.
+    """Spans of steps on IPUs, in cycles since the start of the run.
 
     Args:
         names: debug names.
         lines: lines of source.
         clocks: cycle at which each IPU ends, int64[ipus].
-        name: the name of each step, as its number, int64[steps]; so is `line` the line.
-        line: see `name`.
-        iterations: iterations of a loop that each step holds, int64[steps].
-        joined: steps of the program that each step holds, int64[steps].
+        name: index in `names` of each step, int64[steps].
+        line: index in `lines` of each step, int64[steps].
+        iterations: iterations of a loop in each step, else 1, int64[steps].
+        joined: steps of the program in each step, int64[steps].
         row_sets: distinct lists of rows of operations, numbers in `Figures.step_costs`.
-        rows: the number in `row_sets` of the rows that each step belongs to, int64[steps]; by member, that with most
-            cycles first. The list is empty for folded iterations, and in profiles that were saved without.
-        live_bytes: bytes live at each step, what is always live included, −1 where that is not known; int64[steps].
-        step: the step of each span of time of an IPU, int64[spans]; in order of IPU, then of time.
-        ipu: the IPU of each span, int64[spans].
-        start: when it begins, int64[spans].
-        end: when it ends, int64[spans].
+        rows: index in `row_sets` of each step, int64[steps]; rows of the member with most cycles first. The list is
+            empty for folded iterations, and in files without rows.
+        live_bytes: live bytes at each step, always live ones included, −1 if unknown; int64[steps].
+        step: step of each span, int64[spans]; spans are sorted by IPU, then by time.
+        ipu: IPU of each span, int64[spans].
+        start: cycle at which it begins, int64[spans].
+        end: cycle at which it ends, int64[spans].
         work: cycles of each of `timeline.PHASES`, int64[spans, 5].
-        after: cycles of sync and of exchange that come after computing, int64[spans, 2]; part of `work`.
-        moved: cycles in which the IPU's I/O tiles moved data, int64[spans].
+        after: cycles of sync and of exchange after compute, int64[spans, 2]; part of `work`.
+        moved: cycles of transfers on the IPU's I/O tiles, int64[spans].
     """
 
     names: tuple[str, ...]
@@ -73,46 +73,37 @@ class ExecutionTrace:
 
     @property
     def is_folded(self) -> np.ndarray:
-        """Whether each span holds several iterations or steps, bool[spans]."""
+        """True for spans of several iterations or steps, bool[spans]."""
         return np.asarray((self.iterations > 1) | (self.joined > 1))[self.step]
 
     def label(self, step: int) -> str:
-        """The name of a step, and what it holds if that is several.
-
-        Args:
-            step: its number.
-        """
-        name, times = readable_name(self.names[self.name[step]]), int(self.iterations[step])
-        joined = int(self.joined[step])
-        if times > 1:
-            return f"{times:,} iterations of {name}, folded"
-        return f"{name}, most of {joined:,} steps, folded" if joined > 1 else name
+        """Return the name of a step by its number, with the number of its iterations or steps if it has several."""
+        name = readable_name(self.names[self.name[step]])
+        iterations = int(self.iterations[step])
+        program_steps = int(self.joined[step])
+        if iterations > 1:
+            return f"{iterations:,} iterations of {name}, folded"
+        return f"{name}, most of {program_steps:,} steps, folded" if program_steps > 1 else name
 
     def rows_of(self, step: int) -> tuple[int, ...]:
-        """The rows of operations of a step, see `rows`.
-
-        Args:
-            step: its number.
-        """
+        """Return the rows of operations of a step by its number; see `rows`."""
         return self.row_sets[self.rows[step]]
 
     def data(self) -> Json:
-        """The columns as JSON-able data."""
+        """Return the columns as JSON-able data."""
         columns = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: x.tolist() if isinstance(x, np.ndarray) else list(x) for name, x in columns.items()}
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> ExecutionTrace:
-        """The trace of such data.
-
-        Args:
-            data: as `data` makes it.
+        """Return the trace saved as the result of `data`.
 
         Raises:
-            KeyError, TypeError, ValueError: data of something else.
+            KeyError, TypeError, ValueError: other data.
         """
-        names, lines = tuple(data["names"]), tuple(data["lines"])
-        row_sets = tuple(map(tuple, data.get("row_sets", [()])))
+        names = tuple(data["names"])
+        lines = tuple(data["lines"])
+        row_sets = tuple(map(tuple, data.get("row_sets", [()])))  # older versions saved no rows
         columns = {"rows": [0] * len(data["name"])} | dict(data)
         numbers = {name: np.array(columns[name], np.int64) for name in _COLUMNS}
         for name, width in _WIDTHS.items():
@@ -133,11 +124,11 @@ class Slices:
     """Phases of IPUs in order of IPU and time; all members int64[slices].
 
     Args:
-        ipu: whose.
+        ipu: number of the IPU.
         start: cycle at which it begins.
-        cycles: how long it lasts, at least 1.
-        phase: number of its phase in `TRACE_PHASES`.
-        span: the span it is part of; of idle time, the span that was waited for.
+        cycles: its length, at least 1.
+        phase: index of its phase in `TRACE_PHASES`.
+        span: span that it is part of; of idle time, the next span of the IPU.
     """
 
     ipu: np.ndarray
@@ -147,39 +138,37 @@ class Slices:
     span: np.ndarray
 
 
-# Phases of a span in the order in which they pass: of the cycles of each, those that come after computing are last.
+# Phases of a span in order of time: sync and exchange come twice, before compute and after it (`after`).
 _ORDER = ("sync", "host_exchange", "global_exchange", "exchange", "compute", "sync", "exchange", "idle")
 
 
 def slices(trace: ExecutionTrace) -> Slices:
-    """Cuts spans into phases, and adds the idle time before each; by IPU they add up to its clock.
+    """Cut spans into phases, and add the idle time before each; the slices of an IPU add up to its clock.
 
-    Args:
-        trace: of a run. In a span of several iterations or steps each phase is one slice, for all of them.
+    In a span of several iterations or steps each phase is one slice, for all of them.
     """
-    own = np.flatnonzero(trace.work.any(1))  # what I/O tiles do alone is on their own track
-    work, after, ipu = trace.work[own], trace.after[own], trace.ipu[own]
+    spans = np.flatnonzero(trace.work.any(1))  # transfers on I/O tiles overlap with these, so they are not slices
+    work, after, ipu = (column[spans] for column in (trace.work, trace.after, trace.ipu))
     cycles = np.stack([work[:, PHASES.index(name)] if name != "idle" else 0 * ipu for name in _ORDER], 1)
     cycles[:, 0] -= after[:, 0]
     cycles[:, 3] -= after[:, 1]
     cycles[:, 5:7] = after
-    start, end = trace.start[own], trace.end[own]
-    cycles[:, 7] = end - start - cycles.sum(1)  # waits inside what is folded
+    start = trace.start[spans]
+    end = trace.end[spans]
+    cycles[:, 7] = end - start - cycles.sum(1)  # waits inside folded spans
+    # End of the span before on the same IPU, 0 for its first.
     before = np.where(np.append(-1, ipu[:-1]) == ipu, np.append(0, end[:-1]), 0)
     gaps = np.stack([start - before, *cycles.T], 1)
     starts = before[:, None] + np.cumsum(gaps, 1) - gaps
     phases = np.array([IDLE, *map(TRACE_PHASES.index, _ORDER)])
     row, column = np.nonzero(gaps)
-    return Slices(ipu[row], starts[row, column], gaps[row, column], phases[column], own[row])
+    return Slices(ipu[row], starts[row, column], gaps[row, column], phases[column], spans[row])
 
 
 def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
-    """Cycles of each of `TRACE_PHASES` of every IPU, idle time up to the end of the run included.
-
-    Args:
-        trace: of a run.
-    """
-    cut, end = slices(trace), int(trace.clocks.max(initial=0))
+    """Return the cycles of each of `TRACE_PHASES` of every IPU, idle time up to the end of the run included."""
+    cut = slices(trace)
+    end = int(trace.clocks.max(initial=0))
     ipus = len(trace.clocks)
     cycles = np.zeros((ipus, len(TRACE_PHASES)), np.int64)
     np.add.at(cycles, (cut.ipu, cut.phase), cut.cycles)
@@ -190,23 +179,24 @@ def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
 def execution_trace(
     executable: Executable, spans: Spans, clocks: np.ndarray, rows: Sequence[tuple[int, ...]] = ()
 ) -> ExecutionTrace:
-    """The columns of a run.
+    """Return the trace of a run.
 
     Args:
-        executable: what ran.
-        spans: of the run.
+        executable: the compiled program.
+        spans: spans of the run.
         clocks: cycle at which each IPU ends, int64[ipus].
-        rows: numbers of the rows of operations of each step; none are known when empty.
+        rows: numbers of the rows of operations of each step; empty if unknown.
     """
     row_sets: dict[tuple[int, ...], int] = {}
     row_set = [row_sets.setdefault(numbers, len(row_sets)) for numbers in rows or [()] * len(spans.nodes)]
     names: dict[str, int] = {}
     lines: dict[str, int] = {}
-    places = [_place(node) for node in spans.nodes]
-    name = [names.setdefault(text, len(names)) for text, _ in places]
-    line = [lines.setdefault(text, len(lines)) for _, text in places]
-    live, after = _live_bytes(executable), {node: _after(executable, node) for node in set(spans.nodes)}
-    each_after = np.array([after[node] for node in spans.nodes], np.int64).reshape(-1, executable.target.num_ipus, 2)
+    labels = [_name_and_line(node) for node in spans.nodes]
+    name = [names.setdefault(text, len(names)) for text, _ in labels]
+    line = [lines.setdefault(text, len(lines)) for _, text in labels]
+    live = _live_bytes(executable)
+    after_of_node = {node: _after_compute(executable, node) for node in set(spans.nodes)}
+    after = np.array([after_of_node[node] for node in spans.nodes], np.int64).reshape(-1, executable.target.num_ipus, 2)
     folded = (spans.iterations > 1) | (spans.merged_steps > 1)
     return ExecutionTrace(
         tuple(names),
@@ -224,13 +214,12 @@ def execution_trace(
         spans.start,
         spans.end,
         spans.work,
-        np.where(folded[spans.step, None], 0, each_after[spans.step, spans.ipu]),
+        np.where(folded[spans.step, None], 0, after[spans.step, spans.ipu]),
         spans.transfer_cycles,
     )
 
 
-def _place(node: Program) -> tuple[str, str]:
-    """Name and line of a step."""
+def _name_and_line(node: Program) -> tuple[str, str]:
     if isinstance(node, Leaf | Branch):
         origin, name = label(node)
         return name, str(origin)
@@ -238,20 +227,22 @@ def _place(node: Program) -> tuple[str, str]:
     return (f"the loop of {node.origin}" if node.origin != Origin() else "a loop"), str(node.origin)
 
 
-def _after(executable: Executable, node: Program) -> np.ndarray:
-    """Cycles of sync and of exchange after computing, int64[ipus, 2]."""
-    after, target = np.zeros((executable.target.num_ipus, 2), np.int64), executable.target
+def _after_compute(executable: Executable, node: Program) -> np.ndarray:
+    """Return the cycles of sync and of exchange after compute of one run of a step, int64[ipus, 2]."""
+    target = executable.target
+    after = np.zeros((target.num_ipus, 2), np.int64)
     cost = executable.costs.get(node) if isinstance(node, Leaf) else None
     if isinstance(cost, ComputeSetCost) and cost.after.cycles.any():
         slowest = cost.after.cycles.reshape(-1, target.tiles_per_ipu).max(1)
-        there = slice(cost.first_ipu, cost.first_ipu + len(slowest))
-        after[there, 0], after[there, 1] = target.internal_sync_cycles * (slowest > 0), slowest
+        ipus = slice(cost.first_ipu, cost.first_ipu + len(slowest))
+        after[ipus, 0] = target.internal_sync_cycles * (slowest > 0)
+        after[ipus, 1] = slowest
         assert (after <= executable.steps[node].work[:, [SYNC, EXCHANGE]]).all()
     return after
 
 
 def _live_bytes(executable: Executable) -> dict[Program, int]:
-    """Bytes live at each step, the most of all its calls."""
+    """Return the live bytes at each step, the maximum over its calls."""
     tree = liveness_tree(executable)
     live: dict[Program, int] = {}
     for node in tree.root.walk():

@@ -1,10 +1,10 @@
-"""What each operation of each line and layer costs in one run, and what it holds: the rows that all views add up.
+"""Costs and variables of each operation of each line and layer in one run: the rows that all views sum.
 
-Input: an `Executable`, the program that ran, its `Numbering`, and the `Timeline` of the run. Output: a `StepCost` for
-each operation of each layer, part of training and line; a variable belongs to the operation that its name and origin
-tell. The cycles of all rows add up to the busy cycles of all IPUs, exactly.
-Limits: exchange code is that of the tile that has most of it for this row; other rows may have theirs elsewhere.
-Operations are counted as codelets say; those of a fallback, and of user codelets that do not say, count one a point.
+Input: an `Executable`, the program of the run, its `Numbering`, and the `Timeline` of the run. Output: a `StepCost` for
+each operation of each layer, part of the training step and line; a variable belongs to the operation in its name and
+origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly.
+Limits: exchange code is that of the tile with most of it for this row, which may differ from row to row. Arithmetic is
+counted by `Codelet.flops`; fallbacks, and user codelets without it, count one operation a point.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from ipujax.runtime.timeline import PHASES, Timeline
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """All that one operation of one line in one layer costs in one run, and its variables.
+    """Costs in one run, and variables, of one operation of one line in one layer.
 
     Args:
-        origin: the line, the layer and the part of training; of several that differ in their path, the first.
+        origin: line, layer and part of the training step; of several that differ in their path, the first.
         name: the operation.
         cycles: busy cycles of all IPUs of one replica.
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
-        exchange_code_bytes: code of their exchanges, on the tile that has most of it.
-        flops: operations on floating-point numbers, all runs together; None in profiles that were saved without.
-        precision: the dtype whose peak rate is theirs to reach: "float16" where most operations read numbers in half
-            precision only.
-        tile_balance: mean share of their compute phases in which a tile computes, as `Figures.tile_balance`; None where
-            nothing is computed.
-        always_bytes: size of those variables that are live during the whole run, constants included.
-        peak_bytes: the same and those that are live when most is, on all tiles together.
-        limiting_cycles: the cycles of those on the limiting IPU; None in profiles that were saved without.
-        phases: `cycles` by phase; empty in profiles that were saved without.
+        exchange_code_bytes: code of its exchanges, on the tile with most of it.
+        flops: operations on floating-point numbers, all runs together; None in files without them.
+        precision: dtype of the peak rate that bounds it: "float16" where most operations read half precision only.
+        tile_balance: mean share of its compute phases in which a tile computes, as `Figures.tile_balance`; None without
+            compute phases.
+        always_bytes: size of the variables that are live during the whole run, constants included.
+        peak_bytes: `always_bytes`, and the size of the variables that are live at the peak of all tiles together.
+        limiting_cycles: the cycles on the limiting IPU; None in files without them.
+        phases: `cycles` by phase; empty in files without them.
     """
 
     origin: Origin
@@ -70,38 +69,29 @@ RowKey = tuple[str, ...]
 
 
 def row_key(origin: Origin, name: str) -> RowKey:
-    """What the operations of one row have in common: line, caller, layer, part of training and name.
-
-    Args:
-        origin: of a step or a variable.
-        name: of the operation.
-    """
+    """Return the key of a row, equal for all its steps and variables: line, caller, layer, part, name of operation."""
     return str(origin), origin.library, *origin.callers[:1], origin.layer, origin.part, name
 
 
 def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
-    """An origin with the layer and the part of training that rows have.
+    """Return the origin of a share of a step with the layer and the part of the training step that rows show.
 
     Args:
-        origin: of a share of a step.
-        has_backward: whether the program has a backward pass.
+        origin: origin of the share.
+        has_backward: whether the program has a backward part: without one there are no parts.
     """
     part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
     return replace(origin, layer=visible_layer(origin.layer), part=part)
 
 
 def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:
-    """Whether a program has a backward pass.
-
-    Args:
-        shares_of_steps: of all its steps.
-    """
+    """Return whether a program has a backward part, from the shares of all its steps."""
     return any(share.origin.part == "backward" for shares in shares_of_steps for share in shares)
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What is added up for one row."""
+    """Sums for one row, while steps and variables are added."""
 
     origin: Origin
     name: str
@@ -112,11 +102,10 @@ class _Sum:
     peak_bytes: int = 0
     codes: dict[object, tuple[Cost, float]] = field(default_factory=dict)  # exchanges, and this row's fraction of them
     flops: dict[str, int] = field(default_factory=lambda: {"float32": 0, "float16": 0})  # by precision
-    busy: int = 0  # cycles of tiles in compute phases, and all that they could compute in
-    spent: int = 0
+    busy: int = 0  # cycles in which tiles compute
+    available: int = 0  # cycles of all tiles in its compute phases
 
     def row(self, target: Target, limiting_ipu: int) -> StepCost:
-        """The sum."""
         phases = {name: int(cycles) for name, cycles in zip(PHASES, self.work.sum(0), strict=True) if cycles}
         return StepCost(
             self.origin,
@@ -127,7 +116,7 @@ class _Sum:
             self._code_bytes(target),
             sum(self.flops.values()),
             max(self.flops, key=lambda name: self.flops[name]),
-            self.busy / self.spent if self.spent else None,
+            self.busy / self.available if self.available else None,
             self.always_bytes,
             self.peak_bytes,
             int(self.work[limiting_ipu].sum()),
@@ -142,14 +131,14 @@ class _Sum:
 def step_costs(
     executable: Executable, program: Program, ids: Numbering, timeline: Timeline, limiting_ipu: int
 ) -> tuple[StepCost, ...]:
-    """The rows, in program order; those of variables alone come last.
+    """Return the rows in program order; those of variables without steps come last.
 
     Args:
-        executable: what ran.
-        program: the part of it that ran.
-        ids: its numbering.
-        timeline: the run.
-        limiting_ipu: the IPU whose cycles are told apart.
+        executable: the compiled program.
+        program: the program of the run, of the executable's steps.
+        ids: the executable's numbering.
+        timeline: timeline of the run.
+        limiting_ipu: the IPU of `limiting_cycles`.
     """
     attribution = Attribution(executable, program)
     steps = {node: attribution.shares(node) for node in executable.steps}
@@ -169,14 +158,16 @@ def step_costs(
 
 
 class _Table:
-    """The rows while they are added up."""
+    """The sums of all rows, by `row_key`."""
 
     def __init__(self, executable: Executable, ids: Numbering, has_backward: bool) -> None:
-        self.executable, self.ids, self.has_backward = executable, ids, has_backward
+        self.executable = executable
+        self.ids = ids
+        self.has_backward = has_backward
         self.sums: dict[RowKey, _Sum] = {}
 
     def sum_of(self, origin: Origin, name: str) -> _Sum:
-        """The row of an operation, a new one if need be."""
+        """Return the sums of an operation, of a new row if there is none."""
         origin = origin_of_row(origin, has_backward=self.has_backward)
         key = row_key(origin, name)
         if key not in self.sums:
@@ -185,14 +176,15 @@ class _Table:
         return self.sums[key]
 
     def sum_of_variable(self, variable: Variable) -> _Sum:
-        """The row of the operation that a variable is named after."""
+        """Return the sums of the operation in a variable's name."""
         return self.sum_of(variable.origin, operation_name(variable.name, variable.origin))
 
     def add_step(self, node: Program, shares: list[Share], runs: int) -> None:
-        """Adds one step, divide among its shares."""
+        """Add the runs of one step, divided among its shares."""
         rows = [self.sum_of(share.origin, share.name) for share in shares]
         weights = [share.weight for share in shares]
         work = self.executable.steps[node].work
+        # One division a phase and IPU: each sum over rows stays exact, whatever the rounding.
         for ipu, phase in zip(*np.nonzero(work), strict=True):
             for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
                 row.work[ipu, phase] += cycles
@@ -205,7 +197,6 @@ class _Table:
             self._add_vertices(node, rows, shares, runs)
 
     def _add_code(self, leaf: Leaf, rows: list[_Sum], shares: list[Share]) -> None:
-        """Adds the exchange code of a step."""
         cost = self.executable.costs[leaf]
         key = leaf.compute_set if isinstance(leaf, Execute) else leaf
         for row, share in zip(rows, shares, strict=True):
@@ -213,14 +204,15 @@ class _Table:
             row.codes[key] = cost, fraction + share.code
 
     def _add_vertices(self, node: Execute, rows: list[_Sum], shares: list[Share], runs: int) -> None:
-        """Adds the arithmetic of a compute set."""
-        cost, tiles = self.executable.costs[node], self.executable.target.tiles_per_ipu
+        """Add compute cycles and arithmetic of a compute set."""
+        cost = self.executable.costs[node]
+        tiles = self.executable.target.tiles_per_ipu
         assert isinstance(cost, ComputeSetCost)
         busy = runs * int(cost.compute_cycles.sum())
-        spent = runs * tiles * int(cost.compute_cycles.reshape(-1, tiles).max(1).sum())
-        for row in {id(row): row for row in rows}.values():
+        available = runs * tiles * int(cost.compute_cycles.reshape(-1, tiles).max(1).sum())
+        for row in {id(row): row for row in rows}.values():  # once, even with several shares of the step
             row.busy += busy
-            row.spent += spent
+            row.available += available
         for number, group in enumerate(self.executable.graph.groups[node.compute_set]):
             flops = _flops(group)
             parts = [(row, share) for row, share in zip(rows, shares, strict=True) if share.group == number]
@@ -234,7 +226,7 @@ class _Table:
 
 
 def _flops(group: VertexGroup) -> int:
-    """Operations on floating-point numbers of all vertices of a group."""
+    """Return the operations on floating-point numbers of all vertices of a group."""
     codelet = group.codelet
     computes = not codelet.moves and any(_is_float(field.dtype) for field in codelet.fields)
     return codelet.flops * prod(axis.extent for axis in group.axes) if computes else 0

@@ -1,8 +1,7 @@
-"""When each task of each pipeline runs, as plain columns.
+"""Task trace: spans of the tasks of each pipeline as plain columns.
 
-Input: `TaskSpans` of a run. Output: `TaskTrace`, of arrays and texts alone, which also makes JSON-able data and is made
-of it.
-Limits: those of `timeline.task_spans`; where there are too many tasks none are here.
+Input: `TaskSpans` of a run. Output: `TaskTrace`, of arrays and texts, convertible to JSON-able data and back.
+Limits: those of `timeline.task_spans`; without rows where there are too many tasks.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskTrace:
-    """The tasks of all pipelines, in the order of the program; those of one IPU are in order of time.
+    """The tasks of all pipelines in program order; those of one IPU are sorted by time.
 
     Args:
-        pipelines: what runs in each.
+        pipelines: layout of each pipeline.
         pipeline_start: cycle at which the first task of each begins, int64[pipelines].
         pipeline_end: cycle at which its last task ends, int64[pipelines]; 0, as its start, if it has no tasks here.
         pipeline: the pipeline of each task, int64[tasks].
         stage: its stage, int64[tasks].
-        kind: the number of its kind in `TASK_KINDS`, int64[tasks].
+        kind: index of its kind in `TASK_KINDS`, int64[tasks].
         micro_batch: its micro-batch, int64[tasks].
-        start: cycle at which its work begins, waiting done, int64[tasks].
+        start: cycle at which its work begins, after its waits, int64[tasks].
         end: cycle at which it ends, int64[tasks].
-        busy: cycles that its IPU works from `start` to `end`, int64[tasks].
-        waited: cycles that its IPU does nothing since its task before, or the start of the pipeline, int64[tasks].
+        busy: busy cycles of its IPU from `start` to `end`, int64[tasks].
+        waited: idle cycles of its IPU since its task before, or the start of the pipeline, int64[tasks].
     """
 
     pipelines: tuple[PipelineLayout, ...]
@@ -72,27 +71,23 @@ class TaskTrace:
         return np.concatenate([*ipus, np.zeros(0, np.int64)])[first[self.pipeline] + self.stage]
 
     def label(self, task: int) -> str:
-        """What a task is: its stage, kind and micro-batch, and its pipeline where there are several.
-
-        Args:
-            task: its number.
-        """
+        """Return stage, kind and micro-batch of a task by its number, and its pipeline where there are several."""
         kind = self.kind_name(task).replace("_", " of ")
         text = f"stage {self.stage[task]}, {kind}, micro-batch {self.micro_batch[task]}"
         return text if len(self.pipelines) == 1 else f"{text} of {self.pipelines[self.pipeline[task]].name}"
 
     def kind_name(self, task: int) -> str:
-        """The kind of a task, one of `TASK_KINDS`."""
+        """Return the kind of a task by its number, one of `TASK_KINDS`."""
         return TASK_KINDS[self.kind[task]]
 
     def links(self, between_ipus: bool = True) -> np.ndarray:
-        """Pairs of tasks of which the first hands a value on to the second, int64[pairs, 2].
+        """Return the pairs of tasks of which the first sends a value to the second, int64[pairs, 2].
 
         Args:
             between_ipus: only those between different IPUs.
         """
         keys = (self.pipeline, self.stage, self.kind, self.micro_batch)
-        place = {key: n for n, key in enumerate(zip(*(column.tolist() for column in keys), strict=True))}
+        number_of = {key: n for n, key in enumerate(zip(*(column.tolist() for column in keys), strict=True))}
         pairs: list[tuple[int, int]] = []
         for number, layout in enumerate(self.pipelines):
             for (writer, wrote), (reader, read) in layout.links:
@@ -100,53 +95,46 @@ class TaskTrace:
                     continue
                 a, b = (TASK_KINDS.index(name) for name in (wrote, read))
                 for micro_batch in range(layout.micro_batches):
-                    ends = place.get((number, writer, a, micro_batch)), place.get((number, reader, b, micro_batch))
-                    if ends[0] is not None and ends[1] is not None:
-                        pairs.append((ends[0], ends[1]))
+                    sender = number_of.get((number, writer, a, micro_batch))
+                    receiver = number_of.get((number, reader, b, micro_batch))
+                    if sender is not None and receiver is not None:
+                        pairs.append((sender, receiver))
         return np.array(pairs, np.int64).reshape(-1, 2)
 
     def data(self) -> Json:
-        """The columns as JSON-able data."""
+        """Return the columns as JSON-able data."""
         pipelines = [
             {
-                "name": one.name,
-                "schedule": one.schedule,
-                "ipus": list(one.ipus),
-                "micro_batches": one.micro_batches,
-                "tasks": [list(task) for task in one.tasks],
-                "links": [[*a, *b] for a, b in one.links],
+                "name": layout.name,
+                "schedule": layout.schedule,
+                "ipus": list(layout.ipus),
+                "micro_batches": layout.micro_batches,
+                "tasks": [list(task) for task in layout.tasks],
+                "links": [[*a, *b] for a, b in layout.links],
             }
-            for one in self.pipelines
+            for layout in self.pipelines
         ]
         return {"pipelines": pipelines, **{name: getattr(self, name).tolist() for name in COLUMNS}}
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> TaskTrace:
-        """The trace of such data.
-
-        Args:
-            data: as `data` makes it.
-        """
+        """Return the trace saved as the result of `data`."""
         pipelines = tuple(
             PipelineLayout(
-                one["name"],
-                one["schedule"],
-                tuple(one["ipus"]),
-                one["micro_batches"],
-                tuple((stage, kind) for stage, kind in one["tasks"]),
-                tuple(((a, x), (b, y)) for a, x, b, y in one["links"]),
+                row["name"],
+                row["schedule"],
+                tuple(row["ipus"]),
+                row["micro_batches"],
+                tuple((stage, kind) for stage, kind in row["tasks"]),
+                tuple(((a, x), (b, y)) for a, x, b, y in row["links"]),
             )
-            for one in data["pipelines"]
+            for row in data["pipelines"]
         )
         return cls(pipelines, **{name: np.array(data[name], np.int64) for name in COLUMNS})
 
 
 def task_trace(spans: TaskSpans) -> TaskTrace:
-    """The columns of some spans.
-
-    Args:
-        spans: of a run.
-    """
+    """Return the trace of the spans of a run."""
     layouts = tuple(span.layout for span in spans.pipelines)
     starts, ends = (np.array([getattr(span, name) for span in spans.pipelines], np.int64) for name in ("start", "end"))
     stages = np.array([total.task.stage for total in spans.totals], np.int64)

@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """A heading, and under it a label and a value a row."""
+    """Return a heading, and under it a line with label and value for each row."""
     width = max((len(label) for label, _ in rows), default=0) + 1
     return "\n".join([f"{title}:", *(f"  {label + ':':<{width}}  {value}" for label, value in rows)])
 
 
-def share(part: float, whole: float) -> str:
-    """A part as a percentage of the whole, in columns."""
-    return f"{100 * part / whole if whole else 0:5.1f} %"
+def share(part: float, total: float) -> str:
+    """Return a part as a percentage of the whole, of a fixed width."""
+    return f"{100 * part / total if total else 0:5.1f} %"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in the largest unit that gives at least one."""
+    """Return bytes in the largest unit of which there is at least one."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:,.1f} {unit}"
@@ -32,7 +32,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest unit that gives at least one."""
+    """Return a time in the largest unit of which there is at least one."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= factor:
             return f"{seconds / factor:,.3f} {unit}"
@@ -40,16 +40,16 @@ def duration(seconds: float) -> str:
 
 
 BOLD, CYAN, GREEN, RED = "1", "36", "32", "31"
-_NAMED = re.compile(r"^( +)([^:*]*:)( )")  # a row's label
+_LABEL = re.compile(r"^( +)([^:*]*:)( )")  # of a row
 _BAR = re.compile(r"\*{1,}")
 _ALARM = re.compile(r"^ *(Out of memory|Overflowed):")
 
 
-def wants_colours(asked: bool | None, *, is_terminal: bool, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether output is to be coloured.
+def wants_colours(requested: bool | None, *, is_terminal: bool, environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether output gets colours.
 
     Args:
-        asked: what the caller says; when None only a terminal gets colours.
+        requested: the caller's choice; when None only a terminal gets colours.
         is_terminal: whether the output goes to one.
         environment: variables; those of this process when None.
     """
@@ -60,12 +60,12 @@ def wants_colours(asked: bool | None, *, is_terminal: bool, environment: Mapping
         return True
     if environment.get("CLICOLOR") == "0":
         return False
-    supports = is_terminal and environment.get("TERM") != "dumb"
-    return supports if asked is None else asked
+    supports_colours = is_terminal and environment.get("TERM") != "dumb"
+    return supports_colours if requested is None else requested
 
 
 def coloured(text: str) -> str:
-    """A summary with its headings, labels, bars and alarms in colours."""
+    """Return a summary with its headings, labels, bars and alarms in colours."""
     return "\n".join(map(_line, text.split("\n")))
 
 
@@ -76,7 +76,7 @@ def _line(line: str) -> str:
         return _in(line, f"{BOLD};{CYAN}")
     if "*" in line:
         return _BAR.sub(lambda bar: _in(bar[0], GREEN), line)
-    return _NAMED.sub(lambda label: label[1] + _in(label[2], BOLD) + label[3], line)
+    return _LABEL.sub(lambda label: label[1] + _in(label[2], BOLD) + label[3], line)
 
 
 def _in(text: str, colour: str) -> str:
