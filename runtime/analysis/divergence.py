@@ -41,13 +41,7 @@ def joins_replicas(program: Program) -> bool:
 
 
 def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> list[Decision]:
-    """Return the decisions of a program on which replicas may disagree, in the order of the program.
-
-    Args:
-        graph: has the vertex groups.
-        program: the complete program.
-        effects: effects of programs of the graph.
-    """
+    """Return the decisions of a program on which replicas may disagree, in the order of the program."""
     if graph.replication_factor == 1:
         return []
     # Memory from before the run may differ, so every variable that is read first may.
@@ -59,10 +53,6 @@ def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> l
 
 class Divergence:
     """Walk through a program; `differing` has, at each point of it, the variables that may differ.
-
-    Args:
-        graph: has the vertex groups.
-        effects: effects of programs of the graph.
 
     Attributes:
         divergent: decisions so far on which replicas may disagree, in order.

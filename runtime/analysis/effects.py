@@ -145,11 +145,7 @@ def written_in_full(tensor: Tensor) -> frozenset[Variable]:
 
 
 class EffectsOf:
-    """Effects of programs of one graph, each node computed once.
-
-    Args:
-        graph: has the vertex groups of the compute sets.
-    """
+    """Effects of programs of one graph, each node computed once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

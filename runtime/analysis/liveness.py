@@ -62,12 +62,7 @@ class Liveness:
 
 
 def liveness(program: Program, effects: EffectsOf) -> Liveness:
-    """Compute the steps at which each variable of a program occupies memory.
-
-    Args:
-        program: the control tree, run once; nothing is read after it.
-        effects: the effects of its nodes.
-    """
+    """Compute the steps at which each variable of a program, run once, occupies memory; nothing is read after it."""
     return _Frames(program, effects).frame(program, None)
 
 

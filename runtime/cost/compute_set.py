@@ -126,11 +126,7 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
-    """Return the cost of one execution of a compute set; compute sets of equal vertices, as of equal layers, share one.
-
-    Raises:
-        GraphError: a variable without a tile mapping.
-    """
+    """Return the cost of one execution of a compute set; those of equal vertices, as of equal layers, share one."""
     key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
     if None in key:
         return _cost(graph, compute_set)

@@ -25,12 +25,7 @@ from ipujax.runtime.tensor import pad_tiles, renumber_tiles
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
-    """Return the cost of one run of a copy between replicas, for each of them.
-
-    Args:
-        graph: the graph of one replica, with the number of replicas.
-        copy: the copy.
-    """
+    """Return the cost of one run of a copy between replicas, for each of them; `graph` is of one replica."""
     target = graph.target
     pair_cost = _between_two(graph, copy)
     assert pair_cost.flows is not None or not copy.source.size, "two replicas share no IPU"

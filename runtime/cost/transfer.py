@@ -72,22 +72,14 @@ class StreamCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitCost:
-    """Wait for a transfer, until it ends.
-
-    Args:
-        ipus: the waiting IPUs, rising.
-    """
+    """Wait of some IPUs, in rising order, for a transfer to end."""
 
     ipus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncCost:
-    """Sync without an exchange.
-
-    Args:
-        kind: the tiles or IPUs that sync, see `program.Sync`.
-    """
+    """Sync without an exchange; `kind` says of which tiles or IPUs, see `program.Sync`."""
 
     kind: SyncKind
 
@@ -98,9 +90,8 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     traffic = copy_traffic(copy.source, copy.destination, graph)
-    local_bytes = window.total([traffic.local_bytes])
-    fragments = window.total([traffic.local_fragments])
-    copied_cycles = compact(copy_cycles(local_bytes, fragments, target))
+    local_bytes, local_fragments = (window.total([n]) for n in (traffic.local_bytes, traffic.local_fragments))
+    copied_cycles = compact(copy_cycles(local_bytes, local_fragments, target))
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
         exchange = exchange_cost([traffic], window, target)
@@ -120,11 +111,9 @@ def stream_cost(
     """
     target = graph.target
     first_ipu, tile_bytes, ipu_bytes = _mapped_bytes(graph, tensor)
-    limit = target.stream_buffer_limit_bytes
-    bytes_per_second = target.host_bytes_per_second
-    if isinstance(stream, RemoteBuffer) and not stream.on_host:
-        limit = target.max_remote_transfer_bytes
-        bytes_per_second = target.streaming_bytes_per_second
+    is_streamed = isinstance(stream, RemoteBuffer) and not stream.on_host
+    limit = target.max_remote_transfer_bytes if is_streamed else target.stream_buffer_limit_bytes
+    bytes_per_second = target.streaming_bytes_per_second if is_streamed else target.host_bytes_per_second
     earlier = np.zeros(target.num_ipus, bool) if after is None else after.earlier | (after.cycles > 0)
     # The latency of an IPU's first exchange was in the cost of the earlier transfer already.
     exchanges = -(-ipu_bytes // limit) - earlier

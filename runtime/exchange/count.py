@@ -55,13 +55,7 @@ class Traffic:
 
 
 def copied_parts(local: np.ndarray, local_parts: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return elements and parts that each tile copies to make its operand contiguous: none if that is in one piece.
-
-    Args:
-        local: elements of the operand that are on the tile.
-        local_parts: contiguous parts of those.
-        parts: contiguous parts of the complete operand.
-    """
+    """Return elements and parts copied to make operands contiguous: local ones of operands in several parts."""
     is_scattered = (local > 0) & (parts > 1)
     return np.where(is_scattered, local, 0), np.where(is_scattered, local_parts, 0)
 
@@ -165,13 +159,9 @@ def cut_at_homes(runs: Runs, mappings: tuple[TileMapping, ...], max_pieces: floa
 
 
 def demand_of_blocks(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> Demand:
-    """Build the demand of tiles that may need several blocks each.
+    """Build the demand of blocks, given their runs in any order and the tiles of the vertices that need each.
 
-    Args:
-        parts: runs of the blocks, in any order.
-        tile: tiles of the vertices of each block, −1 for none, int64[blocks, vertices].
-        size: elements of the flat space.
-        num_tiles: tiles of the target.
+    `tile` is int64[blocks, vertices], −1 for no vertex; `size` is the number of elements of the flat space.
     """
     runs = merge_runs(parts, size)
     block, column = np.nonzero(tile >= 0)
@@ -198,12 +188,8 @@ def count_traffic(
 ) -> Traffic:
     """Count the exchange of a demand, in elements.
 
-    Args:
-        demand: elements that each tile reads, or writes.
-        mappings: of the variables, in the order of the flat space.
-        writes: whether tiles send the elements home instead of receiving them.
-        buses: tiles that share an exchange bus.
-        is_disjoint: whether no element is known to be needed by two tiles.
+    With `writes` the tiles send the elements home instead of receiving them. `is_disjoint` asserts that no two tiles
+    need one element, which saves the count of those that several do.
     """
     pieces = cut_at_homes(demand.runs, mappings, MAX_RUNS)
     num_tiles = len(demand.block_of_tile)

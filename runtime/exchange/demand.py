@@ -64,11 +64,7 @@ def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
 def access_demand(group: VertexGroup, access: Access, num_tiles: int, max_runs: float = inf) -> Demand:
     """Return the elements that the vertices of a group need through one access.
 
-    Args:
-        group: the vertices.
-        access: one of its accesses.
-        num_tiles: tiles of the target.
-        max_runs: limit beyond which about so many runs are sampled.
+    Beyond `max_runs` runs about so many are sampled.
     """
     node = access.tensor.node
     variables = access.tensor.variables()

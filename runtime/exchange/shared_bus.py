@@ -93,13 +93,9 @@ def shared_blocks(
 
 
 def shared_runs(pieces: Runs, home: np.ndarray, block_of_tile: np.ndarray, buses: np.ndarray) -> np.ndarray:
-    """Count the elements that each tile shares, int64[tiles], from the runs of blocks.
+    """Count the elements that each tile shares, int64[tiles], from pieces as of `exchange.count` and their home tiles.
 
-    Args:
-        pieces: runs of the blocks, sorted and disjoint in each, cut where the home tile changes.
-        home: that tile, int64[pieces].
-        block_of_tile: the block that each tile needs, −1 for none, int64[tiles].
-        buses: tiles of each bus, int64[buses, width].
+    `block_of_tile` is −1 for tiles without a block; `buses` are the tiles of each bus, int64[buses, width].
     """
     shared = np.zeros(len(block_of_tile), np.int64)
     blocks = block_of_tile[buses]

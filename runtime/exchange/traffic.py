@@ -69,7 +69,7 @@ def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None =
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
-    """Return the exchange of vertices on a grid that read through one access.
+    """Return the exchange of vertices on a grid that read through one access, whatever their codelet is.
 
     Args:
         axes: axes of the grid.
@@ -81,14 +81,9 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
 
 
 def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
-    """Return the exchange of a copy: every tile receives the source elements of its part of the destination.
+    """Return the exchange of a copy between tensors of one shape.
 
     All local bytes are copied on their tile; `copied_bytes` has no meaning for copies.
-
-    Args:
-        source: tensor that is read.
-        destination: tensor of the same shape that is written.
-        graph: has the target and the mappings of all variables.
 
     Raises:
         GraphError: a variable without a tile mapping.
@@ -370,13 +365,13 @@ def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
 def receive_cycles(
     received_bytes: np.ndarray, shared_bytes: np.ndarray, fragments: np.ndarray, target: Target
 ) -> np.ndarray:
-    """Return the cycles in which each tile receives one operand, int64[num_tiles].
+    """Return the cycles in which each tile receives one operand; arrays are int64[num_tiles].
 
     Args:
-        received_bytes: bytes that arrive, int64[num_tiles].
-        shared_bytes: the part of them that all tiles of the same exchange bus receive, int64[num_tiles].
-        fragments: contiguous parts that arrive, int64[num_tiles].
-        target: gives width and control costs.
+        received_bytes: bytes that arrive.
+        shared_bytes: the part of them that all tiles of the same exchange bus receive.
+        fragments: contiguous parts that arrive.
+        target: width and control costs.
 
     Source: reference A2, the larger of payload over width and the control slots of all fragments; reference A1, §2 for
     the width of tiles that share a bus.
@@ -387,15 +382,12 @@ def receive_cycles(
 
 
 def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target: Target) -> np.ndarray:
-    """Return the cycles of each tile in one internal exchange, without the sync before it.
+    """Return the cycles of each tile in one internal exchange, without the sync before it; arrays are int64[num_tiles].
 
     Args:
-        receiving_cycles: `receive_cycles` of all operands together, int64[num_tiles].
-        sent_bytes: bytes that leave, int64[num_tiles].
-        target: gives width and start-up cost.
-
-    Returns:
-        int64[num_tiles], 0 where a tile neither sends nor receives.
+        receiving_cycles: `receive_cycles` of all operands together.
+        sent_bytes: bytes that leave.
+        target: width and start-up cost.
 
     Source: a tile sends and receives at once (reference A2); B5 for the start.
     """
@@ -405,15 +397,12 @@ def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target
 
 
 def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: Target) -> np.ndarray:
-    """Return the cycles of each tile to rearrange bytes in its own memory.
+    """Return the cycles of each tile to rearrange bytes in its own memory; arrays are int64[num_tiles].
 
     Args:
-        copied_bytes: bytes copied, as `Traffic.copied_bytes`, int64[num_tiles].
-        copied_fragments: contiguous parts of those, int64[num_tiles].
-        target: gives the cost of a byte, of a part, and of starting at all.
-
-    Returns:
-        int64[num_tiles], 0 where nothing is copied.
+        copied_bytes: bytes copied, as `Traffic.copied_bytes`.
+        copied_fragments: contiguous parts of those.
+        target: cost of a byte, of a part, and of starting at all.
 
     Source: reference B5, a fit to copies before and after an exchange on Mk1.
     """

@@ -23,11 +23,7 @@ _OMITTED = ("name", "num_ipus", "sources")  # names of columns; 1 in every prese
 
 
 def generated(presets: Mapping[str, Target] = PRESETS) -> str:
-    """Return the generated part of the page.
-
-    Args:
-        presets: machines by name, one column each.
-    """
+    """Return the generated part of the page, with a column for each machine."""
     items = [item for item in dataclasses.fields(Target) if item.name not in _OMITTED]
     values = [
         (
@@ -93,9 +89,6 @@ def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -
 
 def page_with(text: str) -> str:
     """Return a page with its generated part replaced.
-
-    Args:
-        text: the page.
 
     Raises:
         ArgumentError: a page without the marker.

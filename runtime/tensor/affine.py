@@ -92,10 +92,7 @@ def _shift_pieces(pieces: Iterable[Piece], shift: int) -> list[Piece]:
 
 
 def _contiguous_pieces(group: Group, start: int, limit: int) -> list[Piece]:
-    """Return the indices [start, limit) of a group as pieces, in order.
-
-    At most two a sub-dimension and one more: the end of a row, complete rows, the start of a row, recursively.
-    """
+    """Return the indices [start, limit) of a group: a row's end, complete rows, a row's start, recursively."""
     size, stride = group[0]
     inner = group[1:]
     if not inner:
@@ -141,10 +138,7 @@ def reverse_group(group: Group) -> Piece:
 
 
 def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
-    """Return the indices start, start + step, … of a group as pieces in order; None where those would be many.
-
-    `count` is at least 1, and `step` may be negative.
-    """
+    """Return the indices start, start + step, … of a group as pieces in order; None where those would be many."""
     if count == 1:
         return [(_offset_of(group, start), ())]
     if len(group) == 1:

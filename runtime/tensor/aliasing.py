@@ -39,10 +39,7 @@ def has_distinct_elements(node: Node) -> bool:
 
 
 def surely_disjoint(nodes: Sequence[Node]) -> bool:
-    """Check, without listing elements, that no element appears twice in all nodes together.
-
-    False also where only a list of elements could tell.
-    """
+    """Check that no element appears twice in all nodes; False also where only a list of elements could tell."""
     pieces: defaultdict[object, list[Affine]] = defaultdict(list)
     for leaf in (leaf for node in nodes for leaf in leaves(node)):
         if not isinstance(leaf, Affine) or leaf.has_broadcast:

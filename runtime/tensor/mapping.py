@@ -174,15 +174,10 @@ def renumber_tiles(mapping: TileMapping, new_tiles: np.ndarray) -> TileMapping |
 
 
 def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
-    """Cut `extent` in at most `blocks` blocks of complete grains, as equal as possible.
-
-    Args:
-        extent: number of elements.
-        blocks: maximum number of blocks, at least 1.
-        grain: every boundary but the last is a multiple of it.
+    """Cut `extent` in at most `blocks` blocks, at least 1, of complete grains, as equal as possible.
 
     Returns:
-        Boundaries, int64[blocks + 1]; `[0]` when `extent` is 0.
+        Boundaries, int64[blocks + 1], all but the last multiples of `grain`; `[0]` when `extent` is 0.
     """
     return _even_cuts(int(extent), int(blocks), int(grain))
 
@@ -200,15 +195,9 @@ def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
 
 @remembered
 def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -> Flat:
-    """Map elements in order to tiles, by the linear rule of PopLibs.
+    """Map elements in order to at most `num_tiles` tiles from `first_tile` on, by the linear rule of PopLibs.
 
     Grains of one vector are spread evenly, with at least 128 bytes a tile unless there are less in all.
-
-    Args:
-        size: number of elements.
-        element_bytes: bytes of one element.
-        num_tiles: number of tiles to use at most.
-        first_tile: tile of the first grain.
     """
     grain = max(1, VECTOR_BYTES // element_bytes)  # elements
     min_grains = max(1, -(-MIN_BYTES_PER_TILE // (grain * element_bytes)))
