@@ -1,4 +1,4 @@
-"""`ipu.advise`: what would make a program fit, or faster, each way compiled and measured.
+"""`ipu.advise`: changes of options that make a program fit, or faster, each compiled and compared.
 
 Input: a function of `ipu.jit`, and the shapes of its arguments. Output: `Advice`, a table, best first; nothing is run.
 
@@ -7,7 +7,7 @@ Input: a function of `ipu.jit`, and the shapes of its arguments. Output: `Advice
     half of the batch, twice                  5,811,020      391.0 KiB
     as it is                                          -      640.2 KiB, does not fit
 
-Limits: ways that need another function are not tried: stages where there are none, phases, other dtypes,
+Limits: changes of the function itself are not tried: stages in a function without any, phases, other dtypes,
 `jax.checkpoint`.
 """
 
@@ -34,14 +34,14 @@ _DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class AdviceRow:
-    """One way to compile a function.
+    """Result of compiling a function with one change.
 
     Args:
-        change: what to change, ready to paste where it is code.
-        cycles: for the whole batch; 0 for what does not fit.
+        change: the change, ready to paste where it is code.
+        cycles: cycles of the whole batch; 0 if the program does not fit.
         worst_tile_bytes: memory of the fullest tile.
-        fits: whether all tiles hold what they need.
-        refused: why it cannot be compiled; None if it can.
+        fits: whether the program fits all tiles.
+        refused: text of the error if it cannot be compiled, else None.
     """
 
     change: str
@@ -53,29 +53,28 @@ class AdviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Ways to compile a function, best first; printed, it is a table.
+    """Changes of a function's options, best first; its text is a table.
 
     Args:
-        rows: those that fit by cycles, then the others by the memory of the fullest tile.
+        rows: those that fit by cycles, then the others by memory of the fullest tile.
     """
 
     rows: tuple[AdviceRow, ...]
 
     def best(self) -> AdviceRow:
-        """The row of fewest cycles that fits.
+        """Return the row of fewest cycles that fits.
 
         Raises:
             ArgumentError: if none does.
         """
         first = self.rows[0]
         if first.refused is not None:
-            raise ArgumentError("no way that was tried can be compiled", got=first.refused)
+            raise ArgumentError("no change that was tried can be compiled", got=first.refused)
         if not first.fits:
-            what, got = (
-                "no way that was tried fits the machine",
-                f"{first.worst_tile_bytes:,} bytes on the fullest tile",
+            got = f"{first.worst_tile_bytes:,} bytes on the fullest tile"
+            raise ArgumentError(
+                "no change that was tried fits the machine", got=got, hint="more IPUs with ipu.stage(i)"
             )
-            raise ArgumentError(what, got=got, hint="more IPUs with ipu.stage(i)")
         return first
 
     def __iter__(self) -> Iterator[AdviceRow]:
@@ -104,25 +103,25 @@ def advise(
     batch_argnums: int | Sequence[int] = (),
     show: bool = True,
 ) -> Advice:
-    """Compiles a function in several ways and compares them.
+    """Compile a function with several options and compare the results.
 
-    Tried are the options it has, each way of recomputation, donated arguments in streaming memory (all but the first,
-    as is the state of an optimiser; then all), twice the IPUs for pipelines with automatic stages, and with
-    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is tried with each of the
-    others. What is tried besides the function as it is has to fit, also with `allow_out_of_memory`.
+    Tried are its present options, each recomputation, donated arguments in streaming memory (all but the first, which
+    often are the state of an optimiser; then all), twice the IPUs for pipelines with automatic stages, and with
+    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is combined with each of the
+    others. All but the first must fit, also with `allow_out_of_memory`.
 
     Args:
-        fun: a function that `ipu.jit` returned.
+        fun: function that `ipu.jit` returned.
         args: its arguments, or their shapes.
         batch_argnums: positional arguments whose first axis is the batch.
-        show: whether to print.
+        show: whether to print the table.
 
     Returns:
-        A row for each way, best first.
+        A row for each change, best first.
 
     Raises:
-        ArgumentError: for what is no function of `ipu.jit`, or a batch that has no half.
-        ProfileError: for loops that run as often as their data says, without `Options(trip_counts=)`.
+        ArgumentError: `fun` is not a function of `ipu.jit`, or the size of the batch is odd.
+        ProfileError: a trip count is data, and not in `Options(trip_counts=)`.
     """
     if not isinstance(fun, IpuFunction):
         raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
@@ -130,19 +129,19 @@ def advise(
     halved = _halved(args, numbers) if numbers else None
     traced = fun.trace(*args)
     if traced.closes_over_tracers:
-        traced.lower()  # which says so: no way to run it would help
-    own = fun.options.recompute
-    rows = [_row(_Way("as it is", fun, args))]
-    recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != own}
-    ways = [_Way(_written(other.options), other, args) for other in recomputing.values()]
+        traced.lower()  # raises the error, which no option avoids
+    present = fun.options.recompute
+    rows = [_row(_Variant("as it is", fun, args))]
+    recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != present}
+    variants = [_Variant(_as_code(other.options), other, args) for other in recomputing.values()]
     others = [*_offloading(fun, args), *_with_more_ipus(fun, args)]
     if halved is not None:
-        others.append(_Way("half of the batch, twice", fun, halved, times=2))
-    rows += [_row(way) for way in (*ways, *others)]
-    if own != "auto" and not any(row.fits for row in rows):
-        written = _written(recomputing["auto"].options)
-        both = [replace(way, change=f"{way.change}, {written}", fun=_recomputing(way.fun, "auto")) for way in others]
-        rows += [_row(way) for way in both]
+        others.append(_Variant("half of the batch, twice", fun, halved, times=2))
+    rows += [_row(variant) for variant in (*variants, *others)]
+    if present != "auto" and not any(row.fits for row in rows):
+        code = _as_code(recomputing["auto"].options)
+        combined = [replace(x, change=f"{x.change}, {code}", fun=_recomputing(x.fun, "auto")) for x in others]
+        rows += [_row(variant) for variant in combined]
     advice = Advice(tuple(sorted(rows, key=_rank)))
     if show:
         print(advice)
@@ -150,8 +149,8 @@ def advise(
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A function to compile, and how it differs from the user's; it runs several times for the whole batch."""
+class _Variant:
+    """A function to compile, its change from the user's, and the number of calls for the whole batch."""
 
     change: str
     fun: IpuFunction[Any, Any]
@@ -159,31 +158,31 @@ class _Way:
     times: int = 1
 
 
-def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Way]:
-    """Donated arguments in streaming memory."""
+def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Variant]:
+    """Return variants with donated arguments in streaming memory, which the present ones are part of."""
     if not args:
         return []
     donated = tuple(sorted(number % len(args) for number in fun.donate_argnums if -len(args) <= number < len(args)))
-    wanted = dict.fromkeys(chosen for chosen in (donated[1:], donated) if chosen)
-    already = {number % len(args) for number in fun.offload_argnums}
+    candidates = dict.fromkeys(numbers for numbers in (donated[1:], donated) if numbers)
+    offloaded = {number % len(args) for number in fun.offload_argnums}
     return [
-        _Way(f"offload_argnums={chosen}", fun.with_options(_fitting(fun.options), offload_argnums=chosen), args)
-        for chosen in wanted
-        if already < set(chosen)
+        _Variant(f"offload_argnums={numbers}", fun.with_options(_fitting(fun.options), offload_argnums=numbers), args)
+        for numbers in candidates
+        if offloaded < set(numbers)
     ]
 
 
-def _with_more_ipus(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Way]:
-    """Twice the IPUs, if the stages of a pipeline are found automatically."""
+def _with_more_ipus(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Variant]:
+    """Return a variant with twice the IPUs, if a pipeline has automatic stages."""
     specs = (eqn.params["spec"] for eqn in equations(fun.trace(*args).jaxpr.jaxpr) if eqn.primitive.name == PIPELINE)
     if not any(spec.stages == "auto" for spec in specs):
         return []
     target = fun.target
     device = IPUModel(2 * target.num_ipus, target.name, **target.changes())
-    return [_Way(f"device={_written_device(target)}", fun.with_options(_fitting(fun.options), device=device), args)]
+    return [_Variant(f"device={_device_as_code(target)}", fun.with_options(_fitting(fun.options), device=device), args)]
 
 
-def _written_device(target: Target) -> str:
+def _device_as_code(target: Target) -> str:
     changes = "".join(f", {name}={value!r}" for name, value in target.changes().items())
     return f'ipu.IPUModel(num_ipus={2 * target.num_ipus}, arch="{target.name}"{changes})'
 
@@ -196,38 +195,38 @@ def _recomputing(fun: IpuFunction[Any, Any], mode: str) -> IpuFunction[Any, Any]
     return fun.with_options(replace(_fitting(fun.options), recompute=mode))
 
 
-def _written(options: Options) -> str:
-    """Options as they are given to `ipu.jit`: the recomputation, and those of the user that are not the default."""
+def _as_code(options: Options) -> str:
+    """Return code of the options: the recomputation, and those that are not the default."""
     values = {name: getattr(options, name) for name in Options.__slots__ if name != "recompute"}
     values["trip_counts"] = dict(options.trip_counts)
-    given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(_DEFAULT, name)]
-    given.append(f'recompute="{options.recompute}"')
-    return f"options=ipu.Options({', '.join(given)})"
+    arguments = [f"{name}={value!r}" for name, value in values.items() if value != getattr(_DEFAULT, name)]
+    arguments.append(f'recompute="{options.recompute}"')
+    return f"options=ipu.Options({', '.join(arguments)})"
 
 
 def _rank(row: AdviceRow) -> tuple[bool, bool, int]:
     return row.refused is not None, not row.fits, row.cycles if row.fits else row.worst_tile_bytes
 
 
-def _row(way: _Way) -> AdviceRow:
-    change = way.change
+def _row(variant: _Variant) -> AdviceRow:
+    change = variant.change
     try:
-        profile = way.fun.lower(*way.args).compile().profile
+        profile = variant.fun.lower(*variant.args).compile().profile
     except TileMemoryError as error:
         return AdviceRow(change, worst_tile_bytes=error.needed_bytes)
     except IpuError as error:
         return AdviceRow(change, refused=error.what)
-    fits, cycles = not profile.memory.lacking(), way.times * profile.cycles
-    return AdviceRow(change, cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
+    fits = not profile.memory.lacking()
+    return AdviceRow(change, variant.times * profile.cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
 
 
 def _halved(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
-    """The arguments as shapes, those of the batch with half of their first axis."""
+    """Return the arguments, those of the batch as shapes with half of their first axis."""
     halved: list[Any] = list(args)
     for number in numbers:
         if not -len(args) <= number < len(args):
-            what = "batch_argnums of ipu.advise names an argument that the call lacks"
-            raise ArgumentError(what, expected=f"positions of {len(args)} arguments", got=number)
+            problem = "batch_argnums of ipu.advise names an argument that the call lacks"
+            raise ArgumentError(problem, expected=f"positions of {len(args)} arguments", got=number)
         halved[number] = jax.tree.map(_half, args[number])
     return halved
 
@@ -235,6 +234,6 @@ def _halved(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 def _half(x: Any) -> jax.ShapeDtypeStruct:
     shape = np.shape(x)
     if not shape or shape[0] % 2:
-        what = "the batch given to ipu.advise has no half"
-        raise ArgumentError(what, expected="arrays with an even first axis", got=f"an array of shape {list(shape)}")
+        problem = "the batch of ipu.advise must have an even size"
+        raise ArgumentError(problem, expected="arrays with an even first axis", got=f"an array of shape {list(shape)}")
     return jax.ShapeDtypeStruct((shape[0] // 2, *shape[1:]), x.dtype)

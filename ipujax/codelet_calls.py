@@ -1,12 +1,12 @@
 """Codelets as operations of JAX code: `ipu.codelet_call(DotVertex, matrix, vector, gradient=...)`.
 
-Input: a codelet class and an array for each field it reads. An array with one dimension more than its field holds a row
-for each vertex; one of the field's own dimensions is the same for all vertices. Output: an array for each field that is
-written, with a row a vertex, or without if no array has rows.
+Input: a codelet class and an array for each field it reads. An array with one dimension more than its field has a row
+for each vertex; an array of the field's dimensions is the same for all vertices. Output: an array for each field
+that is written, with a row for each vertex, or without if no array has rows.
 
-Under `ipu.jit` each row is a vertex on a tile, with the codelet's cycles and name; anywhere else plain JAX computes the
-same. `jax.vmap` makes more vertices of it. It is differentiable only with a given gradient.
-Limits: no vector lists; no fields without elements.
+Under `ipu.jit` each row is a vertex on a tile, with the codelet's cycles and name; elsewhere plain JAX computes the
+same numbers. `jax.vmap` adds vertices. It is differentiable only with `gradient=`.
+Limits: no vector lists; no empty fields.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ def codelet_call(
     gradient: Gradient | None = None,
     **state: Any,
 ) -> Any:
-    """Runs a codelet on arrays.
+    """Run a codelet on arrays.
 
     Args:
-        codelet: the class; its name is kept in profiles.
-        arrays: one for each field that is read, in order, of the field's type.
-        tiles: the tile of each vertex, or the tile of all; spread over one IPU when None.
-        gradient: `gradient(arrays, cotangents)` returns the cotangent of each array, in a tuple; `arrays` and
-            `cotangents` (of the results) are tuples.
-        **state: the value of each state field that has no default, a number.
+        codelet: the class; profiles have its name.
+        arrays: an array for each field that is read, in order, of the field's dtype.
+        tiles: tile of each vertex, or of all; None spreads the vertices over one IPU.
+        gradient: function of a tuple of arrays and a tuple of cotangents of the results, which returns a tuple with the
+            cotangent of each array.
+        **state: a number for each state field without a default.
 
     Returns:
         The array of the field that is written, or a tuple of them.
 
     Raises:
-        ArgumentError: arrays that do not fit the fields, tiles that are not one a vertex, or unknown state.
-        GraphError: a codelet whose result does not match its fields, or an unfinished one.
+        ArgumentError: arrays that do not match the fields, tiles that do not match the vertices, or unknown state.
+        GraphError: a codelet whose results do not match its fields, or an abstract one.
     """
     (cls,) = codelets_in(codelet)
     if gradient is not None and not callable(gradient):
@@ -76,13 +76,14 @@ def codelet_call(
     params = _params(cls, shapes, state) | {"num_vertices": num_vertices, "tiles": _tiles(cls, tiles, num_vertices)}
 
     def call(*values: jax.Array) -> tuple[jax.Array, ...]:
-        rows, given = list(stacked), list(values)
+        have_rows = list(stacked)
+        inputs = list(values)
         for number, field in enumerate(_read(cls)):
-            if field.is_written and not rows[number]:  # each vertex updates a copy of its own
-                given[number] = jnp.broadcast_to(given[number], (num_vertices, *given[number].shape))
-                rows[number] = True
+            if field.is_written and not have_rows[number]:  # each vertex updates a copy of its own
+                inputs[number] = jnp.broadcast_to(inputs[number], (num_vertices, *inputs[number].shape))
+                have_rows[number] = True
         with jax.named_scope(cls.vertex_name):
-            results = codelet_call_p.bind(*given, stacked=tuple(rows), **params)
+            results = codelet_call_p.bind(*inputs, stacked=tuple(have_rows), **params)
         return tuple(results if any(stacked) else [y[0] for y in results])
 
     results = _differentiable(cls, call, gradient)(*operands)
@@ -94,8 +95,9 @@ def _read(cls: type[Vertex]) -> list[VertexField]:
 
 
 def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
-    """The arrays, checked against the fields that are read."""
-    fields, name = _read(cls), f"codelet_call of {cls.vertex_name}"
+    """Return the arrays, checked against the fields that are read."""
+    fields = _read(cls)
+    name = f"codelet_call of {cls.vertex_name}"
     if any(field.kind == "list" for field in cls.fields):
         raise ArgumentError(f"{name}: vector lists cannot be given as arrays", hint="poplar.Graph.add_vertex")
     if len(arrays) != len(fields):
@@ -113,13 +115,14 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
 
 
 def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, Any]) -> dict[str, Any]:
-    """The codelet of these shapes and this state, and the shapes and types of its results."""
+    """Return the codelet of these shapes and this state, and the shapes and dtypes of its results."""
     values = {field.attribute: field.default for field in state_fields(cls)}
     for name, value in state.items():
         if name not in values or np.shape(value) != ():
-            got, expected = f"{name}={value!r}", f"a number for one of {list(values)}"
-            what, hint = f"codelet_call of {cls.vertex_name}: state {got}", nearest(name, values)
-            raise ArgumentError(what, expected=expected, got=got, hint=hint)
+            got = f"{name}={value!r}"
+            problem = f"codelet_call of {cls.vertex_name}: state {got}"
+            expected = f"a number for one of {list(values)}"
+            raise ArgumentError(problem, expected=expected, got=got, hint=nearest(name, values))
     values |= state
     if None in values.values():
         missing = [name for name, value in values.items() if value is None]
@@ -129,48 +132,49 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     read = dict(zip([field.name for field in _read(cls)], shapes, strict=True))
     all_shapes = tuple(tuple((read | results)[field.name]) for field in connected_fields(cls))
     outs = tuple((tuple(results[field.name]), field.dtype) for field in written)
-    plain = tuple((name, _held(cls, name, value)) for name, value in values.items())
-    return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}
+    converted = tuple((name, _converted(cls, name, value)) for name, value in values.items())
+    return {"codelet": codelet_of_call(cls, all_shapes, converted), "outs": outs}
 
 
-def _held(cls: type[Vertex], name: str, value: Any) -> Any:
-    """The value of a state field, converted to its type."""
+def _converted(cls: type[Vertex], name: str, value: Any) -> Any:
+    """Return the value of a state field in its dtype."""
     (field,) = (field for field in state_fields(cls) if field.attribute == name)
-    what = f"codelet_call of {cls.vertex_name}: state {name}"
+    problem = f"codelet_call of {cls.vertex_name}: state {name}"
     try:
-        return held(value, field.dtype, what).item()
+        return held(value, field.dtype, problem).item()
     except GraphError as error:
         expected = f"a number that {dtype_name(field.dtype)} holds"
-        raise ArgumentError(what, expected=expected, got=repr(value)) from error
+        raise ArgumentError(problem, expected=expected, got=repr(value)) from error
 
 
 def _tiles(cls: type[Vertex], tiles: int | Sequence[int] | None, num_vertices: int) -> tuple[int, ...] | None:
     if tiles is None:
         return None
-    given, what = np.asarray(tiles), f"codelet_call of {cls.vertex_name}: tiles"
-    if given.dtype.kind not in "iu" or given.ndim > 1 or np.any(given < 0):
-        raise ArgumentError(what, expected="a whole number, at least 0, or a list of them", got=repr(tiles))
-    each = tuple(np.broadcast_to(given, num_vertices).tolist() if given.ndim == 0 else given.tolist())
-    if len(each) != num_vertices:
-        raise ArgumentError(what, expected=f"one for each of {num_vertices} vertices", got=len(each))
-    return each
+    numbers = np.asarray(tiles)
+    problem = f"codelet_call of {cls.vertex_name}: tiles"
+    if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or np.any(numbers < 0):
+        raise ArgumentError(problem, expected="a whole number, at least 0, or a list of them", got=repr(tiles))
+    tile_of_vertex = tuple(np.broadcast_to(numbers, num_vertices).tolist() if numbers.ndim == 0 else numbers.tolist())
+    if len(tile_of_vertex) != num_vertices:
+        raise ArgumentError(problem, expected=f"one for each of {num_vertices} vertices", got=len(tile_of_vertex))
+    return tile_of_vertex
 
 
 def _differentiable(cls: type[Vertex], call: Callable[..., Any], gradient: Gradient | None) -> Callable[..., Any]:
-    """The call with the gradient given; without, an error once it is differentiated."""
+    """Return the call with `gradient`; if that is None, differentiating it raises an error."""
 
     def forward(*values: jax.Array) -> tuple[Any, Any]:
         return call(*values), values
 
     def backward(values: tuple[jax.Array, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         if gradient is None:
-            what = f"codelet_call of {cls.vertex_name} is differentiated, and has no gradient"
-            raise ArgumentError(what, hint="gradient=, a function of arrays and cotangents")
-        found = gradient(values, cotangents)
-        if not isinstance(found, tuple | list) or len(found) != len(values):
+            problem = f"codelet_call of {cls.vertex_name} is differentiated, and has no gradient"
+            raise ArgumentError(problem, hint="gradient=, a function of arrays and cotangents")
+        grads = gradient(values, cotangents)
+        if not isinstance(grads, tuple | list) or len(grads) != len(values):
             expected = f"a tuple of {len(values)} cotangents"
-            raise ArgumentError(f"gradient of codelet {cls.vertex_name}", expected=expected, got=type(found).__name__)
-        return tuple(found)
+            raise ArgumentError(f"gradient of codelet {cls.vertex_name}", expected=expected, got=type(grads).__name__)
+        return tuple(grads)
 
     differentiable = jax.custom_vjp(call)
     differentiable.defvjp(forward, backward)

@@ -1,7 +1,7 @@
-"""Programs that have been compiled: their warnings, and a list for those who look at the code from outside.
+"""Compiled programs: their warnings, and a list of them for tools such as the command line.
 
-Input: code that compiles. Output: `CompiledProgram`, one for each: of `ipu.jit`, of Keras, of Poplar engines.
-Limits: what other threads compile is not among them, unless they run in a copy of the caller's context.
+Input: code that compiles. Output: a `CompiledProgram` for each program of `ipu.jit`, of Keras and of Poplar engines.
+Limits: programs of other threads are listed only if these run in a copy of the caller's context.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LOG = Log("poplin")
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program that was compiled.
+    """A compiled program.
 
     Args:
-        name: of the function.
-        executable: what it became.
+        name: name of the function.
+        executable: the checked program with its costs and memory.
     """
 
     name: str
@@ -35,25 +35,25 @@ _COLLECTED: ContextVar[list[CompiledProgram] | None] = ContextVar("ipujax_compil
 
 @contextmanager
 def collected_programs() -> Iterator[list[CompiledProgram]]:
-    """A list that gets each program which is compiled inside, in order."""
-    found: list[CompiledProgram] = []
-    token = _COLLECTED.set(found)
+    """Yield a list to which each program that is compiled inside is appended."""
+    programs: list[CompiledProgram] = []
+    token = _COLLECTED.set(programs)
     try:
-        yield found
+        yield programs
     finally:
         _COLLECTED.reset(token)
 
 
 def announce(name: str, executable: Executable) -> None:
-    """Warns of what a program could not meet, and adds it to the list of the code that runs, if there is one.
+    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any.
 
-    Plans of programs that did not fit are nobody's concern: this is called for what is taken.
+    Call it for the program that is run, not for attempts that did not fit.
 
     Args:
-        name: of the function.
-        executable: what it became.
+        name: name of the function.
+        executable: the checked program with its costs and memory.
     """
     for line in dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds):
         _LOG.warning("%s", line)
-    if (found := _COLLECTED.get()) is not None:
-        found.append(CompiledProgram(name, executable))
+    if (programs := _COLLECTED.get()) is not None:
+        programs.append(CompiledProgram(name, executable))

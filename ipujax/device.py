@@ -1,4 +1,4 @@
-"""Devices: the targets of a compilation, and the default one.
+"""Devices: targets of a compilation, and the default device.
 
 `IPUModel` is a simulated system of IPUs; `CPU` computes the numbers only, as Poplar's CPU target does.
 """
@@ -22,18 +22,18 @@ from ipujax.runtime.target import PRESETS, Target, nearest, preset
 class IPUModel:
     """A simulated system of IPUs.
 
-    Real systems come in powers of two: Pods have 16, 64, 128, 256 and more IPUs, and what a program attaches to is a
-    partition of one, of 1, 2, 4, … IPUs (Graphcore, "Getting started with IPU-PODs" 3.1, section 1). A program that
-    needs another number takes the next larger one.
+    Numbers of IPUs are powers of two, as those of Pods (16, 64, 128, 256 and more) and of their partitions, to which
+    programs attach (1, 2, 4, …; Graphcore, "Getting started with IPU-PODs" 3.1, section 1). A program that needs
+    another number takes the next larger one.
 
     Args:
         num_ipus: number of chips, a power of two up to 65,536.
         arch: preset of the chip: "mk1" (GC2), "mk2" (GC200) or "bow".
-        changes: fields of `Target` to set otherwise, for what-if studies: `bytes_per_tile=2**20`.
+        changes: fields of `Target` to replace, for what-if studies: `bytes_per_tile=2**20`.
 
     Raises:
-        TargetError: for an unknown preset or field, a value that makes no sense, or a number of chips no system has.
-        ArgumentTypeError: for more arguments by position.
+        TargetError: an unknown preset or field, an invalid value, or a number of chips that is not a power of two.
+        ArgumentTypeError: more than two arguments by position.
     """
 
     __slots__ = ("_hash", "_target")
@@ -46,11 +46,11 @@ class IPUModel:
         target = preset(arch, num_ipus)
         _check_partition(target.num_ipus)
         self._target = target.replace(**changes) if changes else target
-        self._hash = hash(self._target)  # asked for at every call of a compiled function
+        self._hash = hash(self._target)  # looked up at every call of a compiled function
 
     @property
     def target(self) -> Target:
-        """The machine description."""
+        """Machine description of all IPUs."""
         return self._target
 
     def __eq__(self, other: object) -> bool:
@@ -65,20 +65,18 @@ class IPUModel:
 
 
 def _check_fields(changes: Mapping[str, Any]) -> None:
-    """Refuses a keyword that is neither an argument nor a field of `Target`."""
-    known = {"arch", *(field.name for field in dataclasses.fields(Target) if field.name != "sources")}
+    names = {"arch", *(field.name for field in dataclasses.fields(Target) if field.name != "sources")}
     for name, value in changes.items():
-        if name not in known:
+        if name not in names:
             raise TargetError(
                 f"ipu.IPUModel has no argument {name!r}, and its Target no constant {name!r}",
                 expected="num_ipus, arch, or a field of ipu.Target",
                 got=f"{name}={value!r}",
-                hint=nearest(name, known) or "dataclasses.fields(ipu.Target) lists fields with unit and meaning",
+                hint=nearest(name, names) or "dataclasses.fields(ipu.Target) lists fields with unit and meaning",
             )
 
 
 def _check_partition(num_ipus: int) -> None:
-    """Refuses a number of IPUs that no partition of a Pod has."""
     larger = 1 << (num_ipus - 1).bit_length()
     if num_ipus != larger:
         raise TargetError(
@@ -92,39 +90,39 @@ def _check_partition(num_ipus: int) -> None:
 @checking_calls("ipu.CPU")
 @dataclass(frozen=True, slots=True)
 class CPU:
-    """The host's CPU: the numbers, without a machine, a limit or a profile."""
+    """The host's CPU: numbers without a machine model, a memory limit or a profile."""
 
 
 Device = IPUModel | CPU
 
 
 def check_device(device: object, who: str) -> None:
-    """Raises for anything that is no device.
+    """Refuse anything but a device.
 
     Args:
-        device: anything.
-        who: the function it was given to, for the message.
+        device: any object.
+        who: public name of the function whose argument it is, for the message.
 
     Raises:
-        ArgumentError: naming what was given.
+        ArgumentError: `device` is neither an `IPUModel` nor a `CPU`.
     """
     if not isinstance(device, IPUModel | CPU):
         raise ArgumentError(
-            f"{who} was given something else than a device",
+            f"device of {who} must be a device",
             expected="ipu.IPUModel(...) or ipu.CPU()",
             got=repr(device),
             hint=_device_for(device),
         )
 
 
-def _device_for(given: object) -> str | None:
-    """The device that a wrong argument most likely means."""
-    if isinstance(given, str) and given.lower() == "cpu":
+def _device_for(value: object) -> str | None:
+    """Return code of the device that a wrong argument most likely means."""
+    if isinstance(value, str) and value.lower() == "cpu":
         return "ipu.CPU()"
-    if isinstance(given, str) and given.lower() in PRESETS:
-        return f'ipu.IPUModel(arch="{given.lower()}")'
-    if isinstance(given, int) and not isinstance(given, bool):
-        return f"ipu.IPUModel(num_ipus={given})"
+    if isinstance(value, str) and value.lower() in PRESETS:
+        return f'ipu.IPUModel(arch="{value.lower()}")'
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"ipu.IPUModel(num_ipus={value})"
     return None
 
 
@@ -133,7 +131,7 @@ _DEFAULT: ContextVar[Device | None] = ContextVar("ipujax_default_device", defaul
 
 @contextmanager
 def default_device(device: Device) -> Iterator[None]:
-    """Makes `device` the one of every `ipu.jit` function called inside that names none.
+    """Set the device of all `ipu.jit` functions without one that are called inside.
 
     Args:
         device: `IPUModel(...)` or `CPU()`.
@@ -150,10 +148,10 @@ def default_device(device: Device) -> Iterator[None]:
 
 
 def current_device() -> Device:
-    """The device of a function that names none: one Mk2 unless `default_device` says otherwise."""
-    return _DEFAULT.get() or _one_mk2()
+    """Return the device of functions without one: that of `default_device`, else one Mk2."""
+    return _DEFAULT.get() or _single_mk2()
 
 
-@cache
-def _one_mk2() -> IPUModel:
+@cache  # validating a target takes longer than looking up a compiled function
+def _single_mk2() -> IPUModel:
     return IPUModel()

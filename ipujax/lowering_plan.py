@@ -1,6 +1,6 @@
-"""What a traced function is lowered with: where its arguments lie, and the way down from its jaxpr to a program.
+"""Lowering of a traced function: memories of its arguments, the passes over its jaxpr, graph and program.
 
-Input: a traced function, the machine, what the user chose, and a `Choice`. Output: `Lowered`.
+Input: a traced function, the target, the user's options, and the `Choice` of a plan. Output: `Lowered`.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ from ipujax.stages import Lowered, Traced
 
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
-_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first cost per byte
+_MAX_BATCH_SHARE = 1 / 64  # assumed: of a chip's memory, for one batch of loads, at the first cost per byte
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoweringPlan:
-    """What a traced function is lowered with, in one way or another.
+    """A traced function with all that is equal in every plan of it.
 
     Args:
-        name: of the function.
-        signature: what it was traced with.
-        jaxpr: without what is float0, of values in the place of Refs.
-        moved: the leaves of the arguments that the jaxpr has, then those of `refs`.
-        refs: what the function closes over and changes.
-        line: line of equations whose own line is not the user's.
-        target: the machine.
-        options: what the user chose.
-        spread: how replicas are spread over instances.
-        timings: seconds spent before.
-        constants: what the last inputs of the jaxpr are: arrays on the host that the function closes over.
+        name: name of the function.
+        signature: signature of the trace.
+        jaxpr: the traced one, with values in place of Refs and without float0.
+        positions: for each input of the jaxpr the number of its leaf; Refs are numbered after the arguments.
+        refs: Refs that the function closes over and changes.
+        line: origin of equations that have no line of the user's.
+        target: target of all replicas.
+        options: the user's.
+        spread: distribution of replicas over instances.
+        timings: seconds of steps before.
+        constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
     """
 
     name: FunctionName
     signature: Signature
     jaxpr: ClosedJaxpr
-    moved: Sequence[int]
+    positions: Sequence[int]
     refs: Sequence[jax.Ref]
     line: str
     target: Target
@@ -80,38 +80,44 @@ class LoweringPlan:
     def of(
         name: FunctionName, traced: Traced, line: str, target: Target, options: Options, spread: Spread | None
     ) -> LoweringPlan:
-        """The plan of a traced function.
+        """Return the lowering plan of a traced function.
 
         Raises:
-            ArgumentTypeError: for an argument or a result that is no array.
-            ArgumentValueError: for a policy of `jax.checkpoint` that offloads to what is no streaming memory.
-            GraphError: for a value inside that is none.
+            ArgumentTypeError: an argument or a result that is not an array.
+            ArgumentValueError: a policy of `jax.checkpoint` that offloads to another memory than streaming memory.
+            GraphError: an intermediate that is not an array.
         """
-        given = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)  # a copy: the jaxpr is the key of what it becomes
-        check_values(given, name, traced.signature.leaf_names)
-        check_asked_memories(name, given)
-        jaxpr, moved = without_float0(given)
+        # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
+        copy = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)
+        check_values(copy, name, traced.signature.leaf_names)
+        check_asked_memories(name, copy)
+        jaxpr, positions = without_float0(copy)
         jaxpr, refs = with_state(jaxpr)
-        arguments = len(traced.signature.in_avals)
-        moved += range(arguments, arguments + len(refs))
-        return LoweringPlan(name, traced.signature, jaxpr, moved, refs, line, target, options, spread, traced.timings)
+        num_arguments = len(traced.signature.in_avals)
+        positions += range(num_arguments, num_arguments + len(refs))
+        return LoweringPlan(
+            name, traced.signature, jaxpr, positions, refs, line, target, options, spread, traced.timings
+        )
 
     def lowered(self, choice: Choice) -> Lowered:
-        """The function, planned in a way."""
+        """Run all passes on the jaxpr and lower it with the parameters of a plan."""
         jaxpr, constants = host_constants_as_inputs(self.jaxpr)
         if constants:
             return replace(self, jaxpr=jaxpr, constants=constants).lowered(choice)
-        signature, timings, trades = self._planned, dict(self.timings), list[ChainTrade]()
-        donated = [*(signature.donated[n] for n in self.moved), *(False for _ in self.constants)]
-        names = [signature.leaf_names[n] for n in self.moved]
+        signature = self._program_signature
+        timings = dict(self.timings)
+        trades: list[ChainTrade] = []
+        donated = [*(signature.donated[n] for n in self.positions), *(False for _ in self.constants)]
+        names = [signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
-        hosted = tuple(map(is_streamed, self.jaxpr.in_avals))
-        of_user = [*(signature.offloaded[n] for n in self.moved), *(False for _ in self.constants)]
-        offloaded = tuple(map(operator.or_, of_user, hosted))
+        on_host = tuple(map(is_streamed, self.jaxpr.in_avals))
+        by_user = [*(signature.offloaded[n] for n in self.positions), *(False for _ in self.constants)]
+        offloaded = tuple(map(operator.or_, by_user, on_host))
         aliases = self._aliases(donated, any(offloaded))
         streamed = self._streamed(offloaded, aliases)
-        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, hosted, choice.byte_cost)
-        # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
+        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, on_host, choice.byte_cost)
+        # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
+        # only some parts of each.
         recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
         dumps.passed(TRACE, self.jaxpr)
@@ -151,51 +157,49 @@ class LoweringPlan:
         )
 
     @property
-    def _planned(self) -> Signature:
+    def _program_signature(self) -> Signature:
         return self.signature.with_state(self.refs)
 
     def _aliases(self, donated: Sequence[bool], streams: bool) -> tuple[int | None, ...]:
-        """For each result the donated argument whose place it takes; split alike, where something streams."""
-        whole = unwrapped(self.jaxpr)
+        """Return for each result the donated argument whose place it takes; if one streams, both are split alike."""
+        replicated = unwrapped(self.jaxpr)
         if streams:
-            ends = unwrapped(shard_map(memory_spaces(inline(self.jaxpr))))
-            whole = replace(whole, in_dims=ends.in_dims, out_dims=ends.out_dims)
-        return donated_aliases(whole, donated)
+            # A shard_map decides the split of arguments and results that each replica loads by itself.
+            sharded = unwrapped(shard_map(memory_spaces(inline(self.jaxpr))))
+            replicated = replace(replicated, in_dims=sharded.in_dims, out_dims=sharded.out_dims)
+        return donated_aliases(replicated, donated)
 
     def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
-        """For each argument whether I/O tiles bring it from the host: it is neither on the chip nor off it already."""
+        """Return for each argument whether I/O tiles load it from the host: it is neither donated nor offloaded."""
         return tuple(
             self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
             for number, (is_offloaded, aval) in enumerate(zip(offloaded, self.jaxpr.in_avals, strict=True))
         )
 
     def _may_offload(self, offloaded: Sequence[bool], streamed: Sequence[bool]) -> bool:
-        """Whether arguments given by position lie on the chip that may lie in streaming memory."""
-        signature = self._planned
+        """Return whether `offload_argnums` could offload an argument that is on the chip now."""
+        signature = self._program_signature
         positional, _ = signature.in_tree.children()
         return any(
             n < positional.num_leaves and signature.used[n] and may_be_offloaded(signature.in_avals[n])
-            for n, is_off_chip, comes_by_rows in zip(self.moved, offloaded, streamed, strict=False)
-            if not is_off_chip and not comes_by_rows
+            for n, is_offloaded, is_streamed_in in zip(self.positions, offloaded, streamed, strict=False)
+            if not is_offloaded and not is_streamed_in
         )
 
     def _offloading(
-        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], hosted: tuple[bool, ...], byte_cost: float
+        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], on_host: tuple[bool, ...], byte_cost: float
     ) -> Offloading:
-        """What lies off chip; as the cost per byte climbs, less of it is loaded together."""
+        """Return the values off chip; batches of loads shrink in proportion to the cost per byte."""
         num_ipus = self.target.num_ipus // unwrapped(self.jaxpr).replicas
         chip_bytes = self.target.tiles_per_ipu * self.target.bytes_per_tile
-        cheapness = BYTE_COST_CYCLES / max(byte_cost, BYTE_COST_CYCLES)
-        batch_bytes = int(cheapness * min(BATCH_BYTES, _BATCH_SHARE * chip_bytes))
-        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(), hosted)
+        scale = BYTE_COST_CYCLES / max(byte_cost, BYTE_COST_CYCLES)
+        batch_bytes = int(scale * min(BATCH_BYTES, _MAX_BATCH_SHARE * chip_bytes))
+        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(), on_host)
 
     def _io_tiles(self) -> IoTiles | None:
-        """The tiles that only move data.
-
-        Raises:
-            ArgumentError: if they leave none to compute.
-        """
-        options, target = self.options, self.target
+        """Return the I/O tiles, None without any; refuses as many as an IPU has."""
+        options = self.options
+        target = self.target
         if not options.io_tiles:
             return None
         if options.io_tiles >= target.tiles_per_ipu:
@@ -204,5 +208,6 @@ class LoweringPlan:
                 expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
                 got=options.io_tiles,
             )
-        there = options.io_tiles * target.bytes_per_tile
-        return IoTiles(options.prefetch_depth, there // (2 * (options.prefetch_depth + 1)))
+        io_bytes = options.io_tiles * target.bytes_per_tile
+        # assumed: the batch in use and those ahead share the memory, and a value may fill half of a batch's share.
+        return IoTiles(options.prefetch_depth, io_bytes // (2 * (options.prefetch_depth + 1)))

@@ -20,19 +20,19 @@ from ipujax.runtime.signatures import checking_calls
 @checking_calls("ipu.phase")
 @contextmanager
 def phase(number: int) -> Iterator[None]:
-    """Makes all that is traced inside a phase: it runs after the phases before it; gradients run in reverse.
+    """Trace the code inside as a phase of execution, which runs after those of lower numbers; gradients in reverse.
 
-    In a program with phases all arguments lie in streaming memory, as with `offload_argnums` of `ipu.jit`, and so does
-    what a phase hands to any but the next one. Each phase loads what it needs. On two IPUs they take turns, so that one
-    loads while the other computes. Donate what is updated: else its new value takes room of its own in streaming
-    memory. Plain JAX ignores phases.
+    In a program with phases all arguments are in streaming memory, as with `offload_argnums` of `ipu.jit`, and so are
+    results of a phase that another than the next one reads. Each phase loads its operands. On two IPUs phases
+    alternate: one loads while the other computes. Donate arguments that are updated: else their new values take memory
+    of their own. Plain JAX ignores phases.
 
     Args:
-        number: when it runs, from 0.
+        number: position of the phase in the order of execution, from 0.
 
     Raises:
-        ArgumentError: for anything but a whole number from 0.
+        ArgumentError: for anything but an integer from 0.
     """
-    checked = whole_number("ipu.phase needs the number of a phase", number, 0)
-    with jax.named_scope(phase_scope(checked)):
+    index = whole_number("ipu.phase needs the number of a phase", number, 0)
+    with jax.named_scope(phase_scope(index)):
         yield

@@ -1,7 +1,7 @@
-"""`ipu.prefetch`: batches that are prepared while the device works on those before them, and how long that takes.
+"""`ipu.prefetch`: an iterator that prepares batches while the device computes, and measures the host's time.
 
-Input: an iterable. Output: an iterator over the same batches, and `HostData`, which profiles show: whether the host is
-slower than the device.
+Input: an iterable. Output: an iterator over the same batches, and `HostData`, by which profiles show whether the host
+is slower than the device.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _Prepared: TypeAlias = tuple[T | object, float]  # a batch, and the seconds it t
 
 @checking_calls("ipu.prefetch")
 class prefetch(Generic[T]):  # a function to its users, as `zip` is
-    """An iterator over the same batches, some of which are prepared ahead in a thread of its own.
+    """Iterate over batches, some of which a thread prepares ahead.
 
     Args:
         batches: any iterable: a generator, a `grain` or `tf.data` pipeline as numpy arrays.
-        depth: batches that are ready at most; 0 for none ahead, and no thread.
+        depth: upper bound of batches that are ready; 0 for none ahead, and no thread.
 
     Raises:
-        ArgumentError: for a depth that is no whole number from 0. What `batches` raises is raised in its place.
+        ArgumentError: `depth` is not an integer from 0. Errors of `batches` are raised at the batch they belong to.
     """
 
     def __init__(self, batches: Iterable[T], depth: int = 2) -> None:
@@ -43,7 +43,7 @@ class prefetch(Generic[T]):  # a function to its users, as `zip` is
 
     @property
     def host(self) -> HostData:
-        """How long the batches so far took, and how long they were waited for; `profile.with_host` takes it."""
+        """Seconds of preparing the batches so far and of waiting for them, for `profile.with_host`."""
         return self._host
 
     def __iter__(self) -> Iterator[T]:
@@ -65,21 +65,19 @@ class prefetch(Generic[T]):  # a function to its users, as `zip` is
         return batch  # type: ignore[return-value]
 
     def _next(self) -> _Prepared[T]:
-        """The next batch, with others prepared behind it."""
         if self._thread is None:
-            return self._prepared()
-        while len(self._ahead) <= self._depth:  # the one that is asked for, and those ahead
-            self._ahead.append(self._thread.submit(self._prepared))
+            return self._prepare()
+        while len(self._ahead) <= self._depth:  # the next batch, and `depth` batches after it
+            self._ahead.append(self._thread.submit(self._prepare))
         return self._ahead.popleft().result()
 
-    def _prepared(self) -> _Prepared[T]:
-        """A batch of the source, and the seconds it took."""
+    def _prepare(self) -> _Prepared[T]:
         start = time.perf_counter()
         batch = next(self._source, _END)
         return batch, time.perf_counter() - start
 
     def close(self) -> None:
-        """Prepares no more batches; those that are ready are dropped."""
+        """Stop preparing batches, and drop those that are ready."""
         self._is_open = False
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

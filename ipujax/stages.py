@@ -258,9 +258,8 @@ class Lowered(Stage):
         refs = [x for x in inputs if is_ref(jax.typeof(x))]
         operands = [x[...] if is_ref(jax.typeof(x)) else x for x in inputs]
         outs = iter(run([*operands, *self._constants]))
-        are_weak = (
-            aval.weak_type for aval in self._jaxprs["discharge"].out_avals
-        )  # the value of a Ref may be weak, the Ref is not
+        # Of the discharged jaxpr: the value of a Ref may be weakly typed, the Ref is not.
+        are_weak = (aval.weak_type for aval in self._jaxprs["discharge"].out_avals)
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
             for aval in signature.out_avals

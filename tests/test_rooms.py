@@ -245,7 +245,7 @@ ROOMS: dict[str, str] = {
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
     ),
     "ipujax.popart.flow": "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info",
-    "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.target",
     "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"

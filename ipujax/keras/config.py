@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ipujax.device import IPUModel
 from ipujax.runtime.errors import ArgumentAttributeError, ArgumentError
 from ipujax.runtime.options import RECOMPUTATIONS, Options
-from ipujax.runtime.target import nearest
-
-VERSIONS = {"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"}
+from ipujax.runtime.target import CHIP_NAMES, nearest
 
 
 class _Setting(NamedTuple):
@@ -92,8 +90,8 @@ class IpuModelConfig(_Category):
     _settings = {  # noqa: RUF012 - a table
         "version": _Setting(
             "ipu2",
-            f"one of {', '.join(map(repr, VERSIONS))}",
-            lambda given: isinstance(given, str) and given in VERSIONS,
+            f"one of {', '.join(map(repr, CHIP_NAMES))}",
+            lambda given: isinstance(given, str) and given in CHIP_NAMES,
         ),
         "tiles_per_ipu": _Setting(0, "a number of tiles, 0 for all", _is_count(0)),
     }
@@ -166,7 +164,7 @@ class IPUConfig(_Category):
         """
         tiles = self.ipu_model.tiles_per_ipu
         changes = {"tiles_per_ipu": int(tiles)} if tiles else {}
-        return IPUModel(int(self.auto_select_ipus), VERSIONS[self.ipu_model.version], **changes)
+        return IPUModel(int(self.auto_select_ipus), CHIP_NAMES[self.ipu_model.version], **changes)
 
     @property
     def options(self) -> Options:

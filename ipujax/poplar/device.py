@@ -10,17 +10,14 @@ Source: Poplar & PopLibs user guide, "Programming with Poplar"; names of getters
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import Target as RuntimeTarget, nearest, preset
+from ipujax.runtime.target import CHIP_NAMES, Target as RuntimeTarget, nearest, preset
 
-# Poplar's names of architectures, and the names of the presets themselves.
-_ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"})
 _TYPES = ("IPU_MODEL", "CPU")  # there is no hardware to list
 _CPU_BYTES = 2**40  # assumed: more than any program here needs
 
@@ -183,17 +180,17 @@ class IPUModel:
         Raises:
             TargetError: for an unknown version, or an invalid number.
         """
-        if self.ipu_version not in _ARCHS:
+        if self.ipu_version not in CHIP_NAMES:
             message = f"no IPU {self.ipu_version!r}"
-            hint = nearest(self.ipu_version, _ARCHS)
-            raise TargetError(message, expected=f"one of {sorted(_ARCHS)}", got=repr(self.ipu_version), hint=hint)
+            hint = nearest(self.ipu_version, CHIP_NAMES)
+            raise TargetError(message, expected=f"one of {sorted(CHIP_NAMES)}", got=repr(self.ipu_version), hint=hint)
         overrides = {
             "tiles_per_ipu": self.tiles_per_ipu,
             "bytes_per_tile": self.bytes_per_tile,
             "internal_sync_cycles": self.min_ipu_sync_delay,
         }
         changes = {name: value for name, value in overrides.items() if value is not None}
-        target = preset(_ARCHS[self.ipu_version], self.num_ipus)
+        target = preset(CHIP_NAMES[self.ipu_version], self.num_ipus)
         return Device(target.replace(**changes) if changes else target)
 
 
@@ -208,7 +205,7 @@ class DeviceManager:
 
     def __init__(self, num_ipus: int = 1) -> None:
         # Two names of one machine give one device; a dict keeps the order of the table.
-        presets = dict.fromkeys(_ARCHS.values())
+        presets = dict.fromkeys(CHIP_NAMES.values())
         self._devices = tuple(Device(preset(name, num_ipus), number) for number, name in enumerate(presets))
 
     @staticmethod

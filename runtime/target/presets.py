@@ -236,6 +236,10 @@ def _target(rows: Mapping[str, Row]) -> Target:
 
 # Built at import: a row without a source, or a value out of range, fails every test.
 PRESETS: Mapping[str, Target] = MappingProxyType({"mk1": _target(_MK1), "mk2": _target(_MK2), "bow": _target(_BOW)})
+# Preset by Poplar's name of the IPU version, which PopART and Graphcore's TensorFlow use too.
+IPU_VERSIONS: Mapping[str, str] = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow"})
+# Preset by any name of a chip that front ends accept.
+CHIP_NAMES: Mapping[str, str] = MappingProxyType({**IPU_VERSIONS, **{name: name for name in PRESETS}})
 
 
 def preset(name: str, num_ipus: int = 1) -> Target:

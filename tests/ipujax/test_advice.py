@@ -119,7 +119,7 @@ def test_its_own_way_is_not_tried_twice() -> None:
 def test_where_nothing_fits_it_says_so() -> None:
     found = ipu.advise(fitted(0.2), *ARGS, show=False)
     assert not any(row.fits or row.refused for row in found)
-    with pytest.raises(ipu.ArgumentError, match="no way that was tried fits the machine") as error:
+    with pytest.raises(ipu.ArgumentError, match="no change that was tried fits the machine") as error:
         found.best()
     assert f"{min(row.worst_tile_bytes for row in found):,} bytes" in str(error.value)
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_compiled_is_a_row_with_the_reason() -> None:
 def test_where_nothing_can_be_compiled_the_best_says_why() -> None:
     found = ipu.advise(ipu.jit(STEP, device=ipu.CPU()), *ARGS, show=False)
     assert all(row.refused for row in found)
-    with pytest.raises(ipu.ArgumentError, match="no way that was tried can be compiled") as error:
+    with pytest.raises(ipu.ArgumentError, match="no change that was tried can be compiled") as error:
         found.best()
     assert "runs on ipu.CPU()" in str(error.value)
 
@@ -173,9 +173,9 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for fun, args, batch, text in (
         (STEP, (ws, x), 1, "ipu.advise needs a function of ipu.jit"),
         (jax.jit(STEP), (ws, x), 1, "ipu.advise needs a function of ipu.jit"),
-        (fitted(), (ws, x[:1023]), 1, "the batch given to ipu.advise has no half"),
-        (fitted(), (ws, np.float32(3)), 1, "the batch given to ipu.advise has no half"),
-        (fitted(), (ws, {"x": x, "y": x[:5]}), -1, "the batch given to ipu.advise has no half"),
+        (fitted(), (ws, x[:1023]), 1, "the batch of ipu.advise must have an even size"),
+        (fitted(), (ws, np.float32(3)), 1, "the batch of ipu.advise must have an even size"),
+        (fitted(), (ws, {"x": x, "y": x[:5]}), -1, "the batch of ipu.advise must have an even size"),
         (fitted(), (ws, x), 2, "names an argument that the call lacks"),
         (fitted(), (ws, x), (1, -3), "names an argument that the call lacks"),
         (fitted(), (ws, x), "x", "batch_argnums of ipu.advise cannot be 'x'"),

@@ -507,7 +507,7 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.jit(add, device="mk2"),
             ipu.ArgumentError,
-            r"ipu.jit was given something else than a device(.|\n)*got: 'mk2'(.|\n)*try: ipu.IPUModel\(arch=\"mk2\"\)",
+            r"device of ipu.jit must be a device(.|\n)*got: 'mk2'(.|\n)*try: ipu.IPUModel\(arch=\"mk2\"\)",
         ),
         (lambda: ipu.jit(add, device="Bow"), ipu.ArgumentError, r"try: ipu.IPUModel\(arch=\"bow\"\)"),
         (lambda: ipu.jit(add, device="cpu"), ipu.ArgumentError, r"try: ipu.CPU\(\)"),
@@ -562,12 +562,12 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.jit(device=DEVICE.target)(add),
             ipu.ArgumentError,
-            r"was given something else than a device(.|\n)*expected: ipu.IPUModel",
+            r"must be a device(.|\n)*expected: ipu.IPUModel",
         ),
         (
             lambda: ipu.default_device("mk2").__enter__(),
             ipu.ArgumentError,
-            r"default_device was given something else than a device(.|\n)*'mk2'",
+            r"device of ipu.default_device must be a device(.|\n)*'mk2'",
         ),
         (
             lambda: ipu.jit(add, options={"exact_splits": True}),

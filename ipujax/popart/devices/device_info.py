@@ -7,6 +7,7 @@ from typing import Any
 
 from ipujax.device import CPU, IPUModel
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceType, SyncPattern
+from ipujax.runtime.target import IPU_VERSIONS
 
 # PopART's pattern → `Target.sync_pattern`.
 SYNC_PATTERNS = MappingProxyType(
@@ -16,7 +17,7 @@ SYNC_PATTERNS = MappingProxyType(
         SyncPattern.ReplicaAndLadder: "ping_pong",
     }
 )
-_VERSIONS = MappingProxyType({"mk1": "ipu1", "mk2": "ipu2", "bow": "ipu21"})
+_VERSIONS = MappingProxyType({preset: version for version, preset in IPU_VERSIONS.items()})
 
 
 class DeviceInfo:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ipujax.device import IPUModel
 from ipujax.popart.devices.device_info import SYNC_PATTERNS, DeviceInfo
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.runtime.target import IPU_VERSIONS
 
-_ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow"})
 _POD = 4  # IPUs of the simulated pod that `enumerateDevices` lists: those of one IPU-M2000
 # Options of a model that say how Poplar emulates it: the simulation here has one way, so they have no effect.
 _WITHOUT_EFFECT = ("compileIPUCode", "debug", "accumulatorMode")
@@ -141,12 +140,12 @@ def _system(
 ) -> DeviceInfo:
     if num_ipus < 1:
         raise popart_exception("a device has IPUs", expected="at least 1", got=num_ipus)
-    if version not in _ARCHS:
-        raise unknown_name("an IPU has a version", version, _ARCHS)
+    if version not in IPU_VERSIONS:
+        raise unknown_name("an IPU has a version", version, IPU_VERSIONS)
     changes: dict[str, Any] = {"tiles_per_ipu": tiles_per_ipu} if tiles_per_ipu else {}
     # Systems have a power of two of IPUs; a model may use fewer.
     system = 1 << (num_ipus - 1).bit_length()
-    model = IPUModel(system, _ARCHS[version], sync_pattern=SYNC_PATTERNS[SyncPattern(pattern)], **changes)
+    model = IPUModel(system, IPU_VERSIONS[version], sync_pattern=SYNC_PATTERNS[SyncPattern(pattern)], **changes)
     return DeviceInfo(kind, num_ipus, model, number, SyncPattern(pattern), DeviceConnectionType(connection_type))
 
 
