@@ -1,8 +1,8 @@
-"""Several replicas in the tile interpreter: one machine each, with memory of its own.
+"""Several replicas in the tile interpreter: a machine with its own memory for each.
 
-Input: the machines, and a program. Output: what the program sends to the host, stacked. Steps between meetings (host
-streams, copies between replicas) are run by one machine after the other, each taking its own decisions. Control around
-meetings is followed together; machines that disagree there are an error.
+Input: the machines, and a program. Output: the values that the program sends to the host, stacked. Steps between
+meetings (host streams, copies between replicas) are run by one machine after the other, each with its own decisions. At
+control flow around a meeting all machines must make the same decision; else it is an error.
 
 Limits: the order in which replicas run between meetings is that of their numbers.
 """
@@ -35,10 +35,10 @@ from ipujax.runtime.tensor import Tensor
 
 
 class Runner(ABC):
-    """Follows control; what a machine does in a step and how it decides is for subclasses to say."""
+    """Runs control flow; subclasses run other steps and make decisions."""
 
     def run(self, program: Program) -> None:
-        """Runs one node."""
+        """Run one node of a program."""
         match program:
             case Block():
                 for child in program.children():
@@ -58,11 +58,11 @@ class Runner(ABC):
 
     @abstractmethod
     def choice(self, node: Decision) -> int:
-        """Decides as `Decision.choice` does."""
+        """Return the outcome of a decision, as `Decision.choice` does."""
 
     @abstractmethod
     def step(self, program: Program) -> None:
-        """Runs a node that is no control."""
+        """Run a node other than control flow."""
 
 
 class Machine(Protocol):
@@ -71,37 +71,39 @@ class Machine(Protocol):
     outputs: dict[HostStream, Any]
 
     def run(self, program: Program) -> None:
-        """Runs one node."""
+        """Run one node of a program."""
 
     def load(self, tensor: Tensor, step: Program) -> np.ndarray:
-        """The raw value of a tensor."""
+        """Return the raw value of a tensor; errors name `step`."""
 
     def store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
-        """Writes a raw value to a tensor."""
+        """Write a raw value to a tensor; errors name `step`."""
 
     def choice(self, node: Decision) -> int:
-        """Decides as `Decision.choice` does."""
+        """Return the outcome of a decision, as `Decision.choice` does."""
 
 
 class Replicas(Runner):
-    """Machines that run one program.
+    """The machines of all replicas of a program.
 
     Args:
         machines: by replica.
-        host: answers transfers, all replicas' at once; None if each machine has values of its own.
+        host: answers the transfers of all replicas at once; None if each machine has its stream values.
     """
 
     def __init__(self, machines: Sequence[Machine], host: Host | None) -> None:
-        self._machines, self._host = machines, host
+        self._machines = machines
+        self._host = host
 
     @property
     def outputs(self) -> dict[HostStream, Any]:
-        """The last value of each output stream, [replicas, *shape]."""
-        each = [machine.outputs for machine in self._machines]
-        return {stream: _stacked([outputs[stream] for outputs in each]) for stream in each[0]}
+        """Return the last value of each output stream, [replicas, *shape]."""
+        by_replica = [machine.outputs for machine in self._machines]
+        return {stream: _stack([outputs[stream] for outputs in by_replica]) for stream in by_replica[0]}
 
     def run(self, program: Program) -> None:
-        """Runs one node: a part in which replicas do not meet, or which they leave to each, on one after the other."""
+        """Run one node: on one machine after the other, unless replicas meet in it."""
+        # Without a host, a stream is no meeting: each machine has its values.
         if not joins_replicas(program) or (isinstance(program, (StreamIn, StreamOut)) and self._host is None):
             for machine in self._machines:
                 machine.run(program)
@@ -109,17 +111,18 @@ class Replicas(Runner):
             super().run(program)
 
     def step(self, program: Program) -> None:
-        """Runs a meeting."""
+        """Run a step at which replicas meet."""
         match program:
             case StreamIn(stream, destination):
-                assert self._host is not None, "else each machine has values of its own"
+                assert self._host is not None, "without a host each machine runs its transfers"
                 raw = to_raw(self._host.pull(stream))
                 for number, machine in enumerate(self._machines):
                     machine.store(destination, raw if stream.broadcast else raw[number], program)
             case StreamOut(source, stream):
-                assert self._host is not None, "else each machine has values of its own"
+                assert self._host is not None, "without a host each machine runs its transfers"
                 self._host.push(stream, np.stack([machine.load(source, program) for machine in self._machines]))
             case CrossReplicaCopy(source, destination):
+                # All are read before any is written: the source may be the destination.
                 sent = [machine.load(source, program) for machine in self._machines]
                 for machine, sender in zip(self._machines, program.sources(len(self._machines)), strict=True):
                     if sender is not None:
@@ -128,10 +131,10 @@ class Replicas(Runner):
     def choice(self, node: Decision) -> int:
         choices = [machine.choice(node) for machine in self._machines]
         if len(set(choices)) > 1:
-            what = f"replicas disagree at this {type(node).__name__}, in which they have to meet"
-            raise InterpreterError("divergent-control", what, where=node.origin)
+            message = f"replicas disagree at this {type(node).__name__}, which has steps that all of them must reach"
+            raise InterpreterError("divergent-control", message, where=node.origin)
         return choices[0]
 
 
-def _stacked(values: list[Any]) -> Any:
+def _stack(values: list[Any]) -> Any:
     return jnp.stack(values) if isinstance(values[0], jax.Array) else np.stack(values)

@@ -18,7 +18,7 @@ from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, copy_traffic, 
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element, extents
-from ipujax.runtime.interpreter.messages import messages
+from ipujax.runtime.interpreter.messages import list_messages
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
@@ -138,7 +138,7 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
         disjoint = count_disjoint_reads(group, access, maps[0], num_tiles) if len(maps) == 1 else None
     for counts in (way for way in (general, fast, disjoint) if way is not None):
         np.testing.assert_array_equal(as_rows(counts, 1), right)
-    listed = messages(graph, group, 0, writes)
+    listed = list_messages(graph, group, 0, writes)
     rows = [listed.which, listed.element, *((listed.destination, listed.source) if writes else listed[3:])]
     home = [owners(m) for m in maps]
     moves = {(w, e, int(home[w][e]), t) for t, w, e in wanted}
@@ -545,7 +545,7 @@ def test_empty_operands_have_no_traffic() -> None:
     y = graph.add_variable((4,), F32, "y", on_one_tile(4, 0))
     idle = group_on([Axis("i", even_cuts(4, 2))], Access(y, (element(0),)), np.full(2, -1))
     assert not traffic(idle, 0, graph).sent_bytes.any()
-    assert messages(graph, idle, 0, False).element.size == 0
+    assert list_messages(graph, idle, 0, False).element.size == 0
     fill = group_on([Axis("i", even_cuts(4, 2))], Access(y, (element(0, offset=9),), 0.0), np.arange(2))
     assert not traffic(fill, 0, graph).sent_bytes.any()
     assert not copy_traffic(x, x, graph).local_bytes.any()

@@ -27,7 +27,7 @@ from ipujax.runtime.graph.program import (
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
 from ipujax.runtime.interpreter.interpreter import interpret
-from ipujax.runtime.interpreter.messages import messages
+from ipujax.runtime.interpreter.messages import list_messages
 from ipujax.runtime.interpreter.tile_memory import (
     Actor,
     InterpreterError,
@@ -380,7 +380,7 @@ def forgetful(keep, lossy):
     """An exchange plan that keeps only some of the operands, or of the results."""
 
     def exchange(graph, vertices, number, results):
-        moved = messages(graph, vertices, number, results)
+        moved = list_messages(graph, vertices, number, results)
         return kept(moved, keep) if results is lossy else moved
 
     return exchange
@@ -401,7 +401,7 @@ def test_an_exchange_from_the_wrong_tile_is_refused():
     a, out = spread(graph, (70,), name="a"), spread(graph, (70,), name="out")
 
     def exchange(graph, vertices, number, results):
-        moved = messages(graph, vertices, number, results)
+        moved = list_messages(graph, vertices, number, results)
         return moved if results else moved._replace(source=(moved.source + 1) % 4)
 
     with pytest.raises(InterpreterError, match=r"\[not-delivered\] cs exchanges from or to the wrong tile"):
@@ -418,7 +418,9 @@ def test_delivered_copies_do_not_outlive_the_compute_set():
     def once(graph, vertices, number, results):
         calls.append(number)
         return (
-            messages(graph, vertices, number, results) if len(calls) < 3 else nothing(graph, vertices, number, results)
+            list_messages(graph, vertices, number, results)
+            if len(calls) < 3
+            else nothing(graph, vertices, number, results)
         )
 
     compute_set = body.compute_set
