@@ -4,8 +4,8 @@
     line-model.py:27     a line of source
     layer-block[3]/dense a layer
 
-Input: `Figures`. Output: `Anchors`, whose methods make links to what the page lists; what it leaves out stays text.
-Links to the trace lead to its section, and say in `data-show` which slices `links.js` selects in it.
+Input: `Figures`. Output: `Anchors`, whose methods make links to listed operations, layers and lines; others stay text.
+Links to the trace lead to its section; `links.js` selects the slices that their attribute `data-show` names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from ipujax.runtime.profile import NO_LAYER, Figures
 from ipujax.runtime.sources import line_number
 from ipujax.runtime.views import LayerNode, SourceFile, operation_rows, source_view, tree_of
 
-MOST_OPERATIONS = 300  # listed, the most expensive
-MOST_FILES = 12
-MOST_CHILDREN, MOST_LAYERS = 300, 3_000  # of one layer, and of all, that are listed, the most expensive
+# The most expensive are listed; larger pages open slowly.
+MAX_OPERATIONS = 300
+MAX_FILES = 12
+MAX_CHILDREN = 300  # of one layer
+MAX_LAYERS = 3_000  # of all
 _SAFE = "/:[]@!$&'()*+,;=~"  # in fragments of addresses
 
 T = TypeVar("T")
@@ -33,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Ids of what a page lists.
+    """Ids of a page's operations, layers and lines.
 
     Args:
         operations: ids of the operations in the table by number, the most expensive first.
         layers: ids by path.
         lines: ids by file and number; the file is its path, or its name.
         rows: numbers of operations by line and layer.
-        has_trace: whether slices of the trace are known by operation.
+        has_trace: slices of the trace are known by operation.
     """
 
     operations: Mapping[int, str] = field(default_factory=dict)
@@ -50,47 +52,32 @@ class Anchors:
     has_trace: bool = False
 
     def listed_children(self, node: LayerNode) -> list[LayerNode]:
-        """The layers inside a layer that are listed, most expensive first."""
+        """Return the listed layers inside a layer, most expensive first."""
         listed = (child for child in node.children.values() if child.path in self.layers)
         return sorted(listed, key=lambda child: -child.cycles)
 
     def line_id(self, line: str, file: str = "") -> str:
-        """The id of a line of source, "" if it is not listed.
-
-        Args:
-            line: `file:line (function)`.
-            file: path of the file, where that is known.
-        """
-        place = line_number(line)
-        if place is None:
+        """Return the id of a line `file:line (function)` of a file with a known path, "" if it is not listed."""
+        name_and_number = line_number(line)
+        if name_and_number is None:
             return ""
-        name, number = place
+        name, number = name_and_number
         return self.lines.get((file, number)) or self.lines.get((name, number), "")
 
     def line(self, line: str, file: str = "") -> Markup | str:
-        """A line of source as a link to its listing; arguments as of `line_id`."""
+        """Return a line of source as a link to its listing; arguments as of `line_id`."""
         return link(line, self.line_id(line, file))
 
     def layer(self, path: str, text: str = "") -> Markup | str:
-        """A layer as a link to its row in the tree.
-
-        Args:
-            path: of it.
-            text: of the link; the path when empty.
-        """
+        """Return text, or the path, as a link to the row of a layer."""
         return link(text or path, self.layers.get(path, ""))
 
     def operation(self, number: int | None, text: str) -> Markup | str:
-        """Text as a link to the row of an operation.
-
-        Args:
-            number: of it; None for none.
-            text: of the link.
-        """
+        """Return text as a link to the row of an operation; None for no operation."""
         return link(text, "" if number is None else self.operations.get(number, ""))
 
     def trace(self, kind: str, *values: object) -> Markup:
-        """A link that selects slices of the trace; nothing where these are not known.
+        """Return a link that selects slices of the trace; "" where these are unknown.
 
         Args:
             kind: "op", "line" or "layer"; "span" for any slices of an IPU in a range of time.
@@ -98,57 +85,54 @@ class Anchors:
         """
         if not values or not (self.has_trace or kind == "span"):
             return Markup()
-        shown = " ".join(map(str, (kind, *values)))
-        return tag("a", "trace", href="#trace", class_="to-trace", data_show=shown, title="Show in the execution trace")
+        target = " ".join(map(str, (kind, *values)))
+        return tag(
+            "a", "trace", href="#trace", class_="to-trace", data_show=target, title="Show in the execution trace"
+        )
 
     def trace_at(self, line: str, layer: str) -> Markup:
-        """The same for all operations of one line in one layer."""
+        """Return a link that selects the slices of all operations of a line in a layer."""
         return self.trace("op", *self.rows.get((line, layer), ()))
 
 
 def link(text: str, anchor: str) -> Markup | str:
-    """Text as a link to an id of the page; text alone where that is empty."""
+    """Return text as a link to an id of the page; the text alone without an id."""
     return tag("a", text, href=f"#{quote(anchor, safe=_SAFE)}") if anchor else text
 
 
 def anchors_of(profile: Figures) -> Anchors:
-    """The anchors of the page of a profile; those of figures that are not known are missing.
-
-    Args:
-        profile: of a run.
-    """
-    rows = _known(lambda: operation_rows(profile)) or ()
-    files = _known(lambda: source_view(profile)) or ()
-    tree = _known(lambda: tree_of(profile)) or LayerNode("", "")
-    trace = _known(lambda: profile.execution_trace)
-    by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """Return the anchors of the page of a profile; those of unknown figures are missing."""
+    rows = _figure_or_none(lambda: operation_rows(profile)) or ()
+    files = _figure_or_none(lambda: source_view(profile)) or ()
+    tree = _figure_or_none(lambda: tree_of(profile)) or LayerNode("", "")
+    trace = _figure_or_none(lambda: profile.execution_trace)
+    numbers_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in rows:
-        by_place[row.line, row.layer_path].append(row.number)
+        numbers_of[row.line, row.layer_path].append(row.number)
     return Anchors(
-        operations={row.number: f"op-{row.number}" for row in rows[:MOST_OPERATIONS]},
+        operations={row.number: f"op-{row.number}" for row in rows[:MAX_OPERATIONS]},
         layers=_layer_ids(tree),
         lines=_line_ids(files),
-        rows={place: tuple(numbers) for place, numbers in by_place.items()},
+        rows={line_and_layer: tuple(numbers) for line_and_layer, numbers in numbers_of.items()},
         has_trace=trace is not None and any(trace.row_sets),
     )
 
 
-def _known(figure: Callable[[], T]) -> T | None:
-    """A figure; None where an unknown trip count or the file of an older version lacks it, which its section says."""
+def _figure_or_none(figure: Callable[[], T]) -> T | None:
     try:
         return figure()
-    except ProfileError:
+    except ProfileError:  # an unknown trip count, or the file of an older version: its section names the cause
         return None
 
 
 def listed_files(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """The files whose text is shown: those that take time, or all where none does."""
+    """Return the files that are listed with their text: those with cycles, or all where none has any."""
     files = list(files)
-    return ([file for file in files if file.cycles] or files)[:MOST_FILES]
+    return ([file for file in files if file.cycles] or files)[:MAX_FILES]
 
 
 def _children(node: LayerNode) -> list[LayerNode]:
-    return sorted(node.children.values(), key=lambda child: -child.cycles)[:MOST_CHILDREN]
+    return sorted(node.children.values(), key=lambda child: -child.cycles)[:MAX_CHILDREN]
 
 
 def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
@@ -157,30 +141,32 @@ def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
     for file in listed_files(files):
         for number in file.listed_lines():
             if number is not None and number in file.costs:
-                anchor = _unused(f"line-{file.name}:{number}", used_ids)
+                anchor = _make_id(f"line-{file.name}:{number}", used_ids)
                 ids[file.path, number] = anchor
-                ids.setdefault((file.name, number), anchor)
+                ids.setdefault((file.name, number), anchor)  # of files of one name, the most expensive
     return ids
 
 
 def _layer_ids(root: LayerNode) -> dict[str, str]:
     used_ids: set[str] = set()
     ids: dict[str, str] = {}
-    nodes, stack = list[LayerNode](), _children(root)
+    nodes = list[LayerNode]()
+    stack = _children(root)
     while stack:
         nodes.append(stack.pop())
         stack.extend(_children(nodes[-1]))
-    nodes.sort(key=lambda node: -node.cycles)  # no layer takes more than the one it is in, which stays before it
-    for node in nodes[:MOST_LAYERS]:
-        ids[node.path] = _unused(f"layer-{node.path}", used_ids)
+    # No layer takes more than the layer around it, which stays before it: listed layers have listed parents.
+    nodes.sort(key=lambda node: -node.cycles)
+    for node in nodes[:MAX_LAYERS]:
+        ids[node.path] = _make_id(f"layer-{node.path}", used_ids)
     if NO_LAYER in ids:
         ids[""] = ids[NO_LAYER]
     return ids
 
 
-def _unused(name: str, used_ids: set[str]) -> str:
-    """An id, which has no spaces, that is not used."""
-    base = "_".join(name.split())
+def _make_id(name: str, used_ids: set[str]) -> str:
+    """Return an id that no other element has, and add it to the used ones."""
+    base = "_".join(name.split())  # HTML allows no spaces in ids
     candidates = (base if n == 1 else f"{base}-{n}" for n in count(1))
     anchor = next(candidate for candidate in candidates if candidate not in used_ids)
     used_ids.add(anchor)

@@ -1,8 +1,8 @@
-"""What all charts of a page share: size, tools, colours, units on axes, and buttons for those who use no mouse.
+"""Common parts of a page's charts: size, tools, colours, units on axes, and buttons for readers without a mouse.
 
 Input: names and labels. Output: figures of Bokeh, and the markup beside them.
 Source of the palettes: Okabe and Ito, "Color Universal Design", 2008, for phases; Cividis (Nuñez, Anderton, Renslow,
-2018) for amounts. Both can be told apart by people who confuse red and green.
+2018) for amounts. People who confuse red and green can distinguish the colours of both.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ PHASE_COLOURS = {
     "sync": "#009E73",
     "idle": "#B8B8B8",
 }
-ACCENT, SECOND = "#2A85C7", "#D55E00"  # blue a little lighter than that of phases, for thin lines on dark pages
+ACCENT = "#2A85C7"  # a blue a little lighter than that of phases, for thin lines on dark pages
+SECOND = "#D55E00"
 AMOUNTS = "Cividis256"
 OVER = "#D55E00"  # of amounts beyond the scale
 SIZE_OF_TICK = "return window.ipujaxPage.size(tick)"
-_LEAST_SHOWN = 4  # cycles or steps, when zoomed in
+_MIN_RANGE = 4  # cycles or steps, when zoomed in
 _BINARY = [2**power for power in range(10)]
 
 
 def chart(
-    name: str, x_label: str, y_label: str, height: int, tools: str = "xbox_zoom,xpan,xwheel_zoom", **more: Any
+    name: str, x_label: str, y_label: str, height: int, tools: str = "xbox_zoom,xpan,xwheel_zoom", **properties: Any
 ) -> Any:
-    """An empty figure; `page.js` gives it the colours of the page.
+    """Return an empty figure of Bokeh; `page.js` gives it the colours of the page.
 
     Args:
         name: of the chart, by which scripts find it.
         x_label: of the horizontal axis, with its unit.
-        y_label: of the vertical one.
+        y_label: of the vertical axis.
         height: in pixels.
-        tools: of Bokeh; dragging zooms to a range if that is among them.
-        more: further properties.
+        tools: of Bokeh; with a box zoom, dragging zooms to a range.
+        properties: of Bokeh's figure.
     """
     figure = bokeh("plotting").figure(
         name=name,
@@ -54,7 +55,7 @@ def chart(
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
-        **more,
+        **properties,
     )
     figure.toolbar.logo = None
     if (box_zoom := figure.select_one(bokeh("models").BoxZoomTool)) is not None:
@@ -62,50 +63,30 @@ def chart(
     return figure
 
 
-def with_separators(figure: Any, axes: str = "xy") -> None:
-    """Puts thousands separators into the numbers of axes.
-
-    Args:
-        figure: of Bokeh.
-        axes: which.
-    """
+def format_thousands(figure: Any, axes: str = "xy") -> None:
+    """Format the numbers of axes with thousands separators."""
     for axis in [*(figure.xaxis if "x" in axes else ()), *(figure.yaxis if "y" in axes else ())]:
         axis.formatter = bokeh("models").NumeralTickFormatter(format="0,0")
 
 
 def bytes_axis(figure: Any) -> None:
-    """Puts KiB, MiB… on the vertical axis, at whole numbers of them.
-
-    Args:
-        figure: of Bokeh.
-    """
+    """Label the vertical axis in KiB, MiB…, at whole numbers of them."""
     for axis in figure.yaxis:
         axis.formatter = bokeh("models").CustomJSTickFormatter(code=SIZE_OF_TICK)
         axis.ticker = bokeh("models").AdaptiveTicker(base=1024, mantissas=_BINARY, desired_num_ticks=5)
 
 
-def zooms_by_wheel(figure: Any, first: float, last: float) -> None:
-    """Makes the wheel zoom a chart about the pointer along its horizontal axis, and a double click show all of it.
-
-    Args:
-        figure: of Bokeh.
-        first: where its horizontal axis begins.
-        last: where it ends.
-    """
+def zoom_by_wheel(figure: Any, first: float, last: float) -> None:
+    """Zoom the horizontal axis, from `first` to `last`, by the wheel about the pointer; a double click shows all."""
     models = bokeh("models")
-    figure.x_range = models.Range1d(first, last, bounds=(first, last), min_interval=min(_LEAST_SHOWN, last - first))
+    figure.x_range = models.Range1d(first, last, bounds=(first, last), min_interval=min(_MIN_RANGE, last - first))
     figure.toolbar.active_scroll = figure.select_one(models.WheelZoomTool)
     figure.toolbar.active_scroll.maintain_focus = False  # at an end of the axis it goes on at the other
     figure.js_on_event("doubletap", models.CustomJS(code=f"window.ipujaxPage.showAll('{figure.name}')"))
 
 
-def zoom_buttons(name: str, what: str) -> Markup:
-    """Buttons that zoom and move a chart along its horizontal axis.
-
-    Args:
-        name: of the chart.
-        what: it shows, for labels.
-    """
+def zoom_buttons(name: str, content: str) -> Markup:
+    """Return buttons that zoom and move a chart along its horizontal axis; `content` labels them for screen readers."""
     steps = (
         ("in", "Zoom in", "+"),
         ("out", "Zoom out", "−"),
@@ -114,34 +95,26 @@ def zoom_buttons(name: str, what: str) -> Markup:
         ("all", "Show all", "All"),
     )
     buttons = (
-        tag("button", sign, type="button", data_zoom=name, data_step=step, aria_label=f"{label}: {what}", title=label)
+        tag(
+            "button", sign, type="button", data_zoom=name, data_step=step, aria_label=f"{label}: {content}", title=label
+        )
         for step, label, sign in steps
     )
-    return tag("div", *buttons, class_="zoom", role="group", aria_label=f"Zoom: {what}")
+    return tag("div", *buttons, class_="zoom", role="group", aria_label=f"Zoom: {content}")
 
 
 def legend(colours: Mapping[str, str], patterns: Mapping[str, str] = MappingProxyType({})) -> Markup:
-    """Names beside their colours.
-
-    Args:
-        colours: by name.
-        patterns: classes of the style sheet, by name.
-    """
+    """Return a list of names beside their colours, or beside patterns, which are classes of the style sheet."""
     items = (
         tag("li", tag("span", class_="swatch", style=f"background:{colour}"), name.replace("_", " "))
         for name, colour in colours.items()
     )
-    more = (tag("li", tag("span", class_=f"swatch {kind}"), name) for name, kind in patterns.items())
-    return tag("ul", *items, *more, class_="legend")
+    patterned = (tag("li", tag("span", class_=f"swatch {kind}"), name) for name, kind in patterns.items())
+    return tag("ul", *items, *patterned, class_="legend")
 
 
-def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
-    """A horizontal bar, for a cell.
-
-    Args:
-        part: its length.
-        whole: that of a full one.
-        colour: of it.
-    """
-    width = 100 * part / whole if whole else 0
+def bar(part: float, total: float, colour: str = ACCENT) -> Markup:
+    """Return a horizontal bar for a cell of a table, as wide as the cell where `part` is `total`."""
+    width = 100 * part / total if total else 0
+    # The number is beside it: a screen reader skips the bar.
     return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")

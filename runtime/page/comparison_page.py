@@ -1,6 +1,6 @@
-"""The page of what changed between two profiles.
+"""Page of the changes between two profiles.
 
-Input: figures of both and the operations that differ, as plain values. Output: HTML in the look of a profile's page,
+Input: figures of both and the operations that differ, as plain values. Output: HTML in the style of a profile's page,
 without charts, and so without Bokeh.
 """
 
@@ -14,17 +14,17 @@ from ipujax.runtime.page.charts import ACCENT, SECOND, bar
 from ipujax.runtime.page.document import Section, document, sentence
 
 Pairs = Mapping[str, tuple[float, float]]
-MOST_ROWS = 500
+MAX_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigures:
-    """One operation of one line, before and after.
+    """Operation of a line in two profiles.
 
     Args:
         name: of the operation.
         line: of source.
-        figures: before and after, by name.
+        figures: (before, after) by name.
     """
 
     name: str
@@ -42,13 +42,13 @@ def comparison_page(
     layers: Pairs,
     rows: Sequence[ComparedFigures],
 ) -> str:
-    """The page.
+    """Return the page; arguments as the fields of `Comparison`, pairs are (before, after).
 
     Args:
-        names: what both profiles are called; empty where they have no name.
-        titles: what both profiles are, in a line each.
-        verdict: what changed, in sentences.
-        totals: figures of the whole runs.
+        names: of both profiles; "" without one.
+        titles: of both profiles, a line each.
+        verdict: the main change, in sentences.
+        totals: figures of the runs.
         phases: cycles of each phase of the limiting IPUs.
         categories: bytes of each category on all tiles.
         layers: busy cycles of the layers that differ, largest change first.
@@ -72,7 +72,6 @@ def comparison_page(
 
 
 def _verdict(verdict: str, totals: Pairs) -> Markup:
-    """The change in sentences."""
     tile = totals["tile_bytes"]
     text = f"{verdict} The fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
     return tag("div", tag("article", tag("h3", "What changed most?"), tag("p", text)), class_="answers")
@@ -83,12 +82,12 @@ def _ratio(before: float, after: float) -> str:
 
 
 def _pairs(head: str, pairs: Pairs) -> Markup:
-    """A row a figure, with a bar for each profile."""
+    """Return a table with a row for each figure that is not 0 in both profiles, and bars for both."""
     rows = [
         tag(
             "tr",
             tag("th", name.replace("_", " "), scope="row"),
-            *(tag("td", _shown(name, value), class_="number") for value in (before, after)),
+            *(tag("td", _format_figure(name, value), class_="number") for value in (before, after)),
             tag("td", _ratio(before, after), class_="number"),
             tag("td", bar(before, max(before, after), SECOND), bar(after, max(before, after), ACCENT)),
         )
@@ -99,19 +98,19 @@ def _pairs(head: str, pairs: Pairs) -> Markup:
     return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
 
 
-def _shown(name: str, value: float) -> str:
+def _format_figure(name: str, value: float) -> str:
     return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_cost" else f"{value:,.0f}"
 
 
 def _layers(layers: Pairs) -> Markup:
     if not layers:
         return sentence("No layer differs, or one profile was saved without layers.")
-    shown = dict(list(layers.items())[:MOST_ROWS])
-    return joined([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", shown)])
+    listed = dict(list(layers.items())[:MAX_ROWS])
+    return joined([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", listed)])
 
 
 def _operations(rows: Sequence[ComparedFigures]) -> Markup:
-    """A sortable table of what differs."""
+    """Return a sortable table of the operations that differ."""
     if not rows:
         return sentence("No operation differs.")
     names = list(rows[0].figures)
@@ -121,16 +120,16 @@ def _operations(rows: Sequence[ComparedFigures]) -> Markup:
             "th",
             tag("button", text, type="button", data_sort=n),
             scope="col",
-            aria_sort="descending" if n == 2 else None,
+            aria_sort="descending" if n == 2 else None,  # cycles: the order of the rows
         )
         for n, text in enumerate(heads)
     )
-    body = tag("tbody", *(_row(row) for row in rows[:MOST_ROWS]))
+    body = tag("tbody", *(_row(row) for row in rows[:MAX_ROWS]))
     listing = tag("table", tag("thead", tag("tr", *head)), body, class_="sortable", id="operations-table")
-    rest = f" {len(rows) - MOST_ROWS:,} smaller changes are left out." if len(rows) > MOST_ROWS else ""
+    note = f" {len(rows) - MAX_ROWS:,} smaller changes are left out." if len(rows) > MAX_ROWS else ""
     return joined(
         [
-            sentence(f"Second minus first, and both; operations are matched by line, layer and name.{rest}"),
+            sentence(f"Second minus first, and both; operations are matched by line, layer and name.{note}"),
             tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),
         ]
     )

@@ -1,8 +1,8 @@
-"""One page of HTML that needs no network: head, styles, charts, sections, scripts.
+"""Page of HTML that needs no network: head, styles, charts, sections, scripts.
 
 Input: sections of markup, charts of Bokeh, and data for scripts. Output: the text of a page. Charts are drawn by
 BokehJS, which is in the page, as are `page.css` and `page.js`.
-Limits: without charts there is no Bokeh in the page, and none is needed.
+Limits: a page without charts has no BokehJS, and Bokeh need not be installed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, escaped, joined, tag
 
+# `<` would end the script in `</script>`, the separators would end a line of it; & and > for old parsers.
 _JS_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a page.
+    """Section of a page.
 
     Args:
         key: its id.
         title: its heading.
-        body: what is in it.
-        charts: its charts by name; `chart_place` puts one into the body.
-        data: by name, JSON-able, for `page.js`.
+        body: below the heading; an empty one omits the section.
+        charts: its charts by name; `chart_place` marks the place of one in the body.
+        data: JSON-able values by name, for `page.js`.
     """
 
     key: str
@@ -40,10 +41,7 @@ class Section:
 
 
 def bokeh(module: str) -> Any:
-    """A module of Bokeh.
-
-    Args:
-        module: its name inside `bokeh`.
+    """Import a module of Bokeh, which is an optional dependency.
 
     Raises:
         ProfileError: Bokeh is not installed.
@@ -56,12 +54,7 @@ def bokeh(module: str) -> Any:
 
 
 def chart_place(name: str, describes: str) -> Markup:
-    """Where a chart goes.
-
-    Args:
-        name: of the chart.
-        describes: what it shows, for those who cannot see it.
-    """
+    """Return the place of a chart, with a description for readers who cannot see it."""
     return tag("div", _placeholder(name), class_="chart", id=f"chart-{name}", role="figure", aria_label=describes)
 
 
@@ -71,12 +64,12 @@ def _placeholder(name: str) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What a reader must know before anything else; it takes the place of the heading.
+    """Failure that a reader must see first; it takes the place of the heading.
 
     Args:
         kind: in two or three words, which also begin the title of the window.
         text: the rest of the heading.
-        ways: what to try.
+        ways: changes to try.
     """
 
     kind: str
@@ -87,21 +80,21 @@ class Alarm:
 def document(
     title: str, subtitle: str, sections: Sequence[Section], alarm: Alarm | None = None, *, is_searched: bool = False
 ) -> str:
-    """The text of a page.
+    """Return the text of a page.
 
     Args:
         title: its heading.
-        subtitle: a line under it.
-        sections: its parts, in order.
-        alarm: what goes before them.
-        is_searched: whether there is a box that searches all sections.
+        subtitle: a line below the heading.
+        sections: in order.
+        alarm: in the place of the heading.
+        is_searched: with a box that searches all sections.
 
     Raises:
         ProfileError: there are charts, and Bokeh is not installed.
     """
     charts = {name: chart for section in sections for name, chart in section.charts.items()}
     data = {name: value for section in sections for name, value in section.data.items()}
-    resources, places, drawing = _with_bokeh(charts) if charts else (Markup(), {}, Markup())
+    resources, places, drawing = _embed_charts(charts) if charts else (Markup(), {}, Markup())
     links = (tag("a", section.title, href=f"#{section.key}") for section in sections)
     head = joined(
         [
@@ -122,7 +115,7 @@ def document(
             Markup(f"<script>{_file('page.js')}{_file('links.js')}</script>"),
         ]
     )
-    for name, place in places.items():
+    for name, place in places.items():  # last, since Bokeh makes all places and the script at once
         body = Markup(body.replace(_placeholder(name), place))
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
 
@@ -135,21 +128,20 @@ def _heading(title: str, alarm: Alarm | None) -> tuple[Markup, ...]:
 
 
 def _ways(alarm: Alarm | None) -> Markup:
-    """What to try, as a list."""
     if alarm is None or not alarm.ways:
         return Markup()
     return tag("div", tag("p", "Try:"), tag("ul", *(tag("li", way) for way in alarm.ways)), class_="ways")
 
 
 def _search_box() -> Markup:
-    """A field that filters all tables and marks slices of the trace; hidden where no script runs."""
-    says = "Search operations, lines, layers, variables"
+    """Return a field that filters all tables and marks slices of the trace; `links.js` unhides it."""
+    label = "Search operations, lines, layers, variables"
     field = tag(
         "input",
         type="search",
         id="search",
         placeholder="Search all tables  ( / )",
-        aria_label=says,
+        aria_label=label,
         aria_keyshortcuts="/",
     )
     return tag("div", field, tag("output", id="found", aria_live="polite"), class_="search", hidden=True)
@@ -164,15 +156,15 @@ def _section(section: Section) -> Markup:
     return tag("section", heading, section.body, id=section.key, aria_labelledby=f"{section.key}-title")
 
 
-def _with_bokeh(charts: Mapping[str, Any]) -> tuple[Markup, Mapping[str, str], Markup]:
-    """BokehJS, the places of the charts, and what draws them there."""
+def _embed_charts(charts: Mapping[str, Any]) -> tuple[Markup, Mapping[str, str], Markup]:
+    """Return BokehJS, the place of each chart, and the script that draws them there."""
     resources = bokeh("resources").Resources(mode="inline", components=["bokeh"])
     script, places = bokeh("embed").components(dict(charts))
     return Markup(resources.render()), places, Markup(script)
 
 
 def _json(data: Any) -> str:
-    """JSON that can stand in a script of a page."""
+    """Return JSON that can be inside a script of a page."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for character, code in _JS_ESCAPES.items():
         text = text.replace(character, code)
@@ -184,16 +176,12 @@ def _file(name: str) -> str:
 
 
 def sentence(text: object) -> Markup:
-    """A paragraph of plain text.
-
-    Args:
-        text: of it.
-    """
+    """Return a paragraph of plain text."""
     return tag("p", escaped(text))
 
 
 def fold_buttons() -> Markup:
-    """Buttons that fold and unfold the tree of their section."""
+    """Return buttons that fold and unfold the tree of their section."""
     buttons = {"open": "Unfold all", "closed": "Fold all"}
     return tag(
         "div", *(tag("button", text, type="button", data_fold=to) for to, text in buttons.items()), class_="zoom"

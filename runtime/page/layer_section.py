@@ -1,6 +1,6 @@
-"""The layers of a page: an icicle of their cycles, and a tree that folds.
+"""Layers section of a page: an icicle of their cycles, and a tree that folds.
 
-Input: a `LayerNode`. Output: a section, of markup alone: the icicle is boxes as wide as what they stand for.
+Input: a `LayerNode`. Output: a section of markup alone: in the icicle, the width of a rectangle is the layer's cycles.
 """
 
 from __future__ import annotations
@@ -16,21 +16,15 @@ from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
 _NUMBER = re.compile(r"\d+")
-_MOST_LEVELS = 6  # of the icicle
-_THINNEST = 0.002  # of the icicle's width; what is less is left out
+_MAX_LEVELS = 6  # of the icicle
+_MIN_SHARE = 0.002  # of the icicle's width; smaller layers are omitted
 _OPEN_LEVELS = 2
-_LARGE = 0.5  # share of the program of a layer that is open at first, however deep
-_SMALL = 0.001  # share of the program of a part of training that has no column
+_LARGE = 0.5  # of the program's cycles: larger layers are open at first, at any level
+_SMALL = 0.001  # of the program's cycles: a smaller part of training has no column
 
 
 def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Section:
-    """The section.
-
-    Args:
-        root: the whole model.
-        limiting_ipu: whose cycles have a column of their own.
-        anchors: of the page.
-    """
+    """Return the section; the limiting IPU's cycles have a column."""
     parts = [part for part in PARTS if root.parts[part] > _SMALL * root.cycles]
     intro = (
         "Layers are name scopes, or functions where there is none. Cycles are busy cycles of all IPUs, shares are of "
@@ -51,7 +45,6 @@ def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Secti
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
-    """The names of the columns."""
     return tag(
         "div",
         tag("span", "layer", class_="name"),
@@ -67,37 +60,39 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
 
 
 def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
-    """Boxes as wide as the cycles of layers, those inside a layer under it; each is a link to its row."""
-    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1, anchors) for child in _by_number(root)]
-    return tag("div", *boxes, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
+    """Draw layers as rectangles that are links to their rows, with the layers inside each below it."""
+    cycles = max(1, root.cycles)
+    rectangles = [_rectangle(child, cycles, cycles, 1, anchors) for child in _sort_children(root)]
+    return tag("div", *rectangles, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
 
 
-def _by_number(node: LayerNode) -> list[LayerNode]:
-    """The layers inside a layer in the order of the program, those of one kind by their numbers."""
+def _sort_children(node: LayerNode) -> list[LayerNode]:
+    """Sort the layers inside a layer by program order of their kinds, and those of one kind by their numbers."""
     kinds: dict[str, int] = {}
 
-    def place(child: LayerNode) -> tuple[int, list[int]]:
+    def key(child: LayerNode) -> tuple[int, list[int]]:
         kind = kinds.setdefault(_NUMBER.sub("*", child.name), len(kinds))
         return kind, list(map(int, _NUMBER.findall(child.name)))
 
-    return sorted(node.children.values(), key=place)
+    return sorted(node.children.values(), key=key)
 
 
-def _box(node: LayerNode, outer: int, total: int, level: int, anchors: Anchors) -> Markup:
+def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anchors: Anchors) -> Markup:
     share = node.cycles / total
-    if share < _THINNEST:
+    if share < _MIN_SHARE:
         return Markup()
     label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
-    inside: list[object] = []
-    if level < _MOST_LEVELS and node.children:
-        inside = [_box(child, max(1, node.cycles), total, level + 1, anchors) for child in _by_number(node)]
-    below = tag("div", *inside, class_="below") if inside else Markup()
-    return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / outer:.2f}%")
+    children: list[object] = []
+    if level < _MAX_LEVELS and node.children:
+        cycles = max(1, node.cycles)
+        children = [_rectangle(child, cycles, total, level + 1, anchors) for child in _sort_children(node)]
+    below = tag("div", *children, class_="below") if children else Markup()
+    return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / parent_cycles:.2f}%")
 
 
 def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
     by_part = [tag("span", f"{node.parts[part] / max(1, total):.1%}", class_="share") for part in parts]
-    known = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
+    limiting = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = joined(
         [
             tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{level}rem"),
@@ -106,7 +101,7 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
             tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),
             tag("span", bar(node.cycles, total), class_="track"),
             *(by_part if len(parts) > 1 else []),
-            tag("span", known, class_="cycles"),
+            tag("span", limiting, class_="cycles"),
             tag("span", f"{node.flops:.2e}", class_="share"),
             tag("span", size(node.peak_bytes), class_="share"),
             tag("span", size(node.always_bytes), class_="share"),
@@ -115,13 +110,13 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
         ]
     )
     anchor = anchors.layers.get(node.path)
-    words = " ".join([node.path, *(part for part in parts if part and node.parts[part])])
+    words = " ".join([node.path, *(part for part in parts if part and node.parts[part])])  # for the search box
     if not node.children:
         return tag("div", label, class_="leaf", id=anchor, data_find=words)
-    inside = [_node(child, total, parts, level + 1, anchors) for child in anchors.listed_children(node)]
-    rest = len(node.children) - len(inside)
-    if rest:
-        inside.append(tag("div", f"… {rest:,} more layers", class_="leaf"))
+    children = [_node(child, total, parts, level + 1, anchors) for child in anchors.listed_children(node)]
+    num_omitted = len(node.children) - len(children)
+    if num_omitted:
+        children.append(tag("div", f"… {num_omitted:,} more layers", class_="leaf"))
     heading = tag("summary", label, id=anchor)
     is_open = level < _OPEN_LEVELS or node.cycles > _LARGE * total
-    return tag("details", heading, *inside, data_find=words, open=is_open)
+    return tag("details", heading, *children, data_find=words, open=is_open)

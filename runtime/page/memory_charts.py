@@ -1,4 +1,4 @@
-"""The memory section of a page: chips as heat maps, roles, categories, and what is on a tile.
+"""Memory section of a page: chips as heat maps, roles, categories, and contents of a tile.
 
 Input: `MemoryView`, `LivenessView`. Output: sections.
 """
@@ -19,27 +19,24 @@ from ipujax.runtime.page.charts import (
     SIZE_OF_TICK,
     bytes_axis,
     chart,
-    with_separators,
+    format_thousands,
     zoom_buttons,
-    zooms_by_wheel,
+    zoom_by_wheel,
 )
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.role_charts import by_role, fullest_tile, parts_table, role_charts
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LivenessView, MemoryView
 
-_LABEL = 2.0  # rows above a chip, for its name
-_MOST_ALWAYS = 12  # rows of what is always live
+_LABEL_ROWS = 2.0  # above a chip, for its name
+_MAX_ALWAYS = 12  # always-live variables that are listed
 
 
 def memory_section(view: MemoryView, anchors: Anchors) -> Section:
-    """Bytes of all tiles.
-
-    Args:
-        view: of a profile.
-        anchors: of the page.
-    """
-    worst, used, over = int(view.tile_bytes.argmax()), int(view.tile_bytes.max()), _tiles_over(view)
+    """Return the section on the bytes of all tiles."""
+    worst = int(view.tile_bytes.argmax())
+    used = int(view.tile_bytes.max())
+    num_over = _count_overflowed(view)
     body = joined(
         [
             sentence(
@@ -54,7 +51,8 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
             chart_place(
                 "chip",
                 f"Heat map of the bytes of each tile, from 0 to the {size(view.bytes_per_tile)} that a tile has; "
-                f"{over or 'no'} tile{'s' * (over != 1)} need more; the fullest is tile {worst} with {size(used)}",
+                f"{num_over or 'no'} tile{'s' * (num_over != 1)} need more; the fullest is tile {worst} with "
+                f"{size(used)}",
             ),
             _contrast(view),
             by_role(view),
@@ -68,22 +66,21 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
     return Section("memory", "Memory", body, charts, {"memory": _data(view)})
 
 
-def _tiles_over(view: MemoryView) -> int:
-    """Tiles that need more than they have."""
+def _count_overflowed(view: MemoryView) -> int:
     return int((view.tile_bytes > view.bytes_per_tile).sum())
 
 
 def _chip_legend(view: MemoryView, worst: int) -> Markup:
-    """What the ring and the colour of tiles that are too full mean."""
+    """Return the legend of the fullest tile's ring, and of the colour of overflowed tiles if there are any."""
     ring = tag("li", tag("span", class_="ring"), f"fullest tile, {worst:,}")
-    over = _tiles_over(view)
+    num_over = _count_overflowed(view)
     swatch = tag("span", class_="swatch", style=f"background:{OVER}")
-    more = tag("li", swatch, f"more than {size(view.bytes_per_tile)}: {over:,} tile{'s' * (over != 1)}")
-    return tag("ul", ring, more if over else "", class_="legend")
+    overflowed = tag("li", swatch, f"more than {size(view.bytes_per_tile)}: {num_over:,} tile{'s' * (num_over != 1)}")
+    return tag("ul", ring, overflowed if num_over else "", class_="legend")
 
 
 def _contrast(view: MemoryView) -> Markup:
-    """A switch that ends the scale at the fullest tile, where colours are much alike."""
+    """Return a switch that ends the scale of colours at the fullest tile, if that uses less than half the scale."""
     used = int(view.tile_bytes.max())
     if not 0 < used < view.bytes_per_tile / 2:
         return Markup()
@@ -92,7 +89,7 @@ def _contrast(view: MemoryView) -> Markup:
 
 
 def _tile_chooser(view: MemoryView, worst: int) -> Markup:
-    """A field for the number of a tile; `page.js` fills the table."""
+    """Return a field for the number of a tile, and the place of its contents, which `page.js` fills."""
     last = len(view.tile_bytes) - 1
     number = tag("input", type="number", id="tile", min=0, max=last, value=worst, inputmode="numeric")
     note = f"Known of the {len(view.listed):,} fullest tiles." if len(view.listed) < last + 1 else ""
@@ -106,7 +103,7 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
 
 
 def _data(view: MemoryView) -> dict[str, Any]:
-    """What `page.js` needs to say what is on a tile."""
+    """Return the data from which `page.js` lists the contents of a tile."""
     data: dict[str, Any] = {
         "have": view.bytes_per_tile,
         "tileBytes": view.tile_bytes.tolist(),
@@ -118,45 +115,47 @@ def _data(view: MemoryView) -> dict[str, Any]:
         "grid": [view.columns, view.rows],
         "perIpu": len(view.tile_bytes) // view.num_ipus,
     }
-    found = view.contents
-    if found is not None:
-        first = np.searchsorted(found.tile, found.tiles).tolist()
+    contents = view.contents
+    if contents is not None:
+        # Rows of items are sorted by tile: those of tile n are first[n] up to first[n + 1].
+        first = np.searchsorted(contents.tile, contents.tiles).tolist()
         data["contents"] = {
-            "items": [list(item) for item in found.items],
-            "steps": list(found.steps),
-            "tiles": found.tiles.tolist(),
-            "peak": found.peak.tolist(),
-            "first": [*first, len(found.tile)],
-            "item": found.item.tolist(),
-            "bytes": found.num_bytes.tolist(),
+            "items": [list(item) for item in contents.items],
+            "steps": list(contents.steps),
+            "tiles": contents.tiles.tolist(),
+            "peak": contents.peak.tolist(),
+            "first": [*first, len(contents.tile)],
+            "item": contents.item.tolist(),
+            "bytes": contents.num_bytes.tolist(),
         }
     return data
 
 
 def _chips(view: MemoryView) -> Any:
-    """All chips of a replica as one picture, numbered if there are several."""
+    """Draw all chips of a replica in a figure, numbered if there are several."""
     models = bokeh("models")
     height = 60 + 11 * max(view.chip_origin(ipu)[1] + view.rows + 3 for ipu in range(view.num_ipus))
     figure = chart("chip", "", "", min(900, max(180, height)), "hover,tap,pan,wheel_zoom")
     mapper = models.LinearColorMapper(AMOUNTS, low=0, high=view.bytes_per_tile, high_color=OVER)
-    mapper.nan_color = "rgba(0, 0, 0, 0)"
+    mapper.nan_color = "rgba(0, 0, 0, 0)"  # cells without a tile
     grids = [view.chip(ipu) for ipu in range(view.num_ipus)]
     origins = [view.chip_origin(ipu) for ipu in range(view.num_ipus)]
     source = {
         "image": [sizes for _, sizes in grids],
         "tile": [numbers for numbers, _ in grids],
         "x": [column for column, _ in origins],
-        "y": [-row - view.rows for _, row in origins],
+        "y": [-row - view.rows for _, row in origins],  # rows count downwards, the vertical axis upwards
     }
-    drawn = figure.image("image", x="x", y="y", dw=view.columns, dh=view.rows, color_mapper=mapper, source=source)
-    figure.hover.renderers, figure.hover.tooltips = [drawn], [("tile", "@tile{0,0}"), ("bytes", "@image{0,0}")]
+    image = figure.image("image", x="x", y="y", dw=view.columns, dh=view.rows, color_mapper=mapper, source=source)
+    figure.hover.renderers = [image]
+    figure.hover.tooltips = [("tile", "@tile{0,0}"), ("bytes", "@image{0,0}")]
     if view.num_ipus > 1:
         names = models.ColumnDataSource(
             {"x": source["x"], "y": [-row + 0.3 for _, row in origins], "text": [f"IPU {n}" for n in range(len(grids))]}
         )
         figure.text("x", "y", "text", source=names, text_font_size="11px", name="labels")
     column, row = view.cell(int(view.tile_bytes.argmax()))
-    for colour, width in (("white", 5), ("black", 2)):  # a ring that is seen on every colour
+    for colour, width in (("white", 5), ("black", 2)):  # a ring that is visible on every colour
         figure.scatter(
             [column],
             [-row],
@@ -173,41 +172,38 @@ def _chips(view: MemoryView) -> Any:
     scale.major_label_overrides = {view.bytes_per_tile: f"{size(view.bytes_per_tile)}: full"}
     scale.background_fill_color = None
     figure.add_layout(scale, "right")
-    figure.axis.visible, figure.grid.visible = False, False
+    figure.axis.visible = False
+    figure.grid.visible = False
     lowest = max(row for _, row in origins) + view.rows
-    figure.y_range = models.Range1d(-lowest - 0.5, _LABEL if view.num_ipus > 1 else 0.5)
+    figure.y_range = models.Range1d(-lowest - 0.5, _LABEL_ROWS if view.num_ipus > 1 else 0.5)
     code = "window.ipujaxPage.tileAt(cb_obj.x, cb_obj.y)"
     figure.js_on_event("tap", models.CustomJS(code=code))
     return figure
 
 
 def liveness_section(view: LivenessView) -> Section:
-    """What is live at each step.
-
-    Args:
-        view: of a profile.
-    """
+    """Return the section on live bytes and the largest variables of each step."""
     peak = int(view.live_bytes.argmax()) if len(view.live_bytes) else 0
-    most = int(view.live_bytes.max(initial=view.always_bytes))
+    peak_bytes = int(view.live_bytes.max(initial=view.always_bytes))
     last = max(0, len(view.names) - 1)
     name = view.names[peak] if view.names else "nothing"
     slider = tag("input", type="range", id="step", min=0, max=last, value=peak, aria_label="Step of the program")
-    shown = f" (of {view.num_steps:,}; of neighbours the one with most)" if view.num_steps > len(view.names) else ""
+    note = f" (of {view.num_steps:,}; of neighbours the one with most)" if view.num_steps > len(view.names) else ""
     body = joined(
         [
             sentence(
-                f"At most {size(most)} live on all tiles together, at {name}; {size(view.always_bytes)} of it always. "
-                f"{len(view.names):,} steps of the program in its order{shown}."
+                f"At most {size(peak_bytes)} live on all tiles together, at {name}; {size(view.always_bytes)} of it "
+                f"always. {len(view.names):,} steps of the program in its order{note}."
             ),
-            chart_place("liveness", f"Live bytes at each step; most at {name} with {size(most)}"),
+            chart_place("liveness", f"Live bytes at each step; most at {name} with {size(peak_bytes)}"),
             zoom_buttons("liveness", "steps of the program"),
             tag("p", tag("label", "Step ", slider), " ", tag("output", id="step-name"), class_="wide"),
             tag("div", id="step-variables", aria_live="polite", data_search="step"),
             tag(
                 "details",
                 tag("summary", f"Always live: {len(view.always):,} things, {size(view.always_bytes)}"),
-                table(("Name", "Bytes", "Line"), ((n, size(b), line) for n, b, line in view.always[:_MOST_ALWAYS])),
-                sentence(f"… and {len(view.always) - _MOST_ALWAYS:,} more") if len(view.always) > _MOST_ALWAYS else "",
+                table(("Name", "Bytes", "Line"), ((n, size(b), line) for n, b, line in view.always[:_MAX_ALWAYS])),
+                sentence(f"… and {len(view.always) - _MAX_ALWAYS:,} more") if len(view.always) > _MAX_ALWAYS else "",
             ),
         ]
     )
@@ -224,7 +220,7 @@ def _liveness(view: LivenessView) -> Any:
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
-    zooms_by_wheel(figure, 0, max(1, len(steps) - 1))
+    zoom_by_wheel(figure, 0, max(1, len(steps) - 1))
     if len(steps):  # Bokeh 3.9 draws an area without points for ever
         figure.varea_step(
             steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"
@@ -235,7 +231,7 @@ def _liveness(view: LivenessView) -> Any:
     cursor = models.Span(location=0, dimension="height", line_color=SECOND, line_width=2, name="cursor")
     figure.add_layout(cursor)
     figure.y_range.start = 0
-    with_separators(figure, "x")
+    format_thousands(figure, "x")
     bytes_axis(figure)
     figure.js_on_event("mousemove", models.CustomJS(code="window.ipujaxPage.stepAt(cb_obj.x)"))
     return figure

@@ -1,7 +1,7 @@
-"""The operations section of a page: a table that sorts by any column, and a roofline.
+"""Operations section of a page: a table that sorts by any column, and a roofline.
 
 Input: `OperationRow`s and a target. Output: a section.
-Limits: the roofline is over bytes that are exchanged, for what a tile keeps it reads at full speed.
+Limits: the roofline counts exchanged bytes alone, since a tile reads its memory at full speed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.anchors import MOST_OPERATIONS, Anchors
+from ipujax.runtime.page.anchors import MAX_OPERATIONS, Anchors
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
@@ -35,23 +35,23 @@ _HEADS = (
 
 
 def operations_section(rows: Sequence[OperationRow], target: Target, anchors: Anchors) -> Section:
-    """All operations.
+    """Return the section.
 
     Args:
         rows: most cycles first.
-        target: the machine of one replica.
+        target: of one replica.
         anchors: of the page.
     """
-    shown, left_out = rows[:MOST_OPERATIONS], len(rows) - MOST_OPERATIONS
-    rest = f" The {left_out:,} cheapest are left out." if left_out > 0 else ""
+    num_omitted = len(rows) - MAX_OPERATIONS
+    note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""
     body = joined(
         [
             sentence(
                 "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
                 "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
-                f"time of its exchanges too.{rest}"
+                f"time of its exchanges too.{note}"
             ),
-            _table(shown, anchors),
+            _table(rows[:MAX_OPERATIONS], anchors),
             tag("h3", "Roofline"),
             sentence(
                 "Rates of one IPU over what operations do for each byte they exchange. "
@@ -73,19 +73,19 @@ def _table(rows: Sequence[OperationRow], anchors: Anchors) -> Markup:
         )
         for n, head in enumerate(_HEADS)
     )
-    most = max((row.cycles for row in rows), default=0)
-    body = tag("tbody", *(_row(row, most, anchors) for row in rows))
+    max_cycles = max((row.cycles for row in rows), default=0)
+    body = tag("tbody", *(_row(row, max_cycles, anchors) for row in rows))
     table = tag("table", tag("thead", tag("tr", *heads)), body, class_="sortable", id="operations-table")
     label = {"role": "region", "aria_label": "Operations"}
     return tag("div", table, class_="scroll", tabindex=0, data_search="operations", **label)
 
 
-def _row(row: OperationRow, most: int, anchors: Anchors) -> Markup:
+def _row(row: OperationRow, max_cycles: int, anchors: Anchors) -> Markup:
     computes = bool(row.flops)
-    cells = (
+    cells = (  # contents, and the value by which the column is sorted
         (joined([row.name, " ", anchors.trace("op", row.number), _layer(row, anchors)]), row.name),
         (anchors.line(row.line, row.file), row.line),
-        (joined([f"{row.cycles:,}", bar(row.cycles, most)]), row.cycles),
+        (joined([f"{row.cycles:,}", bar(row.cycles, max_cycles)]), row.cycles),
         (f"{row.share:.1%}", row.share),
         (size(row.moved_bytes), row.moved_bytes),
         (size(row.variable_bytes), row.variable_bytes),
@@ -97,15 +97,14 @@ def _row(row: OperationRow, most: int, anchors: Anchors) -> Markup:
     return tag(
         "tr",
         *(
-            tag("td", shown, data_value=value, class_="text" if n < 2 else "number")
-            for n, (shown, value) in enumerate(cells)
+            tag("td", content, data_value=value, class_="text" if n < 2 else "number")
+            for n, (content, value) in enumerate(cells)
         ),
         id=f"op-{row.number}",
     )
 
 
 def _layer(row: OperationRow, anchors: Anchors) -> Markup:
-    """The layer of an operation and its part of training, below its name."""
     if not row.layer:
         return Markup()
     part = row.layer.removeprefix(row.layer_path)
@@ -114,11 +113,13 @@ def _layer(row: OperationRow, anchors: Anchors) -> Markup:
 
 
 def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
-    """Rates over intensities, both logarithmic."""
-    points = [(row, row.intensity) for row in rows[:MOST_OPERATIONS] if row.intensity and row.flops_per_second]
-    found = np.array([intensity for _, intensity in points] or [1.0])
-    rates, bandwidth = peaks(target), exchange_bandwidth(target)
-    low, high = min(found.min(), 0.1) / 2, max(found.max(), 4 * max(rates.values()) / bandwidth)
+    """Draw rates over intensities, both logarithmic, below the roofs of exchange and of the peaks."""
+    points = [(row, row.intensity) for row in rows[:MAX_OPERATIONS] if row.intensity and row.flops_per_second]
+    intensities = np.array([intensity for _, intensity in points] or [1.0])
+    rates = peaks(target)
+    bandwidth = exchange_bandwidth(target)
+    low = min(intensities.min(), 0.1) / 2
+    high = max(intensities.max(), 4 * max(rates.values()) / bandwidth)  # the flat part of each roof is visible
     x = np.geomspace(low, high, 60)
     figure = chart(
         "roofline",
@@ -134,14 +135,14 @@ def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
         figure.line(
             x, roof, color=colour, line_dash=dash, line_width=2, legend_label=f"{dtype}: {peak / 1e12:,.1f} TFLOP/s"
         )
-    most = max((row.cycles for row, _ in points), default=1)
+    max_cycles = max((row.cycles for row, _ in points), default=1)
     columns = {
         "x": [intensity for _, intensity in points],
         "y": [row.flops_per_second / 1e9 for row, _ in points],
         "name": [row.name for row, _ in points],
         "line": [row.line for row, _ in points],
         "cycles": [row.cycles for row, _ in points],
-        "size": [6 + 22 * (row.cycles / most) ** 0.5 for row, _ in points],
+        "size": [6 + 22 * (row.cycles / max_cycles) ** 0.5 for row, _ in points],  # the area grows with the cycles
     }
     source = bokeh("models").ColumnDataSource(columns)
     dots = figure.scatter("x", "y", size="size", source=source, fill_color="#56B4E9", fill_alpha=0.6, line_color=ACCENT)

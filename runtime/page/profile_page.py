@@ -1,7 +1,7 @@
-"""The page of one profile.
+"""Page of a profile.
 
-Input: `Figures`. Output: HTML. A section whose figures are not known, because a trip count is data or the file is of an
-older version, says so in their place.
+Input: `Figures`. Output: HTML. A section whose figures are unknown, because a trip count is data or the file is of an
+older version, has the error in their place.
 """
 
 from __future__ import annotations
@@ -38,16 +38,13 @@ MakeSection = Callable[[Figures, Anchors], Section]
 
 
 def profile_page(profile: Figures) -> str:
-    """The page.
-
-    Args:
-        profile: of a run.
+    """Return the page of a profile.
 
     Raises:
         ProfileError: Bokeh is not installed.
     """
-    over = out_of_memory(profile.memory)
-    alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
+    overflow = out_of_memory(profile.memory)
+    alarm = Alarm("Out of memory", overflow, _ways_to_fit(profile)) if overflow else None
     anchors = anchors_of(profile)
     sections = [_section(name, make, profile, anchors) for name, make in SECTIONS.items()]
     return document(
@@ -56,16 +53,15 @@ def profile_page(profile: Figures) -> str:
 
 
 def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
-    """What to try when memory lacks; a saved profile of an older version has the hint of its fullest tile alone."""
+    # Files of older versions have no ways: then the hint on their fullest tile is the only one.
     return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
 def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors: Anchors) -> Section:
-    """A section, or why there is none."""
     try:
         return make(profile, anchors)
     except ProfileError as error:
-        if "bokeh" in error.what:
+        if "bokeh" in error.what:  # no section can do without it: an error of the page
             raise
         return Section(*name, tag("p", f"Not known: {error.what}. {error.hint or ''}", class_="missing"))
 
@@ -81,31 +77,33 @@ def _answer(answer: Answer, anchors: Anchors) -> Markup:
         row = anchors.line_id(answer.subject)
     elif answer.section == "layers":
         row = anchors.layers.get(answer.subject, "")
-    elif answer.section == "operations":  # which the most expensive one answers
-        row = next(iter(anchors.operations.values()), "")
-    more = link("Show", row or answer.section)
+    elif answer.section == "operations":
+        row = next(iter(anchors.operations.values()), "")  # the first of the table is the most expensive
+    details = link("Show", row or answer.section)
     hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
-    return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, more)
+    return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, details)
 
 
 def _totals(profile: Figures) -> Markup:
-    """Machine, time and memory in figures."""
-    one, memory = profile.target, profile.memory
+    """Return tables of target, time, memory, and phases by IPU."""
+    target = profile.target
+    memory = profile.memory
+    tile_size = size(target.bytes_per_tile)
     rows = [
-        ("Machine", f"{one.num_ipus:,} × {one.name}, {one.num_tiles:,} tiles of {size(one.bytes_per_tile)}"),
+        ("Machine", f"{target.num_ipus:,} × {target.name}, {target.num_tiles:,} tiles of {tile_size}"),
         ("Replicas", f"{profile.replicas:,}; figures are per replica" if profile.replicas > 1 else "1"),
     ]
     try:
         rows += [("Cycles", f"{profile.cycles:,}"), ("Estimated time", duration(profile.seconds))]
-        whole = max(1, profile.cycles)
+        total = max(1, profile.cycles)
         rows += [
-            (n.replace("_", " ").capitalize(), f"{c:,} ({c / whole:.1%})") for n, c in profile.phase_cycles.items()
+            (n.replace("_", " ").capitalize(), f"{c:,} ({c / total:.1%})") for n, c in profile.phase_cycles.items()
         ]
     except ProfileError as error:
         rows.append(("Cycles", f"unknown: {error.what}"))
     counts = profile.graph_counts
     rows += [
-        ("Fullest tile", f"{memory.worst_tile:,}, {size(memory.max_tile_bytes)} of {size(one.bytes_per_tile)}"),
+        ("Fullest tile", f"{memory.worst_tile:,}, {size(memory.max_tile_bytes)} of {tile_size}"),
         ("All tiles", size(memory.total_bytes)),
         ("Streaming memory", size(profile.streaming_memory_bytes)),
         (
@@ -118,14 +116,15 @@ def _totals(profile: Figures) -> Markup:
 
 
 def _phases_by_ipu(profile: Figures) -> Markup:
-    """The share of the run of each phase, for every IPU; nothing for one."""
+    """Return a table of each phase's share of the run, for every IPU; empty for one IPU."""
     if profile.target.num_ipus == 1:
         return Markup()
     try:
         ipus = profile.ipu_phase_cycles
     except ProfileError as error:
         return sentence(f"Phases of the other IPUs are not known: {error.what}.")
-    names, cycles = list(ipus[0]), max(1, profile.cycles)
+    names = list(ipus[0])
+    cycles = max(1, profile.cycles)
     rows = [(f"IPU {ipu}", *(f"{phases[n] / cycles:.1%}" for n in names)) for ipu, phases in enumerate(ipus)]
     means = (sum(phases[n] for phases in ipus) / len(ipus) / cycles for n in names)
     rows.append(("Mean", *(f"{share:.1%}" for share in means)))
@@ -133,37 +132,35 @@ def _phases_by_ipu(profile: Figures) -> Markup:
 
 
 def _trace(profile: Figures, anchors: Anchors) -> Section:
-    """The execution trace, with the tasks of pipelines if it is known that there are some."""
-    view, rows = trace_view(profile), operation_rows(profile)
+    view = trace_view(profile)
+    rows = operation_rows(profile)
     try:
         tasks = task_view(profile)
-    except ProfileError:  # saved by a version that knew none
+    except ProfileError:  # saved by a version without tasks
         return trace_section(view, rows, anchors)
     return trace_section(view, rows, anchors, tasks if len(tasks.start) else None)
 
 
 def _warnings(profile: Figures, anchors: Anchors) -> Section:
-    """Fallbacks, foreign dtypes, bounds that are not met, and what does not fit."""
+    """Return the section on fallbacks, emulated dtypes, unmet bounds, and lack of memory."""
 
-    def place(origin: Origin) -> Markup:
-        """The line and the layer of an operation, with a link to its slices."""
+    def origin_links(origin: Origin) -> Markup:
         layer = visible_layer(origin.layer)
         links = [anchors.line(str(origin), origin.file), anchors.layer(layer) if layer else ""]
         return joined([*filter(None, links), anchors.trace("line", *filter(None, [anchors.line_id(str(origin))]))], " ")
 
-    fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, place(f.origin)) for f in profile.fallbacks]
-    emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, place(e.origin)) for e in profile.emulated]
-    unmet = [(str(bound), place(bound.origin)) for bound in profile.unmet_bounds]
-    over = int((profile.memory.overflowed_bytes > 0).sum())
+    fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, origin_links(f.origin)) for f in profile.fallbacks]
+    emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, origin_links(e.origin)) for e in profile.emulated]
+    unmet = [(str(bound), origin_links(bound.origin)) for bound in profile.unmet_bounds]
+    num_over = int((profile.memory.overflowed_bytes > 0).sum())
     parts: list[object] = []
-    if over:
-        most = size(int(profile.memory.overflowed_bytes.max()))
-        parts.append(
-            tag("p", f"Out of memory: {over:,} tiles need more than they have, the worst {most} more.", class_="alarm")
-        )
+    if num_over:
+        worst = size(int(profile.memory.overflowed_bytes.max()))
+        text = f"Out of memory: {num_over:,} tiles need more than they have, the worst {worst} more."
+        parts.append(tag("p", text, class_="alarm"))
     if len(profile.byte_costs) > 1:
-        tried = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
-        parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {tried}."))
+        costs = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
+        parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {costs}."))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
         parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))
@@ -177,7 +174,7 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
     return Section("warnings", "Fallbacks and warnings", body)
 
 
-# Id and heading of each section, and what makes it, in the order of the page.
+# Function of each section by its id and heading, in the order of the page.
 SECTIONS: dict[tuple[str, str], MakeSection] = {
     ("summary", "Summary"): _summary,
     ("layers", "Layers"): lambda profile, anchors: layer_section(tree_of(profile), profile.limiting_ipu, anchors),

@@ -1,4 +1,4 @@
-"""The program tree of a page, which folds and unfolds.
+"""Program section of a page: a tree that folds and unfolds.
 
 Input: `ProgramNode`. Output: a section.
 """
@@ -11,17 +11,12 @@ from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile import ProgramNode
 
-MOST_CHILDREN = 1_500
+MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
 _OPEN_LEVELS = 2
 
 
 def program_section(root: ProgramNode, anchors: Anchors) -> Section:
-    """The tree.
-
-    Args:
-        root: of it.
-        anchors: of the page.
-    """
+    """Return the section of a program."""
     intro = (
         "Cycles of each part, their share, its kind, name and line. They are those of all runs, on the IPU that spends "
         "most; idle time is left out."
@@ -48,9 +43,9 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
     )
     if not node.children:
         return tag("div", label, class_="leaf")
-    shown = [_node(child, total, level + 1, anchors) for child in node.children[:MOST_CHILDREN]]
-    rest = node.children[MOST_CHILDREN:]
-    if rest:
-        cycles = sum(child.cycles for child in rest)
-        shown.append(tag("div", f"… {len(rest):,} more steps, {cycles:,} cycles", class_="leaf"))
-    return tag("details", tag("summary", label), *shown, open=level < _OPEN_LEVELS)
+    children = [_node(child, total, level + 1, anchors) for child in node.children[:MAX_CHILDREN]]
+    omitted = node.children[MAX_CHILDREN:]
+    if omitted:
+        cycles = sum(child.cycles for child in omitted)
+        children.append(tag("div", f"… {len(omitted):,} more steps, {cycles:,} cycles", class_="leaf"))
+    return tag("details", tag("summary", label), *children, open=level < _OPEN_LEVELS)

@@ -1,6 +1,6 @@
-"""Memory by role on a page: tiles in order of size, the fullest tile over time, and all that is on it at its peak.
+"""Memory by role on a page: tiles in order of bytes, the fullest tile over time, and its contents at the peak.
 
-Input: `MemoryView`. Output: markup and charts. Each chart has a table or a sentence that says the same.
+Input: `MemoryView`. Output: markup and charts. Each chart has a table or a sentence with its figures.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, legend, with_separators
+from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, format_thousands, legend
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import CategoryRow, MemoryView
 
-MOST_BARS = 400  # tiles, or runs of tiles, that are drawn beside each other
-ROLE_COLOURS = {
+MAX_BARS = 400  # tiles, or groups of tiles, that are drawn beside each other
+ROLE_COLOURS = {  # roles of one kind have shades of one hue
     "weights": "#0072B2",
     "optimiser state": "#56B4E9",
     "other state": "#A9CCE3",
@@ -43,23 +43,19 @@ ROLE_COLOURS = {
 
 
 def by_role(view: MemoryView) -> Markup:
-    """The tiles in order of size, stacked by role, and a table of the roles.
-
-    Args:
-        view: of a profile.
-    """
+    """Return the place of the chart of tiles stacked by role, and a table of the roles."""
     worst = int(view.tile_bytes.argmax())
     if not view.roles:
-        place = chart_place("roles", "Bytes of tiles, the fullest first")
-        return joined([tag("h3", "By role"), place, tag("p", f"Not known: {view.missing}.", class_="missing")])
+        chart_only = chart_place("roles", "Bytes of tiles, the fullest first")
+        return joined([tag("h3", "By role"), chart_only, tag("p", f"Not known: {view.missing}.", class_="missing")])
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
-    said = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
-    what = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
-    describes = f"{what}; on all tiles together {said}; the table has all"
+    totals = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
+    title = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
+    description = f"{title}; on all tiles together {totals}; the table has all"
     return joined(
         [
             tag("h3", "By role"),
-            chart_place("roles", describes),
+            chart_place("roles", description),
             legend({row.name: ROLE_COLOURS[row.name] for row in view.roles}),
             parts_table("Role", sorted(view.roles, key=lambda row: (-row.fullest, -row.total)), worst),
         ]
@@ -67,30 +63,20 @@ def by_role(view: MemoryView) -> Markup:
 
 
 def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
-    """What bytes are for, as a table.
-
-    Args:
-        kind: what the parts are.
-        parts: in the order of the rows.
-        worst: the fullest tile.
-    """
+    """Return a table of roles or categories; `kind` heads its first column, `worst` is the fullest tile."""
     head = (kind, "When", f"Fullest tile ({worst:,})", "", "Most on a tile", "All tiles")
-    most = max((row.fullest for row in parts), default=0)
+    max_bytes = max((row.fullest for row in parts), default=0)
     rows = (
-        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.largest), size(row.total))
+        (row.name, row.when, size(row.fullest), bar(row.fullest, max_bytes), size(row.largest), size(row.total))
         for row in parts
     )
     return table(head, rows)
 
 
 def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
-    """The fullest tile at each step, and all that it holds when it is fullest.
-
-    Args:
-        view: of a profile.
-        anchors: of the page.
-    """
-    worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
+    """Return the place of the chart of the fullest tile over time, and a table of its contents at the peak."""
+    worst = int(view.tile_bytes.argmax())
+    used = int(view.tile_bytes.max())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
     return joined([title, _over_time(view), _items(view, worst, used, anchors)])
 
@@ -101,17 +87,18 @@ def _over_time(view: MemoryView) -> Markup:
         return tag("p", f"Not known: {view.missing}.", class_="missing")
     if not live.steps:
         return sentence(f"The program has no steps; {size(live.always_bytes)} are always there.")
-    most, name = int(live.num_bytes[live.peak]), live.steps[live.peak]
-    shown = f" {len(live.steps):,} are drawn, of neighbours the fullest." if live.shown_of > len(live.steps) else ""
-    said = (
-        f"At most {size(most)} at step {live.peak + 1:,} of {len(live.steps):,}, {name}; {size(live.always_bytes)} are "
-        f"always there, and on average {size(float(live.num_bytes.mean()))}. Gaps come on top.{shown}"
+    peak_size = size(int(live.num_bytes[live.peak]))
+    name = live.steps[live.peak]
+    note = f" {len(live.steps):,} are drawn, of neighbours the fullest." if live.shown_of > len(live.steps) else ""
+    text = (
+        f"At most {peak_size} at step {live.peak + 1:,} of {len(live.steps):,}, {name}; {size(live.always_bytes)} are "
+        f"always there, and on average {size(float(live.num_bytes.mean()))}. Gaps come on top.{note}"
     )
-    return joined([sentence(said), chart_place("fullest", f"Bytes of the fullest tile at each step. {said}")])
+    return joined([sentence(text), chart_place("fullest", f"Bytes of the fullest tile at each step. {text}")])
 
 
 def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
-    """All that is on the tile at its peak, with links to what makes it."""
+    """Return a table of the items on the fullest tile at its peak, with links to their lines and layers."""
     head = ("Bytes", "Of it on all tiles", "Name", "Role", "Line", "Layer")
     rows = [
         (
@@ -124,43 +111,38 @@ def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
         )
         for item in view.fullest
     ]
-    what = f"All that is on tile {worst:,} at its peak: {len(rows):,} things of {used:,} bytes together"
-    label = {"role": "region", "aria_label": what, "data_search": "memory"}
-    return tag("div", table(head, rows, what), id="fullest-items", class_="scroll", tabindex=0, **label)
+    caption = f"All that is on tile {worst:,} at its peak: {len(rows):,} things of {used:,} bytes together"
+    label = {"role": "region", "aria_label": caption, "data_search": "memory"}
+    return tag("div", table(head, rows, caption), id="fullest-items", class_="scroll", tabindex=0, **label)
 
 
 def role_charts(view: MemoryView) -> dict[str, Any]:
-    """The charts of `by_role` and `fullest_tile`.
-
-    Args:
-        view: of a profile.
-    """
+    """Return the charts of `by_role` and `fullest_tile` by name."""
     return {"roles": _stacked(view)} | ({"fullest": _steps(view)} if view.live is not None and view.live.steps else {})
 
 
 def _stacked(view: MemoryView) -> Any:
-    """Tiles beside each other, the fullest first; of long rows the fullest of each few."""
+    """Draw tiles beside each other, the fullest first, stacked by role; of many tiles, the fullest of each group."""
     order = np.argsort(-view.tile_bytes[view.listed], kind="stable")
-    width = max(1, -(-len(order) // MOST_BARS))
-    chosen = order[::width]
-    left = np.arange(len(chosen)) * width
-    right = np.minimum(left + width, len(order))
+    width = max(1, -(-len(order) // MAX_BARS))  # tiles of a group
+    columns = order[::width]  # sorted: the first of a group is its fullest
+    start = np.arange(len(columns)) * width
+    stop = np.minimum(start + width, len(order))
     names = [row.name for row in view.roles] or ["all"]
-    parts = (view.by_role if view.roles else view.tile_bytes[None, view.listed])[:, chosen]
+    parts = (view.by_role if view.roles else view.tile_bytes[None, view.listed])[:, columns]
     figure = chart("roles", "tiles, fullest first", "bytes of a tile", 280, "hover,pan,xwheel_zoom,box_zoom")
     for name, top, number in zip(names, parts.cumsum(0), parts, strict=True):
-        source = {"left": left, "right": right, "top": top, "bottom": top - number, "bytes": number}
-        source |= {"tile": view.listed[chosen], "role": [name] * len(chosen)}
-        ends = {end: end for end in ("left", "right", "top", "bottom")}
-        figure.quad(**ends, source=source, color=ROLE_COLOURS.get(name, ACCENT), line_color=None)
+        source = {"left": start, "right": stop, "top": top, "bottom": top - number, "bytes": number}
+        source |= {"tile": view.listed[columns], "role": [name] * len(columns)}
+        edges = {edge: edge for edge in ("left", "right", "top", "bottom")}
+        figure.quad(**edges, source=source, color=ROLE_COLOURS.get(name, ACCENT), line_color=None)
     figure.hover.tooltips = [("tile", "@tile{0,0}"), ("role", "@role"), ("bytes", "@bytes{0,0}")]
     return _with_capacity(figure, view, len(order))
 
 
 def _steps(view: MemoryView) -> Any:
-    """The fullest tile at each step."""
     live = view.live
-    assert live is not None, "there is a chart of what is known"
+    assert live is not None, "the chart needs bytes by step"
     steps = np.arange(1, len(live.steps) + 1)
     figure = chart("fullest", "step of the program", "bytes of the tile", 240, "hover,pan,xwheel_zoom,box_zoom")
     source = {"left": steps - 0.5, "right": steps + 0.5, "top": live.num_bytes, "name": list(live.steps)}
@@ -170,16 +152,19 @@ def _steps(view: MemoryView) -> Any:
 
 
 def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
-    """The chart with its axes, and a line at the memory of a tile, which is always in sight."""
+    """Add axes, and a line at the memory of a tile, which the vertical axis always includes."""
     capacity = view.bytes_per_tile
-    models, colour = bokeh("models"), "#1a1a1a"  # `page.js` paints both as the texts of the page
+    models = bokeh("models")
+    colour = "#1a1a1a"  # `page.js` gives line and label the colour of the page's text
     style = {"line_dash": "dashed", "line_width": 2, "line_color": colour}
     figure.add_layout(models.Span(location=capacity, dimension="width", name="capacity", **style))
-    place = {"x": 6, "x_units": "screen", "y": capacity, "y_offset": 3}
+    position = {"x": 6, "x_units": "screen", "y": capacity, "y_offset": 3}
     text = {"text": f"a tile has {size(capacity)}", "text_font_size": "11px", "text_color": colour}
-    figure.add_layout(models.Label(name="capacity", **place, **text))
-    figure.y_range.start, figure.y_range.end = 0, 1.05 * max(capacity, int(view.tile_bytes.max()))
-    figure.x_range.start, figure.x_range.end = 0, width + 0.5
-    with_separators(figure, "x")
+    figure.add_layout(models.Label(name="capacity", **position, **text))
+    figure.y_range.start = 0
+    figure.y_range.end = 1.05 * max(capacity, int(view.tile_bytes.max()))
+    figure.x_range.start = 0
+    figure.x_range.end = width + 0.5
+    format_thousands(figure, "x")
     bytes_axis(figure)
     return figure

@@ -1,4 +1,4 @@
-"""The source section of a page: the user's files, with cycles and bytes beside each line.
+"""Source section of a page: the user's files, with cycles and bytes beside each line.
 
 Input: `SourceFile`s. Output: a section.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.anchors import MOST_FILES, Anchors, listed_files
+from ipujax.runtime.page.anchors import MAX_FILES, Anchors, listed_files
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
 from ipujax.runtime.profile.text import size
@@ -21,24 +21,19 @@ _CODE = 5  # the column of the text
 
 
 def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
-    """The files.
-
-    Args:
-        files: most expensive first.
-        anchors: of the page.
-    """
-    most = max((cost.cycles for file in files for cost in file.costs.values()), default=0)
-    listings = [_file(file, most, number == 0, anchors) for number, file in enumerate(listed_files(files))]
-    left_out = sum(bool(file.cycles) for file in files) - MOST_FILES
-    rest = f"{left_out:,} more files are left out." if left_out > 0 else ""
+    """Return the section of the files, of which the first, the most expensive, is unfolded."""
+    max_cycles = max((cost.cycles for file in files for cost in file.costs.values()), default=0)
+    listings = [_file(file, max_cycles, number == 0, anchors) for number, file in enumerate(listed_files(files))]
+    num_omitted = sum(bool(file.cycles) for file in files) - MAX_FILES
+    note = f"{num_omitted:,} more files are left out." if num_omitted > 0 else ""
     intro = "Cycles of a line are those of all its operations. Files are shown as they were when this page was made."
-    return Section("source", "Source", joined([sentence(f"{intro} {rest}"), *listings]))
+    return Section("source", "Source", joined([sentence(f"{intro} {note}"), *listings]))
 
 
-def _file(file: SourceFile, most: int, is_open: bool, anchors: Anchors) -> Markup:
+def _file(file: SourceFile, max_cycles: int, is_open: bool, anchors: Anchors) -> Markup:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
-    dearest = max(file.costs, key=lambda number: file.costs[number].cycles)
-    rows = (_line(file, number, most, number == dearest, anchors) for number in file.listed_lines())
+    costliest = max(file.costs, key=lambda number: file.costs[number].cycles)  # `page.js` scrolls to it
+    rows = (_line(file, number, max_cycles, number == costliest, anchors) for number in file.listed_lines())
     title = joined([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")
@@ -49,19 +44,19 @@ def _file(file: SourceFile, most: int, is_open: bool, anchors: Anchors) -> Marku
 
 
 def _folder(file: SourceFile) -> str:
-    """The path of a file; nothing for the temporary file of a cell."""
+    # A cell of a notebook has a temporary file, whose path would tell nothing.
     return file.path if Path(file.path).name == file.name else ""
 
 
-def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool, anchors: Anchors) -> Markup:
-    if number is None:
+def _line(file: SourceFile, number: int | None, max_cycles: int, is_costliest: bool, anchors: Anchors) -> Markup:
+    if number is None:  # a gap between listed lines
         return tag("tr", tag("td", "⋯", colspan=len(_HEADS)))
     cost = file.costs.get(number, LineCost())
     text = file.lines[number - 1] if number <= len(file.lines) else ""
     anchor = anchors.lines.get((file.path, number), "")
     cells = (
         f"{cost.cycles:,}" if cost.cycles else "",
-        bar(cost.cycles, most) if cost.cycles else "",
+        bar(cost.cycles, max_cycles) if cost.cycles else "",
         f"{cost.share:.1%}" if cost.cycles else "",
         joined(_links(cost, anchor, anchors), " "),
         number,
@@ -69,19 +64,20 @@ def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool, anc
         size(cost.moved_bytes) if cost.moved_bytes else "",
         size(cost.variable_bytes) if cost.variable_bytes else "",
     )
-    shown = (tag("td", cell, class_=None if n == _CODE else "number") for n, cell in enumerate(cells))
-    is_dear, title = cost.cycles > 0.1 * most > 0, ", ".join(cost.names[:6]) or None
-    marks = {"class_": "dear" if is_dear else None, "data_dearest": is_dearest}
-    return tag("tr", *shown, title=title, id=anchor or None, data_find=_found_by(file, number, cost), **marks)
+    columns = (tag("td", cell, class_=None if n == _CODE else "number") for n, cell in enumerate(cells))
+    title = ", ".join(cost.names[:6]) or None
+    is_highlighted = cost.cycles > 0.1 * max_cycles > 0
+    marks = {"class_": "dear" if is_highlighted else None, "data_dearest": is_costliest}  # names in css and js
+    return tag("tr", *columns, title=title, id=anchor or None, data_find=_search_words(file, number, cost), **marks)
 
 
-def _found_by(file: SourceFile, number: int, cost: LineCost) -> str | None:
-    """Texts beside that of a line by which a search finds it."""
+def _search_words(file: SourceFile, number: int, cost: LineCost) -> str | None:
+    """Return the words, beside the text of a line, by which a search matches it."""
     return " ".join([f"{file.name}:{number}", *cost.names, *cost.layers]) if cost.names or cost.layers else None
 
 
 def _links(cost: LineCost, anchor: str, anchors: Anchors) -> list[Markup | str]:
-    """Links to the most expensive operation of a line, its layer, and its slices in the trace."""
+    """Return links to the most expensive operation of a line, its layer, and its slices in the trace."""
     if not cost.cycles or not anchor:
         return []
     operation = anchors.operation(cost.operation, "operation") if cost.operation in anchors.operations else ""

@@ -1,6 +1,6 @@
-"""Tasks of pipelines in a chart over cycles: boxes, and lines between tasks of which one hands a value to the other.
+"""Tasks of pipelines in a chart over cycles: rectangles, and lines from a task to the reader of its result.
 
-Input: a figure of Bokeh, a `TaskView`, and where the row of each IPU is. Output: what is added to the figure.
+Input: a figure of Bokeh, a `TaskView`, and the row of each task. Output: glyphs that are added to the figure.
 """
 
 from __future__ import annotations
@@ -27,39 +27,38 @@ _TOOLTIPS = [
 
 
 def task_legend(view: TaskView) -> dict[str, str]:
-    """The colours of what is drawn, by name.
-
-    Args:
-        view: tasks.
-    """
+    """Return the colours of the kinds of tasks in a view, and of lines, by name."""
     kinds = [TASK_KINDS[kind] for kind in np.unique(view.kind).tolist()]
     return {kind.replace("_", " of "): KIND_COLOURS[kind] for kind in kinds} | {"handed on": HANDED_ON}
 
 
 def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float, opacity: float = 0.7) -> None:
-    """Draws tasks into a figure.
+    """Draw tasks into a figure of Bokeh.
 
     Args:
-        figure: of Bokeh.
-        view: tasks.
-        middle: where on the vertical axis each task is, float64[tasks].
+        figure: to which they are added.
+        view: tasks and links.
+        middle: position of each task on the vertical axis, float64[tasks].
         half: half of its height there.
         opacity: of the lines between tasks.
     """
-    models, boxes = bokeh("models"), []
+    models = bokeh("models")
+    rectangles = []
     for number in np.unique(view.kind).tolist():
-        mine, kind = view.kind == number, TASK_KINDS[number]
-        columns = {"left": view.start[mine], "right": view.end[mine], "stage": view.stage[mine].astype(np.int32)}
-        columns |= {"micro_batch": view.micro_batch[mine].astype(np.int32)}
-        columns |= {"busy": view.busy[mine].astype(np.float64), "waited": view.waited[mine].astype(np.float64)}
-        columns |= {"top": middle[mine] - half, "bottom": middle[mine] + half}
-        source = models.ColumnDataSource({**columns, "kind": [kind.replace("_", " of ")] * int(mine.sum())})
+        kind = TASK_KINDS[number]
+        mask = view.kind == number
+        # Bokeh has no binary form for columns of int64.
+        columns = {"left": view.start[mask], "right": view.end[mask], "stage": view.stage[mask].astype(np.int32)}
+        columns |= {"micro_batch": view.micro_batch[mask].astype(np.int32)}
+        columns |= {"busy": view.busy[mask].astype(np.float64), "waited": view.waited[mask].astype(np.float64)}
+        columns |= {"top": middle[mask] - half, "bottom": middle[mask] + half}
+        source = models.ColumnDataSource({**columns, "kind": [kind.replace("_", " of ")] * int(mask.sum())})
         style = {"fill_color": KIND_COLOURS[kind], "line_color": "#ffffff", "line_width": 0.5}
-        boxes.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"tasks {kind}", **style))
+        rectangles.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"tasks {kind}", **style))
     if len(view.links):
         writer, reader = view.links.T
-        ends = {"x0": view.end[writer], "y0": middle[writer], "x1": view.start[reader], "y1": middle[reader]}
-        source = models.ColumnDataSource(ends)
+        lines = {"x0": view.end[writer], "y0": middle[writer], "x1": view.start[reader], "y1": middle[reader]}
+        source = models.ColumnDataSource(lines)
         figure.segment("x0", "y0", "x1", "y1", source=source, name="links", line_color=HANDED_ON, line_alpha=opacity)
         figure.scatter("x1", "y1", source=source, size=4, color=HANDED_ON, alpha=opacity)
-    figure.add_tools(models.HoverTool(tooltips=_TOOLTIPS, point_policy="follow_mouse", renderers=boxes))
+    figure.add_tools(models.HoverTool(tooltips=_TOOLTIPS, point_policy="follow_mouse", renderers=rectangles))

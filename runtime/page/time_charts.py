@@ -1,4 +1,4 @@
-"""The execution trace of a page: one row an IPU, coloured by phase.
+"""Execution trace of a page: a row for each IPU, coloured by phase.
 
 Input: `TraceView`. Output: a section.
 """
@@ -12,17 +12,18 @@ import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons, zooms_by_wheel
+from ipujax.runtime.page.charts import PHASE_COLOURS, chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
 from ipujax.runtime.views import OperationRow, TaskView, TraceView
 
 _FAINT = 0.25  # of lines between tasks, which cross slices
-_HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
+_HALF = 0.32  # half the height of the slices of compute tiles, in rows
+_LANE = 0.12  # height of the transfers of I/O tiles, below those slices, and of the tasks above them
 SELECTED = "#F0E442"  # yellow of Okabe and Ito, which no phase has
 _NOTHING_CHOSEN = "No slice is chosen."
-_NOTES = {
+_NOTES = {  # by the property of `TraceView` that must hold
     "is_folded": "Hatched: later iterations of long loops, folded; each phase has its share of them, without an order.",
     "is_joined": "There are more steps than are drawn one by one: neighbours are one slice; phases have their share.",
     "is_cut": "There are too many steps to draw: each part of time shows how much of it every phase takes.",
@@ -32,16 +33,16 @@ _NOTES = {
 def trace_section(
     view: TraceView, rows: Sequence[OperationRow], anchors: Anchors, tasks: TaskView | None = None
 ) -> Section:
-    """When each IPU does what.
+    """Return the section on the phases of each IPU over time.
 
     Args:
-        view: of a profile.
-        rows: its operations.
+        view: slices of phases.
+        rows: operations of the run.
         anchors: of the page.
-        tasks: of its pipelines, if it has some, which are the parents of its slices.
+        tasks: of pipelines, drawn above the slices of their IPU.
     """
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
-    spent = (
+    phase_rows = (
         (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))
         for ipu, row in enumerate(view.phase_cycles.tolist())
     )
@@ -67,7 +68,7 @@ def trace_section(
             zoom_buttons("trace", "execution trace"),
             tag("p", "Shown: ", tag("output", id="trace-range", aria_live="polite")),
             _selection(),
-            table(head, spent, "Cycles of each phase, and their share of the run"),
+            table(head, phase_rows, "Cycles of each phase, and their share of the run"),
         ]
     )
     data = {"labels": list(view.labels), "trace": _slices_of_rows(view), "operations": _operations(rows, anchors)}
@@ -75,7 +76,7 @@ def trace_section(
 
 
 def _selection() -> Markup:
-    """A place for the slice that is chosen, which `links.js` fills, and buttons that go from slice to slice."""
+    """Return a place for the chosen slice, which `links.js` fills, and buttons that go from slice to slice."""
     steps = {"longest": "Longest slice shown", "previous": "Previous slice", "next": "Next slice", "none": "Clear"}
     buttons = (tag("button", text, type="button", data_pick=step) for step, text in steps.items())
     group = tag("div", *buttons, class_="zoom", role="group", aria_label="Choose a slice")
@@ -83,14 +84,15 @@ def _selection() -> Markup:
 
 
 def _slices_of_rows(view: TraceView) -> dict[str, Any]:
-    """The steps of the trace with the numbers of their operations."""
+    """Return the steps of the trace with the numbers of their operations, for `links.js`."""
     ipu, start, end, step = view.spans.T.tolist()
     spans = {"ipu": ipu, "start": start, "end": end, "step": step}
     return {**spans, "sets": [list(numbers) for numbers in view.row_sets], "rows": view.rows.tolist()}
 
 
 def _operations(rows: Sequence[OperationRow], anchors: Anchors) -> dict[str, Any]:
-    """Operations by number, as [name, line, layer, part of training, cycles] with numbers of lines and layers."""
+    """Return operations by number, as [name, line, layer, part of training, cycles], for `links.js`."""
+    # Lines and layers are numbers in lists: thousands of operations share few of them.
     lines: dict[tuple[str, str], int] = {}
     layers: dict[str, int] = {}
     by_number: list[list[Any]] = []
@@ -109,7 +111,8 @@ def _operations(rows: Sequence[OperationRow], anchors: Anchors) -> dict[str, Any
 
 
 def _trace(view: TraceView, tasks: TaskView | None) -> Any:
-    models, height = bokeh("models"), 120 + 44 * view.num_ipus
+    models = bokeh("models")
+    height = 120 + 44 * view.num_ipus  # in pixels
     hover = models.HoverTool(
         tooltips=[("", "@label{custom}"), ("cycles", "@left{0,0} – @right{0,0}")], point_policy="follow_mouse"
     )
@@ -117,10 +120,10 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     figure = chart("trace", "cycles", "", min(700, height), y_range=(view.num_ipus - 0.5, -0.5))
     figure.add_tools(hover)
     hovered: list[Any] = []
-    for number, (name, colour) in enumerate(PHASE_COLOURS.items()):
-        mine = view.phase == number
-        columns = {"left": view.start[mine], "right": view.end[mine], "label": view.label[mine].astype(np.int32)}
-        rows = view.ipu[mine].astype(np.float32)
+    for number, (name, colour) in enumerate(PHASE_COLOURS.items()):  # in the order of `TRACE_PHASES`
+        mask = view.phase == number
+        columns = {"left": view.start[mask], "right": view.end[mask], "label": view.label[mask].astype(np.int32)}
+        rows = view.ipu[mask].astype(np.float32)
         source = models.ColumnDataSource(columns | {"top": rows - _HALF, "bottom": rows + _HALF})
         alpha = 0.35 if name == "idle" else 1.0
         style = {"fill_color": colour, "line_color": None, "fill_alpha": alpha}
@@ -136,14 +139,15 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     if tasks is not None:
         add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2, _FAINT)
     _hatch(figure, view)
-    _selected(figure)
-    _slice_labels(figure)
+    _add_selection(figure)
+    _add_slice_labels(figure)
     figure.js_on_event("tap", models.CustomJS(code="window.ipujaxPage.pickAt(cb_obj.x, cb_obj.y)"))
     figure.yaxis.ticker = list(range(view.num_ipus))
     figure.yaxis.major_label_overrides = {ipu: f"IPU {ipu}" for ipu in range(view.num_ipus)}
     figure.ygrid.visible = False
-    zooms_by_wheel(figure, 0, max(1, view.cycles))
-    with_separators(figure, "x")
+    zoom_by_wheel(figure, 0, max(1, view.cycles))
+    format_thousands(figure, "x")
+    # Labels depend on the range and on the width of the window.
     labels = models.CustomJS(code="window.ipujaxPage.labelSlices()")
     figure.x_range.js_on_change("start", labels)
     figure.x_range.js_on_change("end", labels)
@@ -152,7 +156,7 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
 
 
 def _hatch(figure: Any, view: TraceView) -> None:
-    """Hatches what holds several iterations."""
+    """Hatch the steps with several iterations."""
     ipu, start, end, label = view.folded.T
     columns = {"left": start, "right": end, "top": ipu - _HALF, "bottom": ipu + _HALF, "label": label}
     source = bokeh("models").ColumnDataSource(columns)
@@ -162,16 +166,16 @@ def _hatch(figure: Any, view: TraceView) -> None:
     )
 
 
-def _selected(figure: Any) -> None:
-    """A frame around the slices that are chosen or searched for, which `links.js` fills."""
+def _add_selection(figure: Any) -> None:
+    """Add the frame around slices that are chosen or match a search, which `links.js` fills."""
     empty: dict[str, list[Any]] = {"left": [], "right": [], "top": [], "bottom": []}
     source = bokeh("models").ColumnDataSource(empty)
     style = {"fill_color": SELECTED, "fill_alpha": 0.3, "line_color": SELECTED, "line_width": 2}
     figure.quad("left", "right", "top", "bottom", source=source, name="selected", **style)
 
 
-def _slice_labels(figure: Any) -> None:
-    """A place for names of the slices that are wide enough, which `page.js` fills as the chart is zoomed."""
+def _add_slice_labels(figure: Any) -> None:
+    """Add the names of slices that are wide enough, which `page.js` fills as the chart is zoomed."""
     empty: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "colour": [], "back": []}
     source = bokeh("models").ColumnDataSource(empty)
     style = {

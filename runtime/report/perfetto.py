@@ -80,7 +80,7 @@ class _StepArguments:
 def _arguments_of_steps(profile: Figures) -> list[_StepArguments]:
     trace = profile.execution_trace
     rows = profile.step_costs
-    # Thousands of steps share few sets of rows: arguments are made once a set.
+    # Thousands of steps share few sets of rows: arguments are computed once a set.
     sets = [_step_arguments([rows[number].origin for number in numbers]) for numbers in trace.row_sets]
     arguments = []
     for line, number in zip(trace.line.tolist(), trace.rows.tolist(), strict=True):

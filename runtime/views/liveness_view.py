@@ -50,7 +50,7 @@ def liveness_view(profile: Figures) -> LivenessView:
     size = max(1, -(-len(steps) // MAX_STEPS))
     groups = (steps[n : n + size] for n in range(0, len(steps), size))
     peaks = [max(group, key=lambda step: int(step["liveBytes"])) for group in groups]
-    numbers: dict[int, int] = {}  # by number in the section: the page gets those variables alone that it lists
+    numbers: dict[int, int] = {}  # positions in `variables` by number in the section
     largest = tuple(
         tuple(numbers.setdefault(n, len(numbers)) for n in step["liveVariables"][:MAX_VARIABLES]) for step in peaks
     )

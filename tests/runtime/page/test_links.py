@@ -15,7 +15,7 @@ import pytest
 import ipujax as ipu
 from ipujax.runtime.compile import compile as ipu_compile
 from ipujax.runtime.graph import Access, Axis, Execute, Graph, Sequence, VertexGroup, element
-from ipujax.runtime.page.anchors import MOST_LAYERS, Anchors, anchors_of
+from ipujax.runtime.page.anchors import MAX_LAYERS, Anchors, anchors_of
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.profile import NO_LAYER
 from ipujax.runtime.report import Profile
@@ -166,7 +166,7 @@ def test_what_a_page_leaves_out_is_text():
 
 def test_of_many_layers_the_most_expensive_are_listed():
     graph = Graph(TARGET)
-    steps, layers = [], MOST_LAYERS + 500
+    steps, layers = [], MAX_LAYERS + 500
     a, b = variables(graph, "a", "b")
     for number in range(layers):
         with graph.debug_origin(
@@ -181,7 +181,7 @@ def test_of_many_layers_the_most_expensive_are_listed():
         steps.append(Execute(compute_set))
     profile = Profile(ipu_compile(graph, Sequence(*inputs(b), *steps, output(a))))
     anchors = anchors_of(profile)
-    assert len(anchors.layers) <= MOST_LAYERS + 1 and f"group[{(layers - 1) // 100}]/block[99]" in anchors.layers
+    assert len(anchors.layers) <= MAX_LAYERS + 1 and f"group[{(layers - 1) // 100}]/block[99]" in anchors.layers
     section = layer_section(tree_of(profile), 0, anchors)
     assert set(Page(section.body).ids) >= set(anchors.layers.values()) and "more layers" in section.body
 
