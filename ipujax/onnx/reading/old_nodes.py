@@ -4,6 +4,7 @@ The rewritten nodes go through the converter under a domain of their own, which 
 
 - `broadcast=1` of arithmetic before opset 7, whose `axis` says where the second operand's dimensions go;
 - And, Or, Xor, Equal, Greater and Less of opset 1, which broadcast in the same way;
+- `PRelu` with a slope for each channel, which it converts to one for each last index;
 - `Tile` of opset 1: one axis and its number of repeats;
 - recurrent layers of opsets 1 and 3 with `output_sequence`.
 
@@ -92,7 +93,7 @@ def _logic(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str)
 
 def _broadcast(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto]:
     a, b = node.input
-    if not attributes.get("broadcast") or "axis" not in attributes:
+    if not attributes.get("broadcast") or "axis" not in attributes or ranks.get(b) == 0:
         return [helper.make_node(node.op_type, [a, b], node.output, node.name)]
     for name in (a, b):
         if name not in ranks:
@@ -103,11 +104,26 @@ def _broadcast(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: 
     if trailing < 0:
         what = f"node {node.name!r} ({node.op_type}) broadcasts beyond the last axis"
         raise OnnxModelError(what, expected=f"axis + {ranks[b]} ≤ {ranks[a]}", got=f"axis {axis}")
+    if trailing == 0:
+        return [helper.make_node(node.op_type, [a, b], node.output, node.name)]
     axes = range(ranks[b], ranks[b] + trailing)
     return [
         _integers(f"{prefix}_axes", axes),
         helper.make_node("Unsqueeze", [b, f"{prefix}_axes"], [f"{prefix}_operand"]),
         helper.make_node(node.op_type, [a, f"{prefix}_operand"], node.output, node.name),
+    ]
+
+
+def _prelu(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto] | None:
+    """Rewrite a `PRelu` with a slope for each channel, which are the second dimension; the newest aligns the last."""
+    x, slope = node.input
+    trailing = ranks.get(x, 0) - 2
+    if trailing <= 0 or ranks.get(slope) != 1:
+        return None
+    return [
+        _integers(f"{prefix}_axes", range(1, 1 + trailing)),
+        helper.make_node("Unsqueeze", [slope, f"{prefix}_axes"], [f"{prefix}_slope"]),
+        helper.make_node("PRelu", [x, f"{prefix}_slope"], node.output, node.name),
     ]
 
 
@@ -147,5 +163,6 @@ _REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_ARITHMETIC, _arithmetic),
     **dict.fromkeys(_LOGIC, _logic),
     **dict.fromkeys(_RECURRENT, _recurrent),
+    "PRelu": _prelu,
     "Tile": _tile,
 }

@@ -5,6 +5,10 @@ A model runs under `jax.jit` with x64. Inputs that decide shapes, branches or si
 
 from __future__ import annotations
 
+import unittest
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,15 +23,21 @@ from ipujax.onnx.reading import read_graph
 
 # Cases outside of what ipujax does: text, another domain, images, and random draws that no seed determines.
 EXCLUDED = (
-    r"test_(equal_string|regex|string_|strnormalizer)",
+    r"test_(equal_string|regex|string_|strnormalizer|strnorm_model)",
     r"ai_onnx_ml",
     r"image_decoder",
     r"test_bernoulli",
+    r"test_gradient_of",  # no node case: an operator on the graph around it
     r"training_dropout(?!.*zero_ratio)",
 )
 
 # Case → reason why it fails.
-FAILING: dict[str, str] = {}
+FAILING: dict[str, str] = {
+    "test_dft_inverse": "expects rounding errors of single precision above the tolerance; x64 computes in double",
+    "test_dft_inverse_opset19": "as test_dft_inverse",
+    "test_loop16_seq_none": "the suite itself compares elements of a sequence by index, and one has no dimension",
+    "test_scan_sum": "Scan of opset 8: onnx's converter takes the batch dimension away from the graph's inputs",
+}
 
 # Operators whose results have sizes that depend on the values of these operands, or that choose a branch by them.
 _DECIDING = {
@@ -84,9 +94,44 @@ class IpuBackend(onnx.backend.base.Backend):
         return device == "CPU"
 
 
-def backend_test(parent_module: str) -> onnx.backend.test.BackendTest:
-    """Return ONNX's suite for this backend, without the excluded cases."""
-    suite = onnx.backend.test.BackendTest(IpuBackend, parent_module)
+def suite_cases() -> dict[str, type[unittest.TestCase]]:
+    """Return the classes of ONNX's suite for this backend, by category, without the excluded cases."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the suite computes its expected overflows
+        suite = onnx.backend.test.BackendTest(IpuBackend, __name__)
     for pattern in EXCLUDED:
         suite.exclude(pattern)
-    return suite
+    return suite.test_cases
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of some cases.
+
+    Args:
+        passed: names of cases, without the device.
+        failed: name of a case → the last line of its traceback.
+    """
+
+    passed: tuple[str, ...]
+    failed: dict[str, str]
+
+
+def run_cases(cases: type[unittest.TestCase], names: Sequence[str]) -> Outcome:
+    """Run cases of a class, skipped ones left out."""
+    passed = []
+    failed = {}
+    for name in names:
+        result = unittest.TestResult()
+        cases(name).run(result)
+        faults = [text for _, text in (*result.failures, *result.errors)]
+        if faults:
+            failed[case_name(name)] = faults[0].strip().splitlines()[-1]
+        elif not result.skipped:
+            passed.append(case_name(name))
+    return Outcome(tuple(passed), failed)
+
+
+def case_name(name: str) -> str:
+    """Return the name of a case without the device."""
+    return name.removesuffix("_cpu").removesuffix("_cuda")
