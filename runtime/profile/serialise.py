@@ -1,14 +1,14 @@
 """Profiles as files: JSON, for people and every language, CBOR, the same data in fewer bytes, and saved profiles.
 
-Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is what RFC 8949 says; the package `cbor2`
-writes it, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
-of the format. Files of older versions, from `OLDEST` on, are read, and lack what was added since; newer ones are
-refused. So are files that decompress to more than a profile can have (`MOST_BYTES`, `MOST_RATIO`), and figures that
+Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is that of RFC 8949, written by the package
+`cbor2`, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
+of the format. Files of older versions, from `OLDEST` on, are read, without the figures of later ones; newer files raise
+an error. So do files that decompress to more than a profile can have (`MAX_BYTES`, `MAX_RATIO`), and figures that
 differ from those that were saved, by a checksum of their JSON without spaces:
 
     {"format": "ipujax profile", "version": 4, "sha256": …, "profile": …}
 
-Version 3 added the execution trace, the program tree, what is on each tile, and texts of source files.
+Version 3 added the execution trace, the program tree, the contents of each tile, and texts of source files.
 
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
@@ -30,23 +30,25 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
-VERSION, OLDEST = 4, 2  # of saved profiles: that which is written, and the first that can be read
+VERSION = 4  # of the saved profiles that are written
+OLDEST = 2  # version of saved profiles that can be read
 _FORMAT = "ipujax profile"
-_GZIP = b"\x1f\x8b"  # what files of gzip begin with, RFC 1952
+_GZIP = b"\x1f\x8b"  # first bytes of files of gzip, RFC 1952
 _LEVEL = 6  # of compression, gzip's own default
 _NO_SPACES = (",", ":")
-# Bounds of what is decompressed. Figures by tile and compute set make most of a profile: a training step of BERT-Large
-# on 4 IPUs has 164 MB of JSON, 65 times its file, and takes 1.5 GB when it is read; 8 layers on 8 IPUs have 238 MB, 103
-# times. Repeated bytes can be 1,032 times their file (RFC 1951: 258 of them in 2 bits).
-MOST_BYTES = 2 << 30  # of JSON
-MOST_RATIO = 400  # of JSON to its file, if it is longer than `FREE_BYTES`
+# Bounds of decompressed bytes, as a file could be made to fill the memory. Figures by tile and compute set make most of
+# a profile: a training step of BERT-Large on 4 IPUs has 164 MB of JSON, 65 times its file, and takes 1.5 GB when it is
+# read; 8 layers on 8 IPUs have 238 MB, 103 times. Repeated bytes can be 1,032 times their file (RFC 1951: 258 of them
+# in 2 bits).
+MAX_BYTES = 2 << 30  # of JSON
+MAX_RATIO = 400  # of JSON to its file, if it is longer than `FREE_BYTES`
 FREE_BYTES = 128 << 20
 _CHUNK_BYTES = 1 << 20
 _SAVED = "a file that profile.save wrote"
 
 
 def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
-    """Writes data as JSON.
+    """Write data as JSON.
 
     Args:
         data: dicts, lists, numbers, strings; no number that JSON lacks, such as NaN.
@@ -60,21 +62,21 @@ def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
 
 
 def _json(data: Any, **settings: Any) -> str:
-    """JSON of data.
+    """Return data as JSON.
 
     Raises:
-        ProfileError: some number of them is not finite, which JSON cannot say.
+        ProfileError: a number that is not finite, which JSON lacks.
     """
     try:
         return json.dumps(data, allow_nan=False, **settings)
     except ValueError as error:
         fields = _not_finite(data, "")
-        what = f"the profile cannot be written: {next(fields, 'a field')} is not a finite number"
-        raise ProfileError(what, got=str(error), hint="JSON has finite numbers alone") from error
+        message = f"the profile cannot be written: {next(fields, 'a field')} is not a finite number"
+        raise ProfileError(message, got=str(error), hint="JSON has finite numbers only") from error
 
 
 def _not_finite(data: Any, path: str) -> Iterator[str]:
-    """The paths of numbers that are not finite."""
+    """Yield the paths of numbers that are not finite."""
     if isinstance(data, float) and not math.isfinite(data):
         yield path
     elif isinstance(data, dict):
@@ -86,7 +88,7 @@ def _not_finite(data: Any, path: str) -> Iterator[str]:
 
 
 def write_cbor(data: Any, where: Where) -> None:
-    """Writes data as CBOR.
+    """Write data as CBOR.
 
     Args:
         data: dicts, lists, numbers, strings.
@@ -108,11 +110,11 @@ def write_cbor(data: Any, where: Where) -> None:
 
 
 def write_file(path: FilePath, content: bytes) -> None:
-    """Writes a file; one that exists is replaced.
+    """Write a file; one that exists is replaced.
 
     Args:
         path: the file.
-        content: all of it.
+        content: its bytes.
 
     Raises:
         ArgumentTypeError: something that is no path.
@@ -123,26 +125,24 @@ def write_file(path: FilePath, content: bytes) -> None:
         with open(path, "wb") as file:
             file.write(content)
     except (OSError, ValueError) as error:
-        what, hint = f"the profile cannot be written to {name}", "a path to a file in a folder that exists"
-        raise ProfileError(what, got=_reason(error), hint=hint) from error
+        message = f"the profile cannot be written to {name}"
+        hint = "a path to a file in a folder that exists"
+        raise ProfileError(message, got=_reason(error), hint=hint) from error
 
 
 def _name(path: Any) -> str:
-    """A path for messages; a number would be an open file to Python."""
-    if not isinstance(path, str | os.PathLike):
-        expected, got = "a str or an os.PathLike", type(path).__name__
-        raise ArgumentTypeError("a profile needs a path", expected=expected, got=got)
+    """Return a path as messages quote it, or raise an `ArgumentTypeError`."""
+    if not isinstance(path, str | os.PathLike):  # `open` would take an int as a file descriptor
+        expected = "a str or an os.PathLike"
+        raise ArgumentTypeError("a profile needs a path", expected=expected, got=type(path).__name__)
     return repr(os.fspath(path))
 
 
 def checked_path(path: FilePath) -> FilePath:
-    """A path, if it is one.
-
-    Args:
-        path: of a file.
+    """Return a path unchanged.
 
     Raises:
-        ArgumentTypeError: something else.
+        ArgumentTypeError: something that is no path.
     """
     _name(path)
     return path
@@ -153,7 +153,7 @@ def _reason(error: Exception) -> str:
 
 
 def _write(content: str | bytes, where: Where) -> None:
-    """Writes all of it, text as UTF-8 where only bytes are taken."""
+    """Write content, text as UTF-8 where the file is open for bytes."""
     encoded = content.encode() if isinstance(content, str) else content
     if isinstance(where, str | os.PathLike):
         write_file(where, encoded)
@@ -165,7 +165,7 @@ def _write(content: str | bytes, where: Where) -> None:
 
 
 def write_profile(path: FilePath, data: Any) -> None:
-    """Writes a profile.
+    """Write a saved profile.
 
     Args:
         path: the file; one that exists is replaced.
@@ -177,25 +177,21 @@ def write_profile(path: FilePath, data: Any) -> None:
     """
     content = profile_text(data).encode()
     file = gzip.compress(content, _LEVEL, mtime=0)
-    if len(content) > (most := _most_bytes(len(file))):
-        expected, got = f"at most {most:,} bytes of JSON", f"{len(content):,}"
+    if len(content) > (limit := _max_bytes(len(file))):  # a file that could not be read again is not written
+        expected = f"at most {limit:,} bytes of JSON"
         hint = "profile.to_json and profile.to_html have no bound; or fewer tiles, IPUs or layers"
-        what = "the profile is too large for a file that can be loaded"
-        raise ProfileError(what, expected=expected, got=got, hint=hint)
+        message = "the profile is too large for a file that can be loaded"
+        raise ProfileError(message, expected=expected, got=f"{len(content):,}", hint=hint)
     write_file(path, file)
 
 
-def _most_bytes(file_bytes: int) -> int:
-    """The most that a file of some bytes may decompress to."""
-    return min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * file_bytes))
+def _max_bytes(file_bytes: int) -> int:
+    """Return the upper bound of the decompressed bytes of a file."""
+    return min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * file_bytes))
 
 
 def profile_text(data: Any) -> str:
-    """The JSON of a saved profile.
-
-    Args:
-        data: JSON-able.
-    """
+    """Return the JSON of a saved profile, with its checksum, from JSON-able data."""
     text = _json(data, separators=_NO_SPACES)
     head = json.dumps({"format": _FORMAT, "version": VERSION, "sha256": _digest(text)}, separators=_NO_SPACES)
     return f'{head[:-1]},"profile":{text}}}'
@@ -206,28 +202,25 @@ def _digest(text: str) -> str:
 
 
 class SavedFile(NamedTuple):
-    """What a file has: the version of its format, and the data of a profile."""
+    """The contents of a file: the version of its format, and the data of a profile."""
 
     version: int
     profile: Any
 
 
 def read_profile(path: FilePath) -> SavedFile:
-    """Reads what `write_profile` wrote.
-
-    Args:
-        path: the file.
+    """Read a file of `write_profile`.
 
     Raises:
         ArgumentTypeError: something that is no path.
-        ProfileError: a file that is not there, is no profile, is damaged, is of another version, or decompresses to
+        ProfileError: a file that does not exist, is no profile, is damaged, is of another version, or decompresses to
             more than a profile can have.
     """
     name = _name(path)
     try:
         with open(path, "rb") as file:
             start = file.read(len(_GZIP))
-            content = start + file.read() if start == _GZIP else b""
+            content = start + file.read() if start == _GZIP else b""  # another file may be huge: it is not read
     except (OSError, ValueError) as error:
         raise ProfileError(f"the profile {name} cannot be read", got=_reason(error)) from error
     if not content:
@@ -237,8 +230,8 @@ def read_profile(path: FilePath) -> SavedFile:
         data = json.loads(gzip.decompress(content))
         digest = _digest(json.dumps(data.get("profile"), separators=_NO_SPACES)) if isinstance(data, dict) else None
     except EOFError as error:
-        what = f"the profile {name} is cut off"
-        raise ProfileError(what, got=f"{len(content):,} bytes", hint="save or copy it again") from error
+        message = f"the profile {name} is cut off"
+        raise ProfileError(message, got=f"{len(content):,} bytes", hint="save or copy it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ProfileError(f"the profile {name} is damaged", got=str(error), hint="save or copy it again") from error
     except RecursionError as error:
@@ -249,41 +242,44 @@ def read_profile(path: FilePath) -> SavedFile:
         raise not_a_profile(path, "", f"JSON without the format {_FORMAT!r}")
     _check_version(name, data.get("version"))
     if data.get("sha256") != digest:
-        what = f"the profile {name} is damaged: its figures are not those that were saved"
-        raise ProfileError(what, hint="save or copy it again")
+        message = f"the profile {name} is damaged: its figures are not those that were saved"
+        raise ProfileError(message, hint="save or copy it again")
     return SavedFile(data["version"], data.get("profile"))
 
 
 def _check_size(name: str, content: bytes) -> None:
-    """Refuses what decompresses to more than a profile can have; nothing of it is kept meanwhile."""
-    most = _most_bytes(len(content))
+    """Raise an error for content that decompresses to more than a profile can have."""
+    limit = _max_bytes(len(content))
     size = 0
     with gzip.open(io.BytesIO(content)) as file:
-        while size <= most and (chunk := file.read(_CHUNK_BYTES)):
+        while size <= limit and (chunk := file.read(_CHUNK_BYTES)):  # only one chunk is in memory at a time
             size += len(chunk)
-    if size > most:
-        what = f"the profile {name} is damaged: its {len(content):,} bytes decompress to more than a profile can have"
-        expected = f"at most {most:,} bytes"
-        raise ProfileError(what, expected=expected, got=f"more than {most:,} bytes", hint="save or copy it again")
+    if size > limit:
+        message = (
+            f"the profile {name} is damaged: its {len(content):,} bytes decompress to more than a profile can have"
+        )
+        expected = f"at most {limit:,} bytes"
+        raise ProfileError(message, expected=expected, got=f"more than {limit:,} bytes", hint="save or copy it again")
 
 
 def _check_version(name: str, version: Any) -> None:
-    """Refuses versions that this ipujax cannot read."""
+    """Raise an error for a version that this ipujax cannot read."""
     if not isinstance(version, int) or isinstance(version, bool) or not OLDEST <= version <= VERSION:
         is_newer = isinstance(version, int) and version > VERSION
         hint = "read it with a newer ipujax" if is_newer else "save it again with this ipujax"
-        expected, got = f"version {OLDEST} to {VERSION}", f"version {shortened(version)}"
+        expected = f"version {OLDEST} to {VERSION}"
+        got = f"version {shortened(version)}"
         raise ProfileError(f"the profile {name} is of another version", expected=expected, got=got, hint=hint)
 
 
 def not_a_profile(path: FilePath, field: str, got: str, expected: str = _SAVED) -> ProfileError:
-    """The error of a file that is no profile, or a damaged one.
+    """Return the error of a file that is no profile, or a damaged one.
 
     Args:
         path: the file.
-        field: of the profile that is wrong; empty where there are none.
-        got: what there is.
-        expected: what must be there.
+        field: path of the wrong field of the profile; empty where there are none.
+        got: description of the field's value.
+        expected: description of a correct value.
     """
-    what = f"{_name(path)} is no profile{f': its field {field} is damaged' if field else ''}"
-    return ProfileError(what, expected=expected, got=got, hint="profile.save(path) makes one")
+    message = f"{_name(path)} is no profile{f': its field {field} is damaged' if field else ''}"
+    return ProfileError(message, expected=expected, got=got, hint="profile.save(path) makes one")

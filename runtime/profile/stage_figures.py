@@ -1,20 +1,20 @@
-"""What each stage of a pipeline does all the time, and what the pipeline loses to waiting.
+"""Cycles of each stage of a pipeline by activity, and the waits and bubble of the pipeline.
 
 Input: the tasks of a run and its `Timeline`. Output: a `StageCost` for each stage and a `PipelineCost` for each
-pipeline. The cycles of the stages of an IPU add up to those of the run: what the IPU does in no task of its own
-(handing values on, syncs, the host, the update) is divide among its stages by the cycles of their tasks, and so is
-idle time outside of pipelines.
+pipeline. The cycles of the stages of an IPU add up to those of the run: its work outside of its tasks (exchanges with
+other stages, syncs, the host, the update) is divided among its stages by the cycles of their tasks, and so is idle time
+outside of pipelines.
 
     waits of an IPU ::= fill: before its first task | steady: between tasks | drain: after its last
-    bubble          ::= the share of the time from the first task to the last in which IPUs do nothing for the pipeline
-    ideal           ::= the bubble of the schedule if all IPUs worked equally long, and so did the stages of each, and
-                        handing on took no time
+    bubble          ::= share of the time from the first task to the last without work of IPUs for the pipeline
+    ideal           ::= bubble of the schedule if all IPUs worked equally long, and so did the stages of each, and
+                        exchanges took no time
 
-Source of the ideal: the order of the schedule's tasks, each as soon as what it waits for is done; with one stage an IPU
-this is (p − 1)(T_F + T_B) of GPipe and 1F1B (arXiv 2104.04473) and what other schedules say of theirs. Stages that
+Source of the ideal: the order of the schedule's tasks, each as soon as its inputs are there; with one stage an IPU this
+is (p − 1)(T_F + T_B) of GPipe and 1F1B (arXiv 2104.04473), and agrees with the papers of other schedules. Stages that
 share an IPU have equal parts of its work: an embedding and a head on one IPU are not twice the work of the others.
-Limits: an IPU is said to wait for the stage elsewhere whose task ended last before it went on, of those that it
-exchanges values with where exchanges are buffered. Waits are not told apart where there are too many tasks to trace.
+Limits: an IPU counts as waiting for the stage elsewhere whose task ended last before it resumed; where exchanges are
+buffered, only stages with which it exchanges values count. With too many tasks to trace, waits have no cause.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "outside", "idle")
 NO_STAGE = -1
-_Slow = tuple[int, str, float, int]  # a micro-batch, a kind of task, its cycles over those of others, and beyond them
-_AGAIN = "rematted_computation"  # as `jax.checkpoint` names it
+_Slow = tuple[int, str, float, int]  # micro-batch, kind of task, ratio of its cycles to the median, cycles beyond it
+_REMATERIALISED = "rematted_computation"  # scope name of `jax.checkpoint`
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one stage of a pipeline costs in one run of the program.
+    """Cycles of one stage of a pipeline in one run of the program.
 
     Args:
         pipeline: number of its pipeline.
         stage: its number.
-        ipu: where it runs.
-        phases: cycles of its IPU by what they go to: its "forward", "backward" and "recomputed" work with the exchanges
-            inside of them, "exchange" with other stages, the "sync" for it, "host" exchange, what is "outside" of the
-            pipeline, such as the update, and "idle"; see the module for IPUs of several stages.
+        ipu: number of its IPU.
+        phases: cycles of its IPU by activity: its "forward", "backward" and "recomputed" work with the exchanges inside
+            of them, "exchange" with other stages, the "sync" for it, "host" exchange, work "outside" of the pipeline,
+            such as the update, and "idle"; see the module for IPUs of several stages.
         fill_cycles: idle cycles before its first task, if that is the first of its IPU; part of "idle", as the next.
         steady_cycles: idle cycles before its other tasks.
         drain_cycles: idle cycles after its last task, if that is the last of its IPU.
-        waits_for: the stage that it waits for longest; `NO_STAGE` if it never waits for one.
-        waits_for_cycles: how long it waits for that.
-        slow_micro_batch: the micro-batch that takes most cycles beyond the median of the others; −1 if all are alike.
-        slow_kind: the kind of task in which it does.
-        slow_ratio: its cycles over the median of the others.
+        waits_for: stage for which it waits longest; `NO_STAGE` if it never waits for one.
+        waits_for_cycles: cycles of these waits.
+        slow_micro_batch: micro-batch with most cycles beyond the median of the others; −1 if all have equal cycles.
+        slow_kind: kind of its task.
+        slow_ratio: ratio of its cycles to the median of the others.
         slow_excess_cycles: its cycles beyond that median.
     """
 
@@ -82,20 +82,20 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """What one pipeline takes in one run of the program.
+    """Cycles of one pipeline in one run of the program.
 
     Args:
         name: debug name.
-        schedule: its schedule.
-        num_stages: stages.
-        num_ipus: IPUs they are on.
-        micro_batches: micro-batches.
+        schedule: name of its schedule.
+        num_stages: number of stages.
+        num_ipus: number of their IPUs.
+        micro_batches: number of micro-batches.
         is_traced: whether its tasks are in the trace; if not, the next three figures are 0.
-        cycles: from the first task to the last.
-        bubble_cycles: cycles thereof that an IPU does nothing for the pipeline, on average: it waits, unless there is
-            something to do outside of the pipeline, such as its part of the update.
-        ideal_share: share of the time that is idle if IPUs worked equally long and exchanges were free.
-        slowest_stage: the stage with most cycles on the IPU whose tasks take most.
+        cycles: cycles from the start of the first task to the end of the last.
+        bubble_cycles: mean over its IPUs of the cycles without work for the pipeline: waits, and work outside of the
+            pipeline, such as the IPU's part of the update.
+        ideal_share: idle share of the time if IPUs worked equally long and exchanges were free.
+        slowest_stage: stage with most cycles on the IPU with most cycles of tasks.
     """
 
     name: str
@@ -111,7 +111,7 @@ class PipelineCost:
 
     @property
     def bubble_share(self) -> float:
-        """Share of its time that its IPUs do nothing for the pipeline, on average, as `ipu.pipeline_plan` has it."""
+        """Mean share of its time without work of its IPUs for it, as in `ipu.pipeline_plan`."""
         return self.bubble_cycles / self.cycles if self.cycles else 0.0
 
 
@@ -123,44 +123,46 @@ def stage_costs(
     works: Mapping[Program, np.ndarray],
     is_buffered: bool,
 ) -> tuple[StageCost, ...]:
-    """The stages of all pipelines, in order.
+    """Return the stages of all pipelines, in order of pipeline and stage.
 
     Args:
-        spans: of the run.
-        trace: of the same.
-        timeline: of the same.
-        shares: the shares of a step where it is, whatever calls it.
+        spans: task spans of the run.
+        trace: task trace of the run.
+        timeline: timeline of the run.
+        shares: function that returns the shares of a step without its calls.
         works: cycles of each phase on each IPU of each step, int64[num_ipus, 5].
-        is_buffered: whether a stage waits for those alone that it exchanges values with.
+        is_buffered: whether a stage waits only for stages with which it exchanges values.
     """
     number = {layout: n for n, layout in enumerate(trace.pipelines)}
     tasks: dict[tuple[int, int], dict[str, int]] = defaultdict(lambda: dict.fromkeys(STAGE_PHASES, 0))
     rest = timeline.work.copy()
     between = sum((span.exchanged for span in spans.pipelines), np.zeros_like(rest))
     for total in spans.totals:
-        task, work = total.task, total.work[total.task.ipu]
+        task = total.task
+        work = total.work[task.ipu]
         phases = tasks[number[task.pipeline], task.stage]
         phases["host"] += int(work[HOST_EXCHANGE])
         phases["exchange"] += int(work[GLOBAL_EXCHANGE])
-        own = int(work.sum() - work[HOST_EXCHANGE] - work[GLOBAL_EXCHANGE])
-        again = 0 if task.kind == "forward" else min(own, _recomputed_cycles(total, shares, works))
-        phases["forward" if task.kind == "forward" else "backward"] += own - again
-        phases["recomputed"] += again
+        inner = int(work.sum() - work[HOST_EXCHANGE] - work[GLOBAL_EXCHANGE])
+        recomputed = 0 if task.kind == "forward" else min(inner, _recomputed_cycles(total, shares, works))
+        phases["forward" if task.kind == "forward" else "backward"] += inner - recomputed
+        phases["recomputed"] += recomputed
         rest[task.ipu] -= work
-        between += total.work  # on other IPUs, as those that decide with it how a loop goes on
+        between += total.work  # work of a task on other IPUs, such as syncs of IPUs that share a decision
         between[task.ipu] -= work
     waits = _waits(spans, trace)
-    homes: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for place, layout in enumerate(trace.pipelines):
+    stages_of_ipu: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for pipeline, layout in enumerate(trace.pipelines):
         for stage, ipu in enumerate(layout.ipus):
-            homes[ipu].append((place, stage))
-    for ipu, keys in homes.items():
+            stages_of_ipu[ipu].append((pipeline, stage))
+    for ipu, keys in stages_of_ipu.items():
         idle = timeline.cycles - int(timeline.work[ipu].sum()) - sum(sum(waits[key]) for key in keys)
-        handed, outside = between[ipu], rest[ipu] - between[ipu]
+        transfer = between[ipu]
+        outside = rest[ipu] - transfer
         shared = {
-            "exchange": handed.sum() - handed[SYNC] - handed[HOST_EXCHANGE],
-            "sync": handed[SYNC],
-            "host": handed[HOST_EXCHANGE] + outside[HOST_EXCHANGE],
+            "exchange": transfer.sum() - transfer[SYNC] - transfer[HOST_EXCHANGE],
+            "sync": transfer[SYNC],
+            "host": transfer[HOST_EXCHANGE] + outside[HOST_EXCHANGE],
             "outside": outside.sum() - outside[HOST_EXCHANGE],
             "idle": idle,
         }
@@ -169,8 +171,8 @@ def stage_costs(
             parts = divide(int(cycles), weights if any(weights) else [1] * len(keys))
             for key, part in zip(keys, parts, strict=True):
                 tasks[key][name] += part + (sum(waits[key]) if name == "idle" else 0)
-    awaited = _awaited(trace, is_buffered)
-    slow = _slow_micro_batches(trace)
+    awaited = _find_awaited(trace, is_buffered)
+    slow = _find_slow_micro_batches(trace)
     return tuple(_stage_cost(key, trace, tasks[key], waits[key], awaited[key], slow[key]) for key in sorted(tasks))
 
 
@@ -192,108 +194,110 @@ def _stage_cost(
 def _recomputed_cycles(
     total: TaskTotal, shares: Callable[[Program], list[Share]], works: Mapping[Program, np.ndarray]
 ) -> int:
-    """Cycles of a task that compute again what its forward task has not kept."""
+    """Return the cycles of a task that recompute activations of its forward task."""
     cycles = 0
     for (part, leaf), times in total.leaves.items():
         work = works[leaf][total.task.ipu]
-        spent = int(work.sum() - work[HOST_EXCHANGE] - work[GLOBAL_EXCHANGE]) * times
-        if spent:
-            parts = shares(leaf)
-            again = [_is_recomputed(share.origin, part) for share in parts]
-            pieces = divide(spent, [share.weight for share in parts])
-            cycles += sum(piece for piece, is_again in zip(pieces, again, strict=True) if is_again)
+        leaf_cycles = int(work.sum() - work[HOST_EXCHANGE] - work[GLOBAL_EXCHANGE]) * times
+        if leaf_cycles:
+            leaf_shares = shares(leaf)
+            pieces = divide(leaf_cycles, [share.weight for share in leaf_shares])
+            pairs = zip(pieces, leaf_shares, strict=True)
+            cycles += sum(piece for piece, share in pairs if _is_recomputed(share.origin, part))
     return cycles
 
 
 def _is_recomputed(origin: Origin, part: str) -> bool:
-    """Whether an operation is recomputed, by its part of training, that of its call, or JAX's name of such work."""
-    return (origin.part or part) == "recomputed" or (not origin.part and _AGAIN in origin.path)
+    """Return whether an operation is recomputed, by its own part, that of its call, or the scope of JAX."""
+    return (origin.part or part) == "recomputed" or (not origin.part and _REMATERIALISED in origin.path)
 
 
 def _waits(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Idle cycles of each stage in runs of its pipeline: filling, in steady state, draining."""
-    found: dict[tuple[int, int], np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
-    first: set[tuple[int, int]] = set()
+    """Return the idle cycles of each stage within its pipeline: fill, steady, drain."""
+    waits: dict[tuple[int, int], np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+    has_begun: set[tuple[int, int]] = set()  # (pipeline, IPU): only the first task of an IPU waits for the fill
     last: dict[tuple[int, int], int] = {}
     columns = (column.tolist() for column in (trace.pipeline, trace.stage, trace.ipu, trace.waited))
     for number, stage, ipu, waited in zip(*columns, strict=True):
-        found[number, stage][int((number, ipu) in first)] += waited
-        first.add((number, ipu))
+        waits[number, stage][int((number, ipu) in has_begun)] += waited
+        has_begun.add((number, ipu))
         last[number, ipu] = stage
     for (number, ipu), stage in last.items():
-        found[number, stage][2] += spans.pipelines[number].drained[ipu]
-    none = np.zeros(3, np.int64)
+        waits[number, stage][2] += spans.pipelines[number].drained[ipu]
+    zeros = np.zeros(3, np.int64)
     keys = ((n, stage) for n, layout in enumerate(trace.pipelines) for stage in range(len(layout.ipus)))
-    return {key: (int(w[0]), int(w[1]), int(w[2])) for key in keys for w in [found.get(key, none)]}
+    return {key: (int(w[0]), int(w[1]), int(w[2])) for key in keys for w in [waits.get(key, zeros)]}
 
 
-def _awaited(trace: TaskTrace, is_buffered: bool) -> dict[tuple[int, int], tuple[int, int]]:
-    """For each stage the one that it waits for longest, and for how long."""
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+def _find_awaited(trace: TaskTrace, is_buffered: bool) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return, for each stage, the stage for which it waits longest, and the cycles of these waits."""
+    result: dict[tuple[int, int], tuple[int, int]] = {}
     resumed = trace.end - trace.busy
     for number, layout in enumerate(trace.pipelines):
         stages = len(layout.ipus)
         ipus = np.array(layout.ipus)
-        met = np.repeat(not is_buffered, stages * stages).reshape(stages, stages)
+        can_wait = np.repeat(not is_buffered, stages * stages).reshape(stages, stages)
         for (a, _), (b, _) in layout.links:
-            met[a, b] = met[b, a] = True
-        met &= ipus[:, None] != ipus[None]
+            can_wait[a, b] = can_wait[b, a] = True  # receivers wait for values, senders for free slots
+        can_wait &= ipus[:, None] != ipus[None]
         rows = np.flatnonzero((trace.pipeline == number) & (trace.waited > 0))
         latest = np.full((stages, len(rows)), -1, np.int64)
         for stage in range(stages):
             ends = np.sort(trace.end[(trace.pipeline == number) & (trace.stage == stage)])
             before = np.searchsorted(ends, resumed[rows], "right")
-            known = np.concatenate([[-1], ends])[before]
-            latest[stage] = np.where(met[trace.stage[rows], stage], known, -1)
+            last_end = np.concatenate([[-1], ends])[before]  # of its tasks before the wait was over, −1 for none
+            latest[stage] = np.where(can_wait[trace.stage[rows], stage], last_end, -1)
         waits = np.zeros((stages, stages), np.int64)
         if len(rows):
-            awaited, is_known = latest.argmax(0), latest.max(0) >= 0
-            np.add.at(waits, (trace.stage[rows][is_known], awaited[is_known]), trace.waited[rows][is_known])
+            awaited = latest.argmax(0)
+            has_cause = latest.max(0) >= 0
+            np.add.at(waits, (trace.stage[rows][has_cause], awaited[has_cause]), trace.waited[rows][has_cause])
         for stage in range(stages):
-            most = int(waits[stage].argmax())
-            cycles = int(waits[stage, most])
-            found[number, stage] = (most, cycles) if cycles else (NO_STAGE, 0)
-    return found
+            longest = int(waits[stage].argmax())
+            cycles = int(waits[stage, longest])
+            result[number, stage] = (longest, cycles) if cycles else (NO_STAGE, 0)
+    return result
 
 
-def _slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
-    """For each stage the micro-batch that takes most beyond the others: it, in which kind of task, and how much."""
-    found: dict[tuple[int, int], _Slow] = defaultdict(lambda: (-1, "", 1.0, 0))
+def _find_slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
+    """Return, for each stage, the micro-batch with most cycles beyond the median of the others."""
+    slow: dict[tuple[int, int], _Slow] = defaultdict(lambda: (-1, "", 1.0, 0))
     if not len(trace):
-        return found
+        return slow
     order = np.lexsort((trace.micro_batch, trace.kind, trace.stage, trace.pipeline))
     groups = np.stack([trace.pipeline, trace.stage, trace.kind], 1)[order]
     cuts = np.flatnonzero((np.diff(groups, axis=0) != 0).any(1)) + 1
-    for rows in np.split(order, cuts):
+    for rows in np.split(order, cuts):  # the tasks of one kind of one stage
         busy = trace.busy[rows]
         slowest = int(busy.argmax())
-        others = np.delete(busy, slowest)
-        usual = int(np.median(others)) if len(others) else int(busy[slowest])
-        key, excess = (int(trace.pipeline[rows[0]]), int(trace.stage[rows[0]])), int(busy[slowest]) - usual
-        if excess > found[key][3]:
+        remaining = np.delete(busy, slowest)
+        median = int(np.median(remaining)) if len(remaining) else int(busy[slowest])
+        key = int(trace.pipeline[rows[0]]), int(trace.stage[rows[0]])
+        excess = int(busy[slowest]) - median
+        if excess > slow[key][3]:
             kind = TASK_KINDS[trace.kind[rows[0]]]
-            found[key] = int(trace.micro_batch[rows[slowest]]), kind, float(busy[slowest] / max(1, usual)), excess
-    return found
+            slow[key] = int(trace.micro_batch[rows[slowest]]), kind, float(busy[slowest] / max(1, median)), excess
+    return slow
 
 
 def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, ...]) -> tuple[PipelineCost, ...]:
-    """What each pipeline takes.
+    """Return the cycles of each pipeline.
 
     Args:
-        spans: of the run.
-        trace: of the same.
-        stages: of the same.
+        spans: task spans of the run.
+        trace: task trace of the run.
+        stages: result of `stage_costs` for the run.
     """
     rows = []
     for number, layout in enumerate(trace.pipelines):
-        own = [row for row in stages if row.pipeline == number]
+        pipeline_stages = [row for row in stages if row.pipeline == number]
         ipus = sorted(set(layout.ipus))
         cycles = int(trace.pipeline_end[number] - trace.pipeline_start[number])
         work = spans.pipelines[number].exchanged + sum(t.work for t in spans.totals if t.task.pipeline is layout)
         idle = max(0, cycles * len(ipus) - int(work[ipus].sum()))
-        by_ipu = {ipu: sum(row.task_cycles for row in own if row.ipu == ipu) for ipu in ipus}
+        by_ipu = {ipu: sum(row.task_cycles for row in pipeline_stages if row.ipu == ipu) for ipu in ipus}
         busiest = max(ipus, key=lambda ipu: by_ipu[ipu])
-        slowest = max((row for row in own if row.ipu == busiest), key=lambda row: row.task_cycles)
+        slowest = max((row for row in pipeline_stages if row.ipu == busiest), key=lambda row: row.task_cycles)
         rows.append(
             PipelineCost(
                 layout.name,
@@ -312,31 +316,34 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
 
 
 def ideal_share(trace: TaskTrace, pipeline: int) -> float:
-    """The share of the time in which IPUs would be idle if all worked equally long and exchanges took no time.
+    """Return the idle share of the time of a pipeline if IPUs worked equally long and exchanges took no time.
 
     Args:
-        trace: of a run; with the order of the tasks of each IPU.
-        pipeline: its number.
+        trace: task trace of a run, for the order of the tasks of each IPU and the mean cycles of each kind of task.
+        pipeline: number of the pipeline.
     """
-    layout, rows = trace.pipelines[pipeline], np.flatnonzero(trace.pipeline == pipeline)
-    busy, kinds = trace.busy[rows], trace.kind[rows]
+    layout = trace.pipelines[pipeline]
+    rows = np.flatnonzero(trace.pipeline == pipeline)
+    busy = trace.busy[rows]
+    kinds = trace.kind[rows]
     means = {kind: float(busy[kinds == kind].mean()) for kind in np.unique(kinds).tolist()}
     split = [means[TASK_KINDS.index(name)] for name in TASK_KINDS[2:] if TASK_KINDS.index(name) in means]
-    if split:  # whole backward tasks beside such in two parts, as those of the first stage of zb-h1
+    if split:  # undivided backward tasks beside divided ones, as those of the first stage of zb-h1
         means[TASK_KINDS.index("backward")] = sum(split)
     waits: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for (writer, wrote), (reader, read) in layout.links:
         waits[reader, TASK_KINDS.index(read)].append((writer, TASK_KINDS.index(wrote)))
-    done: dict[tuple[int, int, int], float] = {}
+    # Tasks are replayed in order: each starts when its IPU is free and all tasks that it waits for have ended.
+    task_end: dict[tuple[int, int, int], float] = {}
     free = dict.fromkeys(layout.ipus, 0.0)
     total = 0.0
     sharing = Counter(layout.ipus)
     columns = (column[rows].tolist() for column in (trace.stage, trace.kind, trace.micro_batch))
     for stage, kind, micro_batch in zip(*columns, strict=True):
         ipu = layout.ipus[stage]
-        ready = max((done.get((*task, micro_batch), 0.0) for task in waits[stage, kind]), default=0.0)
+        ready = max((task_end.get((*task, micro_batch), 0.0) for task in waits[stage, kind]), default=0.0)
         cycles = means[kind] / sharing[ipu]
-        free[ipu] = done[stage, kind, micro_batch] = max(free[ipu], ready) + cycles
+        free[ipu] = task_end[stage, kind, micro_batch] = max(free[ipu], ready) + cycles
         total += cycles
-    whole = max(free.values()) * len(free)
-    return 1 - total / whole if whole else 0.0
+    available = max(free.values()) * len(free)
+    return 1 - total / available if available else 0.0

@@ -188,8 +188,8 @@ class _Table:
         for ipu, phase in zip(*np.nonzero(work), strict=True):
             for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
                 row.work[ipu, phase] += cycles
-        moved = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
-        for row, moved_bytes in zip(rows, divide(moved, weights), strict=True):
+        total_bytes = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
+        for row, moved_bytes in zip(rows, divide(total_bytes, weights), strict=True):
             row.moved_bytes += moved_bytes
         if isinstance(node, Leaf) and not is_free(node):
             self._add_code(node, rows, shares)

@@ -222,7 +222,7 @@ def test_what_decompresses_to_too_much_is_refused_unread(name, monkeypatch, tmp_
 def test_what_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
     profile, path = ipu.Profile.load(saved("one IPU")), tmp_path / "none"
     with monkeypatch.context() as patch:
-        patch.setattr(serialise, "MOST_BYTES", 1_000)
+        patch.setattr(serialise, "MAX_BYTES", 1_000)
         with pytest.raises(ProfileError, match="too large for a file"):
             profile.save(path)
     broken = profile.with_host(dataclasses.replace(ipu.HostData(8, 2.0, 0.5), prepared_seconds=float("nan")))
