@@ -84,8 +84,8 @@ def watch_compilation(
 
     Args:
         name: of the program.
-        step_names: of its steps, in order.
-        progress: whether to show a line of progress on a terminal.
+        step_names: in order.
+        progress: show a line of progress on a terminal.
         spent_seconds: of the same compilation before this call.
     """
     if _COMPILATION.get() is not None:
@@ -132,13 +132,7 @@ def step(log: Log, name: str, timings: dict[str, float] | None = None, detail: s
 
 @contextmanager
 def attempt(log: Log, number: int, cycles_per_byte: float) -> Iterator[None]:
-    """Time an attempt, whose work is inside, to compile a program such that it fits its tiles.
-
-    Args:
-        log: of the module it belongs to.
-        number: counted from 1.
-        cycles_per_byte: the cost per byte at which it is planned.
-    """
+    """Time an attempt, numbered from 1, to compile a program such that it fits; its work is inside."""
     compilation = _COMPILATION.get()
     if compilation is not None and number > 1:
         compilation.past_seconds = compilation.seconds
@@ -147,11 +141,7 @@ def attempt(log: Log, number: int, cycles_per_byte: float) -> Iterator[None]:
 
 
 def count_part(parts_name: str) -> None:
-    """Count a finished part of the innermost step, for the line of progress.
-
-    Args:
-        parts_name: plural of its kind, as "equations".
-    """
+    """Count a finished part of the innermost step, such as one of "equations", for the line of progress."""
     if (compilation := _COMPILATION.get()) is not None:
         compilation.num_parts += 1
         compilation.parts_name = parts_name

@@ -103,16 +103,15 @@ def link(text: str, anchor: str) -> Markup | str:
 def anchors_of(profile: Figures) -> Anchors:
     """Return the anchors of the page of a profile; those of unknown figures are missing."""
     rows = _figure_or_none(lambda: operation_rows(profile)) or ()
-    files = _figure_or_none(lambda: source_view(profile)) or ()
-    tree = _figure_or_none(lambda: tree_of(profile)) or LayerNode("", "")
+
     trace = _figure_or_none(lambda: profile.execution_trace)
     numbers_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in rows:
         numbers_of[row.line, row.layer_path].append(row.number)
     return Anchors(
         operations={row.number: f"op-{row.number}" for row in rows[:MAX_OPERATIONS]},
-        layers=_layer_ids(tree),
-        lines=_line_ids(files),
+        layers=_layer_ids(_figure_or_none(lambda: tree_of(profile)) or LayerNode("", "")),
+        lines=_line_ids(_figure_or_none(lambda: source_view(profile)) or ()),
         rows={line_and_layer: tuple(numbers) for line_and_layer, numbers in numbers_of.items()},
         has_trace=trace is not None and any(trace.row_sets),
     )

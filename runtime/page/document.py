@@ -135,13 +135,12 @@ def _ways(alarm: Alarm | None) -> Markup:
 
 def _search_box() -> Markup:
     """Return a field that filters all tables and marks slices of the trace; `links.js` unhides it."""
-    label = "Search operations, lines, layers, variables"
     field = tag(
         "input",
         type="search",
         id="search",
         placeholder="Search all tables  ( / )",
-        aria_label=label,
+        aria_label="Search operations, lines, layers, variables",
         aria_keyshortcuts="/",
     )
     return tag("div", field, tag("output", id="found", aria_live="polite"), class_="search", hidden=True)

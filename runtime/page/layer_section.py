@@ -84,8 +84,7 @@ def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anch
     label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
     children: list[object] = []
     if level < _MAX_LEVELS and node.children:
-        cycles = max(1, node.cycles)
-        children = [_rectangle(child, cycles, total, level + 1, anchors) for child in _sort_children(node)]
+        children = [_rectangle(child, max(1, node.cycles), total, level + 1, anchors) for child in _sort_children(node)]
     below = tag("div", *children, class_="below") if children else Markup()
     return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / parent_cycles:.2f}%")
 

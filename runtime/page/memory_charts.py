@@ -118,13 +118,12 @@ def _data(view: MemoryView) -> dict[str, Any]:
     contents = view.contents
     if contents is not None:
         # Rows of items are sorted by tile: those of tile n are first[n] up to first[n + 1].
-        first = np.searchsorted(contents.tile, contents.tiles).tolist()
         data["contents"] = {
             "items": [list(item) for item in contents.items],
             "steps": list(contents.steps),
             "tiles": contents.tiles.tolist(),
             "peak": contents.peak.tolist(),
-            "first": [*first, len(contents.tile)],
+            "first": [*np.searchsorted(contents.tile, contents.tiles).tolist(), len(contents.tile)],
             "item": contents.item.tolist(),
             "bytes": contents.num_bytes.tolist(),
         }

@@ -118,9 +118,8 @@ def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
     intensities = np.array([intensity for _, intensity in points] or [1.0])
     rates = peaks(target)
     bandwidth = exchange_bandwidth(target)
-    low = min(intensities.min(), 0.1) / 2
-    high = max(intensities.max(), 4 * max(rates.values()) / bandwidth)  # the flat part of each roof is visible
-    x = np.geomspace(low, high, 60)
+    flat = 4 * max(rates.values()) / bandwidth  # up to here the flat part of each roof is visible
+    x = np.geomspace(min(intensities.min(), 0.1) / 2, max(intensities.max(), flat), 60)
     figure = chart(
         "roofline",
         "operations for each exchanged byte (FLOP/B)",

@@ -51,11 +51,10 @@ def by_role(view: MemoryView) -> Markup:
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
     totals = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
     title = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
-    description = f"{title}; on all tiles together {totals}; the table has all"
     return joined(
         [
             tag("h3", "By role"),
-            chart_place("roles", description),
+            chart_place("roles", f"{title}; on all tiles together {totals}; the table has all"),
             legend({row.name: ROLE_COLOURS[row.name] for row in view.roles}),
             parts_table("Role", sorted(view.roles, key=lambda row: (-row.fullest, -row.total)), worst),
         ]
@@ -76,9 +75,8 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
 def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
     """Return the place of the chart of the fullest tile over time, and a table of its contents at the peak."""
     worst = int(view.tile_bytes.argmax())
-    used = int(view.tile_bytes.max())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
-    return joined([title, _over_time(view), _items(view, worst, used, anchors)])
+    return joined([title, _over_time(view), _items(view, worst, int(view.tile_bytes[worst]), anchors)])
 
 
 def _over_time(view: MemoryView) -> Markup:

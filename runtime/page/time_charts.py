@@ -112,12 +112,11 @@ def _operations(rows: Sequence[OperationRow], anchors: Anchors) -> dict[str, Any
 
 def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     models = bokeh("models")
-    height = 120 + 44 * view.num_ipus  # in pixels
     hover = models.HoverTool(
         tooltips=[("", "@label{custom}"), ("cycles", "@left{0,0} – @right{0,0}")], point_policy="follow_mouse"
     )
     hover.formatters = {"@label": models.CustomJSHover(code="return window.ipujaxPage.label(value)")}
-    figure = chart("trace", "cycles", "", min(700, height), y_range=(view.num_ipus - 0.5, -0.5))
+    figure = chart("trace", "cycles", "", min(700, 120 + 44 * view.num_ipus), y_range=(view.num_ipus - 0.5, -0.5))
     figure.add_tools(hover)
     hovered: list[Any] = []
     for number, (name, colour) in enumerate(PHASE_COLOURS.items()):  # in the order of `TRACE_PHASES`

@@ -133,8 +133,7 @@ class Comparison:
         change = max(differences, key=lambda change: differences[change] * (1 if total > 0 else -1))
         share = differences[change] / total
         subject = "Most of it" if share > 0.5 else "The largest part"
-        opposite = "less" if total > 0 else "more"
-        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {opposite}"
+        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {'less' if total > 0 else 'more'}"
         return f"{text} {subject} is {change.name} at {change.place}: {differences[change]:+,} cycles, {part}."
 
     def to_html(self, path: FilePath) -> None:

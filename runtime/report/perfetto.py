@@ -79,9 +79,8 @@ class _StepArguments:
 
 def _arguments_of_steps(profile: Figures) -> list[_StepArguments]:
     trace = profile.execution_trace
-    rows = profile.step_costs
     # Thousands of steps share few sets of rows: arguments are computed once a set.
-    sets = [_step_arguments([rows[number].origin for number in numbers]) for numbers in trace.row_sets]
+    sets = [_step_arguments([profile.step_costs[number].origin for number in numbers]) for numbers in trace.row_sets]
     arguments = []
     for line, number in zip(trace.line.tolist(), trace.rows.tolist(), strict=True):
         with_origin = sets[number]
@@ -153,8 +152,7 @@ class _Writer:
         trace = self.trace
         for row in np.flatnonzero(trace.work.any(1)).tolist():
             step = int(trace.step[row])
-            start = int(trace.start[row])
-            end = int(trace.end[row])
+            start, end = int(trace.start[row]), int(trace.end[row])
             args: dict[str, Any] = self.arguments[step].all_slices | self.arguments[step].step_slice
             args |= {"iterations": int(trace.iterations[step])} if trace.iterations[step] > 1 else {}
             ipu = int(trace.ipu[row]) + 1

@@ -246,8 +246,7 @@ class Profile(Figures):
             (sections.unmet_bounds, True),
             (sections.execution_steps, show_execution_steps),
         ]
-        texts = (section(self) for section, is_shown in sections_of_text if is_shown)
-        text = "\n\n".join(filter(None, texts)) + "\n"
+        text = "\n\n".join(filter(None, (section(self) for section, is_shown in sections_of_text if is_shown))) + "\n"
         return coloured(text) if wants_colours(colours, is_terminal=False) else text
 
 

@@ -316,12 +316,11 @@ def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
 
 
 def _cost_per_byte(profile: Figures) -> str:
-    first = profile.byte_costs[0]
     try:
         cost = f"{profile.byte_cost_added_cycles:+,} cycles"
     except ProfileError:
         cost = "cycles depend on trip counts"
-    return f"{profile.byte_cost:g} cycles; at {first:g} it does not fit ({cost} since)"
+    return f"{profile.byte_cost:g} cycles; at {profile.byte_costs[0]:g} it does not fit ({cost} since)"
 
 
 def memory_by_category(profile: Figures) -> str:
@@ -351,9 +350,8 @@ def memory_by_role(profile: Figures) -> str:
 def memory_histogram(profile: Figures) -> str:
     """Count the tiles in each range of bytes."""
     tile_bytes = profile.memory.tile_bytes
-    low, high = int(tile_bytes.min()), int(tile_bytes.max())
     # Whole bytes, so that a bin can be written as "start to last"; unique, since few bytes make fewer bins.
-    edges = np.unique(np.linspace(low, high + 1, _NUM_BINS + 1).astype(np.int64))
+    edges = np.unique(np.linspace(tile_bytes.min(), tile_bytes.max() + 1, _NUM_BINS + 1).astype(np.int64))
     counts, edges = np.histogram(tile_bytes, edges)
     largest = max(1, int(counts.max()))
     lines = (
@@ -406,7 +404,7 @@ def execution_steps(profile: Figures) -> str:
     except ProfileError:
         return ""  # the section on execution names the loop
     lines = ["Steps:"]
-    vertices = profile.compute_set_vertices
+    vertices = profile.compute_set_vertices  # computed at each access
     for step in steps:
         if step["type"] == "Sync":
             lines.append(f"  --- {step['syncType']} Sync ---")

@@ -29,13 +29,11 @@ def thread_of_tasks(trace: ExecutionTrace, tasks: TaskTrace, compute_tiles: int)
         task_start = tasks.start[is_on_ipu]  # ascending: tasks of one IPU run one after the other
         task_end = tasks.end[is_on_ipu]
         rows = is_busy & (trace.ipu == ipu)
-        step_start = trace.start[rows]
-        step_end = trace.end[rows]
+        step_start, step_end = trace.start[rows], trace.end[rows]
         task = np.searchsorted(task_start, step_start, "right") - 1  # the last that begins no later; −1 before all
         is_between = (task < 0) | (step_start >= task_end[np.maximum(task, 0)])
         next_start = np.append(task_start, np.iinfo(np.int64).max)[task + 1]
-        nests = np.where(is_between, step_end <= next_start, step_end <= task_end[np.maximum(task, 0)])
-        if not nests.all():
+        if (step_end > np.where(is_between, next_start, task_end[np.maximum(task, 0)])).any():
             return TASKS
     return compute_tiles
 

@@ -85,8 +85,7 @@ def tile_cycles(executable: Executable, ids: Numbering, timeline: Timeline) -> d
 def tile_balance(executable: Executable, timeline: Timeline) -> float:
     """Return the mean share of compute phases in which a tile computes; 1 at best, and without compute phases."""
     tiles = executable.target.tiles_per_ipu
-    busy = 0  # tile cycles
-    total = 0
+    busy, total = 0, 0  # tile cycles
     for leaf, cost in executable.costs.items():
         compute = getattr(cost, "compute_cycles", None)
         if compute is not None:

@@ -92,11 +92,9 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     variables = _always_live(memory.occupancy.frames.liveness[None])
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in variables]
-    always += [
-        LiveItem.always(int(tile_bytes.sum()), name) for name, tile_bytes in memory.fixed.items() if name != "constant"
-    ]
-    root = _Frame(memory.occupancy, None, variables, 0).node(executable.program)
-    return LivenessTree(_sort_items(always), root)
+    fixed = ((name, int(tile_bytes.sum())) for name, tile_bytes in memory.fixed.items() if name != "constant")
+    always += [LiveItem.always(num_bytes, name) for name, num_bytes in fixed]
+    return LivenessTree(_sort_items(always), _Frame(memory.occupancy, None, variables, 0).node(executable.program))
 
 
 def _always_live(frame: Liveness) -> Collection[Variable]:

@@ -42,10 +42,9 @@ def vertex_type_bytes(executable: Executable, ids: Numbering) -> dict[str, int]:
 
 
 def _by_tile(memory: MemoryReport) -> Json:
-    with_gaps = region_bytes(memory, including_gaps=True)
     arrays = {
         **region_bytes(memory, including_gaps=False),
-        **{f"{name}IncludingGaps": values for name, values in with_gaps.items()},
+        **{f"{name}IncludingGaps": values for name, values in region_bytes(memory, including_gaps=True).items()},
         "total": memory.tile_bytes - memory.gap_bytes,
         "totalIncludingGaps": memory.tile_bytes,
     }

@@ -116,8 +116,7 @@ class LayerKind:
     def outlier(self) -> LayerNode | None:
         """Costliest layer, if it takes at least 1.5 times the median of three or more."""
         largest = max(self.nodes, key=lambda node: node.cycles)
-        is_outlier = len(self.nodes) > 2 and largest.cycles >= _OUTLIER * self.median_cycles
-        return largest if is_outlier else None
+        return largest if len(self.nodes) > 2 and largest.cycles >= _OUTLIER * self.median_cycles else None
 
 
 def layer_kinds(root: LayerNode) -> tuple[LayerKind, ...]:

@@ -114,8 +114,7 @@ def trace_view(profile: Figures, max_slices: int = MAX_SLICES) -> TraceView:
 def _longest_spans(trace: ExecutionTrace, mask: np.ndarray, max_spans: int) -> np.ndarray:
     """Return (IPU, start, end, step) of the longest spans of a mask, in the order of the trace."""
     rows = np.flatnonzero(mask)
-    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:max_spans]
-    rows = np.sort(rows[longest])
+    rows = np.sort(rows[np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:max_spans]])
     return np.stack([trace.ipu[rows], trace.start[rows], trace.end[rows], trace.step[rows]], 1)
 
 
@@ -126,8 +125,7 @@ def _repeat_folded(trace: ExecutionTrace, cut: Slices, max_repeats: int) -> tupl
         IPU, start, end, phase and step of the slices, int64[slices] each, by IPU and start.
     """
     step = trace.step[cut.span]
-    span_start = trace.start[cut.span]
-    span_end = trace.end[cut.span]
+    span_start, span_end = trace.start[cut.span], trace.end[cut.span]
     # A slice before its span is the wait for it, which does not repeat.
     times = np.maximum(trace.iterations, trace.joined)[step]
     times = np.where(cut.start >= span_start, np.minimum(times, max_repeats), 1)
@@ -156,11 +154,9 @@ def _phase_shares(
             # The sum of a phase's cycles up to a time is piecewise linear: it grows inside slices only.
             times = np.stack([start[mask], end[mask]], 1).ravel()
             elapsed = np.stack([np.zeros(mask.sum(), np.int64), end[mask] - start[mask]], 1).ravel().cumsum()
-            at_edges = np.interp(edges, times, elapsed) if len(times) else np.zeros(num_bins + 1)
-            bins.append(np.diff(at_edges))
+            bins.append(np.diff(np.interp(edges, times, elapsed) if len(times) else np.zeros(num_bins + 1)))
     phase_cycles = np.stack(bins).reshape(num_ipus, len(TRACE_PHASES), num_bins).transpose(0, 2, 1)
-    stops = edges[:-1, None] + phase_cycles.cumsum(2)
     nonzero = np.nonzero(phase_cycles > 0)
-    stop = stops[nonzero]
+    stop = (edges[:-1, None] + phase_cycles.cumsum(2))[nonzero]
     start = stop - phase_cycles[nonzero]
     return nonzero[0], start.astype(np.int64), stop.astype(np.int64), nonzero[2], np.full(len(stop), label)
