@@ -69,7 +69,7 @@ def test_logs_the_bytes_of_each_attempt(
     assert all("does not fit, the fullest tile needs at least" in text for text in attempts)
 
 
-def test_each_way_to_cut_a_pipeline_says_what_it_takes(log_file: Path, monkeypatch) -> None:
+def test_each_cut_of_a_pipeline_is_logged_with_its_cycles(log_file: Path, monkeypatch) -> None:
     monkeypatch.setenv(CONFIG, '{"lowering": "INFO"}')
 
     def layers(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -125,7 +125,7 @@ def test_lines_go_to_the_stream_that_is_named(monkeypatch, capsys: pytest.Captur
         assert FORM.fullmatch(named.rstrip("\n")) and not other
 
 
-def test_nothing_is_said_unless_it_is_asked_for(capfd, monkeypatch) -> None:
+def test_no_line_is_written_without_a_request(capfd, monkeypatch) -> None:
     for name in (LEVEL, CONFIG, DESTINATION):
         monkeypatch.delenv(name, raising=False)
     compiled()
@@ -146,7 +146,7 @@ def test_handlers_of_the_host_program_get_lines(caplog: pytest.LogCaptureFixture
     assert caplog.records[-1].filename == "fit.py"
 
 
-def test_off_silences_warnings_where_no_handler_is(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_silences_warnings_without_handlers(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
     monkeypatch.setattr(logging.Logger, "handle", lambda self, record: print("by the library"))
     Log("jit").error("raised too")

@@ -67,7 +67,7 @@ def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> No
     assert shown(terminal.getvalue()) == "" and "\n" not in terminal.getvalue()
 
 
-def test_a_long_pass_counts_what_it_has_done(terminal: Terminal) -> None:
+def test_a_long_pass_counts_its_finished_parts(terminal: Terminal) -> None:
     with watch_compilation("train", ("fuse", "lower")), step(Log("passes"), "lower"):
         for _ in range(1_200):
             count_part("equations")

@@ -205,7 +205,7 @@ def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
     until(lambda: shown(page, name) == pytest.approx(whole), 5)
 
 
-def test_the_wheel_zooms_about_the_pointer_and_scrolls_what_is_whole(page):
+def test_the_wheel_zooms_about_the_pointer_and_scrolls_an_unzoomed_chart(page):
     whole, box = shown(page), frame(page, "trace")
     length, (x, y) = whole[1] - whole[0], at(box, 0.25)
 

@@ -104,7 +104,7 @@ def test_layers_lines_and_tasks_lead_to_the_trace(page, kind):
     assert page.execute_script(MARKED) > 0 and "slice 1 of" in picked(page)
 
 
-def test_addresses_unfold_what_they_are_in(page):
+def test_addresses_unfold_their_sections(page):
     layer = page.execute_script("return [...document.querySelectorAll('#layer-tree .leaf')].pop().id")
     page.execute_script("for (const part of document.querySelectorAll('#layers details')) part.open = false")
     page.execute_script("location.hash = '#' + encodeURIComponent(arguments[0])", layer)

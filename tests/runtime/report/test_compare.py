@@ -59,7 +59,7 @@ def test_one_operation_takes_longer():
     assert "+400" in str(found) and "model.py:9 (loss)  [popops::Dear/compute]" in str(found)
 
 
-def test_what_is_new_and_what_is_gone():
+def test_new_and_removed_operations():
     before, after = profile_of(50, 10), profile_of(50, 10, copies=2)
     new, gone = compare(before, after), compare(after, before)
     moves = {change.name: change for change in new.changes if change.name.startswith("move")}

@@ -82,7 +82,7 @@ def test_each_option_adds_its_section(profile, option, heading):
     assert profile.summary(**{option: False}) == profile.summary()
 
 
-def test_summary_says_where_time_and_memory_go(profile):
+def test_summary_lists_time_and_memory(profile):
     text = profile.summary()
     for phrase in (
         f"{profile.cycles:,}",

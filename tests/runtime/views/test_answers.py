@@ -82,7 +82,7 @@ def test_what_is_busy_on_few_tiles_is_to_be_spread():
 
 
 @pytest.mark.parametrize("planted", [1, 3])
-def test_the_planted_tile_is_fullest_with_what_was_put_there(planted):
+def test_the_planted_tile_is_fullest_with_the_planted_variable(planted):
     graph = Graph(TARGET.replace(bytes_per_tile=64 * 1024))
     large = graph.add_variable((12_800,), F32, "large", on_one_tile(12_800, planted))
     small = graph.add_variable((SIZE,), F32, "small", grid((SIZE,), (4,)))
@@ -140,7 +140,7 @@ def test_the_ipu_that_waits_is_found_and_how_long():
     )
 
 
-def test_filling_and_draining_are_told_from_what_is_between():
+def test_filling_and_draining_differ_from_steady_waiting():
     profile = Profile(two_ipus())  # IPU 0 only sends; IPU 1 computes 2,000 cycles five times
     idle = idle_cycles(profile)
     assert idle[1].tolist() == [0, 0, 0] and idle[0].sum() > 0.4 * profile.cycles
@@ -183,7 +183,7 @@ def test_what_is_not_known_is_said_for_each_question():
     assert len(unknown) == 3  # memory is known, and that one IPU waits for no other
 
 
-def test_files_of_the_version_before_answer_what_they_can():
+def test_files_of_the_previous_version_answer_known_figures():
     found = {answer.question: answer for answer in answers(Profile.load(OLD))}
     for question in ("Where does an IPU wait?", "Which layer takes most?"):
         assert "saved by an older ipujax" in found.pop(question).sentence
@@ -209,7 +209,7 @@ def test_a_pipeline_fills_and_drains():
     assert idle[1, 0] > 0 and idle[0, 2] > 0 and idle[0, 0] < idle[1, 0] and idle[1, 2] < idle[0, 2]
 
 
-def test_a_line_of_several_phases_names_two_and_host_streams_say_what_to_try():
+def test_a_line_of_several_phases_names_two_and_host_streams_have_hints():
     shape = jax.ShapeDtypeStruct((2048, 64), "float32")
     profile = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=16)).lower(shape).compile().profile
     hint = limiting_operation(profile).hint

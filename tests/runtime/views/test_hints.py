@@ -188,7 +188,7 @@ def test_recomputation_is_for_gradients_that_keep_values() -> None:
     assert "recompute" in fullest_tile(training).hint
 
 
-def test_a_fallback_is_no_learning_rate() -> None:
+def test_a_fallback_is_not_taken_for_a_schedule() -> None:
     hint = line_to_change(profile("svd")).hint
     assert "no parallel rule and runs on one tile" in hint and "schedule" not in hint and "jax.vmap" in hint
     assert "no parallel rule" not in line_to_change(profile("forward")).hint

@@ -124,7 +124,7 @@ def test_source_lines_have_their_costs(tmp_path):
         assert file.listed_lines() == list(range(1, 51))
 
 
-def test_of_long_files_what_is_near_a_cost_is_shown(tmp_path):
+def test_long_files_list_the_lines_near_a_cost(tmp_path):
     (file,) = source_view(profile_of_file(tmp_path / "model.py", 2_000))
     assert file.listed_lines() == [*range(14, 27), None, *range(34, 47)]
 
