@@ -20,6 +20,8 @@ from ipujax.lowering.jax_compat import (
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
+_JAXPR_TYPES = frozenset({Jaxpr, ClosedJaxpr})
+
 
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     """Rewrites every jaxpr in the parameters of an equation; an equation without changes stays the same object.
@@ -39,10 +41,9 @@ def holds_jaxprs(eqn: JaxprEqn) -> bool:
     """True if the parameters of an equation contain a jaxpr."""
     for value in eqn.params.values():  # a plain loop: every pass calls this for every equation
         if isinstance(value, tuple):
-            for item in value:
-                if isinstance(item, (Jaxpr, ClosedJaxpr)):
-                    return True
-        elif isinstance(value, (Jaxpr, ClosedJaxpr)):
+            if not _JAXPR_TYPES.isdisjoint(map(type, value)):
+                return True
+        elif type(value) in _JAXPR_TYPES:
             return True
     return False
 
