@@ -1,5 +1,6 @@
 """What is compiled: codelets, vertex groups, compute sets, the control program, and their text."""
 
+from ipujax.runtime.graph.builder import Builder as Builder
 from ipujax.runtime.graph.codelet import (
     BlockShapes as BlockShapes,
     Codelet as Codelet,
