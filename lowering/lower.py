@@ -31,6 +31,7 @@ from ipujax.lowering.replicas import Dims, Replicated, check_results, join, of_o
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (
     BYTE_COST_CYCLES,
+    Builder,
     Copy,
     Graph,
     HostStream,
@@ -240,7 +241,7 @@ class _Program:
             if alias is not None and result is not arguments[alias]:
                 self._map_linearly(result)
                 with graph.debug_origin(_UPDATE):
-                    overwrite(graph, result, arguments[alias], prog, f"{names[alias]}/update")
+                    overwrite(Builder(graph, prog, f"{names[alias]}/update"), result, arguments[alias])
                 result = arguments[alias]
             prog.add(StreamOut(result, stream))
         for variable in graph.variables:

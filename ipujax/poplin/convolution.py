@@ -21,7 +21,7 @@ from ipujax.lowering.poplin import convolution as _convolution
 from ipujax.poplar.library import add
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 
@@ -152,7 +152,7 @@ def _convolve(
     graph: Graph, x: Tensor, weights: Tensor, params: ConvParams, prog: Program, name: str, options: Options
 ) -> Tensor:
     kernels = weights.reshape((weights.shape[0] * weights.shape[1], *weights.shape[2:]))
-    return _convolution(graph, x, kernels, prog, name, **params.keywords(), **settings(options))
+    return _convolution(Builder(graph, prog, name), x, kernels, **params.keywords(), **settings(options))
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:

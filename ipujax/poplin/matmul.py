@@ -14,7 +14,7 @@ from ipujax.poplar.library import same_type
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 
@@ -65,7 +65,7 @@ def mat_mul_grouped(
     """Multiplies groups of matrices, [g, m, k] by [g, k, n]; as `mat_mul`."""
     _check_ranks(name, a, b, 3)
     with placing(graph, [a, b]):
-        return _matmul(graph, a, b, prog, name, out_dtype=output_type, **settings(options))
+        return _matmul(Builder(graph, prog, name), a, b, out_dtype=output_type, **settings(options))
 
 
 def mat_mul_acc(
@@ -149,7 +149,7 @@ def _mat_mul_input(
 ) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
-        _matmul(scratch, a, b, Program(), name, **settings(options))
+        _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
 
     (made,) = where_used(graph, [(shape, dtype) for shape in shapes], build, [which], [name])
     return made

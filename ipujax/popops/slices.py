@@ -18,7 +18,7 @@ from ipujax.lowering.emit import placing
 from ipujax.lowering.popops import dynamic_update_slice_in_place, map_for_slicing
 from ipujax.poplar.library import add, add_new, same_type
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 
@@ -124,7 +124,7 @@ def dynamic_update(
     same_type(name, [x, update])
     with placing(graph, [x, update, offset]):
         starts = [offset.flatten()[n].reshape(()) for n in range(len(dims))]
-        dynamic_update_slice_in_place(graph, x, update, starts, prog, name, tuple(dims))
+        dynamic_update_slice_in_place(Builder(graph, prog, name), x, update, starts, tuple(dims))
 
 
 def multi_slice(

@@ -21,18 +21,12 @@ from ipujax.lowering.gcl.cheapest import choose
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
-from ipujax.runtime.graph import Collective, Copy, Graph, Sequence as Program, substituted
+from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program, substituted
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 
 
 def all_reduce(
-    graph: Graph,
-    tensors: Sequence[Tensor],
-    monoid: str,
-    groups: Groups,
-    prog: Program,
-    name: str,
-    homes: Sequence[Graph] = (),
+    builder: Builder, tensors: Sequence[Tensor], monoid: str, groups: Groups, homes: Sequence[Graph] = ()
 ) -> list[Tensor]:
     """Reduces tensors over all replicas of a group.
 
@@ -49,6 +43,7 @@ def all_reduce(
     Returns:
         A result for each tensor, with its layout.
     """
+    graph = builder.graph
     placed = list(zip(tensors, homes or [graph] * len(tensors), strict=True))
     distinct_tensors = list(dict.fromkeys((x, home) for x, home in placed if x.size))
     if len(groups[0]) == 1 or not distinct_tensors:
@@ -63,13 +58,14 @@ def all_reduce(
     schedule = choose(graph, groups, largest * element_bytes(dtype), reduces_all=True)
     body = Program()
     values = [
-        Part(home, _packed_value(home, home_tensors, schedule, body, name)) for home, home_tensors in by_home.items()
+        Part(home, _packed_value(home, home_tensors, schedule, body, builder.name))
+        for home, home_tensors in by_home.items()
     ]
-    chunks = rounds.reduce(values, schedule, monoid, body, name)
-    reduced = rounds.gather(chunks, values, schedule, body, name)
-    results = {x: _add_same_layout(home, x, name) for x, home in distinct_tensors}
+    chunks = rounds.reduce(values, schedule, monoid, body, builder.name)
+    reduced = rounds.gather(chunks, values, schedule, body, builder.name)
+    results = {x: _add_same_layout(home, x, builder.name) for x, home in distinct_tensors}
     for part, home_tensors in zip(reduced, by_home.values(), strict=True):
-        _unpack(part, [_flat_in_memory_order(results[x]) for x in home_tensors], body, name)
+        _unpack(part, [_flat_in_memory_order(results[x]) for x in home_tensors], body, builder.name)
 
     def compute(values: list[jax.Array]) -> list[jax.Array]:
         return [stacked.all_reduce(x, monoid, groups) for x in values]
@@ -78,11 +74,13 @@ def all_reduce(
     outputs = tuple(results[x] for x, _ in distinct_tensors)
     # With several groups replicas have different results.
     is_same = len(groups) == 1
-    prog.add(Collective(body, inputs, outputs, compute, is_same=is_same, name=name, origin=graph.origin))
+    builder.prog.add(
+        Collective(body, inputs, outputs, compute, is_same=is_same, name=builder.name, origin=graph.origin)
+    )
     return [results.get(x, x) for x in tensors]
 
 
-def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: Program, name: str) -> Tensor:
+def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> Tensor:
     """Reduces a tensor over a group; each replica gets the part of its rank.
 
     Args:
@@ -96,29 +94,30 @@ def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: P
     Returns:
         The replica's part, [*x.shape[1:]].
     """
+    graph = builder.graph
     if len(groups[0]) == 1 or not x.size:
-        return x.reshape(x.shape[1:]) if len(groups[0]) == 1 else _empty(graph, x.shape[1:], x.dtype, name)
+        return x.reshape(x.shape[1:]) if len(groups[0]) == 1 else _empty(graph, x.shape[1:], x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
     order = _order_of_parts(x)
     parts = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:])))
     body = Program()
-    value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{name}/value")
+    value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{builder.name}/value")
     # The schedule decides at which rank a chunk ends; part n must end at rank n.
     places = schedule.places(groups).ravel()
     ordered = concat([parts[int(rank) : int(rank) + 1] for rank in places])
-    body.add(Copy(ordered.reshape(value.shape), value, f"{name}/pack", graph.origin))
-    (reduced,) = rounds.reduce([Part(graph, value)], schedule, monoid, body, name)
+    body.add(Copy(ordered.reshape(value.shape), value, f"{builder.name}/pack", graph.origin))
+    (reduced,) = rounds.reduce([Part(graph, value)], schedule, monoid, body, builder.name)
     chunk = reduced.tensor
 
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.reduce_scatter(v, monoid, groups), 1, order, chunk.shape)
 
-    _add(graph, prog, body, x, chunk, compute, name)
+    _add(builder, body, x, chunk, compute)
     return order.of_view(chunk.reshape(order.variable_shape))
 
 
-def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
+def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     """Gathers the tensors of all replicas of a group.
 
     Args:
@@ -131,19 +130,20 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     Returns:
         [ranks, *x.shape].
     """
+    graph = builder.graph
     ranks = len(groups[0])
     if ranks == 1:
         return x.reshape((1, *x.shape))
     if not x.size:
-        return _empty(graph, (ranks, *x.shape), x.dtype, name)
+        return _empty(graph, (ranks, *x.shape), x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, ranks * x.size * element_bytes(x.dtype), reduces_all=False)
     body = Program()
     order = memory_order(x) or MemoryOrder.own(x.shape)
-    chunk = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{name}/own")
-    body.add(Copy(order.of_variable(x).reshape(chunk.shape), chunk, f"{name}/pack", graph.origin))
-    value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{name}/value")
-    (value_part,) = rounds.gather([Part(graph, chunk)], [Part(graph, value)], schedule, body, name)
+    chunk = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{builder.name}/own")
+    body.add(Copy(order.of_variable(x).reshape(chunk.shape), chunk, f"{builder.name}/pack", graph.origin))
+    value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{builder.name}/value")
+    (value_part,) = rounds.gather([Part(graph, chunk)], [Part(graph, value)], schedule, body, builder.name)
     gathered = value_part.tensor.reshape((ranks, x.size))
     places = schedule.places(groups).ravel()
     chunk_of_rank = np.argsort(places)
@@ -151,14 +151,14 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.all_gather(v, groups)[:, places], 2, order, value.shape)
 
-    _add(graph, prog, body, x, value, compute, name, is_same=len(groups) == 1)
+    _add(builder, body, x, value, compute, is_same=len(groups) == 1)
     if (chunk_of_rank != np.arange(ranks)).any():
         gathered = concat([gathered[int(n) : int(n) + 1] for n in chunk_of_rank])
     gathered_order = order.behind(ranks)
     return gathered_order.of_view(gathered.reshape(gathered_order.variable_shape))
 
 
-def all_to_all(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
+def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     """Sends part n of a tensor to rank n.
 
     Args:
@@ -171,19 +171,20 @@ def all_to_all(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     Returns:
         The received parts, [ranks, …] by the rank of the sender.
     """
+    graph = builder.graph
     if len(groups[0]) == 1 or not x.size:
         return x
     map_linearly(graph, x)
     body = Program()
     shape = (x.shape[0], prod(x.shape[1:]))
-    value = rounds.add_value(graph, shape[:1], shape[1], x.dtype, f"{name}/value")
-    body.add(Copy(x.reshape(shape), value, f"{name}/pack", graph.origin))
-    out = rounds.exchange(graph, value, groups, body, name)
-    _add(graph, prog, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)), name)
+    value = rounds.add_value(graph, shape[:1], shape[1], x.dtype, f"{builder.name}/value")
+    body.add(Copy(x.reshape(shape), value, f"{builder.name}/pack", graph.origin))
+    out = rounds.exchange(builder.into(body), value, groups)
+    _add(builder, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)))
     return out.reshape(x.shape)
 
 
-def permute(graph: Graph, x: Tensor, pairs: Pairs, prog: Program, name: str) -> Tensor:
+def permute(builder: Builder, x: Tensor, pairs: Pairs) -> Tensor:
     """Sends a tensor to other replicas.
 
     Args:
@@ -198,27 +199,27 @@ def permute(graph: Graph, x: Tensor, pairs: Pairs, prog: Program, name: str) -> 
     """
     if not x.size:
         return x
-    map_linearly(graph, x)
+    map_linearly(builder.graph, x)
     body = Program()
-    out = _add_same_layout(graph, x, name)
-    rounds.permute(graph, x, out, pairs, body, name)
-    _add(graph, prog, body, x, out, lambda v: stacked.permute(v, pairs), name)
+    out = _add_same_layout(builder.graph, x, builder.name)
+    rounds.permute(builder.into(body), x, out, pairs)
+    _add(builder, body, x, out, lambda v: stacked.permute(v, pairs))
     return out
 
 
 def _add(
-    graph: Graph,
-    prog: Program,
+    builder: Builder,
     body: Program,
     x: Tensor,
     out: Tensor,
     compute: Callable[[jax.Array], jax.Array],
-    name: str,
     is_same: bool = False,
 ) -> None:
     """Adds a collective of one tensor."""
-    node = Collective(body, (x,), (out,), lambda v: [compute(v[0])], is_same=is_same, name=name, origin=graph.origin)
-    prog.add(node)
+    node = Collective(
+        body, (x,), (out,), lambda v: [compute(v[0])], is_same=is_same, name=builder.name, origin=builder.graph.origin
+    )
+    builder.prog.add(node)
 
 
 def _order_of_parts(x: Tensor) -> MemoryOrder:

@@ -24,7 +24,7 @@ from ipujax.lowering.layout import add_like, linear_mapping
 from ipujax.lowering.popops import Op, advance_around, new_counter, push, slot_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, Repeat, Sequence as Program, WriteUndef
+from ipujax.runtime.graph import Builder, Copy, CrossReplicaCopy, Graph, Repeat, Sequence as Program, WriteUndef
 from ipujax.runtime.tensor import Tensor, blocked_mapping, concat, even_cuts, on_one_tile
 
 _COMBINE = {"add": lax.add, "max": lax.max, "min": lax.min}
@@ -94,33 +94,35 @@ def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
 
 def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
     # Offset −1: after n − 1 steps down from there, the chunk at the replica's own position is the one that is complete.
-    counters = [_chunk_counter(value.graph, level, -1, prog, name) for value in values]
+    counters = [_chunk_counter(Builder(value.graph, prog, name), level, -1) for value in values]
     chunks = [_chunk(value, counter, prog, name) for value, counter in zip(values, counters, strict=True)]
     received = [_add_received(chunk, name) for chunk in chunks]
     body = Program()
     _send(chunks, received, level.pairs, body, f"{name}/send")
     for value, counter, chunk, incoming in zip(values, counters, chunks, received, strict=True):
         # A step of size − 1 around a ring of `size` is a step down by one.
-        advance_around(value.graph, counter, level.size, body, name, level.size - 1)
+        advance_around(Builder(value.graph, body, name), counter, level.size, level.size - 1)
         term = _chunk(value, counter, body, name)
         operands = [incoming.tensor, term.tensor]
-        elementwise(value.graph, combine(monoid, term.tensor.dtype), operands, body, f"{name}/combine", chunk.tensor)
+        elementwise(
+            Builder(value.graph, body, f"{name}/combine"), combine(monoid, term.tensor.dtype), operands, chunk.tensor
+        )
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
     return chunks
 
 
 def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level, prog: Program, name: str) -> None:
-    counters = [_chunk_counter(value.graph, level, 0, prog, name) for value in values]
+    counters = [_chunk_counter(Builder(value.graph, prog, name), level, 0) for value in values]
     for chunk, value, counter in zip(chunks, values, counters, strict=True):
         # All chunks are written below, one by one: without this the value would be live before its first write.
         prog.add(WriteUndef(value.tensor))
-        push(value.graph, value.tensor, chunk.tensor, counter, prog, name)
+        push(Builder(value.graph, prog, name), value.tensor, chunk.tensor, counter)
     received = [_add_received(chunk, name) for chunk in chunks]
     body = Program()
     _send(chunks, received, level.pairs, body, f"{name}/send")
     for chunk, value, incoming, counter in zip(chunks, values, received, counters, strict=True):
-        advance_around(value.graph, counter, level.size, body, name, level.size - 1)
-        push(value.graph, value.tensor, incoming.tensor, counter, body, name)
+        advance_around(Builder(value.graph, body, name), counter, level.size, level.size - 1)
+        push(Builder(value.graph, body, name), value.tensor, incoming.tensor, counter)
         body.add(Copy(incoming.tensor, chunk.tensor, f"{name}/hold", value.graph.origin))
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
 
@@ -132,7 +134,7 @@ def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog:
         for value, incoming in zip(values, received, strict=True):
             operands = [value.tensor, incoming.tensor]
             op = combine(monoid, value.tensor.dtype)
-            elementwise(value.graph, op, operands, prog, f"{name}/combine", value.tensor)
+            elementwise(Builder(value.graph, prog, f"{name}/combine"), op, operands, value.tensor)
     # Every replica has the result already: `gather` has no rounds for this level.
     return list(values)
 
@@ -147,33 +149,34 @@ def _concatenated(parts: Sequence[Part]) -> Tensor:
     return parts[0].tensor if len(parts) == 1 else concat([part.tensor.flatten() for part in parts])
 
 
-def exchange(graph: Graph, value: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
+def exchange(builder: Builder, value: Tensor, groups: Groups) -> Tensor:
     """Adds an all-to-all of a value [ranks, elements]: in round d rank r sends to rank r + d; result by sender."""
     level = Level(groups)
     ranks, elements = value.shape
-    out = add_value(graph, (ranks,), elements, value.dtype, name)
-    target_counter, source_counter = (_chunk_counter(graph, level, 0, prog, name) for _ in range(2))
-    prog.add(WriteUndef(out))
-    part = Part(graph, value)
+    out = add_value(builder.graph, (ranks,), elements, value.dtype, builder.name)
+    target_counter, source_counter = (_chunk_counter(builder, level, 0) for _ in range(2))
+    builder.prog.add(WriteUndef(out))
+    part = Part(builder.graph, value)
     # The chunk for this rank itself stays on its tiles.
-    push(graph, out, _chunk(part, target_counter, prog, name).tensor, source_counter, prog, name)
+    push(builder, out, _chunk(part, target_counter, builder.prog, builder.name).tensor, source_counter)
     for distance in range(1, ranks):
         pairs = tuple((group[p], group[(p + distance) % ranks]) for group in groups for p in range(ranks))
-        advance_around(graph, source_counter, ranks, prog, name, ranks - 1)
-        advance_around(graph, target_counter, ranks, prog, name)
-        sent = _chunk(part, target_counter, prog, name)
-        received = _add_received(sent, name)
-        _send([sent], [received], pairs, prog, f"{name}/send")
-        push(graph, out, received.tensor, source_counter, prog, name)
+        advance_around(builder, source_counter, ranks, ranks - 1)
+        advance_around(builder, target_counter, ranks)
+        sent = _chunk(part, target_counter, builder.prog, builder.name)
+        received = _add_received(sent, builder.name)
+        _send([sent], [received], pairs, builder.prog, f"{builder.name}/send")
+        push(builder, out, received.tensor, source_counter)
     return out
 
 
-def permute(graph: Graph, x: Tensor, received: Tensor, pairs: Pairs, prog: Program, name: str) -> None:
+def permute(builder: Builder, x: Tensor, received: Tensor, pairs: Pairs) -> None:
     """Adds one round that sends a tensor to other replicas; replicas without a source receive zeros."""
+    graph = builder.graph
     if len(pairs) < graph.replication_factor:
         zero = graph.add_constant(np.zeros((), x.dtype), "zero", on_one_tile(1, 0))
-        prog.add(Copy(zero.broadcast_in_dim(x.shape, ()), received, f"{name}/zero", graph.origin))
-    prog.add(CrossReplicaCopy(x, received, pairs, f"{name}/send", graph.origin))
+        builder.prog.add(Copy(zero.broadcast_in_dim(x.shape, ()), received, f"{builder.name}/zero", graph.origin))
+    builder.prog.add(CrossReplicaCopy(x, received, pairs, f"{builder.name}/send", graph.origin))
 
 
 @remembered
@@ -189,10 +192,10 @@ def _add_received(x: Part, name: str) -> Part:
 
 def _chunk(value: Part, counter: Tensor, prog: Program, name: str) -> Part:
     """Chunk of a value, [1, …]."""
-    chunk = slot_of(value.graph, value.tensor, counter, prog, name)
+    chunk = slot_of(Builder(value.graph, prog, name), value.tensor, counter)
     return Part(value.graph, chunk.reshape((1, *chunk.shape)))
 
 
-def _chunk_counter(graph: Graph, level: Level, offset: int, prog: Program, name: str) -> Tensor:
+def _chunk_counter(builder: Builder, level: Level, offset: int) -> Tensor:
     """Counter that starts at each replica's position on its ring plus an offset."""
-    return new_counter(graph, (level.positions(graph.replication_factor) + offset) % level.size, prog, name)
+    return new_counter(builder, (level.positions(builder.graph.replication_factor) + offset) % level.size)

@@ -20,7 +20,7 @@ from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, follow
 from ipujax.lowering.layout.trial import least_charged, weighted_cost
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, blocked_mapping, element_bytes
@@ -29,8 +29,8 @@ _COSTED_AT_ONCE = 64
 _MOST_TRIALS = 8  # trials of grids where halos are read, whose cycles the formulas only estimate
 _CROWDING_CYCLES = 1e12  # above the cost of any operation
 
-# Adds the operation by a placement to a graph and a program.
-Add = Callable[[Graph, ProgramSequence, Blocked], object]
+# Adds the operation by a placement.
+Add = Callable[[Builder, Blocked], object]
 # Cost of the steps after the operation, such as combining partials: (grids, target, cost per byte) → float[candidates].
 After = Callable[[Grids, Target, float], np.ndarray]
 
@@ -98,7 +98,7 @@ def _on_next_tiles(graph: Graph, placement: Blocked) -> Blocked:
 
 
 def _trial_cost(graph: Graph, add: Add, placement: Blocked) -> int:
-    return weighted_cost(graph, lambda scratch, prog: add(scratch, prog, placement))
+    return weighted_cost(graph, lambda builder: add(builder, placement))
 
 
 @remembered

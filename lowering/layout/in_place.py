@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from itertools import pairwise
 
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Copy
 from ipujax.runtime.tensor import Concat, Tensor, Variable, concat
 
 
@@ -45,8 +45,8 @@ def must_be_set_aside(value: Tensor, place: Tensor, overwritten: Set[Variable]) 
     return moving is not None and not overwritten.isdisjoint(moving[0].variables())
 
 
-def overwrite(graph: Graph, value: Tensor, place: Tensor, prog: ProgramSequence, name: str) -> None:
+def overwrite(builder: Builder, value: Tensor, place: Tensor) -> None:
     """Copies a mapped value to the mapped tensor `place` of its shape, where they differ; `name` is a debug name."""
     moving = changes(value, place)
     if moving is not None:
-        prog.add(Copy(*moving, name, graph.origin))
+        builder.prog.add(Copy(*moving, builder.name, builder.graph.origin))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ipujax.lowering.layout.mapping import map_linearly
 from ipujax.runtime.compile import leaf_costs, program_cycles
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, element_bytes
@@ -21,12 +21,12 @@ from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, 
 Candidate = TypeVar("Candidate")
 
 
-def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
+def charged_cycles(graph: Graph, add: Callable[[Builder], object]) -> int:
     """Cycles of the steps that `add` adds to a copy of a graph; it may map unmapped operands."""
     return program_cycles(*_scratch(graph, add))
 
 
-def weighted_cost(graph: Graph, add: Callable[[Graph, ProgramSequence], object], placed: Sequence[Tensor] = ()) -> int:
+def weighted_cost(graph: Graph, add: Callable[[Builder], object], placed: Sequence[Tensor] = ()) -> int:
     """Cycles of the steps that `add` adds, plus the cost of the bytes on the fullest tile.
 
     Args:
@@ -49,11 +49,11 @@ def _most_bytes(graph: Graph, variable: Variable) -> int:
     return int(elements.max(initial=0)) * element_bytes(variable.dtype)
 
 
-def _scratch(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
+def _scratch(graph: Graph, add: Callable[[Builder], object]) -> tuple[Graph, ProgramSequence]:
     scratch = Graph(graph.target, byte_cost_cycles=graph.byte_cost_cycles)
     prog = ProgramSequence()
     scratch.mappings = dict(graph.mappings)
-    add(scratch, prog)
+    add(Builder(scratch, prog, "trial"))
     return scratch, prog
 
 
@@ -121,7 +121,7 @@ def least_charged_alone(
     candidates: Sequence[Candidate],
     bounds: Sequence[float],
     operands: Sequence[Operand],
-    add: Callable[[Graph, Sequence[Tensor], Candidate, ProgramSequence], object],
+    add: Callable[[Builder, Sequence[Tensor], Candidate], object],
     target: Target,
     byte_cost: float,
 ) -> Candidate:
@@ -131,7 +131,7 @@ def least_charged_alone(
         candidates: one or more candidates.
         bounds: lower bound of the cost of each.
         operands: the operands.
-        add: adds the operation on tensors for the operands to a graph and a program.
+        add: adds the operation on tensors for the operands.
         target: target of the graph.
         byte_cost: cost per byte of exchange code on the fullest tile, in cycles.
     """
@@ -139,6 +139,6 @@ def least_charged_alone(
     def cost(candidate: Candidate) -> int:
         graph = Graph(target, byte_cost_cycles=byte_cost)
         tensors = [operand.add_to(graph) for operand in operands]
-        return weighted_cost(graph, lambda scratch, prog: add(scratch, tensors, candidate, prog))
+        return weighted_cost(graph, lambda builder: add(builder, tensors, candidate))
 
     return least_charged(candidates, bounds, cost)

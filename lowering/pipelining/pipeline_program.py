@@ -50,7 +50,7 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
-from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
 from ipujax.runtime.tensor.roles import GRADIENTS, STORED
 
@@ -146,7 +146,7 @@ class _PipelineLowering:
         for number, (var, stage) in enumerate(self.staged.partition.carried.items()):
             ipu = self.staged.ipus[stage]
             initial = self.ipus.copy_to(self.operands[var], ipu, self.prog)
-            self.states[var] = new_state(self.ipus.view(ipu), initial, self.prog, self.name, number)
+            self.states[var] = new_state(Builder(self.ipus.view(ipu), self.prog, self.name), initial, number)
             self.volatile.update(self.states[var].variables())
 
     def _same(self, value: Tensor, ipu: int) -> Tensor:
@@ -231,7 +231,7 @@ class _PipelineLowering:
     def _counter(self, builder: PartBuilder) -> Tensor:
         """Number of the micro-batch that a part works on."""
         if builder.counter is None:
-            builder.counter = new_counter(self.ipus.view(builder.ipu), 0, self.prog, builder.name)
+            builder.counter = new_counter(Builder(self.ipus.view(builder.ipu), self.prog, builder.name), 0)
         return builder.counter
 
     def _slot(self, builder: PartBuilder, depth: int) -> Tensor | None:
@@ -240,7 +240,7 @@ class _PipelineLowering:
             return None
         if depth not in builder.slots:
             builder.slots[depth] = new_counter(
-                self.ipus.view(builder.ipu), 0, self.prog, f"{builder.name}/slot of {depth}"
+                Builder(self.ipus.view(builder.ipu), self.prog, f"{builder.name}/slot of {depth}"), 0
             )
         return builder.slots[depth]
 
@@ -248,9 +248,9 @@ class _PipelineLowering:
         """Counts a micro-batch, at the end of its part."""
         view = self.ipus.view(builder.ipu)
         if builder.counter is not None:
-            advance(view, builder.counter, 1, builder.body, builder.name)
+            advance(Builder(view, builder.body, builder.name), builder.counter, 1)
         for depth, slot in builder.slots.items():
-            advance_around(view, slot, depth, builder.body, builder.name)
+            advance_around(Builder(view, builder.body, builder.name), slot, depth)
 
     def _input(self, var: Var, builder: PartBuilder) -> Tensor:
         """A value on the IPU of a part that reads it."""
@@ -266,7 +266,7 @@ class _PipelineLowering:
                 self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
             stack = self.ipus.copy_to(self.stacks[var], builder.ipu, self.prog)
             map_for_slicing(view, stack, (0,))
-            return slot_of(view, stack, self._counter(builder), builder.body, builder.name)
+            return slot_of(Builder(view, builder.body, builder.name), stack, self._counter(builder))
         if role == "key":
             key = self.ipus.copy_to(self.operands[var], builder.ipu, self.prog)
             return self.ipus.emit(builder.ipu, fold, [key, self._counter(builder)], builder.body, builder.name)
@@ -279,7 +279,7 @@ class _PipelineLowering:
 
     def _from_ring(self, ring: Tensor, builder: PartBuilder) -> Tensor:
         return slot_of(
-            self.ipus.view(builder.ipu), ring, self._slot(builder, ring.shape[0]), builder.body, builder.name
+            Builder(self.ipus.view(builder.ipu), builder.body, builder.name), ring, self._slot(builder, ring.shape[0])
         )
 
     def _hand_on(self, var: Var, tensor: Tensor, builder: PartBuilder) -> None:
@@ -301,11 +301,11 @@ class _PipelineLowering:
         map_linearly(view, tensor)
         if later_readers:
             depth = max(self.plan.depth(part.task, q.task) for q in later_readers)
-            ring = self.stashes[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
+            ring = self.stashes[var, part.stage] = new_stack(Builder(view, self.prog, builder.name), tensor, depth)
             self._note_activations(ring, builder)
-            push(view, ring, tensor, self._slot(builder, depth), builder.body, builder.name)
+            push(Builder(view, builder.body, builder.name), ring, tensor, self._slot(builder, depth))
         if other_stages and not self.volatile.isdisjoint(tensor.variables()):
-            tensor = set_aside(view, tensor, builder.body, builder.name)
+            tensor = set_aside(Builder(view, builder.body, builder.name), tensor)
         for stage in other_stages:
             self._send(var, tensor, builder, self.readers[var, stage][0])
 
@@ -331,17 +331,17 @@ class _PipelineLowering:
 
         def variable() -> Tensor:
             """A variable laid out like a value read from a ring, so that parts are lowered alike under any schedule."""
-            return new_stack(view, template, 1, self.prog, name).reshape(tensor.shape)
+            return new_stack(Builder(view, self.prog, name), template, 1).reshape(tensor.shape)
 
         if count <= _MAX_LANDINGS:
             landing = [variable() for _ in range(count)]
             arrival = Arrival(landing, landing[0] if count == 1 else variable())
         else:
             landing = [variable()]
-            ring = new_stack(view, landing[0], self.plan.depth(sender, read), self.prog, name)
+            ring = new_stack(Builder(view, self.prog, name), landing[0], self.plan.depth(sender, read))
             receiver = PartBuilder(reader, ipu, ProgramSequence(), f"{name}/receive")
             slot = self._slot(receiver, ring.shape[0])
-            push(view, ring, landing[0], slot, receiver.body, receiver.name)
+            push(Builder(view, receiver.body, receiver.name), ring, landing[0], slot)
             self._count(receiver)
             function = self.ipus.graph.add_function(receiver.body, receiver.name)
             arrival = Arrival(landing, landing[0], function, ring)
@@ -362,8 +362,8 @@ class _PipelineLowering:
         name = f"{builder.name}/result {number}"
         map_linearly(view, value)
         if kind == "stack":
-            stack = new_stack(view, value, self.spec.micro_batches, self.prog, name)
-            push(view, stack, value, self._counter(builder), builder.body, name)
+            stack = new_stack(Builder(view, self.prog, name), value, self.spec.micro_batches)
+            push(Builder(view, builder.body, name), stack, value, self._counter(builder))
             self.accumulators[number, position] = stack
             return
         shared = self._shared_accumulator(number, builder.ipu) if kind in ("sum", "mean") else None
@@ -403,7 +403,7 @@ class _PipelineLowering:
         pairs = [(self._value(self.next_of_state[var], env, builder), self.states[var]) for var in states]
         if pairs:
             values, variables = zip(*pairs, strict=True)
-            assign(self.ipus.view(builder.ipu), values, variables, builder.body, builder.name)
+            assign(Builder(self.ipus.view(builder.ipu), builder.body, builder.name), values, variables)
 
     def _blocks(self) -> None:
         """Adds calls and copies in the order of the schedule."""

@@ -29,7 +29,7 @@ from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
@@ -119,15 +119,15 @@ def _cycles(
         env.update(zip(eqn.outvars, results, strict=True))
         added.append((int(is_backward(eqn)), segment, prog))
     initial = ProgramSequence()
-    counter = new_counter(graph, 0, initial, "stash")
+    counter = new_counter(Builder(graph, initial, "stash"), 0)
     stash_programs: dict[Tensor, tuple[ProgramSequence, ProgramSequence]] = {}
     for var, segment in _residuals(body.eqns, segments, is_same):
         value = env[var]
         if value not in stash_programs:
             pushing, reading = stash_programs[value] = ProgramSequence(), ProgramSequence()
-            stack = new_stack(graph, value, 2, initial, "stash")  # of any depth: the schedule is not known yet
-            push(graph, stack, value, counter, pushing, "stash")
-            slot_of(graph, stack, counter, reading, "stash")
+            stack = new_stack(Builder(graph, initial, "stash"), value, 2)  # of any depth: the schedule is not known yet
+            push(Builder(graph, pushing, "stash"), stack, value, counter)
+            slot_of(Builder(graph, reading, "stash"), stack, counter)
         added += [(2 + k, segment, prog) for k, prog in enumerate(stash_programs[value])]
     definitions = {var: (eqn, segment) for eqn, segment in zip(body.eqns, segments, strict=True) for var in eqn.outvars}
     sum_programs: dict[Tensor, ProgramSequence] = {}
@@ -138,9 +138,14 @@ def _cycles(
             value = env[var]
             if value not in sum_programs:
                 adding = sum_programs[value] = ProgramSequence()
-                accumulator = elementwise(graph, Op("neg", lax.neg, aval.dtype), [value], initial, "accumulator")
+                accumulator = elementwise(
+                    Builder(graph, initial, "accumulator"), Op("neg", lax.neg, aval.dtype), [value]
+                )
                 elementwise(
-                    graph, Op("add", lax.add, aval.dtype), [accumulator, value], adding, "accumulator", accumulator
+                    Builder(graph, adding, "accumulator"),
+                    Op("add", lax.add, aval.dtype),
+                    [accumulator, value],
+                    accumulator,
                 )
             added.append((int(is_backward(eqn)), segment, sum_programs[value]))
     # Variables that no rule has mapped, so that the costs of all programs are defined.

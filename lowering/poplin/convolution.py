@@ -37,6 +37,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (
     Access,
     Axis,
+    Builder,
     Copy,
     Dim,
     Execute,
@@ -60,11 +61,9 @@ class _PlannedConv:
 
 
 def convolution(
-    graph: Graph,
+    builder: Builder,
     x: Tensor,
     w: Tensor,
-    prog: ProgramSequence,
-    name: str,
     *,
     dimension_numbers: lax.ConvDimensionNumbers,
     window_strides: Sequence[int],
@@ -102,20 +101,21 @@ def convolution(
         GraphError: if there are both kinds of groups, groups do not divide the operands, channels do not match, or no
             codelet has such partials.
     """
+    graph = builder.graph
     if min(feature_group_count, batch_group_count) > 1:
-        raise GraphError(f"{name}: feature groups and batch groups exclude each other", where=graph.origin)
-    check_partials(graph, x.dtype, w.dtype, x.dtype if out_dtype is None else out_dtype, partials_dtype, name)
+        raise GraphError(f"{builder.name}: feature groups and batch groups exclude each other", where=graph.origin)
+    check_partials(graph, x.dtype, w.dtype, x.dtype if out_dtype is None else out_dtype, partials_dtype, builder.name)
     out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
     groups = max(feature_group_count, batch_group_count)
     params = _params(dimension_numbers, groups, batch_group_count > 1, precision)
-    x = _split_groups(graph, x, params.lhs, groups, name)
-    w = _split_groups(graph, w, params.rhs, groups, name)
+    x = _split_groups(graph, x, params.lhs, groups, builder.name)
+    w = _split_groups(graph, w, params.rhs, groups, builder.name)
     windows = _windows(x, w, params, padding, window_strides, lhs_dilation, rhs_dilation)
-    extents = _extents(graph, x, w, params, windows, groups, name)
+    extents = _extents(graph, x, w, params, windows, groups, builder.name)
     out_shape = _shape_of(dimension_numbers.out_spec, extents)
     if 0 in (*extents, *(window.size for window in windows)):
-        return zeros(graph, out_shape, out_dtype, name)
-    x, windows = _without_skipped(graph, x, params.lhs, windows, prog, name)
+        return zeros(graph, out_shape, out_dtype, builder.name)
+    x, windows = _without_skipped(builder, x, params.lhs, windows)
     dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
     field = range(3, 3 + len(windows))
     memory = (
@@ -128,8 +128,8 @@ def convolution(
     plan = _choose_plan(
         plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_cost_cycles
     )
-    record_unmet_bound(graph, plan, available_memory_proportion, name)
-    return _add_steps(graph, x, w, _PlannedConv(plan, params, tuple(windows)), prog, name).reshape(out_shape)
+    record_unmet_bound(graph, plan, available_memory_proportion, builder.name)
+    return _add_steps(builder, x, w, _PlannedConv(plan, params, tuple(windows))).reshape(out_shape)
 
 
 @remembered
@@ -145,9 +145,9 @@ def _choose_plan(
 ) -> Plan:
     """Chooses by trial the cheapest plan for operands of these views and mappings."""
 
-    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
+    def add(builder: Builder, tensors: Sequence[Tensor], plan: Plan) -> Tensor:
         x, w = tensors
-        return _add_steps(graph, x, w, _PlannedConv(plan, params, windows), prog, "trial")
+        return _add_steps(Builder(builder.graph, builder.prog, "trial"), x, w, _PlannedConv(plan, params, windows))
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
     bounds = [plan.lower_bound_cycles for plan in plans]
@@ -176,29 +176,27 @@ def _extents(
     return Dims(batch, groups, w.shape[rhs.batch], channels, field, kernel)
 
 
-def _add_steps(graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv, prog: ProgramSequence, name: str) -> Tensor:
+def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
     """Maps the operands and adds all steps of a plan; the result is in the layout `params.out`."""
     plan = planned.plan
     params = planned.params
     over_batch = plan.step_axis == BATCH
-    _map_operands(graph, x, w, plan, params)
+    _map_operands(builder.graph, x, w, plan, params)
     if plan.steps == 1:
-        return _step(graph, x, w, planned, prog, name)
+        return _step(builder, x, w, planned)
 
     def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
-        return _step(graph, part if over_batch else x, w if over_batch else part, planned, body, name)
+        return _step(builder.into(body), part if over_batch else x, w if over_batch else part, planned)
 
     operand, layout = (x, params.lhs) if over_batch else (w, params.rhs)
     out_dim = params.out.batch if over_batch else params.out.channel
     out_dims = out_dim, params.out.channel
-    return add_in_steps(
-        graph, operand, layout.batch, layout.channel, plan.steps, add_step, *out_dims, plan.is_loop, prog, name
-    )
+    return add_in_steps(builder, operand, layout.batch, layout.channel, plan.steps, add_step, *out_dims, plan.is_loop)
 
 
-def _step(graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv, prog: ProgramSequence, name: str) -> Tensor:
+def _step(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
     """Adds one step of a plan."""
-    return _add_vertices(graph, x, w, planned, prog, name).combine_partials(graph, planned.plan, prog, name)
+    return _add_vertices(builder, x, w, planned).combine_partials(builder, planned.plan)
 
 
 def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
@@ -231,12 +229,13 @@ def _windows(
 
 
 def _without_skipped(
-    graph: Graph, x: Tensor, layout: Layout, windows: Sequence[Window], prog: ProgramSequence, name: str
+    builder: Builder, x: Tensor, layout: Layout, windows: Sequence[Window]
 ) -> tuple[Tensor, list[Window]]:
     """Returns the activations without the elements that strides and dilations step over, and their windows.
 
     Mapped activations are copied to contiguous memory: read with a step, each element would be an exchange fragment.
     """
+    graph = builder.graph
     starts = [0] * x.ndim
     strides = [1] * x.ndim
     used_windows = []
@@ -250,8 +249,8 @@ def _without_skipped(
         return used, used_windows
     order = MemoryOrder.with_channels(used.shape, layout.channel)
     mapping = linear_mapping(graph, used.size, x.dtype)
-    copy = graph.add_variable(order.variable_shape, x.dtype, f"{name}/used", mapping)
-    prog.add(Copy(order.of_variable(used), copy, f"{name}/used", graph.origin))
+    copy = graph.add_variable(order.variable_shape, x.dtype, f"{builder.name}/used", mapping)
+    builder.prog.add(Copy(order.of_variable(used), copy, f"{builder.name}/used", graph.origin))
     return order.of_view(copy), used_windows
 
 
@@ -278,10 +277,9 @@ def _by_dimension(layout: Layout, batch: int, group: int, channel: int, field: S
     return [rows[position] for position in sorted(rows)]
 
 
-def _add_vertices(
-    graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv, prog: ProgramSequence, name: str
-) -> Result:
+def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Result:
     """Adds the compute set of the blocks; returns the tensor that they write, in the layout `params.out`."""
+    graph = builder.graph
     plan = planned.plan
     params = planned.params
     windows = planned.windows
@@ -292,7 +290,7 @@ def _add_vertices(
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     out_axes = _axis_of(params.out, BATCH, OUT_CHANNELS, field)
     reduced = (IN_CHANNELS, *kernel)
-    out = result_variable(graph, plan, grid, tuple(out_axes), reduced, OUT_CHANNELS, name)
+    out = result_variable(graph, plan, grid, tuple(out_axes), reduced, OUT_CHANNELS, builder.name)
     window = {
         position: Dim(
             (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
@@ -314,9 +312,9 @@ def _add_vertices(
         for number, (title, cut) in enumerate(zip(titles, grid.cuts, strict=True))
     )
     codelet = convolution_codelet(plan.kind, spec.code, out.tensor.dtype, params)
-    compute_set = graph.add_compute_set(name)
+    compute_set = graph.add_compute_set(builder.name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
+    builder.prog.add(Execute(compute_set))
     return out
 
 

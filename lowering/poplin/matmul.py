@@ -30,7 +30,16 @@ from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Access, Axis, Execute, Graph, Sequence as ProgramSequence, VertexGroup, element
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Builder,
+    Execute,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+    element,
+)
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
@@ -38,11 +47,9 @@ _G, _M, _K, _N = range(4)
 
 
 def matmul(
-    graph: Graph,
+    builder: Builder,
     a: Tensor,
     b: Tensor,
-    prog: ProgramSequence,
-    name: str,
     *,
     out_dtype: Any = None,
     partials_dtype: Any = None,
@@ -65,15 +72,18 @@ def matmul(
     Raises:
         GraphError: if shapes do not match, or no codelet has such partials.
     """
+    graph = builder.graph
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         got = f"{list(a.shape)} by {list(b.shape)}"
-        raise GraphError(f"{name}: shapes do not match", where=graph.origin, expected="[G, M, K] by [G, K, N]", got=got)
+        raise GraphError(
+            f"{builder.name}: shapes do not match", where=graph.origin, expected="[G, M, K] by [G, K, N]", got=got
+        )
     groups, m, k = a.shape
     n = b.shape[2]
     out_dtype = np.dtype(a.dtype if out_dtype is None else out_dtype)
-    check_partials(graph, a.dtype, b.dtype, out_dtype, partials_dtype, name)
+    check_partials(graph, a.dtype, b.dtype, out_dtype, partials_dtype, builder.name)
     if 0 in (groups, m, k, n):
-        return zeros(graph, (groups, m, n), out_dtype, name)
+        return zeros(graph, (groups, m, n), out_dtype, builder.name)
     plan = plan_matmul(
         groups,
         m,
@@ -92,8 +102,8 @@ def matmul(
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
     plan = _choose_plan(plan, operands, graph.target, available_memory_proportion, graph.byte_cost_cycles)
-    record_unmet_bound(graph, plan, available_memory_proportion, name)
-    return _add_steps(graph, a, b, plan, precision, prog, name)
+    record_unmet_bound(graph, plan, available_memory_proportion, builder.name)
+    return _add_steps(builder, a, b, plan, precision)
 
 
 @remembered
@@ -110,9 +120,9 @@ def _choose_plan(
     if share > 0:
         plans += _aligned_plans(spec_of_all_steps(plan), target, share * target.bytes_per_tile, operands)
 
-    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
+    def add(builder: Builder, tensors: Sequence[Tensor], plan: Plan) -> Tensor:
         a, b = tensors
-        return _add_steps(graph, a, b, plan, None, prog, "trial")
+        return _add_steps(Builder(builder.graph, builder.prog, "trial"), a, b, plan, None)
 
     bounds = [plan.lower_bound_cycles for plan in plans]
     return least_charged_alone(plans, bounds, operands, add, target, cycles_per_byte)
@@ -128,33 +138,31 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
             yield plan
 
 
-def _add_steps(
-    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
-) -> Tensor:
+def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
     """Maps the operands and adds all steps of a plan."""
     grid = _grid(plan)
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     by_columns = plan.step_axis == OUT_CHANNELS
     is_one_step = plan.steps == 1
     if is_one_step or by_columns:
-        place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
+        place_by_plan(builder.graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
     if is_one_step or not by_columns:
         columns = np.transpose(grid.tile, (_G, _K, _N, _M))
-        place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
+        place_by_plan(builder.graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
     if is_one_step:
-        return _step(graph, a, b, plan, precision, prog, name)
+        return _step(builder, a, b, plan, precision)
 
     def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
         lhs, rhs = (a, part) if by_columns else (part, b)
-        return _step(graph, lhs, rhs, plan, precision, body, name)
+        return _step(builder.into(body), lhs, rhs, plan, precision)
 
     operand, dim, out_dim = (b, 2, 2) if by_columns else (a, 1, 1)
-    return add_in_steps(graph, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop, prog, name)
+    return add_in_steps(builder, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop)
 
 
-def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
+def _step(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
     """Adds one step of a plan."""
-    return _add_products(graph, a, b, plan, precision, prog, name).combine_partials(graph, plan, prog, name)
+    return _add_products(builder, a, b, plan, precision).combine_partials(builder, plan)
 
 
 @remembered
@@ -167,13 +175,12 @@ def _grid(plan: Plan) -> Grid:
     return Grid(tuple(grid.cuts[axis] for axis in axes), tile)
 
 
-def _add_products(
-    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
-) -> Result:
+def _add_products(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Result:
     """Adds the compute set of the products; returns the tensor that they write, [G, M, N]."""
+    graph = builder.graph
     grid = _grid(plan)
     cuts = grid.cuts
-    out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, name)
+    out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, builder.name)
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),
@@ -181,7 +188,7 @@ def _add_products(
         Access(out.tensor, (*out.slot, element(_G), element(_M), element(_N))),
     )
     codelet = matmul_codelet(plan.kind, plan.spec.code, out.tensor.dtype, precision)
-    compute_set = graph.add_compute_set(name)
+    compute_set = graph.add_compute_set(builder.name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
+    builder.prog.add(Execute(compute_set))
     return out

@@ -22,7 +22,7 @@ from ipujax.lowering.poplin.partials import combine, monoid_of
 from ipujax.lowering.poplin.product_plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Dim, Graph, Sequence as ProgramSequence, Term
+from ipujax.runtime.graph import Builder, Dim, Graph, Term
 from ipujax.runtime.tensor import (
     MIN_BYTES_PER_TILE,
     Blocked,
@@ -40,12 +40,12 @@ class Result:
     slot: tuple[Dim, ...]  # index of that dimension, none or one
     order: MemoryOrder  # memory order of the variable of the result
 
-    def combine_partials(self, graph: Graph, plan: Plan, prog: ProgramSequence, name: str) -> Tensor:
+    def combine_partials(self, builder: Builder, plan: Plan) -> Tensor:
         """Returns the result, after combining partial results if there are any."""
         if not self.slot:
             return self.tensor
         (variable,) = self.tensor.variables()
-        total = combine(graph, Tensor.of(variable), plan.spec.out_dtype, prog, name, plan.tiles_used)
+        total = combine(builder, Tensor.of(variable), plan.spec.out_dtype, plan.tiles_used)
         return self.order.of_view(total)
 
 

@@ -21,7 +21,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycle
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
 
@@ -103,12 +103,12 @@ def partials_cost(
     return PartialsCost(exchange, compute, sync)
 
 
-def combine(graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str, max_tiles: int) -> Tensor:
+def combine(builder: Builder, partials: Tensor, out_dtype: Any, max_tiles: int) -> Tensor:
     """Combines dimension 0 of partial results, the slots, by their variable's monoid on at most `max_tiles` tiles."""
-    total = reduce_partials(graph, partials, prog, name, max_tiles)
+    total = reduce_partials(builder, partials, max_tiles)
     if total.dtype == out_dtype:
         return total
-    return elementwise(graph, _cast(np.dtype(out_dtype)), [total], prog, f"{name}/cast")
+    return elementwise(builder.named("cast"), _cast(np.dtype(out_dtype)), [total])
 
 
 @remembered

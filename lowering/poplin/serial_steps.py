@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from ipujax.lowering.layout import MemoryOrder, linear_mapping, mapping_like
 from ipujax.lowering.popops import advance, map_for_slicing, new_counter, new_stack, push, slot_of, slots_first
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
-from ipujax.runtime.graph import Copy, Graph, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Copy, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Blocked, Tensor, concat
 
 
 def add_in_steps(
-    graph: Graph,
+    builder: Builder,
     operand: Tensor,
     dim: int,
     channel: int,
@@ -28,8 +28,6 @@ def add_in_steps(
     out_dim: int,
     out_channel: int,
     is_loop: bool,
-    prog: ProgramSequence,
-    name: str,
 ) -> Tensor:
     """Adds the steps over equal parts of an operand.
 
@@ -44,58 +42,58 @@ def add_in_steps(
         is_loop: whether the steps are a loop.
     """
     if not is_loop:
-        results = [add_step(part, prog) for part in _slices(graph, operand, dim, steps, prog, name)]
-        return _join(graph, results, out_dim, out_channel, prog, name)
-    stack = _stack_of(graph, operand, dim, channel, steps, prog, name)
+        results = [add_step(part, builder.prog) for part in _slices(builder, operand, dim, steps)]
+        return _join(builder, results, out_dim, out_channel)
+    stack = _stack_of(builder, operand, dim, channel, steps)
     body = ProgramSequence()
-    counter = new_counter(graph, 0, prog, name)
-    result = add_step(slot_of(graph, stack, counter, body, name), body)
-    stacked = new_stack(graph, result, steps, prog, name)
-    push(graph, stacked, result, counter, body, name)
-    advance(graph, counter, 1, body, name)
-    prog.add(Repeat(steps, body, graph.origin))
+    counter = new_counter(builder, 0)
+    result = add_step(slot_of(builder.into(body), stack, counter), body)
+    stacked = new_stack(builder, result, steps)
+    push(builder.into(body), stacked, result, counter)
+    advance(builder.into(body), counter, 1)
+    builder.prog.add(Repeat(steps, body, builder.graph.origin))
     order = [*range(1, out_dim + 1), 0, *range(out_dim + 1, stacked.ndim)]
     shape = tuple(steps * n if d == out_dim else n for d, n in enumerate(result.shape))
     return stacked.transpose(order).reshape(shape)
 
 
-def _stack_of(
-    graph: Graph, operand: Tensor, dim: int, channel: int, steps: int, prog: ProgramSequence, name: str
-) -> Tensor:
+def _stack_of(builder: Builder, operand: Tensor, dim: int, channel: int, steps: int) -> Tensor:
     """Parts of an operand as a stack that is sliced without exchange."""
-    stack = _divided(graph, operand, dim, steps, prog, name)
+    graph = builder.graph
+    stack = _divided(builder, operand, dim, steps)
     order = slots_first(stack)
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
     if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:
         return stack
     part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
-    part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{name}/part"))
-    copy = new_stack(graph, part, steps, prog, name)
-    prog.add(Copy(stack, copy, f"{name}/parts", graph.origin))
+    part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{builder.name}/part"))
+    copy = new_stack(builder, part, steps)
+    builder.prog.add(Copy(stack, copy, f"{builder.name}/parts", graph.origin))
     return copy
 
 
-def _divided(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> Tensor:
+def _divided(builder: Builder, operand: Tensor, dim: int, steps: int) -> Tensor:
     """Parts of an operand in a leading dimension; maps an unmapped operand so that each part is spread evenly."""
     shape = operand.shape
     divided = operand.reshape((*shape[:dim], steps, shape[dim] // steps, *shape[dim + 1 :]))
-    divided = copied_if_huge(graph, divided, prog, name)
+    divided = copied_if_huge(builder, divided)
     stack = divided.transpose([dim, *(d for d in range(divided.ndim) if d != dim)])
-    map_for_slicing(graph, stack, (0,))
+    map_for_slicing(builder.graph, stack, (0,))
     return stack
 
 
-def _slices(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
-    stack = _divided(graph, operand, dim, steps, prog, name)
+def _slices(builder: Builder, operand: Tensor, dim: int, steps: int) -> list[Tensor]:
+    stack = _divided(builder, operand, dim, steps)
     limits = stack.shape[1:]
     return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
 
 
-def _join(graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str) -> Tensor:
+def _join(builder: Builder, results: Sequence[Tensor], dim: int, channel: int) -> Tensor:
     """Copies the results of steps to one variable, of which any view can be taken."""
+    graph = builder.graph
     joined = concat(results, dim)
     order = MemoryOrder.with_channels(joined.shape, channel)
     mapping = linear_mapping(graph, joined.size, joined.dtype)
-    out = graph.add_variable(order.variable_shape, joined.dtype, name, mapping)
-    prog.add(Copy(order.of_variable(joined), out, f"{name}/join", graph.origin))
+    out = graph.add_variable(order.variable_shape, joined.dtype, builder.name, mapping)
+    builder.prog.add(Copy(order.of_variable(joined), out, f"{builder.name}/join", graph.origin))
     return order.of_view(out)

@@ -34,7 +34,7 @@ from ipujax.lowering.popops import (
     whole_axis,
 )
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
@@ -47,14 +47,12 @@ KeyFunction = Callable[..., Any]
 
 
 def per_key(
-    graph: Graph,
+    builder: Builder,
     fun: KeyFunction,
     title: str,
     operands: Sequence[Tensor],
     keys_rank: int,
     results: Sequence[tuple[tuple[int, ...], Any]],
-    prog: ProgramSequence,
-    name: str,
     cut_results: bool = False,
 ) -> list[Tensor]:
     """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
@@ -71,26 +69,24 @@ def per_key(
     codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
     fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
     written: Source = "here"
-    sources = [*(source_of(graph, x) for x in operands), *(written for _ in results)]
+    sources = [*(source_of(builder.graph, x) for x in operands), *(written for _ in results)]
     work = Work(codelet, fields, tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         for tensor, tensor_spans in zip(operands, key_spans, strict=True):
-            place_operand(graph, tensor, tensor_spans, placement)
-        return _add_keys(graph, codelet, operands, keys_rank, results, placement, prog, name)
+            place_operand(builder.graph, tensor, tensor_spans, placement)
+        return _add_keys(builder, codelet, operands, keys_rank, results, placement)
 
-    return add(graph, prog, choose(graph, shape, order, work, operands, add))
+    return add(builder, choose(builder.graph, shape, order, work, operands, add))
 
 
 def _add_keys(
-    graph: Graph,
+    builder: Builder,
     codelet: Codelet,
     operands: Sequence[Tensor],
     keys_rank: int,
     results: Sequence[tuple[tuple[int, ...], Any]],
     placement: Blocked,
-    prog: ProgramSequence,
-    name: str,
 ) -> list[Tensor]:
     shape = results[0][0]
     axes = placed_axes(placement)
@@ -103,11 +99,11 @@ def _add_keys(
         accesses.append(along(x, [*range(keys_rank), *extra]))
     for out_shape, out_dtype in results:
         assert out_shape == shape, "results have equal shapes"
-        outs.append(mapped_variable(graph, shape, out_dtype, name, range(rank), placement))
+        outs.append(mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))
         accesses.append(along(outs[-1], range(rank)))
     tile = tile_grid(placement, len(axes) - rank)
     origins = [axis.name for axis in axes[keys_rank:rank]]
-    add_vertices(graph, codelet, axes, accesses, tile, prog, name, origins)
+    add_vertices(builder, codelet, axes, accesses, tile, origins)
     return outs
 
 

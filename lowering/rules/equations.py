@@ -24,7 +24,7 @@ from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack, origin_of
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
@@ -156,7 +156,7 @@ class Lowering:
         rule = rule_of(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
-        results = [copied_if_huge(self._graph, result, prog, context.name) for result in results]
+        results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"

@@ -18,6 +18,7 @@ from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import (
     BYTE_COST_CYCLES,
     NO_TILE,
+    Builder,
     Copy,
     Execute,
     Graph,
@@ -57,7 +58,7 @@ def built(order: str, target: Target | None = None, byte_cost: float = BYTE_COST
             continue
         read, written = step
         source = tensors.setdefault(read, tensor(graph, read))
-        tensors[written] = elementwise(graph, SIN, [source], prog, step)
+        tensors[written] = elementwise(Builder(graph, prog, step), SIN, [source])
     merge_compute_sets(graph, prog)
     return graph, prog
 
@@ -87,7 +88,7 @@ def counts_of_two(max_bytes: int, changed: Callable[[VertexGroup], VertexGroup])
     graph = Graph(target)
     prog = Sequence()
     for name in "ab":
-        elementwise(graph, SIN, [tensor(graph, name)], prog, name)
+        elementwise(Builder(graph, prog, name), SIN, [tensor(graph, name)])
     for compute_set, (group,) in list(graph.groups.items()):
         graph.groups[compute_set] = [changed(group)]
     merge_compute_sets(graph, prog)
@@ -130,9 +131,9 @@ def test_a_reader_of_a_copy_stays_behind_it() -> None:
     prog = Sequence()
     a = tensor(graph, "a")
     b = tensor(graph, "b")
-    elementwise(graph, SIN, [a], prog, "first")
+    elementwise(Builder(graph, prog, "first"), SIN, [a])
     prog.add(Copy(a, b))
-    elementwise(graph, SIN, [b], prog, "second")
+    elementwise(Builder(graph, prog, "second"), SIN, [b])
     merge_compute_sets(graph, prog)
     assert counts(graph, prog) == [1, 0, 1]
 
@@ -142,10 +143,10 @@ def test_large_results_are_not_computed_early() -> None:
     graph = Graph(small_target(4))
     prog = Sequence()
     large = [graph.add_variable((512, 64), F32, n, grid((512, 64), (2, 2))) for n in "abc"]
-    b = elementwise(graph, SIN, [large[0]], prog, "b")
-    elementwise(graph, SIN, [b], prog, "c")
-    elementwise(graph, SIN, [large[1]], prog, "neighbour of c")
-    elementwise(graph, SIN, [large[2]], prog, "neighbour of both")
+    b = elementwise(Builder(graph, prog, "b"), SIN, [large[0]])
+    elementwise(Builder(graph, prog, "c"), SIN, [b])
+    elementwise(Builder(graph, prog, "neighbour of c"), SIN, [large[1]])
+    elementwise(Builder(graph, prog, "neighbour of both"), SIN, [large[2]])
     merge_compute_sets(graph, prog)
     assert counts(graph, prog) == [1, 3]
 
@@ -155,7 +156,7 @@ def test_saves_a_sync_for_each_merged_set() -> None:
         graph = Graph(small_target(4))
         prog = Sequence()
         for name in order:
-            elementwise(graph, SIN, [tensor(graph, name)], prog, name)
+            elementwise(Builder(graph, prog, name), SIN, [tensor(graph, name)])
         if merged:
             merge_compute_sets(graph, prog)
         return program_cycles(graph, prog)

@@ -12,27 +12,21 @@ from ipujax.lowering.popops.indexing.gather import GatherSpec, gather
 from ipujax.lowering.popops.indexing.row_order import gather_in_order, scatter_in_order
 from ipujax.lowering.popops.indexing.scatter import ScatterSpec
 from ipujax.lowering.popops.maps.constants import immediate_of
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.tensor import Tensor
 
 
 def gather_as_kept(
-    graph: Graph,
-    table: Tensor,
-    indices: Tensor,
-    out_shape: Sequence[int],
-    spec: GatherSpec,
-    prog: ProgramSequence,
-    name: str,
+    builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec
 ) -> Tensor:
     """Looks up slices of a table in its memory order; arguments and result as `gather`."""
     order = memory_order(table)
     ordered = None if order is None else gather_in_order(spec, order, out_shape)
     if order is None or ordered is None:
-        return gather(graph, table, indices, out_shape, spec, prog, name)
+        return gather(builder, table, indices, out_shape, spec)
     spec, row_order = ordered
     rows = row_order.rows
-    result = gather(graph, order.of_variable(table), indices, rows.variable_shape, spec, prog, name)
+    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, spec)
     return rows.of_view(result)
 
 

@@ -35,24 +35,18 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     BlockShapes,
+    Builder,
     Codelet,
     Copy,
     Field,
     Graph,
-    Sequence as ProgramSequence,
 )
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 
 def dynamic_slice(
-    graph: Graph,
-    x: Tensor,
-    starts: Sequence[Tensor],
-    sizes: Sequence[int],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int] | None = None,
+    builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int] | None = None
 ) -> Tensor:
     """Slices a tensor at dynamic indices, as `lax.dynamic_slice`; returns the tensor itself if the slice is all of it.
 
@@ -62,6 +56,7 @@ def dynamic_slice(
         sizes: size of the slice in every dimension of `x`, at least 1.
         dims: dimensions of `starts`, all when None; in the others the slice is as large as `x`.
     """
+    graph = builder.graph
     starts, dims = _partial_dims(x, starts, sizes, dims)
     if not dims:
         return x
@@ -70,25 +65,19 @@ def dynamic_slice(
         slice_order = order.with_shape(sizes)
         variable_dims = [order.view_dims.index(d) for d in dims]
         x = order.of_variable(x)
-        part = dynamic_slice(graph, x, starts, slice_order.variable_shape, prog, name, variable_dims)
+        part = dynamic_slice(builder, x, starts, slice_order.variable_shape, variable_dims)
         return slice_order.of_view(part)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
     out_dims = [None if d in dims else d for d in range(x.ndim)]
-    out = mapped_variable(graph, tuple(sizes), x.dtype, name, out_dims, placement)
+    out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
     codelet = _slice_codelet(x.dtype, x.ndim, dims, starts[0].dtype)
-    _add(graph, codelet, x, out, starts, dims, placement, prog, name)
+    _add(builder, codelet, x, out, starts, dims, placement)
     return out
 
 
 def dynamic_update_slice_in_place(
-    graph: Graph,
-    buffer: Tensor,
-    update: Tensor,
-    starts: Sequence[Tensor],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int] | None = None,
+    builder: Builder, buffer: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int] | None = None
 ) -> None:
     """Overwrites a slice of a buffer at dynamic indices.
 
@@ -98,41 +87,39 @@ def dynamic_update_slice_in_place(
         starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
         dims: dimensions of `starts`, all when None; in the others `update` is as large as the buffer.
     """
+    graph = builder.graph
     starts, dims = _partial_dims(buffer, starts, update.shape, dims)
     if not dims:
         map_linearly(graph, update)
         map_linearly(graph, buffer)
-        prog.add(Copy(update, buffer, name, graph.origin))
+        builder.prog.add(Copy(update, buffer, builder.name, graph.origin))
         return
     order = memory_order(buffer)
     if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]
-        dynamic_update_slice_in_place(graph, order.of_variable(buffer), update, starts, prog, name, variable_dims)
+        dynamic_update_slice_in_place(builder, order.of_variable(buffer), update, starts, variable_dims)
         return
     map_for_slicing(graph, buffer, dims)
     placement = _placement(graph, buffer, dims)
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
     codelet = _update_codelet(buffer.dtype, buffer.ndim, dims, starts[0].dtype)
-    _add(graph, codelet, buffer, update, starts, dims, placement, prog, name)
+    _add(builder, codelet, buffer, update, starts, dims, placement)
 
 
 def dynamic_update_slice(
-    graph: Graph,
-    x: Tensor,
-    update: Tensor,
-    starts: Sequence[Tensor],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int] | None = None,
+    builder: Builder, x: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int] | None = None
 ) -> Tensor:
     """Copies `x` with a slice overwritten, as `lax.dynamic_update_slice`; arguments as the function in place."""
+    graph = builder.graph
     sliced_dims = [d for d, n in enumerate(x.shape) if n != update.shape[d]]
     map_for_slicing(graph, x, sliced_dims)
-    out = graph.add_variable(x.shape, x.dtype, name, mapping_like(graph, x) or _placement(graph, x, sliced_dims))
-    prog.add(Copy(x, out, f"{name}/copy", graph.origin))
-    dynamic_update_slice_in_place(graph, out, update, starts, prog, name, dims)
+    out = graph.add_variable(
+        x.shape, x.dtype, builder.name, mapping_like(graph, x) or _placement(graph, x, sliced_dims)
+    )
+    builder.prog.add(Copy(x, out, f"{builder.name}/copy", graph.origin))
+    dynamic_update_slice_in_place(builder, out, update, starts, dims)
     return out
 
 
@@ -175,23 +162,21 @@ def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
 
 
 def _add(
-    graph: Graph,
+    builder: Builder,
     codelet: Codelet,
     tensor: Tensor,
     part: Tensor,
     starts: Sequence[Tensor],
     dims: tuple[int, ...],
     placement: Blocked,
-    prog: ProgramSequence,
-    name: str,
 ) -> None:
     for start in starts:
-        map_linearly(graph, start)
+        map_linearly(builder.graph, start)
     axes = placed_axes(placement) + [whole_axis(f"box{d}", part.shape[d]) for d in dims]
     box_dims = [tensor.ndim + dims.index(d) if d in dims else d for d in range(tensor.ndim)]
     accesses = (along(tensor, range(tensor.ndim)), along(part, box_dims), *map(scalar, starts))
     tile = tile_grid(placement, len(dims))
-    add_vertices(graph, codelet, axes, accesses, tile, prog, name)
+    add_vertices(builder, codelet, axes, accesses, tile)
 
 
 def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -> list[jax.Array]:

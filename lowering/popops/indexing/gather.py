@@ -36,11 +36,11 @@ from ipujax.runtime.graph import (
     Access,
     Axis,
     BlockShapes,
+    Builder,
     Codelet,
     Extras,
     Field,
     Graph,
-    Sequence as ProgramSequence,
     block,
     element,
 )
@@ -108,19 +108,12 @@ class GatherSpec:
         return max(rows, key=lambda d: self.table_shape[d], default=None)
 
 
-def gather(
-    graph: Graph,
-    table: Tensor,
-    indices: Tensor,
-    out_shape: Sequence[int],
-    spec: GatherSpec,
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
+def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec) -> Tensor:
     """Looks up slices of a table of `spec.table_shape`; returns a new tensor of shape `out_shape`.
 
     The last dimension of `indices` are index vectors; no tensor is empty.
     """
+    graph = builder.graph
     table_dims, index_dims = spec.out_dims()
     out_shape = tuple(out_shape)
     rank = len(out_shape)
@@ -132,16 +125,16 @@ def gather(
     fields = (table_spans, index_spans, spans(out_shape, range(rank)))
     work = Work(codelet, fields, (source_of(graph, table), source_of(graph, indices), "here"))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        place_operand(graph, table, table_spans, placement)
-        place_operand(graph, indices, index_spans, placement)
-        return _look_up(graph, table, indices, spec, row_dim, placement, prog, name)
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        place_operand(builder.graph, table, table_spans, placement)
+        place_operand(builder.graph, indices, index_spans, placement)
+        return _look_up(builder, table, indices, spec, row_dim, placement)
 
     unmoved = [0] if has_few_lookups(graph, indices) else []  # the table is used where it is mapped
     uncut = {spec.kept_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]
     combination = _CombinationCost(table.dtype, rank)
-    return add(graph, prog, choose(graph, space, order, work, [table, indices], add, combination, unmoved))
+    return add(builder, choose(graph, space, order, work, [table, indices], add, combination, unmoved))
 
 
 def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
@@ -150,14 +143,7 @@ def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
 
 
 def _look_up(
-    graph: Graph,
-    table: Tensor,
-    indices: Tensor,
-    spec: GatherSpec,
-    row_dim: int | None,
-    placement: Blocked,
-    prog: ProgramSequence,
-    name: str,
+    builder: Builder, table: Tensor, indices: Tensor, spec: GatherSpec, row_dim: int | None, placement: Blocked
 ) -> Tensor:
     """Adds vertices on a partition of the result's dimensions, followed by the rows if these may be cut."""
     table_dims, index_dims = spec.out_dims()
@@ -172,13 +158,13 @@ def _look_up(
     if row_dim is not None:
         axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if rows > 1 else "map")
     axes.append(whole_axis("index", indices.shape[-1]))
-    out, out_access = _result(graph, table.dtype, placement, rank, rows, name)
+    out, out_access = _result(builder.graph, table.dtype, placement, rank, rows, builder.name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
     origins = (*([axes[rank].name] if rows > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
-    add_vertices(graph, codelet, axes, accesses, grid, prog, name, origins)
-    return out if rows == 1 else reduce_partials_in_place(graph, out, prog, name)
+    add_vertices(builder, codelet, axes, accesses, grid, origins)
+    return out if rows == 1 else reduce_partials_in_place(builder, out)
 
 
 def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, name: str) -> tuple[Tensor, Access]:

@@ -36,16 +36,14 @@ from ipujax.lowering.popops.indexing.dynamic import (
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, WriteUndef
+from ipujax.runtime.graph import Builder, Copy, Graph, WriteUndef
 from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, on_one_tile
 
 _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)
 
 
-def new_state(
-    graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int, in_groups: bool = False
-) -> Tensor:
+def new_state(builder: Builder, initial: Tensor, number: int, in_groups: bool = False) -> Tensor:
     """Adds a variable that starts as `initial` and is overwritten in each iteration.
 
     It stays unmapped where `initial` has no layout or one that nobody chose, so that its first use in the loop maps it.
@@ -56,7 +54,8 @@ def new_state(
         number: its number among the loop's states.
         in_groups: whether its columns are stored in groups, whatever those of the first value are.
     """
-    title = f"{name}/carry{number}"
+    graph = builder.graph
+    title = f"{builder.name}/carry{number}"
     order = MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
     if in_groups and memory_order(initial) != order:
         state = order.of_view(graph.add_variable(order.variable_shape, initial.dtype, title))
@@ -64,19 +63,19 @@ def new_state(
         state = graph.add_variable(initial.shape, initial.dtype, title)
     else:
         state = variable_like(graph, initial, title)
-    prog.add(Copy(initial, state, f"{name}/init", graph.origin))
+    builder.prog.add(Copy(initial, state, f"{builder.name}/init", graph.origin))
     return state
 
 
-def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], prog: ProgramSequence, name: str) -> None:
+def assign(builder: Builder, values: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Overwrites all states, variables in full, at once: a value that reads a state is copied first."""
     pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
     overwritten = {variable for _, state in pairs for variable in state.variables()}
-    safe_values = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, overwritten) else v for v, s in pairs]
+    safe_values = [set_aside(builder, v) if must_be_set_aside(v, s, overwritten) else v for v, s in pairs]
     for value, (_, state) in zip(safe_values, pairs, strict=True):
-        map_linearly(graph, value)
-        map_like(graph, state, value)
-        overwrite(graph, value, state, prog, f"{name}/carry")
+        map_linearly(builder.graph, value)
+        map_like(builder.graph, state, value)
+        overwrite(builder.named("carry"), value, state)
 
 
 def _is_mapped_linearly(graph: Graph, tensor: Tensor) -> bool:
@@ -85,36 +84,38 @@ def _is_mapped_linearly(graph: Graph, tensor: Tensor) -> bool:
     return layout is not None and layout[1] is linear_mapping(graph, tensor.size, tensor.dtype)
 
 
-def set_aside(graph: Graph, value: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def set_aside(builder: Builder, value: Tensor) -> Tensor:
     """Copies a value to a new variable of equal layout."""
+    graph = builder.graph
     map_linearly(graph, value)
-    copy = add_like(graph, value, f"{name}/aside")
-    prog.add(Copy(value, copy, f"{name}/aside", graph.origin))
+    copy = add_like(graph, value, f"{builder.name}/aside")
+    builder.prog.add(Copy(value, copy, f"{builder.name}/aside", graph.origin))
     return copy
 
 
-def new_counter(graph: Graph, start: int | np.ndarray, prog: ProgramSequence, name: str) -> Tensor:
+def new_counter(builder: Builder, start: int | np.ndarray) -> Tensor:
     """Adds an integer on one tile, int32[], initially `start`; an array `start` has one value a replica."""
-    counter = graph.add_variable((), _COUNTER, f"{name}/counter", on_one_tile(1, 0))
+    graph = builder.graph
+    counter = graph.add_variable((), _COUNTER, f"{builder.name}/counter", on_one_tile(1, 0))
     add = graph.add_constant if np.ndim(start) == 0 else graph.add_replica_constant
     initial = add(np.asarray(start, _COUNTER), "start", on_one_tile(1, 0))
-    prog.add(Copy(initial, counter, f"{name}/counter", graph.origin))
+    builder.prog.add(Copy(initial, counter, f"{builder.name}/counter", graph.origin))
     return counter
 
 
-def advance(graph: Graph, counter: Tensor, step: int, prog: ProgramSequence, name: str) -> None:
+def advance(builder: Builder, counter: Tensor, step: int) -> None:
     """Adds `step` to a counter."""
-    constant = graph.add_constant(np.asarray(step, _COUNTER), "step")
-    following = elementwise(graph, _ADD, [counter, constant], prog, f"{name}/counter")
-    prog.add(Copy(following, counter, f"{name}/counter", graph.origin))
+    constant = builder.graph.add_constant(np.asarray(step, _COUNTER), "step")
+    following = elementwise(builder.named("counter"), _ADD, [counter, constant])
+    builder.prog.add(Copy(following, counter, f"{builder.name}/counter", builder.graph.origin))
 
 
-def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence, name: str, step: int = 1) -> None:
+def advance_around(builder: Builder, slot: Tensor, slots: int, step: int = 1) -> None:
     """Adds `step` of 0 to `slots` to the slot number of a ring, in place; the first slot follows the last.
 
     One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
     """
-    elementwise(graph, _wrapping(slots, step), [slot], prog, f"{name}/slot", slot)
+    elementwise(builder.named("slot"), _wrapping(slots, step), [slot], slot)
 
 
 @remembered
@@ -125,37 +126,39 @@ def _wrapping(slots: int, step: int) -> Op:
     return Op("select_n", following, _COUNTER, ("ring", slots, step))
 
 
-def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> Tensor:
+def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
     """Slices one slot of a stack; a stack that is a view of a differently shaped variable is sliced in the variable.
 
     Args:
         stack: [slots, *shape].
         slot: number of the slot, int32[]; None for a stack of one, which is not sliced.
     """
+    graph = builder.graph
     if slot is None:
         return stack.reshape(stack.shape[1:])
     order, buffer = _as_sliced(graph, stack)
-    part = dynamic_slice(graph, buffer, [slot], (1, *buffer.shape[1:]), prog, f"{name}/slice", dims=(0,))
+    part = dynamic_slice(builder.named("slice"), buffer, [slot], (1, *buffer.shape[1:]), dims=(0,))
     graph.note_role(part, graph.role_of(stack))
     slot_order = order.without([0])
     return slot_order.of_view(part.reshape(slot_order.variable_shape))
 
 
-def moved_for_slicing(graph: Graph, stack: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
     """Returns a stack, or a copy of it where slices of it would move between tiles.
 
     Args:
         stack: [slots, *shape], mapped.
         prog: program that copies it, before the loop.
     """
+    graph = builder.graph
     order, buffer = _as_sliced(graph, stack)
     is_repeated = sum(variable.size for variable in stack.variables()) < stack.size  # a copy would be larger
     if not stack.size or is_repeated or is_sliced_in_place(graph, buffer, (0,)):
         return stack
-    variable = graph.add_variable(order.variable_shape, stack.dtype, f"{name}/stack")
+    variable = graph.add_variable(order.variable_shape, stack.dtype, f"{builder.name}/stack")
     map_for_slicing(graph, variable, (0,))
     copy = order.of_view(variable)
-    prog.add(Copy(stack, copy, f"{name}/stack", graph.origin))
+    builder.prog.add(Copy(stack, copy, f"{builder.name}/stack", graph.origin))
     return copy
 
 
@@ -182,7 +185,7 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
     return replace(order, order=(0, *singles, *long_dims[1:])) if long_dims[0] == 0 else None
 
 
-def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, name: str) -> Tensor:
+def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
     """Adds an empty stack for values of equal layout, [slots, *shape].
 
     Args:
@@ -190,18 +193,19 @@ def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, na
         slots: number of slots.
         prog: program in which its memory becomes live, before all loops that write it.
     """
+    graph = builder.graph
     map_linearly(graph, value)
     order = memory_order(value) or MemoryOrder.own(value.shape)
     memory = order.of_variable(value)
     mapping = mapping_like(graph, memory)
     shape = memory.shape if isinstance(mapping, Blocked) else (memory.size,)
     stack_mapping = _stacked(graph, value, mapping, slots)
-    stack = graph.add_variable((slots, *shape), value.dtype, f"{name}/stack", stack_mapping)
-    prog.add(WriteUndef(stack))
+    stack = graph.add_variable((slots, *shape), value.dtype, f"{builder.name}/stack", stack_mapping)
+    builder.prog.add(WriteUndef(stack))
     return order.behind(slots).of_view(stack.reshape((slots, *memory.shape)))
 
 
-def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> None:
+def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
     """Writes a value to a slot of a stack that `new_stack` returned.
 
     Args:
@@ -214,9 +218,9 @@ def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: 
     assert order is not None, "a stack is a view of one variable in full"
     update = order.without([0]).of_variable(value).reshape((1, *buffer.shape[1:]))
     if slot is None:
-        prog.add(Copy(update, buffer, f"{name}/push", graph.origin))
+        builder.prog.add(Copy(update, buffer, f"{builder.name}/push", builder.graph.origin))
     else:
-        dynamic_update_slice_in_place(graph, buffer, update, [slot], prog, f"{name}/push", dims=(0,))
+        dynamic_update_slice_in_place(builder.named("push"), buffer, update, [slot], dims=(0,))
 
 
 def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:

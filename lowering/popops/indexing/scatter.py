@@ -66,10 +66,10 @@ from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
+    Builder,
     Codelet,
     Copy,
     Graph,
-    Sequence as ProgramSequence,
     block,
     element,
 )
@@ -95,8 +95,7 @@ _FULL_TILE_UPDATES = 8
 class ScatterPlan:
     """Plan of a scatter on tiles."""
 
-    # Adds the scatter to a graph and a program, and returns the new table
-    add: Callable[[Graph, ProgramSequence], Tensor]
+    add: Callable[[Builder], Tensor]  # adds the scatter, and returns the new table
     cycles: float  # lower bound of its cost
     is_exact: bool  # whether the bound is the cost itself
     needed_bytes: int  # bytes of all fields on the busiest tile
@@ -210,7 +209,7 @@ class _Form:
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         target = graph.target
         return ScatterPlan(
-            lambda graph, prog: self._add(graph, prog, placement),
+            lambda builder: self._add(builder, placement),
             cycles,
             work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
             blocks * int(cost.needed_bytes(grid)[0]),
@@ -302,18 +301,19 @@ class _Form:
         out = spans(self.table.shape, range(self.table.ndim))
         return Work(self._codelet(), (*longest, out), (*sources, "here"))
 
-    def _add(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def _add(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the scatter, and the copy back to the table if there is one."""
-        result = self._add_result(graph, prog, placement)
+        result = self._add_result(builder, placement)
         if self.result == "new" or result is self.table:
             return result
-        map_like(graph, self.table, result)
-        prog.add(Copy(result, self.table, f"{self.name}/back", graph.origin))
+        map_like(builder.graph, self.table, result)
+        builder.prog.add(Copy(result, self.table, f"{self.name}/back", builder.graph.origin))
         return self.table
 
-    def _add_result(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def _add_result(self, builder: Builder, placement: Blocked) -> Tensor:
+        graph = builder.graph
         source = self._table_source(graph)
-        combined = self._add_vertices(graph, prog, placement)
+        combined = self._add_vertices(builder, placement)
         if source == "neutral":
             return combined
         assert self.monoid is not None
@@ -325,20 +325,21 @@ class _Form:
             out = graph.add_variable(combined.shape, combined.dtype, self.name, mapping)
         map_like(graph, out, combined)
         op = Op(*_COMBINE[self.monoid], combined.dtype)
-        return elementwise(graph, op, [self.table, combined], prog, self.name, out)
+        return elementwise(Builder(graph, builder.prog, self.name), op, [self.table, combined], out)
 
-    def _add_vertices(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def _add_vertices(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices of all steps, and the combination of parts."""
-        form = self if self.steps == 1 else self._with_copied_updates(graph, prog, placement)
+        form = self if self.steps == 1 else self._with_copied_updates(builder, placement)
         for tensor, read in form._reads():
-            place_operand(graph, tensor, read, placement)
+            place_operand(builder.graph, tensor, read, placement)
         table = self.table
         for indices, updates in form._step_operands():
-            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._step(graph, prog, placement)
+            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._step(builder, placement)
         return table
 
-    def _with_copied_updates(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> _Form:
+    def _with_copied_updates(self, builder: Builder, placement: Blocked) -> _Form:
         """Copies indices and updates to the tiles of the steps, so that each step receives few fragments."""
+        graph = builder.graph
         operands = []
         for tensor, read in self._reads()[-2:]:
             operand = tensor
@@ -346,11 +347,12 @@ class _Form:
                 operand = graph.add_variable(tensor.shape, tensor.dtype, f"{self.name}/moved")
                 place_operand(graph, operand, read, placement)
                 map_linearly(graph, tensor)
-                prog.add(Copy(tensor, operand, f"{self.name}/move", graph.origin))
+                builder.prog.add(Copy(tensor, operand, f"{self.name}/move", graph.origin))
             operands.append(operand)
         return replace(self, indices=operands[0], updates=operands[1])
 
-    def _step(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def _step(self, builder: Builder, placement: Blocked) -> Tensor:
+        graph = builder.graph
         rank = self.table.ndim
         index_axes, update_axes = self._axes()
         axes = placed_axes(placement)
@@ -370,8 +372,8 @@ class _Form:
         )
         tile = placement.tile.reshape([axis.blocks for axis in axes])
         origins = [f"d{d}" for d in self.spec.indexed]
-        add_vertices(graph, self._codelet(), axes, accesses, tile, prog, self.name, origins)
-        return out if slots == 1 else reduce_partials_in_place(graph, out, prog, self.name)
+        add_vertices(Builder(graph, builder.prog, self.name), self._codelet(), axes, accesses, tile, origins)
+        return out if slots == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
 
     def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
         """Result, or one for each block of updates, and the access that writes it."""

@@ -21,61 +21,43 @@ from ipujax.lowering.popops.indexing.scatter import ScatterSpec, plan_in_steps, 
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Copy
 from ipujax.runtime.tensor import Tensor, concat
 
 
 def look_up_slice(
-    graph: Graph,
-    x: Tensor,
-    starts: Sequence[Tensor],
-    sizes: Sequence[int],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int],
+    builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int]
 ) -> Tensor:
     """Slices a tensor at dynamic indices; arguments and result as `dynamic_slice`, `dims` rising."""
     numbers = lax.GatherDimensionNumbers(_other_dims(x, dims), tuple(dims), tuple(dims))
     slices = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
     spec = GatherSpec(numbers, slices, Mode.CLIP, None, True, True, x.shape, x.ndim)
-    indices = _index_vectors(graph, x, starts, sizes, prog, name, dims)
-    return gather_as_kept(graph, x, indices, tuple(sizes), spec, prog, name)
+    indices = _index_vectors(builder, x, starts, sizes, dims)
+    return gather_as_kept(builder, x, indices, tuple(sizes), spec)
 
 
 def write_slice_in_place(
-    graph: Graph,
-    buffer: Tensor,
-    update: Tensor,
-    starts: Sequence[Tensor],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int],
+    builder: Builder, buffer: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int]
 ) -> Tensor:
     """Overwrites a slice of a buffer and returns it; arguments as `dynamic_update_slice_in_place`, `dims` rising."""
-    indices = _index_vectors(graph, buffer, starts, update.shape, prog, name, dims)
+    graph = builder.graph
+    indices = _index_vectors(builder, buffer, starts, update.shape, dims)
     numbers = lax.ScatterDimensionNumbers(_other_dims(buffer, dims), tuple(dims), tuple(dims))
     spec = ScatterSpec("scatter", numbers, Mode.CLIP, True, True, buffer.shape, update.shape, buffer.dtype)
     spec, table, updates, _ = scatter_as_kept(spec, buffer, update)
-    plan = plan_scatter(graph, table, indices, updates, spec, name, in_place=True)
+    plan = plan_scatter(graph, table, indices, updates, spec, builder.name, in_place=True)
     if plan.has_too_many_updates:
-        plan = plan_in_steps(graph, table, indices, updates, spec, name, in_place=True)
-    plan.add(graph, prog)
+        plan = plan_in_steps(graph, table, indices, updates, spec, builder.name, in_place=True)
+    plan.add(builder)
     return buffer
 
 
-def write_slice(
-    graph: Graph,
-    x: Tensor,
-    update: Tensor,
-    starts: Sequence[Tensor],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int],
-) -> Tensor:
+def write_slice(builder: Builder, x: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
     """Copies `x` with a slice overwritten; arguments as the function in place."""
-    out = add_like(graph, x, name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, name)
-    prog.add(Copy(x, out, f"{name}/copy", graph.origin))
-    write_slice_in_place(graph, out, update, starts, prog, name, dims)
+    graph = builder.graph
+    out = add_like(graph, x, builder.name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, builder.name)
+    builder.prog.add(Copy(x, out, f"{builder.name}/copy", graph.origin))
+    write_slice_in_place(builder, out, update, starts, dims)
     map_like(graph, x, out)
     return out
 
@@ -85,13 +67,7 @@ def _other_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _index_vectors(
-    graph: Graph,
-    x: Tensor,
-    starts: Sequence[Tensor],
-    sizes: Sequence[int],
-    prog: ProgramSequence,
-    name: str,
-    dims: Sequence[int],
+    builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int]
 ) -> Tensor:
     """Index vectors of a slice within `x`, [*sizes of dims, len(dims)]."""
     sizes_of_dims = tuple(sizes[d] for d in dims)
@@ -100,8 +76,8 @@ def _index_vectors(
         return vector.reshape((*sizes_of_dims, len(dims)))
     columns = []
     for n, (d, start) in enumerate(zip(dims, starts, strict=True)):
-        neighbours = graph.add_constant(np.arange(sizes[d], dtype=np.int32), "neighbours")
-        rows = elementwise(graph, _rows(x.shape[d], sizes[d], start.dtype), [start, neighbours], prog, f"{name}/rows")
+        neighbours = builder.graph.add_constant(np.arange(sizes[d], dtype=np.int32), "neighbours")
+        rows = elementwise(builder.named("rows"), _rows(x.shape[d], sizes[d], start.dtype), [start, neighbours])
         columns.append(rows.broadcast_in_dim(sizes_of_dims, (n,)).reshape((*sizes_of_dims, 1)))
     return concat(columns, len(sizes_of_dims))
 

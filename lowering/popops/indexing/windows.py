@@ -43,11 +43,10 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,
     BlockShapes,
+    Builder,
     Codelet,
     Dim,
     Field,
-    Graph,
-    Sequence as ProgramSequence,
     Term,
 )
 from ipujax.runtime.target import Target
@@ -121,13 +120,11 @@ WindowReducer = Callable[..., Any]
 
 
 def reduce_window(
-    graph: Graph,
+    builder: Builder,
     operands: Sequence[Tensor],
     windows: Windows,
     monoid: str,
     reducer: WindowReducer,
-    prog: ProgramSequence,
-    name: str,
     starts: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """Reduces every window of a tensor to one element.
@@ -151,21 +148,22 @@ def reduce_window(
     if order is not None:
         tensors = [order.of_variable(tensor) for tensor in operands]
         variable_windows = windows.select_dims(order.view_dims)
-        results = reduce_window(graph, tensors, variable_windows, monoid, reducer, prog, name, starts)
+        results = reduce_window(builder, tensors, variable_windows, monoid, reducer, starts)
         return [order.with_shape(shape).of_view(result) for result in results]
     codelet = _codelet(tuple(t.dtype for t in operands), tuple(t.dtype for t in starts), windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
-    sources: list[Source] = [source_of(graph, t) for t in (*operands, *starts)]
+    sources: list[Source] = [source_of(builder.graph, t) for t in (*operands, *starts)]
     sources += ["here"] * len(dtypes)
     fields = (*[read] * len(operands), *[()] * len(starts), *[spans(shape, range(rank))] * len(dtypes))
     work = Work(codelet, fields, tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
+        graph = builder.graph
         for tensor in operands:
             place_operand(graph, tensor, read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
-        outs = [mapped_variable(graph, shape, dtype, name, range(rank), placement) for dtype in dtypes]
+        outs = [mapped_variable(graph, shape, dtype, builder.name, range(rank), placement) for dtype in dtypes]
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
@@ -173,10 +171,10 @@ def reduce_window(
         read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
         accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
-        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
+        add_vertices(builder, codelet, axes, accesses, tile)
         return outs
 
-    return add(graph, prog, choose(graph, shape, range(rank), work, [*operands, *starts], add))
+    return add(builder, choose(builder.graph, shape, range(rank), work, [*operands, *starts], add))
 
 
 def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
@@ -213,13 +211,11 @@ def _codelet(
 
 
 def select_and_scatter(
-    graph: Graph,
+    builder: Builder,
     source: Tensor,
     x: Tensor,
     windows: Windows,
     scatter: Callable[..., jax.Array],
-    prog: ProgramSequence,
-    name: str,
     start: Tensor | None = None,
 ) -> Tensor:
     """Combines each element of `source` with the element of `x` that its window selects; returns a tensor like `x`.
@@ -237,9 +233,7 @@ def select_and_scatter(
         x_order = order.with_shape(x.shape)
         source_variable = order.with_shape(source.shape).of_variable(source)
         variable_windows = windows.select_dims(order.view_dims)
-        result = select_and_scatter(
-            graph, source_variable, x_order.of_variable(x), variable_windows, scatter, prog, name, start
-        )
+        result = select_and_scatter(builder, source_variable, x_order.of_variable(x), variable_windows, scatter, start)
         return x_order.of_view(result)
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     windows_read = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
@@ -247,16 +241,17 @@ def select_and_scatter(
     codelet = _scatter_codelet(x.dtype, windows, scatter, start is not None)
     starts = [] if start is None else [start]
     operands = [source, x, *starts]
-    sources: list[Source] = [*(source_of(graph, tensor) for tensor in operands), "here"]
+    sources: list[Source] = [*(source_of(builder.graph, tensor) for tensor in operands), "here"]
     work = Work(codelet, (windows_read, read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        graph = builder.graph
         place_operand(graph, x, cells, placement)
         place_operand(graph, source, windows_read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
         blocks = Blocked(*block_mapping(cells, placement))
-        out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), blocks)
+        out = mapped_variable(graph, x.shape, x.dtype, builder.name, range(rank), blocks)
         axes = placed_axes(blocks)
         source_dims: list[Dim] = []
         x_dims: list[Dim] = []
@@ -283,11 +278,11 @@ def select_and_scatter(
             *map(scalar, starts),
             along(out, range(rank)),
         )
-        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
+        add_vertices(builder, codelet, axes, accesses, tile)
         return out
 
     shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
-    return add(graph, prog, choose(graph, shape, range(rank), work, operands, add))
+    return add(builder, choose(builder.graph, shape, range(rank), work, operands, add))
 
 
 @remembered

@@ -46,13 +46,11 @@ from ipujax.lowering.popops.vertices.kernel import (
     thawed,
 )
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable, blocked_mapping, element_bytes
 
 
-def elementwise(
-    graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str, out: Tensor | None = None
-) -> Tensor:
+def elementwise(builder: Builder, op: Op, operands: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """Applies an operation to tensors of one shape; returns `out`, or a new tensor of `op.out_dtype`.
 
     Args:
@@ -64,20 +62,18 @@ def elementwise(
     Raises:
         GraphError: if shapes differ.
     """
-    shape = _common_shape(graph, operands, name)
+    shape = _common_shape(builder.graph, operands, builder.name)
     tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
     step = Step(op, tuple(range(len(tensors))))
-    return apply_steps(graph, [step], [len(tensors)], tensors, shape, prog, name, [out])[0]
+    return apply_steps(builder, [step], [len(tensors)], tensors, shape, [out])[0]
 
 
 def apply_steps(
-    graph: Graph,
+    builder: Builder,
     steps: Sequence[Step],
     results: Sequence[int],
     operands: Sequence[Tensor],
     shape: tuple[int, ...],
-    prog: ProgramSequence,
-    name: str,
     outs: Sequence[Tensor | None],
     reductions: Sequence[Reduction] = (),
 ) -> list[Tensor]:
@@ -98,9 +94,9 @@ def apply_steps(
     operation = _Operation(tuple(steps), tuple(results), shape, tuple(reductions))
 
     def add(sequence: ProgramSequence) -> list[Tensor]:
-        return operation.add(graph, operands, outs, sequence, name)
+        return operation.add(builder.into(sequence), operands, outs)
 
-    tensors = emit_or_replay(graph, operation, [*operands, *outs], prog, name, add)
+    tensors = emit_or_replay(builder, operation, [*operands, *outs], add)
     return [*(x if out is None else out for x, out in zip(tensors, outs, strict=False)), *tensors[len(outs) :]]
 
 
@@ -113,14 +109,7 @@ class _Operation:
     shape: tuple[int, ...]
     reductions: tuple[Reduction, ...]
 
-    def add(
-        self,
-        graph: Graph,
-        operands: Sequence[Tensor],
-        outs: Sequence[Tensor | None],
-        prog: ProgramSequence,
-        name: str,
-    ) -> list[Tensor]:
+    def add(self, builder: Builder, operands: Sequence[Tensor], outs: Sequence[Tensor | None]) -> list[Tensor]:
         """Adds the operation to a program, in the order of dimensions in memory."""
         order = _order(operands, outs, self.shape)
         variable_operands = [order.of_variable(x) for x in operands]
@@ -128,7 +117,7 @@ class _Operation:
         variable_reductions = [
             replace(r, axes=tuple(n for n, d in enumerate(order.view_dims) if d in r.axes)) for r in self.reductions
         ]
-        space = _IndexSpace(graph, order.variable_shape, prog, name)
+        space = _IndexSpace(builder, order.variable_shape)
         tensors = space.add(self.steps, self.results, variable_operands, variable_outs, variable_reductions)
         results = [order.of_view(x) if out is None else out for x, out in zip(tensors, outs, strict=False)]
         reduced = zip(self.reductions, tensors[len(outs) :], strict=True)
@@ -142,10 +131,8 @@ class _IndexSpace:
     Arguments and results of its methods are those of `apply_steps`.
     """
 
-    graph: Graph
+    builder: Builder
     shape: tuple[int, ...]
-    prog: ProgramSequence
-    name: str
 
     def add(
         self,
@@ -173,16 +160,16 @@ class _IndexSpace:
         return [returned[n] for n in range(len(values))]
 
     def _constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
-        constant = self.graph.add_constant(thawed(value), self.name).broadcast_in_dim(self.shape, ())
+        constant = self.builder.graph.add_constant(thawed(value), self.builder.name).broadcast_in_dim(self.shape, ())
         if reduction is not None:
             return self._reduced(constant, reduction)
-        return constant if out is None else _copied(self.graph, constant, out, self.prog, self.name)
+        return constant if out is None else _copied(self.builder, constant, out)
 
     def _reduced(self, x: Tensor, reduction: Reduction) -> Tensor:
-        return reduce(self.graph, x, reduction.axes, reduction.monoid, self.prog, self._name_of(reduction))
+        return reduce(self.builder.named(reduction.monoid), x, reduction.axes, reduction.monoid)
 
     def _name_of(self, reduction: Reduction) -> str:
-        return f"{self.name}/{reduction.monoid}"
+        return f"{self.builder.name}/{reduction.monoid}"
 
     def _in_vertices(
         self,
@@ -193,7 +180,7 @@ class _IndexSpace:
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
         """Adds operations in the cheapest layout."""
-        graph = self.graph
+        graph = self.builder.graph
         shape = self.shape
         narrow = [narrow_view(x) for x in operands]
         flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
@@ -208,7 +195,9 @@ class _IndexSpace:
             if out is not None:
                 map_alike(graph, out.reshape(layout.shape), layout.mapping)
         tensors = [
-            graph.add_variable(layout.shape, dtype, self.name, layout.mapping).reshape(shape) if out is None else out
+            graph.add_variable(layout.shape, dtype, self.builder.name, layout.mapping).reshape(shape)
+            if out is None
+            else out
             for out, dtype in zip(outs, flat.result_dtypes, strict=True)
         ]
         grid = grid_of(layout, operands, narrow, tensors, shape)
@@ -224,9 +213,9 @@ class _IndexSpace:
         axes, tile, accesses = grid.with_windows()
         axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(axes)]
         accesses += [*(along(view.tensor, view.axes) for view in grid.results), *(access for _, access in partials)]
-        add_vertices(graph, codelet, axes, accesses, tile, self.prog, self.name)
+        add_vertices(self.builder, codelet, axes, accesses, tile)
         combined = [
-            reduce_partials_in_place(graph, out, self.prog, self.name) if num_slots(placement, r.axes) > 1 else out
+            reduce_partials_in_place(self.builder, out) if num_slots(placement, r.axes) > 1 else out
             for (out, _), r in zip(partials, grid_reductions, strict=True)
         ]
         return [*tensors, *combined]
@@ -239,7 +228,7 @@ class _IndexSpace:
         reductions: Sequence[Reduction],
     ) -> None:
         """Maps variables that are read at several offsets to blocks, where that is cheaper than a linear mapping."""
-        graph = self.graph
+        graph = self.builder.graph
         blocked = neighbour_mappings(graph, operands, self.shape, lambda n: flat_cycles(kernel, n, graph.target))
         if not blocked:
             return
@@ -247,9 +236,9 @@ class _IndexSpace:
 
         # Halos make closed formulas inexact, so that each proposal is added to a scratch graph and costed there.
         def cost(mappings: Mapping[Variable, TileMapping]) -> int:
-            def add(scratch: Graph, prog: ProgramSequence) -> None:
-                _map_all(scratch, mappings)
-                space = _IndexSpace(scratch, self.shape, prog, self.name)
+            def add(builder: Builder) -> None:
+                _map_all(builder.graph, mappings)
+                space = _IndexSpace(builder, self.shape)
                 space._in_vertices(kernel.steps, kernel.results, operands, outs, reductions)
 
             return weighted_cost(graph, add)
@@ -293,10 +282,10 @@ def _map_all(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:
         map_alike(graph, Tensor.of(variable), mapping)
 
 
-def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def _copied(builder: Builder, source: Tensor, destination: Tensor) -> Tensor:
     for tensor in (source, destination):
-        map_linearly(graph, tensor)
-    prog.add(Copy(source, destination, name, graph.origin))
+        map_linearly(builder.graph, tensor)
+    builder.prog.add(Copy(source, destination, builder.name, builder.graph.origin))
     return destination
 
 

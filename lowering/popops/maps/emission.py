@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.runtime.exchange import geometry
-from ipujax.runtime.graph import Execute, Graph, Sequence as ProgramSequence, VertexGroup, substituted
+from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup, substituted
 from ipujax.runtime.tensor import Tensor, Variable
 
 Add = Callable[[ProgramSequence], list[Tensor]]
@@ -27,50 +27,50 @@ class Emission:
     steps: tuple[tuple[str, tuple[VertexGroup, ...]], ...]  # name and vertices of each compute set, in order
     results: tuple[Tensor, ...]
 
-    def replay(self, graph: Graph, operands: Sequence[Variable], prog: ProgramSequence, name: str) -> list[Tensor]:
+    def replay(self, builder: Builder, operands: Sequence[Variable]) -> list[Tensor]:
         """Adds equal vertices on other operands; maps their unmapped variables as those of the first operands."""
+        graph = builder.graph
         table = dict(zip(self.operands, operands, strict=True))
         for recorded, operand in table.items():
             if operand not in graph.mappings:
                 graph.set_tile_mapping(operand, graph.mappings[recorded])
         for recorded in self.variables:
-            title = self._renamed(recorded.name, name)
+            title = self._renamed(recorded.name, builder.name)
             copy = graph.add_variable(recorded.shape, recorded.dtype, title, graph.mappings[recorded], recorded.monoid)
             (table[recorded],) = copy.variables()
         for title, groups in self.steps:
-            compute_set = graph.add_compute_set(self._renamed(title, name))
+            compute_set = graph.add_compute_set(self._renamed(title, builder.name))
             graph.groups[compute_set] = [_substituted(group, table, graph) for group in groups]
-            prog.add(Execute(compute_set))
+            builder.prog.add(Execute(compute_set))
         return [substituted(x, table) for x in self.results]
 
     def _renamed(self, title: str, name: str) -> str:
         return name + title.removeprefix(self.name)
 
 
-def emit_or_replay(
-    graph: Graph, operation: Hashable, operands: Sequence[Tensor | None], prog: ProgramSequence, name: str, add: Add
-) -> list[Tensor]:
+def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Tensor | None], add: Add) -> list[Tensor]:
     """Results of an operation that `add` plans and adds; planned once for operands of equal views and mappings.
 
     `operation` is all that planning depends on besides the operands and the graph; an operand is None for a new result.
     """
+    graph = builder.graph
     numbers: dict[Variable, int] = {}
     forms = [None if x is None else _form(graph, x, numbers) for x in operands]
     if () in forms or not graph.maps_automatically:
-        return add(prog)
+        return add(builder.prog)
     # The next tile is part of the key: small variables and partial results start there.
     key = (operation, tuple(forms), graph.next_tile)
     variables = tuple(numbers)
     emission: Emission | None = graph.emissions.get(key)
     if emission is not None:
-        return emission.replay(graph, variables, prog, name)
+        return emission.replay(builder, variables)
     first_variable = len(graph.variables)
     next_tile = graph.next_tile
     sequence = ProgramSequence()
     results = add(sequence)
     for step in sequence.children():
-        prog.add(step)
-    emission = _recorded(graph, name, variables, graph.variables[first_variable:], sequence, results)
+        builder.prog.add(step)
+    emission = _recorded(builder.into(sequence), variables, graph.variables[first_variable:], results)
     if emission is not None and graph.next_tile == next_tile:
         graph.emissions[key] = emission
     return results
@@ -88,20 +88,15 @@ def _form(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[o
 
 
 def _recorded(
-    graph: Graph,
-    name: str,
-    operands: tuple[Variable, ...],
-    variables: Sequence[Variable],
-    prog: ProgramSequence,
-    results: Sequence[Tensor],
+    builder: Builder, operands: tuple[Variable, ...], variables: Sequence[Variable], results: Sequence[Tensor]
 ) -> Emission | None:
     """Emission of a program of vertices on mapped variables, else None."""
-    steps = prog.children()
+    steps = builder.prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
-    if len(sets) < len(steps) or not all(v in graph.mappings for v in (*operands, *variables)):
+    if len(sets) < len(steps) or not all(v in builder.graph.mappings for v in (*operands, *variables)):
         return None
-    vertices = tuple((compute_set.name, tuple(graph.groups[compute_set])) for compute_set in sets)
-    return Emission(name, operands, tuple(v for v in variables if not v.is_constant), vertices, tuple(results))
+    vertices = tuple((compute_set.name, tuple(builder.graph.groups[compute_set])) for compute_set in sets)
+    return Emission(builder.name, operands, tuple(v for v in variables if not v.is_constant), vertices, tuple(results))
 
 
 def _substituted(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:

@@ -17,7 +17,7 @@ from ipujax.lowering.layout.choose import choose
 from ipujax.lowering.layout.place import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
@@ -25,18 +25,18 @@ _BASE_CYCLES = 14
 _VECTOR_CYCLES = 3
 
 
-def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) -> Tensor:
+def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
     """Adds the numbers 0 … size − 1, at least one, in a tensor of shape (size,) that is spread over tiles."""
     codelet = _codelet(dtype)
     field = spans((size,), (0,))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        out = mapped_variable(builder.graph, (size,), dtype, builder.name, (0,), placement)
         accesses = [along(out, (0,))]
-        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name, ["d0"])
+        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, ["d0"])
         return out
 
-    return add(graph, prog, choose(graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
+    return add(builder, choose(builder.graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
 
 
 @remembered

@@ -26,11 +26,10 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,
     BlockShapes,
+    Builder,
     Codelet,
     Dim,
     Field,
-    Graph,
-    Sequence as ProgramSequence,
     Term,
 )
 from ipujax.runtime.target import Target
@@ -39,15 +38,7 @@ from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 Config = Sequence[tuple[int, int, int]]
 
 
-def pad(
-    graph: Graph,
-    x: Tensor,
-    value: Tensor,
-    config: Config,
-    out_shape: Sequence[int],
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
+def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: Sequence[int]) -> Tensor:
     """Pads a tensor, as `lax.pad`; returns a new tensor of shape `out_shape`.
 
     Args:
@@ -62,22 +53,23 @@ def pad(
     codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), immediate)
     read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
     fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
-    sources: list[Source] = [source_of(graph, x), "here"] + ["elsewhere"] * (constant is None)
+    sources: list[Source] = [source_of(builder.graph, x), "here"] + ["elsewhere"] * (constant is None)
     work = Work(codelet, tuple(fields), tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        graph = builder.graph
         place_operand(graph, x, read, placement)
-        out = mapped_variable(graph, out_shape, x.dtype, name, range(rank), placement)
+        out = mapped_variable(graph, out_shape, x.dtype, builder.name, range(rank), placement)
         dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
         accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
         if constant is None:
             map_linearly(graph, value)
             accesses.append(scalar(value))
-        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name)
+        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile)
         return out
 
     operands = [x, value] if constant is None else [x]
-    return add(graph, prog, choose(graph, out_shape, range(rank), work, operands, add))
+    return add(builder, choose(builder.graph, out_shape, range(rank), work, operands, add))
 
 
 @remembered

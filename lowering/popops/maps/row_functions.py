@@ -20,7 +20,7 @@ from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.maps.rows import by_rows
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name
 
@@ -32,14 +32,12 @@ RowFunction = Callable[..., Sequence[jax.Array]]
 
 
 def reduce_by_function(
-    graph: Graph,
+    builder: Builder,
     operands: Sequence[Tensor],
     starts: Sequence[Tensor],
     axes: Sequence[int],
     fun: RowFunction,
     operations: int,
-    prog: ProgramSequence,
-    name: str,
 ) -> list[Tensor]:
     """Reduces tensors of one shape together by any function, each to a new tensor of the shape without `axes`.
 
@@ -56,19 +54,17 @@ def reduce_by_function(
     rows = [x.transpose((*result_dims, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, True)
-    outs = by_rows(graph, codelet, rows, [(1, dtype) for dtype in dtypes], len(result_dims), prog, name, starts)
+    outs = by_rows(builder, codelet, rows, [(1, dtype) for dtype in dtypes], len(result_dims), starts)
     return [out.reshape(sizes) for out in outs]
 
 
 def each_row(
-    graph: Graph,
+    builder: Builder,
     title: str,
     x: Tensor,
     axis: int,
     fun: RowFunction,
     results: Sequence[tuple[int, Any]],
-    prog: ProgramSequence,
-    name: str,
     operations: int = 1,
 ) -> list[Tensor]:
     """Applies a function to each row along `axis` of a tensor with at least one element.
@@ -80,7 +76,7 @@ def each_row(
         operations: number of operations of `fun` for one element of `x`.
     """
     codelet = _codelet(title, fun, (x.dtype,), tuple(dtype for _, dtype in results), 1, operations, False)
-    return by_rows(graph, codelet, [x], results, axis, prog, name)
+    return by_rows(builder, codelet, [x], results, axis)
 
 
 @remembered

@@ -35,7 +35,7 @@ from ipujax.lowering.layout.place import (
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
@@ -57,9 +57,7 @@ _COMPARE_SWAP_SECOND_KEY_CYCLES = 26
 _SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
-def cumulative(
-    graph: Graph, x: Tensor, axis: int, kind: str, reverse: bool, prog: ProgramSequence, name: str
-) -> Tensor:
+def cumulative(builder: Builder, x: Tensor, axis: int, kind: str, reverse: bool) -> Tensor:
     """Adds cumulative results along one dimension, in a tensor like `x`.
 
     Args:
@@ -69,18 +67,16 @@ def cumulative(
         reverse: whether results accumulate from the end to the start.
     """
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
-    (out,) = by_rows(graph, codelet, [x], [(x.shape[axis], x.dtype)], axis, prog, name)
+    (out,) = by_rows(builder, codelet, [x], [(x.shape[axis], x.dtype)], axis)
     return out
 
 
 def sort(
-    graph: Graph,
+    builder: Builder,
     operands: Sequence[Tensor],
     axis: int,
     num_keys: int,
     is_stable: bool,
-    prog: ProgramSequence,
-    name: str,
     has_sorted_halves: bool = False,
 ) -> list[Tensor]:
     """Sorts rows of tensors of one shape together, as `lax.sort`; returns a new tensor for each operand.
@@ -94,23 +90,21 @@ def sort(
     """
     codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable, has_sorted_halves)
     results = [(x.shape[axis], x.dtype) for x in operands]
-    return by_rows(graph, codelet, operands, results, axis, prog, name)
+    return by_rows(builder, codelet, operands, results, axis)
 
 
-def top_k(graph: Graph, x: Tensor, k: int, axis: int, prog: ProgramSequence, name: str) -> list[Tensor]:
+def top_k(builder: Builder, x: Tensor, k: int, axis: int) -> list[Tensor]:
     """Finds the `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
     codelet = _top_k_codelet(x.dtype, k, axis)
-    return by_rows(graph, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis, prog, name)
+    return by_rows(builder, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis)
 
 
 def by_rows(
-    graph: Graph,
+    builder: Builder,
     codelet: Codelet,
     operands: Sequence[Tensor],
     results: Sequence[tuple[int, Any]],
     axis: int,
-    prog: ProgramSequence,
-    name: str,
     scalars: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """Runs a codelet on full rows of `operands` and on `scalars`; `results` are row length and dtype of each result."""
@@ -119,29 +113,27 @@ def by_rows(
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
     out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
     written: Source = "here"
-    sources = [*(source_of(graph, x) for x in (*operands, *scalars)), *(written for _ in results)]
+    sources = [*(source_of(builder.graph, x) for x in (*operands, *scalars)), *(written for _ in results)]
     work = Work(codelet, (*[row] * len(operands), *[()] * len(scalars), *out_rows), tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         for tensor in operands:
-            place_operand(graph, tensor, row, placement)
+            place_operand(builder.graph, tensor, row, placement)
         for tensor in scalars:
-            map_linearly(graph, tensor)
-        return _add_rows(graph, codelet, operands, results, axis, placement, prog, name, scalars)
+            map_linearly(builder.graph, tensor)
+        return _add_rows(builder, codelet, operands, results, axis, placement, scalars)
 
-    placement = choose(graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
-    return add(graph, prog, placement)
+    placement = choose(builder.graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
+    return add(builder, placement)
 
 
 def _add_rows(
-    graph: Graph,
+    builder: Builder,
     codelet: Codelet,
     operands: Sequence[Tensor],
     results: Sequence[tuple[int, Any]],
     axis: int,
     placement: Blocked,
-    prog: ProgramSequence,
-    name: str,
     scalars: Sequence[Tensor],
 ) -> list[Tensor]:
     shape = operands[0].shape
@@ -154,10 +146,10 @@ def _add_rows(
         row_axis = axis if extent == shape[axis] else rank + extents.index(extent)
         out_shape = (*shape[:axis], extent, *shape[axis + 1 :])
         dims = [None if d == axis else d for d in range(rank)]
-        outs.append(mapped_variable(graph, out_shape, dtype, name, dims, placement))
+        outs.append(mapped_variable(builder.graph, out_shape, dtype, builder.name, dims, placement))
         accesses.append(along(outs[-1], [row_axis if d == axis else d for d in range(rank)]))
     tile = tile_grid(placement, len(extents))
-    add_vertices(graph, codelet, axes, accesses, tile, prog, name)
+    add_vertices(builder, codelet, axes, accesses, tile)
     return outs
 
 

@@ -31,10 +31,10 @@ from ipujax.runtime.graph import (
     Access,
     Axis,
     BlockShapes,
+    Builder,
     Codelet,
     Field,
     Graph,
-    Sequence as ProgramSequence,
     block,
     element,
 )
@@ -51,9 +51,7 @@ _REDUCERS: dict[str, _Row] = {
 }
 
 
-def arg_reduce(
-    graph: Graph, x: Tensor, axis: int, monoid: str, index_dtype: Any, prog: ProgramSequence, name: str
-) -> Tensor:
+def arg_reduce(builder: Builder, x: Tensor, axis: int, monoid: str, index_dtype: Any) -> Tensor:
     """Finds the index of the extreme element along one dimension; returns a tensor of the shape without it.
 
     Args:
@@ -65,46 +63,37 @@ def arg_reduce(
     result_dims = [d for d in range(x.ndim) if d != axis]
     read = spans(x.shape, range(x.ndim))
     codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
-    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(graph, x), "here"))
+    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(builder.graph, x), "here"))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        place_operand(graph, x, read, placement)
-        return _search(graph, x, axis, placement, monoid, index_dtype, prog, name)
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        place_operand(builder.graph, x, read, placement)
+        return _search(builder, x, axis, placement, monoid, index_dtype)
 
     pick_cost = _PickCost(axis, x.dtype, index_dtype, monoid)
-    return add(graph, prog, choose(graph, x.shape, range(x.ndim), work, [x], add, after=pick_cost))
+    return add(builder, choose(builder.graph, x.shape, range(x.ndim), work, [x], add, after=pick_cost))
 
 
-def _search(
-    graph: Graph,
-    x: Tensor,
-    axis: int,
-    placement: Blocked,
-    monoid: str,
-    index_dtype: Any,
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
+def _search(builder: Builder, x: Tensor, axis: int, placement: Blocked, monoid: str, index_dtype: Any) -> Tensor:
     result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
     shape = tuple(x.shape[d] for d in result_dims)
     slots = axes[axis].blocks
     if slots == 1:
-        out = mapped_variable(graph, shape, index_dtype, name, result_dims, placement)
+        out = mapped_variable(builder.graph, shape, index_dtype, builder.name, result_dims, placement)
         codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
         accesses = (along(x, range(x.ndim)), along(out, result_dims))
-        add_vertices(graph, codelet, axes, accesses, placement.tile, prog, name)
+        add_vertices(builder, codelet, axes, accesses, placement.tile)
         return out
     values, indices = (
-        _partials(graph, shape, slots, dtype, monoid, result_dims, axis, placement, name)
+        _partials(builder.graph, shape, slots, dtype, monoid, result_dims, axis, placement, builder.name)
         for dtype in (x.dtype, index_dtype)
     )
     dims = (block(axis), *map(element, result_dims))
     pair_accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
     codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
-    add_vertices(graph, codelet, axes, pair_accesses, placement.tile, prog, name, [axes[axis].name])
-    return _pick(graph, values, indices, monoid, prog, name)
+    add_vertices(builder, codelet, axes, pair_accesses, placement.tile, [axes[axis].name])
+    return _pick(builder, values, indices, monoid)
 
 
 def _partials(
@@ -124,18 +113,18 @@ def _partials(
     return graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
 
 
-def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: ProgramSequence, name: str) -> Tensor:
+def _pick(builder: Builder, values: Tensor, indices: Tensor, monoid: str) -> Tensor:
     """Picks among the slots of pairs: each block of results on the tile of its first pairs."""
-    mapping = mapping_like(graph, values)
+    mapping = mapping_like(builder.graph, values)
     assert isinstance(mapping, Blocked), "partials are mapped in blocks"
     slots, *shape = values.shape
     cuts = mapping.cuts[1:]
     tile = mapping.tile[:1]
-    out = graph.add_variable(shape, indices.dtype, name, blocked_mapping(cuts, tile[0]))
+    out = builder.graph.add_variable(shape, indices.dtype, builder.name, blocked_mapping(cuts, tile[0]))
     axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
     pairs = (along(t, range(t.ndim)) for t in (values, indices))
     codelet = _pick_codelet(monoid, values.dtype, indices.dtype)
-    add_vertices(graph, codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile, prog, f"{name}/pick")
+    add_vertices(builder.named("pick"), codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile)
     return out
 
 

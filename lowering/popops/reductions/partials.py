@@ -20,9 +20,8 @@ from ipujax.lowering.popops.vertices.reducers import reduce_codelet
 from ipujax.runtime.graph import (
     Access,
     Axis,
+    Builder,
     Dim,
-    Graph,
-    Sequence as ProgramSequence,
     Term,
     element,
 )
@@ -37,9 +36,7 @@ from ipujax.runtime.tensor import (
 )
 
 
-def reduce_partials(
-    graph: Graph, partials: Tensor, prog: ProgramSequence, name: str, max_tiles: int | None = None
-) -> Tensor:
+def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = None) -> Tensor:
     """Combines dimension 0 of a tensor of partial results by its variable's monoid, spread evenly over tiles.
 
     Args:
@@ -48,7 +45,7 @@ def reduce_partials(
     """
     monoid = _monoid(partials)
     shape = partials.shape[1:]
-    tiles = max_tiles or graph.target.tiles_per_ipu
+    tiles = max_tiles or builder.graph.target.tiles_per_ipu
     flat = partials.reshape((partials.shape[0], prod(shape)))
     for stage_slots in slots_after_stages(partials.shape[0]) or (1,):
         slots, size = flat.shape
@@ -61,16 +58,17 @@ def reduce_partials(
         mapping: TileMapping = blocked_mapping((even_cuts(stage_slots, stage_slots), cuts), tile)
         if is_last:
             mapping = flat_mapping(size, cuts[:-1], tile[0])
-        flat = _stage(graph, flat, monoid, (slot_cuts, cuts), tile, mapping, shape if is_last else None, prog, name)
+        flat = _stage(builder, flat, monoid, (slot_cuts, cuts), tile, mapping, shape if is_last else None)
     return flat
 
 
-def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
     """Combines dimension 0 of partial results on their own tiles; as `reduce_partials` where these are not blocks."""
+    graph = builder.graph
     mapping = mapping_like(graph, partials)
     monoid = _monoid(partials)
     if not isinstance(mapping, Blocked) or len(mapping.cuts[0]) - 1 != partials.shape[0] or not partials.size:
-        return reduce_partials(graph, partials, prog, name)
+        return reduce_partials(builder, partials)
     for stage_slots in slots_after_stages(partials.shape[0]):
         slots = partials.shape[0]
         cuts = list(mapping.cuts[1:])
@@ -96,9 +94,9 @@ def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequen
         grid_cuts = (slot_cuts, *cuts)
         if stage_slots == 1:
             mapping = blocked_mapping(cuts, tile[0])
-            return _stage(graph, partials, monoid, grid_cuts, tile, mapping, partials.shape[1:], prog, name)
+            return _stage(builder, partials, monoid, grid_cuts, tile, mapping, partials.shape[1:])
         mapping = blocked_mapping((even_cuts(stage_slots, stage_slots), *cuts), tile)
-        partials = _stage(graph, partials, monoid, grid_cuts, tile, mapping, None, prog, name)
+        partials = _stage(builder, partials, monoid, grid_cuts, tile, mapping, None)
     return partials.reshape(partials.shape[1:])
 
 
@@ -109,27 +107,25 @@ def _monoid(partials: Tensor) -> str:
 
 
 def _stage(
-    graph: Graph,
+    builder: Builder,
     partials: Tensor,
     monoid: str,
     cuts: Sequence[np.ndarray],
     tile: np.ndarray,
     mapping: TileMapping,
     shape: tuple[int, ...] | None,
-    prog: ProgramSequence,
-    name: str,
 ) -> Tensor:
     """Adds one stage on a grid of slots and elements; `shape` is that of the final result, None before it."""
     elements = [element(d) for d in range(1, partials.ndim)]
     if shape is None:
         stage_shape = (len(cuts[0]) - 1, *partials.shape[1:])
-        out = graph.add_variable(stage_shape, partials.dtype, f"{name}/partials", mapping, monoid)
+        out = builder.graph.add_variable(stage_shape, partials.dtype, f"{builder.name}/partials", mapping, monoid)
         access = Access(out, (Dim((Term(0, 1, "block"),)), *elements))
     else:
-        out = graph.add_variable(shape, partials.dtype, name, mapping)
+        out = builder.graph.add_variable(shape, partials.dtype, builder.name, mapping)
         access = Access(out.reshape(partials.shape[1:]), tuple(elements))
     axes = (Axis("slot", cuts[0], "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts[1:])))
     codelet = reduce_codelet(monoid, partials.dtype, (0,))
     accesses = (Access(partials, (element(0), *elements)), access)
-    add_vertices(graph, codelet, axes, accesses, tile, prog, f"{name}/reduce")
+    add_vertices(builder.named("reduce"), codelet, axes, accesses, tile)
     return out

@@ -21,12 +21,12 @@ from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Flat, Tensor
 
 
-def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:
+def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:
     """Reduces a tensor over some of its dimensions; returns a new tensor of the shape without them, same dtype.
 
     Args:
@@ -34,32 +34,33 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
         axes: dimensions to reduce.
         monoid: key of `REDUCERS`.
     """
+    graph = builder.graph
     axes = tuple(sorted(axes))
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if not x.size:
         map_linearly(graph, x)
-        return graph.add_constant(neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
+        return graph.add_constant(neutral(monoid, x.dtype), builder.name).broadcast_in_dim(out_shape, ())
     order = memory_order(x)
     if order is not None and not order.is_own:
         variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
-        return order.without(axes).of_view(reduce(graph, order.of_variable(x), variable_axes, monoid, prog, name))
+        return order.without(axes).of_view(reduce(builder, order.of_variable(x), variable_axes, monoid))
     x, axes = _view(graph, x, axes)
     result_dims = [d for d in range(x.ndim) if d not in axes]
     codelet = reduce_codelet(monoid, x.dtype, axes)
     read = spans(x.shape, range(x.ndim))
     work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(graph, x), "here"))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        place_operand(graph, x, read, placement)
-        out, written = partial_results(graph, placement, axes, x.dtype, monoid, name)
+    def add(builder: Builder, placement: Blocked) -> Tensor:
+        place_operand(builder.graph, x, read, placement)
+        out, written = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
         grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
         accesses = (along(x, range(x.ndim)), written)
-        add_vertices(graph, codelet, grid, accesses, placement.tile, prog, name)
-        return reduce_partials_in_place(graph, out, prog, name) if num_slots(placement, axes) > 1 else out
+        add_vertices(builder, codelet, grid, accesses, placement.tile)
+        return reduce_partials_in_place(builder, out) if num_slots(placement, axes) > 1 else out
 
     combination = _CombinationCost(axes, x.dtype, monoid)
     placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=combination)
-    return add(graph, prog, placement).reshape(out_shape)
+    return add(builder, placement).reshape(out_shape)
 
 
 def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:

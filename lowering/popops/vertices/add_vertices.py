@@ -6,17 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipujax.runtime.graph import Access, Axis, Codelet, Execute, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Builder,
+    Codelet,
+    Execute,
+    VertexGroup,
+)
 
 
 def add_vertices(
-    graph: Graph,
+    builder: Builder,
     codelet: Codelet,
     axes: Sequence[Axis],
     accesses: Sequence[Access],
     tile: np.ndarray,
-    prog: ProgramSequence,
-    name: str,
     origins: Sequence[str] = (),
 ) -> None:
     """Adds a compute set of one vertex group, and executes it.
@@ -28,7 +33,8 @@ def add_vertices(
         tile: tile of each vertex, int32[blocks of each axis].
         origins: names of the axes whose first index is a scalar field.
     """
-    compute_set = graph.add_compute_set(name)
+    graph = builder.graph
+    compute_set = graph.add_compute_set(builder.name)
     group = VertexGroup(codelet, tuple(axes), tuple(accesses), tile, tuple(origins), graph.origin, parts=graph.parts)
     graph.add_vertices(compute_set, group)
-    prog.add(Execute(compute_set))
+    builder.prog.add(Execute(compute_set))

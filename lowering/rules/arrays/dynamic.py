@@ -33,7 +33,7 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
 
 _MOST_LOOKUPS = 1024  # assumed: a slice of more indices is not looked up index by index where it can be sliced
@@ -69,7 +69,12 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
         del dynamic[dim]
     if not dynamic:
         return x
-    return _cheapest(ctx, plans, x, lambda graph, prog, plan: _sliced(graph, prog, ctx.name, plan, x, sizes, dynamic))
+    return _cheapest(
+        ctx,
+        plans,
+        x,
+        lambda builder, plan: _sliced(Builder(builder.graph, builder.prog, ctx.name), plan, x, sizes, dynamic),
+    )
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
@@ -90,7 +95,12 @@ def _update(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, in_place: 
         return update
     if plans := _plans(ctx.graph, x, update.shape, dynamic):
         return _cheapest(
-            ctx, plans, x, lambda graph, prog, plan: _updated(graph, prog, ctx.name, plan, x, update, dynamic, in_place)
+            ctx,
+            plans,
+            x,
+            lambda builder, plan: _updated(
+                Builder(builder.graph, builder.prog, ctx.name), plan, x, update, dynamic, in_place
+            ),
         )
     dim = _too_long(ctx.graph, x, update.shape, dynamic)[0]
     other_starts = {d: start for d, start in dynamic.items() if d != dim}
@@ -134,17 +144,15 @@ def _around(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
     return part
 
 
-def _cheapest(
-    ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Graph, ProgramSequence, Plan], Tensor]
-) -> Tensor:
+def _cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
     """Adds an operation by the plan with the lowest cost for the mapping the tensor has, or gets."""
     graph = ctx.graph
 
     def cost(plan: Plan) -> int:
-        return weighted_cost(graph, lambda scratch, prog: add(scratch, prog, plan), [x])
+        return weighted_cost(graph, lambda builder: add(builder, plan), [x])
 
     with graph.byte_cost_of_iteration():
-        return add(graph, ctx.prog, min(plans, key=cost) if len(plans) > 1 else plans[0])
+        return add(ctx.builder, min(plans, key=cost) if len(plans) > 1 else plans[0])
 
 
 def _plans(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[Plan]:
@@ -176,37 +184,26 @@ def _moves_little(graph: Graph, x: Tensor, dims: Dims) -> bool:
     return uncut_bytes <= _SMALL_BYTES or (not graph.is_mapped(x) and uncut_bytes <= _EVEN * even_bytes)
 
 
-def _sliced(
-    graph: Graph, prog: ProgramSequence, name: str, plan: Plan, x: Tensor, sizes: Sequence[int], dynamic: Starts
-) -> Tensor:
+def _sliced(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> Tensor:
     for part in plan:
         box = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
         read = look_up_slice if part.by_index else dynamic_slice
-        x = read(graph, x, [dynamic[d] for d in part.dims], box, prog, name, part.dims)
+        x = read(builder, x, [dynamic[d] for d in part.dims], box, part.dims)
     return x
 
 
-def _updated(
-    graph: Graph,
-    prog: ProgramSequence,
-    name: str,
-    plan: Plan,
-    x: Tensor,
-    update: Tensor,
-    dynamic: Starts,
-    in_place: bool,
-) -> Tensor:
+def _updated(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool) -> Tensor:
     first, *later_parts = plan
     if later_parts:
-        block = _sliced(graph, prog, name, [first], x, update.shape, dynamic)
-        update = _updated(graph, prog, name, later_parts, block, update, dynamic, True)
+        block = _sliced(builder, [first], x, update.shape, dynamic)
+        update = _updated(builder, later_parts, block, update, dynamic, True)
     starts = [dynamic[d] for d in first.dims]
     if first.by_index:
         write = write_slice_in_place if in_place else write_slice
-        return write(graph, x, update, starts, prog, name, first.dims)
+        return write(builder, x, update, starts, first.dims)
     if not in_place:
-        return dynamic_update_slice(graph, x, update, starts, prog, name, first.dims)
-    dynamic_update_slice_in_place(graph, x, update, starts, prog, name, first.dims)
+        return dynamic_update_slice(builder, x, update, starts, first.dims)
+    dynamic_update_slice_in_place(builder, x, update, starts, first.dims)
     return x
 
 

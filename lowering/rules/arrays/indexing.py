@@ -78,7 +78,7 @@ def gather_rule(
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
-        return gather_as_kept(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+        return gather_as_kept(ctx.builder, table, indices, aval.shape, spec)
 
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
@@ -187,7 +187,7 @@ def scatter_rule(
             return of_view(out)
         if plan.has_too_many_updates:
             plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
-    result = of_view(plan.add(ctx.graph, ctx.prog))
+    result = of_view(plan.add(ctx.builder))
     return destination if in_place and destination is not None else result
 
 

@@ -18,7 +18,7 @@ def iota_rule(
     """Index along one dimension."""
     if not prod(shape):
         return fallback(ctx)
-    numbers = iota(ctx.graph, dtype, shape[dimension], ctx.prog, ctx.name)
+    numbers = iota(ctx.builder, dtype, shape[dimension])
     return numbers.broadcast_in_dim(tuple(shape), (dimension,))
 
 

@@ -25,7 +25,7 @@ def pad_rule(
         return x.slice(starts, limits)
     if is_key_dtype(x.dtype):
         return _padded_view(x, value, config)
-    return pad(ctx.graph, x, value, config, aval.shape, ctx.prog, ctx.name)
+    return pad(ctx.builder, x, value, config, aval.shape)
 
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:

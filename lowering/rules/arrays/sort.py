@@ -33,7 +33,7 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
     parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands], _MOST_PARTS)
     if parts > 1:
         return _sort_in_parts(ctx, operands, dimension, num_keys, parts)
-    return sort(ctx.graph, operands, dimension, num_keys, is_stable, ctx.prog, ctx.name)
+    return sort(ctx.builder, operands, dimension, num_keys, is_stable)
 
 
 def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int) -> Sequence[Tensor]:
@@ -43,7 +43,7 @@ def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys
     blocks = composed(ctx, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
     for size, mirrored in merges(parts):
         pairs = composed(ctx, partial(pairs_of, size=size, mirrored=mirrored), blocks)
-        merged = sort(ctx.graph, pairs, pairs[0].ndim - 1, keys, False, ctx.prog, f"{ctx.name}/merge", True)
+        merged = sort(ctx.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, False, True)
         blocks = composed(ctx, partial(blocks_of, mirrored=mirrored), merged)
     return composed(ctx, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
 
@@ -56,7 +56,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     # Only where the candidates of all parts are fewer than the row.
     if parts > 1 and k * parts < x.shape[axis]:
         return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
-    return top_k(ctx.graph, x, k, axis, ctx.prog, ctx.name)
+    return top_k(ctx.builder, x, k, axis)
 
 
 def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
@@ -67,7 +67,7 @@ def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: i
     fun = bound(ctx.primitive, k=k, reduction_dimension=axis, **params)
     results = [(aval.shape[axis], aval.dtype) for aval in ctx.out_avals]
     operations = ceil(log2(k + 1)) + 1  # assumed: a binary search in a sorted list of k for each element
-    return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
+    return each_row(ctx.builder, "TopK", x, axis, fun, results, operations)
 
 
 RULES: dict[str, Rule] = {"sort": sort_rule, "top_k": top_k_rule, "approx_top_k": approx_top_k_rule}

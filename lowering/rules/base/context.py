@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
 
@@ -49,6 +49,10 @@ class Context:
     @property
     def params(self) -> Mapping[str, Any]:
         return self.equation.params
+
+    @property
+    def builder(self) -> Builder:
+        return Builder(self.graph, self.prog, self.name)
 
     def into(self, prog: ProgramSequence) -> Context:
         return replace(self, prog=prog)

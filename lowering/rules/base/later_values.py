@@ -15,7 +15,7 @@ from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
+from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence, substituted
 from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype
 
 
@@ -37,7 +37,7 @@ class LaterValues:
                 name = f"{old.name}/kept"
                 with graph.debug_origin(compose(graph.origin, old.origin)):
                     new = graph.add_variable(old.shape, old.dtype, name, graph.mappings[old])
-                    copy_in_vertices(graph, Tensor.of(old), new, prog, name)
+                    copy_in_vertices(Builder(graph, prog, name), Tensor.of(old), new)
                 (copies[old],) = new.variables()
         for old in copies:
             # From here on these values are views of the copies.
@@ -47,13 +47,13 @@ class LaterValues:
         return copies
 
 
-def copy_in_vertices(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> None:
+def copy_in_vertices(builder: Builder, source: Tensor, destination: Tensor) -> None:
     """Copies in vertices, so that adjacent copies share a compute set."""
     # Keys have no codelet.
     if is_key_dtype(source.dtype):
-        prog.add(Copy(source, destination, name, graph.origin))
+        builder.prog.add(Copy(source, destination, builder.name, builder.graph.origin))
     else:
-        elementwise(graph, _copying(source.dtype), [source], prog, name, destination)
+        elementwise(builder, _copying(source.dtype), [source], destination)
 
 
 @remembered

@@ -14,7 +14,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_order, variable_like
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.later_values import copy_in_vertices
-from ipujax.runtime.graph import Call, Function, Sequence as ProgramSequence, substituted
+from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence, substituted
 from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable
 
 
@@ -48,7 +48,7 @@ def function_call_rule(
         for number, (operand, tensor, is_fixed) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
             if not is_fixed:
                 map_like(graph, operand, tensor)
-                copy_in_vertices(graph, operand, tensor, prog, f"{path}/operand{number}")
+                copy_in_vertices(Builder(graph, prog, f"{path}/operand{number}"), operand, tensor)
     prog.add(Call(lowered.function, graph.origin))
     outs = []
     with graph.debug_origin(_in_layer(graph.origin, -1)):
@@ -58,7 +58,7 @@ def function_call_rule(
                 outs.append(tensor)
                 continue
             outs.append(add_like(graph, tensor, f"{path}/result{number}"))
-            copy_in_vertices(graph, tensor, outs[-1], prog, f"{path}/result{number}")
+            copy_in_vertices(Builder(graph, prog, f"{path}/result{number}"), tensor, outs[-1])
     return outs
 
 

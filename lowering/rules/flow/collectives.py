@@ -14,7 +14,7 @@ from ipujax.lowering.popops import Op, neutral
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.tensor import Tensor
 
 
@@ -28,19 +28,19 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
     if form.kind == "reduce":
         return _reduce(ctx, form, *operands)
     (x,) = operands
-    result = _ADDED[form.kind](graph, form.before.of(x) if form.before else x, form, ctx.prog, ctx.name)
+    result = _ADDED[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
     return [form.after.of(result) if form.after else result]
 
 
 def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
     """Reduces the operands over replicas, one collective for those of each dtype."""
     if form.dims:
-        operands = tuple(reduce(ctx.graph, x, form.dims, form.monoid, ctx.prog, ctx.name) for x in operands)
-    return _by_dtype(ctx.graph, form, operands, [ctx.graph] * len(operands), ctx.prog, ctx.name)
+        operands = tuple(reduce(ctx.builder, x, form.dims, form.monoid) for x in operands)
+    return _by_dtype(ctx.builder, form, operands, [ctx.graph] * len(operands))
 
 
 def reduce_where_they_lie(
-    graph: Graph, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
+    builder: Builder, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph]
 ) -> Sequence[Tensor]:
     """Reduces tensors on any IPUs over replicas of several IPUs.
 
@@ -52,44 +52,46 @@ def reduce_where_they_lie(
         prog: program to add to.
         name: debug name.
     """
-    form = COLLECTIVES[eqn.primitive.name](eqn, graph.replication_factor)
-    return _by_dtype(graph, form, operands, homes, prog, name)
+    form = COLLECTIVES[eqn.primitive.name](eqn, builder.graph.replication_factor)
+    return _by_dtype(builder, form, operands, homes)
 
 
-def _by_dtype(
-    graph: Graph, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
-) -> Sequence[Tensor]:
+def _by_dtype(builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]) -> Sequence[Tensor]:
     if form.is_uneven:
-        return [_reduce_unevenly(home, form, x, prog, name) for x, home in zip(operands, homes, strict=True)]
+        return [
+            _reduce_unevenly(Builder(home, builder.prog, builder.name), form, x)
+            for x, home in zip(operands, homes, strict=True)
+        ]
     results: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(x.dtype for x in operands):
         numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
         tensors = [operands[n] for n in numbers]
         views = [homes[n] for n in numbers]
-        reduced = collectives.all_reduce(graph, tensors, form.monoid, form.groups, prog, name, views)
+        reduced = collectives.all_reduce(builder, tensors, form.monoid, form.groups, views)
         results.update(zip(numbers, reduced, strict=True))
     return [results[n] for n in range(len(operands))]
 
 
-def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: str) -> Tensor:
+def _reduce_unevenly(builder: Builder, form: Form, x: Tensor) -> Tensor:
     """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group."""
+    graph = builder.graph
     # Rounds of a reduction need groups of one size; the gather is over all replicas.
     all_replicas = stacked.whole(None, graph.replication_factor)
-    gathered = collectives.all_gather(graph, x, all_replicas, prog, f"{name}/gather")
+    gathered = collectives.all_gather(builder.named("gather"), x, all_replicas)
     in_own_group = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
     neutral_value = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
     choice = Op("select_n", lax.select_n, x.dtype)
     mask = in_own_group.broadcast_in_dim(gathered.shape, (0,))
     operands = [mask, neutral_value.broadcast_in_dim(gathered.shape, ()), gathered]
-    chosen = elementwise(graph, choice, operands, prog, f"{name}/own group")
-    return reduce(graph, chosen, (0,), form.monoid, prog, name)
+    chosen = elementwise(builder.named("own group"), choice, operands)
+    return reduce(builder, chosen, (0,), form.monoid)
 
 
-_ADDED: dict[str, Callable[[Graph, Tensor, Form, Program, str], Tensor]] = {
-    "gather": lambda graph, x, form, *to: collectives.all_gather(graph, x, form.groups, *to),
-    "scatter": lambda graph, x, form, *to: collectives.reduce_scatter(graph, x, form.monoid, form.groups, *to),
-    "exchange": lambda graph, x, form, *to: collectives.all_to_all(graph, x, form.groups, *to),
-    "permute": lambda graph, x, form, *to: collectives.permute(graph, x, form.pairs, *to),
+_ADDED: dict[str, Callable[[Builder, Tensor, Form], Tensor]] = {
+    "gather": lambda builder, x, form: collectives.all_gather(builder, x, form.groups),
+    "scatter": lambda builder, x, form: collectives.reduce_scatter(builder, x, form.monoid, form.groups),
+    "exchange": lambda builder, x, form: collectives.all_to_all(builder, x, form.groups),
+    "permute": lambda builder, x, form: collectives.permute(builder, x, form.pairs),
 }
 
 

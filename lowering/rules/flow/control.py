@@ -30,7 +30,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip, store_rows
-from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
+from ipujax.runtime.graph import Builder, Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
 from ipujax.runtime.tensor import Tensor
 
 
@@ -55,15 +55,17 @@ def scan_rule(
         if not is_off_chip(ctx, stack):
             map_for_slicing(graph, stack, (0,))
             # A stack that is read once is not worth a copy.
-            stacks[n] = moved_for_slicing(graph, stack, ctx.prog, name) if length > 1 else stack
+            stacks[n] = moved_for_slicing(Builder(graph, ctx.prog, name), stack) if length > 1 else stack
     first, step = (length - 1, -1) if reverse else (0, 1)
-    counter = new_counter(graph, first, ctx.prog, name)
+    counter = new_counter(Builder(graph, ctx.prog, name), first)
     body = ProgramSequence()
     slices: list[Tensor] = []
     streams = RowStreams(ctx, body, counter, first, step)
     for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[num_consts + num_carry :], strict=True):
         is_remote = is_off_chip(ctx, stack)
-        slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
+        slices.append(
+            streams.row(stack, in_groups) if is_remote else slot_of(Builder(graph, body, name), stack, counter)
+        )
     streams.fetch_ahead()
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
@@ -73,10 +75,10 @@ def scan_rule(
         if goes_off_chip:
             pushed.append(store_rows(ctx, body, value, counter, length))
             continue
-        pushed.append(new_stack(graph, value, length, ctx.prog, name))
-        push(graph, pushed[-1], value, counter, body, name)
-    assign(graph, results[:num_carry], carries, body, name)
-    advance(graph, counter, step, body, name)
+        pushed.append(new_stack(Builder(graph, ctx.prog, name), value, length))
+        push(Builder(graph, body, name), pushed[-1], value, counter)
+    assign(Builder(graph, body, name), results[:num_carry], carries)
+    advance(Builder(graph, body, name), counter, step)
     ctx.prog.add(Repeat(length, body, graph.origin))
     streams.finish()
     return [*carries, *pushed]
@@ -107,9 +109,9 @@ def while_rule(
         # The body needs the predicate of each element, the condition only whether any is true.
         (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
         results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
-        predicate = reduce(ctx.graph, predicate, range(predicate.ndim), "or", condition, f"{ctx.name}/any")
+        predicate = reduce(ctx.builder.into(condition).named("any"), predicate, range(predicate.ndim), "or")
     map_linearly(ctx.graph, predicate)
-    assign(ctx.graph, results, carries, body, ctx.name)
+    assign(ctx.builder.into(body), results, carries)
     ctx.prog.add(RepeatWhile(condition, predicate, body, ctx.graph.origin))
     return carries
 
@@ -126,16 +128,14 @@ def _states(
         elif place is not None and place.node is x.node and sum(operand.node is x.node for operand in operands) == 1:
             states.append(place)
         else:
-            states.append(new_state(ctx.graph, x, ctx.prog, ctx.name, n, in_groups))
+            states.append(new_state(ctx.builder, x, n, in_groups))
     return states
 
 
 def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new` in those elements of the batch, the leading dimensions, that still run."""
     is_running = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
-    return elementwise(
-        ctx.graph, Op("select_n", lax.select_n, new.dtype), [is_running, old, new], ctx.prog, f"{ctx.name}/where"
-    )
+    return elementwise(ctx.builder.named("where"), Op("select_n", lax.select_n, new.dtype), [is_running, old, new])
 
 
 def cond_rule(

@@ -13,7 +13,7 @@ from typing import Any
 from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly
 from ipujax.lowering.popops import advance, new_counter
 from ipujax.lowering.rules.base.context import Context
-from ipujax.runtime.graph import Copy, Graph, RemoteIn, RemoteOut, Sequence as ProgramSequence, Wait
+from ipujax.runtime.graph import Builder, Copy, Graph, RemoteIn, RemoteOut, Sequence as ProgramSequence, Wait
 from ipujax.runtime.tensor import Tensor, element_bytes
 
 _MOST_SHARE = 4  # a row may take a quarter of the memory of I/O tiles
@@ -48,7 +48,7 @@ class RowStreams:
         self._body = body
         self._counter = counter
         self._step = step
-        self._ahead = new_counter(ctx.graph, start, ctx.prog, ctx.name) if ctx.graph.io_view is not None else None
+        self._ahead = new_counter(ctx.builder, start) if ctx.graph.io_view is not None else None
         self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
     def row(self, stack: Tensor, in_groups: bool) -> Tensor:
@@ -71,7 +71,7 @@ class RowStreams:
         for prog in (self._ctx.prog, self._body):
             for stack, fetched in self._fetched:
                 prog.add(self._transfer(stack, fetched, self._ahead, overlaps=True))
-            advance(self._ctx.graph, self._ahead, self._step, prog, self._ctx.name)
+            advance(Builder(self._ctx.graph, prog, self._ctx.name), self._ahead, self._step)
 
     def finish(self) -> None:
         """Waits for the rows fetched beyond the end."""

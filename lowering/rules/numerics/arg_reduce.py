@@ -15,7 +15,7 @@ def arg_reduce_rule(ctx: Context, x: Tensor, *, axes: Sequence[int], index_dtype
     """Lowers `argmax` and `argmin` over one dimension."""
     if not x.size or len(axes) != 1:
         return fallback(ctx, x)
-    return arg_reduce(ctx.graph, x, int(axes[0]), ctx.primitive.name, index_dtype, ctx.prog, ctx.name)
+    return arg_reduce(ctx.builder, x, int(axes[0]), ctx.primitive.name, index_dtype)
 
 
 RULES: dict[str, Rule] = {"argmax": arg_reduce_rule, "argmin": arg_reduce_rule}

@@ -21,7 +21,7 @@ def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Ten
     if parts > 1:
         fun, _ = CUMULATIVE[ctx.primitive.name]
         return composed(ctx, partial(long_cumulative, fun=fun, axis=axis, reverse=reverse, parts=parts), [x])
-    return cumulative(ctx.graph, x, axis, ctx.primitive.name, reverse, ctx.prog, ctx.name)
+    return cumulative(ctx.builder, x, axis, ctx.primitive.name, reverse)
 
 
 RULES: dict[str, Rule] = dict.fromkeys(CUMULATIVE, cumulative_rule)

@@ -18,6 +18,7 @@ from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.numerics.fused_parts import fused_parts
 from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.tensor import Tensor
 
 
@@ -27,7 +28,7 @@ def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
     if unchanged is not None:
         return operands[unchanged]
     out = ctx.into_tensors[0]
-    return elementwise(ctx.graph, op_of(ctx.equation), operands, ctx.prog, ctx.name, out)
+    return elementwise(ctx.builder, op_of(ctx.equation), operands, out)
 
 
 def op_of(eqn: JaxprEqn) -> Op:
@@ -111,7 +112,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     # Computed on demand: only profiles ask for them.
     parts = cache(partial(fused_parts, ctx.equation, computing, graph.origin, graph.target))
     with graph.debug_origin(graph.origin, parts):
-        results = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
+        results = apply_steps(Builder(graph, ctx.prog, title), steps, values, tensors, space, places, folded)
     computed = dict(zip((*stored, *reductions), results, strict=True))
 
     def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
@@ -143,7 +144,7 @@ def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor 
     parts = aval.shape[-1] if aval.ndim > x.ndim else 1
     rows = x.reshape((*x.shape, 1)) if aval.ndim > x.ndim else x
     fun = _bitcast_of_rows(aval.dtype, aval.ndim > x.ndim)
-    (out,) = each_row(ctx.graph, "Bitcast", rows, rows.ndim - 1, fun, [(parts, aval.dtype)], ctx.prog, ctx.name)
+    (out,) = each_row(ctx.builder, "Bitcast", rows, rows.ndim - 1, fun, [(parts, aval.dtype)])
     return out.reshape(aval.shape)
 
 

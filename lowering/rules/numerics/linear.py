@@ -32,14 +32,7 @@ def dot_general_rule(
     a, lhs_free = _matrices(lhs, lhs_batch, lhs_contract, contracted_last=True)
     b, rhs_free = _matrices(rhs, rhs_batch, rhs_contract, contracted_last=False)
     out = matmul(
-        ctx.graph,
-        a,
-        b,
-        ctx.prog,
-        ctx.name,
-        out_dtype=aval.dtype,
-        partials_dtype=_partials_dtype(ctx, lhs, rhs),
-        precision=precision,
+        ctx.builder, a, b, out_dtype=aval.dtype, partials_dtype=_partials_dtype(ctx, lhs, rhs), precision=precision
     )
     return out.reshape((*(lhs.shape[d] for d in lhs_batch), *lhs_free, *rhs_free)) if aval.shape else out.reshape(())
 
@@ -62,7 +55,7 @@ def conv_general_dilated_rule(
     """Any convolution, with the parameters of `lax.conv_general_dilated`."""
     # `preferred_element_type` equals the result's dtype; shardings have no meaning on one IPU.
     dtypes = {"out_dtype": ctx.out_avals[0].dtype, "partials_dtype": _partials_dtype(ctx, x, w)}
-    return convolution(ctx.graph, x, w, ctx.prog, ctx.name, **dtypes, **params)
+    return convolution(ctx.builder, x, w, **dtypes, **params)
 
 
 def _partials_dtype(ctx: Context, *operands: Tensor) -> str | None:

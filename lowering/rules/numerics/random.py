@@ -21,7 +21,7 @@ def _draw(
         return fallback(ctx, *operands)
     fun = bound(ctx.primitive, **params)
     title = ctx.primitive.name.title().replace("_", "")
-    return per_key(ctx.graph, fun, title, operands, keys_rank, results, ctx.prog, ctx.name, cut_results)
+    return per_key(ctx.builder, fun, title, operands, keys_rank, results, cut_results)
 
 
 def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -50,7 +50,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     for number, aval in enumerate(ctx.out_avals):
         fun = _one_result(ctx.primitive, number, **params)
         result = [(tuple(aval.shape), aval.dtype)]
-        outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, number == 1)
+        outs += per_key(ctx.builder, fun, "RngBitGenerator", [state], 0, result, number == 1)
     return outs
 
 

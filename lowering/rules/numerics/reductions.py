@@ -18,7 +18,7 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if all(x.shape[d] == 1 for d in axes):
         return x.reshape(out_shape)
-    return reduce(ctx.graph, x, tuple(axes), monoid, ctx.prog, ctx.name)
+    return reduce(ctx.builder, x, tuple(axes), monoid)
 
 
 def reduce_by_function_rule(
@@ -33,7 +33,7 @@ def reduce_by_function_rule(
     last = arrays[0].ndim - len(dimensions)  # the reduced dimensions of a block are joined at its end
     fun = bound(ctx.primitive, dimensions=(last,), jaxpr=jaxpr, **params)
     axes = tuple(sorted(int(d) for d in dimensions))
-    return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)
+    return reduce_by_function(ctx.builder, arrays, starts, axes, fun, len(jaxpr.eqns))
 
 
 RULES: dict[str, Rule] = {name: partial(reduce_rule, monoid=monoid) for name, monoid in MONOIDS.items()}

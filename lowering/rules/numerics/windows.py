@@ -20,7 +20,7 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
         return fallback(ctx, x)
     reducer = primitive_reducer(ctx.primitive)
     monoid = _MONOIDS[ctx.primitive.name]
-    return reduce_window(ctx.graph, [x], _windows(x.ndim, **geometry), monoid, reducer, ctx.prog, ctx.name)
+    return reduce_window(ctx.builder, [x], _windows(x.ndim, **geometry), monoid, reducer)
 
 
 def reduce_window_by_function_rule(
@@ -37,7 +37,7 @@ def reduce_window_by_function_rule(
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
     reducer = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=())
     windows = _windows(arrays[0].ndim, **geometry)
-    return reduce_window(ctx.graph, arrays, windows, "mul", reducer, ctx.prog, ctx.name, starts)
+    return reduce_window(ctx.builder, arrays, windows, "mul", reducer, starts)
 
 
 def select_and_gather_add_rule(
@@ -48,7 +48,7 @@ def select_and_gather_add_rule(
         return fallback(ctx, tangents, x)
     reducer = primitive_reducer(ctx.primitive, select_prim=select_prim)
     windows = _windows(x.ndim, **geometry)
-    return reduce_window(ctx.graph, [tangents, x], windows, "max", reducer, ctx.prog, ctx.name)
+    return reduce_window(ctx.builder, [tangents, x], windows, "max", reducer)
 
 
 def select_and_scatter_add_rule(
@@ -58,7 +58,7 @@ def select_and_scatter_add_rule(
     if not x.size or not source.size:
         return fallback(ctx, source, x)
     scatter = primitive_scatter(ctx.primitive, select_prim=select_prim)
-    return select_and_scatter(ctx.graph, source, x, _windows(x.ndim, **geometry), scatter, ctx.prog, ctx.name)
+    return select_and_scatter(ctx.builder, source, x, _windows(x.ndim, **geometry), scatter)
 
 
 def select_and_scatter_rule(
@@ -80,7 +80,7 @@ def select_and_scatter_rule(
         return start.broadcast_in_dim(x.shape, ())
     scatter = scatter_by_functions(select_jaxpr, scatter_jaxpr)
     windows = _windows(x.ndim, padding=padding, **geometry)
-    return select_and_scatter(ctx.graph, source, x, windows, scatter, ctx.prog, ctx.name, start)
+    return select_and_scatter(ctx.builder, source, x, windows, scatter, start)
 
 
 def _windows(

@@ -20,6 +20,7 @@ from ipujax.lowering.gcl.collective_schedules import Level, Schedule
 from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Collective, Copy, CrossReplicaCopy, Sequence as Program, WriteUndef
 from ipujax.runtime.graph.steps import distinct
@@ -221,9 +222,9 @@ def test_results_have_the_layout_of_their_operands():
     graph = Graph(preset("mk2").replace(tiles_per_ipu=4), 2)
     prog = Program()
     x = graph.add_variable((2, 3, 5), np.dtype(np.float32), "x").transpose((0, 2, 1))
-    share = collectives.reduce_scatter(graph, x, "add", ((0, 1),), prog, "share")
+    share = collectives.reduce_scatter(Builder(graph, prog, "share"), x, "add", ((0, 1),))
     assert share.shape == (5, 3) and memory_order(share) == MemoryOrder(((5,), (3,)), (1, 0))
-    everyone = collectives.all_gather(graph, share, ((0, 1),), prog, "everyone")
+    everyone = collectives.all_gather(Builder(graph, prog, "everyone"), share, ((0, 1),))
     assert everyone.shape == (2, 5, 3) and memory_order(everyone) == MemoryOrder(((2,), (5,), (3,)), (0, 2, 1))
 
 

@@ -19,6 +19,7 @@ from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.cache import clear_caches
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
@@ -95,7 +96,7 @@ def build(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> tuple[
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
     for stream, tensor in zip(streams, tensors, strict=True):
         prog.add(StreamIn(stream, tensor))
-    out = convolution(graph, *tensors, prog, "conv", **params)
+    out = convolution(Builder(graph, prog, "conv"), *tensors, **params)
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     verify(graph, prog)
@@ -223,7 +224,7 @@ def test_empty():
     graph = Graph(small(4))
     prog = Sequence()
     x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 0), (3, 0, 4)))
-    out = convolution(graph, x, w, prog, "conv", **params)
+    out = convolution(Builder(graph, prog, "conv"), x, w, **params)
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     got = engine_function(graph, prog)({})[result]
@@ -244,7 +245,7 @@ def test_refuses_groups(counts, match):
     graph = Graph(small(4))
     x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 6), (3, 6, 6)))
     with pytest.raises(GraphError, match=match):
-        convolution(graph, x, w, Sequence(), "conv", **params | counts)
+        convolution(Builder(graph, Sequence(), "conv"), x, w, **params | counts)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -15,6 +15,7 @@ from ipujax.lowering.poplin import matmul, plan_matmul
 from ipujax.lowering.poplin.matmul import _add_steps
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import HostStream, Repeat, Sequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
@@ -50,7 +51,7 @@ def build(a: np.ndarray, b: np.ndarray, target: Target, **options: Any) -> tuple
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
     for stream, tensor in zip(streams, tensors, strict=True):
         prog.add(StreamIn(stream, tensor))
-    out = matmul(graph, *tensors, prog, "dot", **options)
+    out = matmul(Builder(graph, prog, "dot"), *tensors, **options)
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     verify(graph, prog)
@@ -163,7 +164,7 @@ def test_steps_with_and_without_a_loop(shape, is_loop):
     prog = Sequence()
     product = Sequence()
     operands = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
-    out = _add_steps(graph, *operands, plan, None, product, "dot")
+    out = _add_steps(Builder(graph, product, "dot"), *operands, plan, None)
     streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in (*operands, out)]
     for stream, tensor in zip(streams, operands, strict=False):
         prog.add(StreamIn(stream, tensor))
@@ -206,7 +207,7 @@ def test_views_as_operands():
         prog.add(StreamIn(stream, tensor))
     lhs = tensors[0].transpose((2, 1, 0))
     rhs = tensors[1].slice((0, 3), (12, 23)).transpose((1, 0)).broadcast_in_dim((2, 20, 12), (1, 2))
-    out = matmul(graph, lhs, rhs, prog, "dot")
+    out = matmul(Builder(graph, prog, "dot"), lhs, rhs)
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     verify(graph, prog)
@@ -222,7 +223,7 @@ def test_empty(shape):
     graph = Graph(small(4))
     prog = Sequence()
     a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((groups, m, k), (groups, k, n)))
-    out = matmul(graph, a, b, prog, "dot")
+    out = matmul(Builder(graph, prog, "dot"), a, b)
     result = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, result))
     got = engine_function(graph, prog)({})[result]
@@ -240,4 +241,4 @@ def test_refuses_shapes_that_do_not_match():
     graph = Graph(small(4))
     a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((1, 2, 3), (1, 4, 5)))
     with pytest.raises(GraphError, match="dot: shapes do not match"):
-        matmul(graph, a, b, Sequence(), "dot")
+        matmul(Builder(graph, Sequence(), "dot"), a, b)

@@ -20,6 +20,7 @@ from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithm
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.target.presets import preset
@@ -245,7 +246,7 @@ def test_plan_estimates_the_compiled_cost(shape, dtype):
     for tensor in tensors:
         map_linearly(graph, tensor)
         prog.add(StreamIn(HostStream("in", tensor.shape, dtype, resident=True), tensor))
-    out = matmul(graph, *tensors, prog, "dot")
+    out = matmul(Builder(graph, prog, "dot"), *tensors)
     prog.add(StreamOut(out, HostStream("out", out.shape, dtype, resident=True)))
     compiled_cycles = compile(graph, prog).timeline_of(None).cycles
     assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(compiled_cycles, rel=0.15)
@@ -278,7 +279,7 @@ def _cost(target, shape, dtype, plan=None, measure=charged_cycles):
     map_linearly(graph, a)
     map_linearly(graph, b)
     if plan is None:
-        return measure(graph, lambda scratch, prog: matmul(scratch, a, b, prog, "dot"))
+        return measure(graph, lambda scratch, prog: matmul(Builder(scratch, prog, "dot"), a, b))
     return measure(graph, lambda scratch, prog: products._add_steps(scratch, a, b, plan, None, prog, "dot"))
 
 

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.popops.indexing.dynamic import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.tensor.mapping import Blocked, on_one_tile
@@ -116,7 +117,7 @@ def test_update_in_place_writes_the_buffer() -> None:
     buffer = graph.add_variable((6, 40), dtype)
     update = graph.add_variable((1, 40), dtype)
     start = graph.add_variable((), np.dtype(np.int32), "i", on_one_tile(1, 0))
-    dynamic_update_slice_in_place(graph, buffer, update, [start], prog, "push", dims=(0,))
+    dynamic_update_slice_in_place(Builder(graph, prog, "push"), buffer, update, [start], dims=(0,))
     ((group,),) = graph.groups.values()
     assert group.accesses[0].tensor is buffer and group.codelet.fields[0].direction == "inout"
     assert len(graph.variables) == 3
@@ -134,7 +135,7 @@ def test_slice_has_the_memory_order_of_the_tensor() -> None:
     prog = Sequence()
     columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
     start = graph.add_constant(np.int32(3), "start")
-    part = dynamic_slice(graph, columns, [start], (2, 6, 4), prog, "part", dims=(0,))
+    part = dynamic_slice(Builder(graph, prog, "part"), columns, [start], (2, 6, 4), dims=(0,))
     assert part.shape == (2, 6, 4) and part.transpose((1, 0, 2)).is_whole_variable
 
 
@@ -145,7 +146,7 @@ def test_writes_an_update_in_the_memory_order_of_the_buffer() -> None:
     columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
     update = graph.add_variable((2, 6, 4), np.dtype("float32"), "update")
     start = graph.add_constant(np.int32(3), "start")
-    dynamic_update_slice_in_place(graph, columns, update, [start], prog, "write", dims=(0,))
+    dynamic_update_slice_in_place(Builder(graph, prog, "write"), columns, update, [start], dims=(0,))
     ((group,),) = graph.groups.values()
     buffer, written = (access.tensor for access in group.accesses[:2])
     assert buffer.is_whole_variable and written.shape == (6, 2, 4)

@@ -17,6 +17,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cost import compute_set_cost
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, Sequence
 from ipujax.runtime.tensor.mapping import Flat, TileMapping, grid, on_one_tile, owners
@@ -42,7 +43,7 @@ def add_variables(
     graph = Graph(small_target(tiles))
     prog = Sequence()
     tensors = [variable(graph, shape, mapping) for shape, mapping in mapped]
-    return graph, elementwise(graph, ADD, tensors, prog, "add"), tensors, prog
+    return graph, elementwise(Builder(graph, prog, "add"), ADD, tensors), tensors, prog
 
 
 def tiles_of(graph: Graph, tensor: Tensor) -> np.ndarray:
@@ -218,9 +219,9 @@ def test_results_keep_the_memory_order_of_a_transposed_operand() -> None:
     graph = Graph(small_target(16))
     prog = Sequence()
     x = variable(graph, (8, 12), grid((8, 12), (4, 4)))
-    sine = elementwise(graph, SINE, [x.transpose((1, 0))], prog, "sine")
+    sine = elementwise(Builder(graph, prog, "sine"), SINE, [x.transpose((1, 0))])
     assert memory_order(sine).order == (1, 0) and sine.shape == (12, 8)
-    total = elementwise(graph, ADD, [sine, x.transpose((1, 0))], prog, "total")
+    total = elementwise(Builder(graph, prog, "total"), ADD, [sine, x.transpose((1, 0))])
     assert memory_order(total).order == (1, 0)
     costs = [compute_set_cost(graph, node.compute_set) for node in prog.children() if isinstance(node, Execute)]
     assert all(not cost.before.received_bytes.any() for cost in costs)

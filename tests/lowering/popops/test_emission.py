@@ -10,7 +10,7 @@ import pytest
 from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.maps.emission import emit_or_replay
-from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import small_target
 
@@ -27,9 +27,9 @@ class Sums:
     def add(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         def plan(prog: ProgramSequence) -> list[Tensor]:
             self.planned.append(name)
-            return [elementwise(self.graph, ADD, (a, b), prog, name)]
+            return [elementwise(Builder(self.graph, prog, name), ADD, (a, b))]
 
-        (total,) = emit_or_replay(self.graph, "sum", (a, b), ProgramSequence(), name, plan)
+        (total,) = emit_or_replay(Builder(self.graph, ProgramSequence(), name), "sum", (a, b), plan)
         return total
 
     def operands(self, count: int) -> list[Tensor]:

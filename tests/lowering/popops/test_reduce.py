@@ -18,6 +18,7 @@ from ipujax.lowering.popops.reductions.partials import reduce_partials, reduce_p
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
 from ipujax.runtime.engine.engine import engine_function
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
@@ -51,7 +52,7 @@ def reduced(
     variable = graph.add_variable(x.shape, x.dtype, "x", mapping)
     source = HostStream("x", x.shape, x.dtype)
     prog.add(StreamIn(source, variable))
-    out = reduce(graph, view(variable), axes, monoid, prog, "reduce")
+    out = reduce(Builder(graph, prog, "reduce"), view(variable), axes, monoid)
     sink = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, sink))
     for v in graph.variables:
@@ -182,7 +183,7 @@ def test_estimates_the_cost_of_partials_combined_in_place(slots: int, blocks: tu
         for target in (small_target(tiles), small_target(tiles + 300)):
             graph = Graph(target)
             partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
-            cost = charged_cycles(graph, lambda g, p, t=partials: reduce_partials_in_place(g, t, p, "sum"))
+            cost = charged_cycles(graph, lambda builder, t=partials: reduce_partials_in_place(builder, t))
             longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
             assert cost == combining_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_cost_cycles)
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.popops.maps.rows import sort
-from ipujax.runtime.graph import Graph, Sequence
+from ipujax.runtime.graph import Builder, Graph, Sequence
 from tests.lowering.helpers import check, lowered, small_target
 from tests.marks import slow_but
 
@@ -57,7 +57,7 @@ def test_sort_costs_a_bitonic_network(tensors: int, num_keys: int, is_stable: bo
         graph = Graph(small_target(1))
         target = small_target(1)
         operands = [graph.add_variable((rows, 64), np.float32, f"x{n}") for n in range(tensors)]
-        sort(graph, operands, 1, num_keys, is_stable, Sequence(), "sort")
+        sort(Builder(graph, Sequence(), "sort"), operands, 1, num_keys, is_stable)
         ((group,),) = graph.groups.values()
         shapes = [tuple(np.asarray(n) for n in (rows, 64))] * 2 * tensors
         stage = 19 + 6 * (23 + -(-32 * rows // 6) * pair_cycles)

@@ -18,7 +18,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.popops import moved_for_slicing, slot_of
-from ipujax.runtime.graph import Graph, Sequence
+from ipujax.runtime.graph import Builder, Graph, Sequence
 from ipujax.runtime.graph.program import Copy
 from tests.lowering.helpers import small_target
 
@@ -157,11 +157,11 @@ def test_moves_a_stack_once_for_slicing() -> None:
     body = Sequence()
     stack = graph.add_variable((512, 3), np.dtype(np.float32), "stack")
     map_linearly(graph, stack)
-    sliceable = moved_for_slicing(graph, stack, prog, "loop")
+    sliceable = moved_for_slicing(Builder(graph, prog, "loop"), stack)
     assert sliceable is not stack and [type(step) for step in prog.children()] == [Copy]
-    assert moved_for_slicing(graph, sliceable, prog, "loop") is sliceable and len(prog.children()) == 1
+    assert moved_for_slicing(Builder(graph, prog, "loop"), sliceable) is sliceable and len(prog.children()) == 1
     slot = graph.add_constant(np.int32(3), "slot")
-    slot_of(graph, sliceable, slot, body, "loop")
+    slot_of(Builder(graph, body, "loop"), sliceable, slot)
     ((group,),) = graph.groups.values()
     mapping = graph.mappings[sliceable.variables()[0]]
     assert set(np.ravel(mapping.tile)) == set(np.ravel(group.tile))

@@ -13,6 +13,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.popops.maps.rows import sort
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
@@ -87,7 +88,7 @@ def test_costs_a_merge_as_the_last_level_of_a_sort() -> None:
             graph = Graph(small_target(1))
             prog = Sequence()
             x = graph.add_variable((1, length), np.float32, "x")
-            sort(graph, [x], 1, 1, False, prog, "sort", merges)
+            sort(Builder(graph, prog, "sort"), [x], 1, 1, False, merges)
             ((group,),) = graph.groups.values()
             shapes = [tuple(np.asarray(n) for n in (1, length))] * 2
             costs[merges].append(int(group.codelet.cycles(shapes, graph.target)))

@@ -15,6 +15,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError, MappingError, TargetError, VerifyError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph as RuntimeGraph
 from ipujax.runtime.graph.program import Copy, Execute, Sequence
 from ipujax.runtime.target.presets import preset
@@ -26,7 +27,7 @@ from tests.ipujax.poplar.helpers import TILES, run_both, small_graph
 
 def add(graph: poplar.Graph, a: Tensor, b: Tensor, prog: Sequence) -> Tensor:
     """An operation of the libraries."""
-    return elementwise(graph, Op("add", jnp.add, a.dtype), [a, b], prog, "add")
+    return elementwise(Builder(graph, prog, "add"), Op("add", jnp.add, a.dtype), [a, b])
 
 
 # --- variables --------------------------------------------------------------------------------------------------------

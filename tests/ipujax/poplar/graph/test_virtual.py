@@ -11,6 +11,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
 from ipujax.runtime.errors import GraphError, MappingError, VerifyError
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.program import Execute, Sequence
 from ipujax.runtime.tensor.mapping import blocked_mapping, owners
 from tests.ipujax.poplar.helpers import compiled, placed, run_both, small_graph
@@ -118,7 +119,7 @@ def test_a_pipeline_of_two_virtual_graphs_runs_as_one_program():
         v = first.add_vertex(compute_set, "SumVertex", {"in": x[i], "out": sums[i]})
         first.set_tile_mapping(v, i)
     prog.add(Execute(compute_set))
-    doubled = elementwise(second, Op("add", jnp.add, sums.dtype), [sums, sums], prog, "double")
+    doubled = elementwise(Builder(second, prog, "double"), Op("add", jnp.add, sums.dtype), [sums, sums])
     values = np.arange(12.0, dtype=np.float32).reshape(4, 3)
     (got,) = run_both(graph, prog, {x: values}, [doubled])
     np.testing.assert_array_equal(got, 2 * values.sum(1))
@@ -133,7 +134,7 @@ def test_libraries_use_the_tiles_of_the_virtual_graph_only():
     virtual = graph.create_virtual_graph([7, 5])
     a = virtual.add_variable(FLOAT, [64], "a")
     virtual.set_tile_mapping(a, np.arange(64) // 32)
-    total = elementwise(virtual, Op("add", jnp.add, a.dtype), [a, a], prog, "add")
+    total = elementwise(Builder(virtual, prog, "add"), Op("add", jnp.add, a.dtype), [a, a])
     assert set(tile_of(graph, total)) == {7, 5}
     (got,) = run_both(graph, prog, {a: np.arange(64)}, [total])
     np.testing.assert_array_equal(got, 2 * np.arange(64))
