@@ -1,6 +1,5 @@
 """What is compiled: codelets, vertex groups, compute sets, the control program, and their text."""
 
-from ipujax.runtime.graph.builder import Builder as Builder
 from ipujax.runtime.graph.codelet import (
     BlockShapes as BlockShapes,
     Codelet as Codelet,
@@ -57,6 +56,7 @@ from ipujax.runtime.graph.program import (
     Switch as Switch,
     own_tensors as own_tensors,
 )
+from ipujax.runtime.graph.program_builder import Builder as Builder
 from ipujax.runtime.graph.steps import (
     is_free as is_free,
     joining_streams as joining_streams,
