@@ -78,6 +78,7 @@ from ipujax.popart.flow import (
     PyStepIOCallback as PyStepIOCallback,
     PyWeightsIO as PyWeightsIO,
 )
+from ipujax.popart.log import Logger as Logger, getLogger as getLogger
 from ipujax.popart.optimisers import (
     SGD as SGD,
     Adam as Adam,
@@ -103,6 +104,13 @@ from ipujax.popart.options import (
     TensorLocationSettings as TensorLocationSettings,
 )
 from ipujax.popart.reserved_names import prefix_functions as _prefix_functions
+from ipujax.popart.session import (
+    IdentityLoss as IdentityLoss,
+    InferenceSession as InferenceSession,
+    L1Loss as L1Loss,
+    NllLoss as NllLoss,
+    TrainingSession as TrainingSession,
+)
 from ipujax.popart.tensor_info import TensorInfo as TensorInfo
 
 globals().update(_prefix_functions())  # reservedGradientPrefix() and its like

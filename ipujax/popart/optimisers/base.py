@@ -18,7 +18,7 @@ from ipujax.popart.optimisers.clipping import ClipNormSettings
 from ipujax.popart.optimisers.optimiser_values import OptimizerValue, OptimizerValueMap, value_maps
 
 State = dict[str, jax.Array]  # parts of the state of one weight, by the prefix of their tensors' names
-Values = Mapping[str, jax.Array]  # values of one weight by short name
+Values = Mapping[str, Any]  # values of one weight by short name
 
 
 class Optimizer:
@@ -80,14 +80,17 @@ class Optimizer:
         return list(self._specific)
 
     def hyperparameters(self, weights: Sequence[str]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Return the values of each weight, as float32 scalars by short name.
+        """Return the values of each weight that has some of its own, as float32 scalars by short name.
+
+        Those of all others have the name "".
 
         Args:
             weights: names of all weights.
         """
+        named = ["", *(weight for weight in weights if weight in self._specific)]
         return {
             weight: {name: np.asarray(values.get(weight).value, np.float32) for name, values in self._maps.items()}
-            for weight in weights
+            for weight in named
         }
 
     def structure(self) -> tuple[Any, ...]:

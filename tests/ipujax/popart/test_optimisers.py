@@ -156,7 +156,7 @@ def test_updates_follow_the_equations(kind: Any, keywords: Any, reference: Refer
     before = rng.normal(size=SHAPE)
     gradients = [rng.normal(size=SHAPE) for _ in range(BATCHES)]
     optimiser = kind(popart_names(values), **keywords)
-    scalars = optimiser.hyperparameters(["w"])["w"]
+    scalars = optimiser.hyperparameters(["w"])[""]
     weight = jnp.asarray(before, jnp.float32)
     state = optimiser.initial_state(weight, scalars)
     for gradient in gradients:
@@ -171,7 +171,7 @@ def test_values_of_one_weight() -> None:
     optimiser.insertSpecific("w", {"learningRate": (0.5, False)})
     values = optimiser.hyperparameters(["w", "b"])
     assert values["w"]["learningRate"] == np.float32(0.5)
-    assert values["b"]["learningRate"] == np.float32(0.1)
+    assert values[""]["learningRate"] == np.float32(0.1)
     assert optimiser.learningRates().getDefault().val() == 0.1
 
 

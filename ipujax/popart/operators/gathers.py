@@ -1,0 +1,118 @@
+"""Gathers and scatters of ai.graphcore, in groups or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.popart.enumerations import ScatterReduction
+from ipujax.popart.operators.domain import graphcore
+
+
+@graphcore("GroupedGather")
+def grouped_gather(data: jax.Array, indices: jax.Array, *, axis: int = 0, group_size: int = 1) -> jax.Array:
+    """Return rows of each group of data by the indices of the group; `axis` counts the axis of groups."""
+    inner = axis % data.ndim - 1
+    return jax.vmap(lambda x, index: jnp.take(x, index.astype(jnp.int32), axis=inner, mode="clip"))(data, indices)
+
+
+# Reduction → (value of an element that nothing is scattered to, how elements are combined).
+_SCATTERS: Mapping[ScatterReduction, tuple[float, str]] = MappingProxyType(
+    {
+        ScatterReduction.Sum: (0, "add"),
+        ScatterReduction.Max: (0, "max"),
+        ScatterReduction.Min: (0, "min"),
+        ScatterReduction.Mul: (1, "multiply"),
+        ScatterReduction.NoReduction: (0, "set"),
+    }
+)
+
+
+@graphcore("ScatterReduce")
+def scatter_reduce(
+    source: jax.Array,
+    indices: jax.Array,
+    initial: Any = None,
+    *,
+    axis_size: int,
+    axis: int = -1,
+    reduction: int = 0,
+    enable_index_broadcast: int = 1,
+) -> jax.Array:
+    """Return elements of the source reduced at indices along an axis.
+
+    Args:
+        source: values.
+        indices: place of each along the axis; of the source's shape, or broadcast to it.
+        initial: values to begin with.
+        axis_size: size of the axis in the result.
+        axis: axis of the indices.
+        reduction: sum, largest, smallest, product, or the value alone.
+        enable_index_broadcast: 1 if indices are broadcast.
+    """
+    kind = ScatterReduction(reduction)
+    along = axis % source.ndim
+    index = _broadcast_indices(indices, source, along)
+    places = list(jnp.meshgrid(*(jnp.arange(n) for n in index.shape), indexing="ij"))
+    places[along] = index.astype(jnp.int32)
+    shape = [axis_size if i == along else n for i, n in enumerate(source.shape)]
+    values = source if index.shape == source.shape else source[tuple(slice(0, n) for n in index.shape)]
+    empty, method = _SCATTERS[kind]
+    if initial is not None:
+        return _scatter(jnp.asarray(initial), places, values, method)
+    if kind not in (ScatterReduction.Max, ScatterReduction.Min):
+        return _scatter(jnp.full(shape, empty, source.dtype), places, values, method)
+    # The largest of nothing is zero; that of something is not compared with zero.
+    lowest = _limit(source.dtype, kind is ScatterReduction.Max)
+    extreme = _scatter(jnp.full(shape, lowest, source.dtype), places, values, method)
+    is_hit = jnp.zeros(shape, bool).at[tuple(places)].set(True)
+    return jnp.where(is_hit, extreme, 0).astype(source.dtype)
+
+
+@graphcore("GroupedScatterReduce")
+def grouped_scatter_reduce(
+    source: jax.Array,
+    indices: jax.Array,
+    initial: Any = None,
+    *,
+    axis_size: int,
+    axis: int = -1,
+    reduction: int = 0,
+    group_size: int = 1,
+    enable_index_broadcast: int = 1,
+) -> jax.Array:
+    """Return `scatter_reduce` of each group; `axis` counts the axis of groups."""
+    inner = axis % source.ndim - 1
+
+    def of_group(*operands: jax.Array) -> jax.Array:
+        keywords = {"axis_size": axis_size, "axis": inner, "reduction": reduction}
+        return scatter_reduce(*operands, **keywords)
+
+    operands = (source, indices) if initial is None else (source, indices, initial)
+    grouped: Callable[..., jax.Array] = jax.vmap(of_group)
+    return grouped(*operands)
+
+
+def _scatter(start: jax.Array, places: list[jax.Array], values: jax.Array, method: str) -> jax.Array:
+    result: jax.Array = getattr(start.at[tuple(places)], method)(values.astype(start.dtype))
+    return result
+
+
+def _limit(dtype: Any, is_lowest: bool) -> Any:
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    return info.min if is_lowest else info.max
+
+
+def _broadcast_indices(indices: jax.Array, source: jax.Array, axis: int) -> jax.Array:
+    if indices.ndim == source.ndim:
+        fits = all(n in (1, m) for n, m in zip(indices.shape, source.shape, strict=True))
+        return jnp.broadcast_to(indices, source.shape) if fits else indices
+    if indices.ndim == 1:
+        shape = [source.shape[axis] if i == axis else 1 for i in range(source.ndim)]
+        return jnp.broadcast_to(indices.reshape(shape), source.shape)
+    trailing = source.ndim - indices.ndim
+    return jnp.broadcast_to(indices.reshape(*indices.shape, *[1] * trailing), source.shape)

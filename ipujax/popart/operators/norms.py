@@ -1,0 +1,82 @@
+"""Normalisations of ai.graphcore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.popart.operators.domain import graphcore
+
+
+@graphcore("GroupNormalization")
+def group_normalization(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, *, num_groups: int, epsilon: float = 1e-5
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return x normalised in groups of channels, with mean and inverse deviation of each group.
+
+    Args:
+        x: [batch, channels, …].
+        scale: [channels].
+        bias: [channels].
+        num_groups: groups of adjacent channels.
+        epsilon: added to the variance.
+
+    Returns:
+        The normalised tensor, and mean and inverse deviation, [batch · groups] each.
+    """
+    grouped = x.reshape(x.shape[0] * num_groups, -1).astype(jnp.float32)
+    mean = jnp.mean(grouped, axis=1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.var(grouped, axis=1, keepdims=True) + epsilon)
+    normal = ((grouped - mean) * inverse).reshape(x.shape).astype(x.dtype)
+    channels = (1, -1, *[1] * (x.ndim - 2))
+    scaled = normal * scale.reshape(channels) + bias.reshape(channels)
+    return scaled, mean[:, 0], inverse[:, 0]
+
+
+@graphcore("BatchNormalization")
+def batch_normalization(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    output_count: int = 1,
+) -> Any:
+    """Return x normalised over batch and space; in training with running and batch statistics.
+
+    Args:
+        x: [batch, channels, …].
+        scale: [channels].
+        bias: [channels].
+        mean: running mean, [channels].
+        variance: running variance, [channels].
+        epsilon: added to the variance.
+        momentum: weight of the running statistics.
+        output_count: 1 normalises with the running statistics, more with those of the batch.
+
+    Returns:
+        The normalised tensor; in training also running mean, running variance, mean and variance of the batch. The
+        running variance follows the unbiased one, as PyTorch's does.
+    """
+    channels = (1, -1, *[1] * (x.ndim - 2))
+    if output_count == 1:
+        inverse = jax.lax.rsqrt(variance + epsilon)
+        return (x - mean.reshape(channels)) * (scale * inverse).reshape(channels) + bias.reshape(channels)
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    wide = x.astype(jnp.float32)
+    batch_mean = jnp.mean(wide, axis=axes)
+    batch_variance = jnp.var(wide, axis=axes)
+    inverse = jax.lax.rsqrt(batch_variance + epsilon)
+    normal = (wide - batch_mean.reshape(channels)) * (scale * inverse).reshape(channels) + bias.reshape(channels)
+    count = x.size // x.shape[1]
+    unbiased = batch_variance * count / max(count - 1, 1)
+    running_mean = momentum * mean + (1 - momentum) * batch_mean
+    running_variance = momentum * variance + (1 - momentum) * unbiased
+    outputs = (normal.astype(x.dtype), running_mean, running_variance, batch_mean, batch_variance)
+    statistics = tuple(value.astype(mean.dtype) for value in outputs[1:])
+    return (outputs[0], *statistics)[:output_count]

@@ -1,0 +1,60 @@
+"""Sequences of several lengths that are packed in one tensor, unpacked for a function of padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.popart.operators.domain import graphcore
+
+
+@graphcore("PackedDataBlock")
+def packed_data_block(
+    *operands: Any,
+    maxSequenceLengths: Sequence[int],
+    resultSize: int,
+    callbackBatchSize: int,
+    callback: Callable[..., Any],
+) -> jax.Array:
+    """Return the packed results of a function of padded batches.
+
+    Args:
+        operands: for each input its rows, offsets and lengths; then offsets and lengths of the result.
+        maxSequenceLengths: rows of a padded sequence of each input.
+        resultSize: rows of the result.
+        callbackBatchSize: sequences of a batch.
+        callback: function of padded batches [sequences, rows, …].
+    """
+    *inputs, result_offsets, result_lengths = operands
+    groups = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
+    padded = [
+        _padded(data, offsets, lengths, rows)
+        for (data, offsets, lengths), rows in zip(groups, maxSequenceLengths, strict=True)
+    ]
+    count = padded[0].shape[0] // callbackBatchSize
+    batches = [x[: count * callbackBatchSize].reshape(count, callbackBatchSize, *x.shape[1:]) for x in padded]
+    results = jax.lax.map(lambda args: _one(callback(*args)), tuple(batches))
+    flat = results.reshape(-1, *results.shape[2:])
+    packed = jnp.zeros((resultSize, *flat.shape[2:]), flat.dtype)
+    rows = jnp.arange(flat.shape[1])
+    for i in range(flat.shape[0]):
+        is_inside = rows < result_lengths[i].astype(jnp.int32)
+        # Rows behind the end of a sequence go to a place that the scatter drops.
+        place = jnp.where(is_inside, result_offsets[i].astype(jnp.int32) + rows, resultSize)
+        packed = packed.at[place].set(flat[i], mode="drop")
+    return packed
+
+
+def _padded(data: jax.Array, offsets: jax.Array, lengths: jax.Array, rows: int) -> jax.Array:
+    positions = jnp.arange(rows)
+    index = offsets.astype(jnp.int32)[:, None] + positions
+    chosen = data[jnp.clip(index, 0, data.shape[0] - 1)]
+    is_inside = positions < lengths.astype(jnp.int32)[:, None]
+    return jnp.where(is_inside.reshape(*is_inside.shape, *[1] * (data.ndim - 1)), chosen, 0)
+
+
+def _one(results: Any) -> Any:
+    return results[0] if isinstance(results, tuple | list) else results

@@ -1,0 +1,81 @@
+"""Operators of ai.graphcore that select, reshape and make tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.popart.operators.domain import graphcore
+from ipujax.popart.tensor_info import of_onnx_number
+
+
+@graphcore("Reshape")
+def reshape(x: jax.Array, *, shape: Sequence[int]) -> jax.Array:
+    """Return x with other dimensions: 0 is that of x in its place, −1 what is left."""
+    dims = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
+    return jnp.reshape(x, dims)
+
+
+@graphcore("Slice")
+def slice_(x: jax.Array, *, ends: Sequence[int], starts: Sequence[int], axes: Sequence[int] = ()) -> jax.Array:
+    """Return a part of x, from `starts` to before `ends` of the axes, of the first ones where none are named."""
+    index = [slice(None)] * x.ndim
+    for axis, start, stop in zip(axes or range(len(starts)), starts, ends, strict=True):
+        index[axis] = slice(start, stop)
+    return x[tuple(index)]
+
+
+@graphcore("Subsample")
+def subsample(x: jax.Array, *, strides: Sequence[int]) -> jax.Array:
+    """Return every n-th element of each axis."""
+    return x[tuple(slice(None, None, n) for n in strides)]
+
+
+@graphcore("Reverse")
+def reverse(x: jax.Array, *, dimensions: Sequence[int] = ()) -> jax.Array:
+    """Return x backwards along some axes."""
+    return jnp.flip(x, tuple(dimensions))
+
+
+@graphcore("DepthToSpace")
+def depth_to_space(x: jax.Array, *, blocksize: int, mode: str = "DCR") -> jax.Array:
+    """Return channels rearranged into blocks of the image."""
+    batch, channels, height, width = x.shape
+    inner = channels // blocksize**2
+    if mode == "DCR":
+        blocks = x.reshape(batch, blocksize, blocksize, inner, height, width).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        blocks = x.reshape(batch, inner, blocksize, blocksize, height, width).transpose(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(batch, inner, height * blocksize, width * blocksize)
+
+
+@graphcore("Init")
+def init(*, shape: Sequence[int], data_type: int, init_type: int, batch_axis: int = -1) -> jax.Array:
+    """Return zeros: what PopART leaves undefined is zero too."""
+    return jnp.zeros(tuple(shape), of_onnx_number(data_type))
+
+
+@graphcore("TensorRemap")
+def tensor_remap(x: jax.Array, *, remap_type: int = 0) -> jax.Array:
+    """Return x; the compiler chooses layouts."""
+    return x
+
+
+@graphcore("CacheLoad")
+def cache_load(x: jax.Array) -> jax.Array:
+    """Return x; what is in streaming memory is loaded where it is read."""
+    return x
+
+
+@graphcore("CacheStore")
+def cache_store(x: jax.Array) -> jax.Array:
+    """Return x."""
+    return x
+
+
+@graphcore("CopyVarUpdate")
+def copy_var_update(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return y, the new value of x."""
+    return y

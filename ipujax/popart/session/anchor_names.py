@@ -1,0 +1,92 @@
+"""Names of anchors: tensors of the model, gradients, weights and the state of the optimiser.
+
+Input: the names of a `DataFlow`. Output: what each stands for, or an error with the nearest name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ipujax.popart.exceptions import unknown_name
+from ipujax.popart.flow import AnchorReturnType, DataFlow
+from ipujax.popart.reserved_names import GRADIENT, PREFIXES
+
+# Prefixes of the state that an optimiser has for each weight.
+STATE_PREFIXES = tuple(
+    PREFIXES[f"reserved{name}Prefix"] for name in ("Accl", "Accl1", "Accl2", "Accl3", "Step", "Accum")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Anchors by what they stand for.
+
+    Args:
+        kinds: return type of each anchor, in the order of the data flow.
+        values: names of tensors of a micro-batch.
+        gradients: names of tensors whose gradients are anchored.
+        weights: names of parameters, as they are after an update.
+        states: prefix and weight by anchor, of the optimiser's state.
+    """
+
+    kinds: Mapping[str, AnchorReturnType]
+    values: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    states: Mapping[str, tuple[str, str]] = MappingProxyType({})
+
+    @property
+    def of_micro_batches(self) -> tuple[str, ...]:
+        """Anchors that each micro-batch has a value of."""
+        return (*self.values, *(GRADIENT + name for name in self.gradients))
+
+    @property
+    def of_batches(self) -> tuple[str, ...]:
+        """Anchors that each update of the weights has a value of."""
+        return (*self.weights, *self.states)
+
+
+def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], is_training: bool) -> Anchors:
+    """Return the anchors of a data flow.
+
+    Args:
+        flow: of the session.
+        tensors: names of all tensors of the model.
+        weights: names of the parameters that are trained.
+        is_training: whether there are gradients.
+
+    Raises:
+        popart_exception: a tensor that does not exist, with the nearest.
+    """
+    known = set(tensors)
+    kinds = {name: flow.art(name) for name in flow.anchors()}
+    values: list[str] = []
+    gradients: list[str] = []
+    updated: list[str] = []
+    states: dict[str, tuple[str, str]] = {}
+    for name in kinds:
+        prefix = next((p for p in STATE_PREFIXES if name.startswith(p) and name.removeprefix(p) in known), None)
+        if name in known:
+            (updated if is_training and name in weights else values).append(name)
+        elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in known:
+            gradients.append(name.removeprefix(GRADIENT))
+        elif is_training and prefix is not None:
+            states[name] = (prefix, name.removeprefix(prefix))
+        else:
+            more = {GRADIENT + tensor for tensor in known} if is_training else set()
+            raise unknown_name("DataFlow has an anchor", name, known | more)
+    return Anchors(kinds, tuple(values), tuple(gradients), tuple(updated), states)
+
+
+def base_names(flow: DataFlow, tensors: Iterable[str]) -> list[str]:
+    """Return the names of the model's tensors that anchors depend on.
+
+    Args:
+        flow: of the session.
+        tensors: names of all tensors of the model.
+    """
+    known = set(tensors)
+    stripped = [name if name in known else name.removeprefix(GRADIENT) for name in flow.anchors()]
+    return [name for name in stripped if name in known]

@@ -1,0 +1,157 @@
+"""Models as sessions evaluate them: a graph at the newest opset, and the annotations of its nodes.
+
+Annotations are taken off the nodes before the model is converted, as ONNX does not know them, and are found again by
+the names of results. Nodes that the conversion adds have those of the node that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from ipujax.onnx.evaluation import check_operators, shape_sources
+from ipujax.onnx.graphs import Graph, Node
+from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.reading import read_graph
+from ipujax.popart import operators as operators
+from ipujax.popart.building import DOMAIN
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.flow import InputShapeInfo
+from ipujax.popart.tensor_info import TensorInfo, onnx_number
+
+Annotations = Mapping[str, Any]
+_PREFIX = "__"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnnotatedGraph:
+    """A graph with the annotations of its nodes.
+
+    Args:
+        graph: at the newest opset.
+        annotations: of each node of `graph.nodes`, in their order.
+        inputs: element type and shape of each input of a step.
+        tensors: names of all tensors of the model.
+        shape_sources: names of values that decide shapes, which stay constants.
+    """
+
+    graph: Graph
+    annotations: tuple[Annotations, ...]
+    inputs: Mapping[str, TensorInfo]
+    tensors: frozenset[str]
+    shape_sources: frozenset[str]
+
+    def annotated_nodes(self) -> Iterator[tuple[Node, Annotations]]:
+        """Yield nodes with their annotations, in order."""
+        return zip(self.graph.nodes, self.annotations, strict=True)
+
+
+def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: InputShapeInfo) -> AnnotatedGraph:
+    """Return the graph of a model.
+
+    Args:
+        model: of a builder or a file; it is changed.
+        results: names of the tensors that are asked for; the model's own outputs do not matter.
+        shapes: of inputs that the model leaves open.
+
+    Raises:
+        popart_exception: a result that does not exist, an input without a shape, or a model that cannot be evaluated.
+    """
+    graph = model.graph
+    tensors = tensor_names(graph)
+    for name in results:
+        if name not in tensors:
+            raise unknown_name("a session is asked for a tensor", name, tensors)
+    _declare_inputs(graph, shapes)
+    annotations = {output: notes for node in graph.node for notes in [_detached(node)] for output in node.output}
+    for node in graph.node:
+        _rewrite(node)
+    _import_domains(model)
+    made = {name for node in graph.node for name in node.output}
+    del graph.output[:]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(results) if name in made)
+    try:
+        read = read_graph(model)
+        check_operators(read)
+    except OnnxError as error:
+        raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+    inputs = {info.name: TensorInfo(info.dtype, _whole_shape(info.name, info.shape)) for info in read.inputs}
+    return AnnotatedGraph(read, _by_node(read.nodes, annotations), inputs, frozenset(tensors), shape_sources(read))
+
+
+def tensor_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of inputs, parameters and results of a graph.
+
+    Args:
+        graph: of a model.
+    """
+    results = {name for node in graph.node for name in node.output if name}
+    return {*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *results}
+
+
+def _declare_inputs(graph: onnx.GraphProto, shapes: InputShapeInfo) -> None:
+    known = {value.name for value in graph.input}
+    for name, info in shapes.infos().items():
+        value = onnx.helper.make_tensor_value_info(name, onnx_number(info.data_type()), info.shape())
+        if name in known:
+            next(each for each in graph.input if each.name == name).CopyFrom(value)
+        else:
+            # Labels of a loss that was added to the model are not among its inputs.
+            graph.input.append(value)
+
+
+def _detached(node: onnx.NodeProto) -> Annotations:
+    """Take the annotations off a node and the nodes of its subgraphs; return those of the node."""
+    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_PREFIX)}
+    rest = [a for a in node.attribute if not a.name.startswith(_PREFIX)]
+    for attribute in rest:
+        for inner in attribute.g.node:
+            _detached(inner)
+            _rewrite(inner)
+    if notes:
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in rest]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+    return notes
+
+
+def _rewrite(node: onnx.NodeProto) -> None:
+    """Give a training batch normalisation of old opsets PopART's operator: ONNX has dropped its outputs since."""
+    is_training = node.op_type == "BatchNormalization" and sum(map(bool, node.output)) > 1
+    if is_training and node.domain in ("", "ai.onnx"):
+        node.domain = DOMAIN
+        kept = [a for a in node.attribute if a.name in ("epsilon", "momentum")]
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+
+
+def _import_domains(model: onnx.ModelProto) -> None:
+    known = {opset.domain for opset in model.opset_import}
+    if DOMAIN not in known:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+
+
+def _whole_shape(name: str, shape: Any) -> tuple[int, ...]:
+    if shape is None or not all(isinstance(n, int) for n in shape):
+        got = "no shape" if shape is None else list(shape)
+        hint = "inputShapeInfo.add(name, TensorInfo(...))"
+        raise popart_exception(f"input {name!r} has no whole shape", expected="whole numbers", got=got, hint=hint)
+    return tuple(shape)
+
+
+def _by_node(nodes: Sequence[Node], by_output: Mapping[str, Annotations]) -> tuple[Annotations, ...]:
+    """Return the annotations of each node; a node of the conversion has those of its first reader."""
+    found: list[Annotations] = []
+    of_value: dict[str, Annotations] = {}
+    for node in reversed(nodes):
+        known = next((by_output[name] for name in node.outputs if name in by_output), None)
+        if known is None:
+            known = next((of_value[name] for name in node.outputs if name in of_value), {})
+        found.append(known)
+        for name in node.inputs:
+            of_value[name] = known
+    return tuple(reversed(found))

@@ -1,0 +1,124 @@
+"""A graph as a JAX function of one micro-batch, with intermediate values as further results.
+
+Nodes are evaluated in order, each in the scope of its placement. Zeros that are added to named values make their
+gradients: those of the zeros. Runs of nodes that are annotated for recomputation are functions under `jax.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.onnx.evaluation import Settings
+from ipujax.onnx.evaluation.evaluate import run_node
+from ipujax.onnx.graphs import Node
+from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.popart.building.annotations import RECOMPUTE
+from ipujax.popart.enumerations import RecomputeType
+from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.session.annotated_graph import AnnotatedGraph, Annotations
+from ipujax.popart.session.overridden_operators import overridden
+from ipujax.popart.session.placement import Placement
+
+Values = dict[str, Any]
+_SETTINGS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Values of a micro-batch.
+
+    Args:
+        values: of all tensors, by name.
+        updates: new values of parameters that operators change: running statistics, `copyvarupdate`.
+    """
+
+    values: Values
+    updates: Values = field(default_factory=dict)
+
+
+def evaluate_graph(
+    graph: AnnotatedGraph, placement: Placement, given: Mapping[str, Any], zeros: Mapping[str, Any]
+) -> Evaluation:
+    """Return the values of all tensors for one micro-batch.
+
+    Args:
+        graph: with annotations.
+        placement: which of them count.
+        given: inputs and parameters by name.
+        zeros: by name of the tensors that they are added to.
+
+    Raises:
+        popart_exception: an operator that cannot be evaluated on its operands.
+    """
+    constants = {name: array for name, array in graph.graph.constants.items() if name not in given}
+    values: Values = {**constants, **{name: _plus(value, name, zeros) for name, value in given.items()}}
+    nodes = list(graph.annotated_nodes())
+    for is_recomputed, run in groupby(nodes, key=lambda row: _is_recomputed(row[1])):
+        rows = list(run)
+        if is_recomputed:
+            values |= _recomputed(rows, placement, values, zeros)
+        else:
+            _run(rows, placement, values, zeros)
+    return Evaluation(values, _updates(nodes, given, values))
+
+
+def _run(
+    rows: Sequence[tuple[Node, Annotations]], placement: Placement, values: Values, zeros: Mapping[str, Any]
+) -> None:
+    for node, notes in rows:
+        operands = [values[name] if name else None for name in node.inputs]
+        with placement.scope(notes):
+            results = overridden(node, operands)
+            try:
+                results = run_node(node, operands, values, _SETTINGS) if results is None else results
+            except OnnxError as error:
+                raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+            for name, result in zip(node.outputs, results, strict=False):
+                if name:
+                    values[name] = _plus(result, name, zeros)
+
+
+def _plus(value: Any, name: str, zeros: Mapping[str, Any]) -> Any:
+    return value if name not in zeros else jnp.asarray(value) + zeros[name]
+
+
+def _is_recomputed(annotations: Annotations) -> bool:
+    return bool(annotations.get(RECOMPUTE, 0) == RecomputeType.Recompute)
+
+
+def _recomputed(
+    rows: Sequence[tuple[Node, Annotations]],
+    placement: Placement,
+    values: Values,
+    zeros: Mapping[str, Any],
+) -> Values:
+    # All results can be anchors; those that nobody reads are dropped by the compiler.
+    wanted = [name for node, _ in rows for name in node.outputs if name]
+    read = {name for node, _ in rows for name in node.inputs}
+    traced = {name: values[name] for name in read if isinstance(values.get(name), jax.Array)}
+    near = {name: zero for name, zero in zeros.items() if any(name in node.outputs for node, _ in rows)}
+
+    def segment(operands: Values, added: Mapping[str, Any]) -> Values:
+        inner = {**values, **operands}
+        _run(rows, placement, inner, added)
+        return {name: inner[name] for name in wanted}
+
+    results: Values = jax.checkpoint(segment)(traced, near)
+    return results
+
+
+def _updates(nodes: Sequence[tuple[Node, Annotations]], given: Mapping[str, Any], values: Values) -> Values:
+    updates: Values = {}
+    for node, _ in nodes:
+        if node.op_type == "BatchNormalization" and len(node.outputs) > 2:
+            pairs = zip(node.inputs[3:5], node.outputs[1:3], strict=False)
+            updates |= {name: values[result] for name, result in pairs if name in given}
+        if node.op_type == "CopyVarUpdate" and node.inputs[0] in given:
+            updates[node.inputs[0]] = values[node.outputs[0]]
+    return updates

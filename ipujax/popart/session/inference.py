@@ -1,0 +1,80 @@
+"""`InferenceSession`: anchors of a model for the micro-batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.flow import DataFlow, InputShapeInfo
+from ipujax.popart.options import Patterns, SessionOptions
+from ipujax.popart.session.legacy_losses import Loss, with_losses
+from ipujax.popart.session.runner import Runner
+from ipujax.popart.session.session import Session
+from ipujax.popart.session.step_plan import StepPlan
+from ipujax.popart.tensor_info import TensorInfo
+
+
+class InferenceSession(Session):
+    """Runs a model without gradients.
+
+    Args:
+        fnModel: serialised, a protobuf, or the name of a file.
+        dataFlow: batches of a step, and anchors.
+        deviceInfo: of a `DeviceManager`.
+        inputShapeInfo: shapes of inputs that the model leaves open.
+        patterns: PopART's rewrites, without effect.
+        userOptions: options.
+        name: of the session, in profiles.
+        losses: losses of earlier releases, whose values can be anchors.
+        dataFeed: as dataFlow, of earlier releases.
+
+    Raises:
+        popart_exception: an unknown anchor or option, with the nearest; a model that cannot be evaluated.
+    """
+
+    def __init__(
+        self,
+        fnModel: Any,
+        dataFlow: DataFlow | None = None,
+        deviceInfo: DeviceInfo | None = None,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Patterns | None = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "inference",
+        losses: Any = (),
+        dataFeed: DataFlow | None = None,
+    ) -> None:
+        flow = dataFlow or dataFeed or DataFlow(1, {})
+        model, _ = with_losses(fnModel, [loss for loss in losses if isinstance(loss, Loss)])
+        assert deviceInfo is not None
+        super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, "")
+        self._anchors_of_session = self._anchors((), False)
+
+    @cached_property
+    def _infos(self) -> dict[str, TensorInfo]:
+        return self._tensor_infos(self._anchors_of_session.values)
+
+    def _anchor_infos(self) -> dict[str, TensorInfo]:
+        return self._infos
+
+    def _plan(self) -> StepPlan:
+        return StepPlan(
+            graph=self._graph,
+            placement=self._placement,
+            anchors=self._anchors_of_session,
+            step=self._step,
+            frozen=tuple(self._store.host),
+        )
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return self._store.device, {}, {}
+
+    def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        return runner.infer(self._store.device, {}, {}, rows)
+
+    def _has_constant_weights(self) -> bool:
+        return bool(self._options.constantWeights)

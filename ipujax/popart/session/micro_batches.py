@@ -1,0 +1,116 @@
+"""Micro-batches of a batch or a step: one after another in a loop, or in a pipeline.
+
+Input: a function of one micro-batch with results `{"anchors", "buffers", …}`. Output: a function of rows of
+micro-batches, whose results are summed, stacked or the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.pipeline import pipeline
+from ipujax.popart.flow import AnchorReturnTypeId
+from ipujax.popart.session.anchor_names import Anchors
+from ipujax.popart.session.placement import Placement, pipeline_settings
+
+Results = dict[str, Any]
+# `micro_batch(weights, buffers, frozen, scale, rows)`, rows with a first axis of one micro-batch.
+MicroBatch = Callable[[Any, Any, Any, Any, Any], Results]
+_BUFFERS = 1  # position of the argument that goes from one micro-batch to the next
+_REDUCTIONS = {AnchorReturnTypeId.Final: "last", AnchorReturnTypeId.Sum: "sum"}  # all others are stacked
+
+
+def reductions(anchors: Anchors, gradients: str = "sum") -> dict[str, Any]:
+    """Return how the results of micro-batches are reduced, as `ipu.pipeline` names it.
+
+    Args:
+        anchors: of the session.
+        gradients: of the gradients.
+    """
+    by_name = {name: _REDUCTIONS.get(anchors.kinds[name].id(), "stack") for name in anchors.of_micro_batches}
+    return {"anchors": by_name, "buffers": "last", "gradients": gradients, "loss scale": "last"}
+
+
+def in_pipeline(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any], placement: Placement) -> MicroBatch:
+    """Return a function of several micro-batches that stages work on at once.
+
+    Args:
+        micro_batch: function of one.
+        count: number of micro-batches.
+        reduce: see `reductions`.
+        placement: stages, and where they are.
+    """
+
+    def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        sample = jax.eval_shape(micro_batch, weights, buffers, frozen, scale, _first(rows))
+        tree = {name: reduce[name] for name in sample}
+        carry = {_BUFFERS: ("buffers",)} if jax.tree.leaves(buffers) else None
+        whole = pipeline(micro_batch, micro_batches=count, reduce=tree, carry=carry, **pipeline_settings(placement))
+        return dict(whole(weights, buffers, frozen, scale, rows))
+
+    return run
+
+
+def in_loop(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> MicroBatch:
+    """Return a function of several micro-batches, one after another.
+
+    Args:
+        micro_batch: function of one.
+        count: number of micro-batches.
+        reduce: see `reductions`.
+    """
+
+    def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        if count == 1:
+            return _reduced_one(micro_batch(weights, buffers, frozen, scale, rows), reduce)
+        sample = jax.eval_shape(micro_batch, weights, buffers, frozen, scale, _first(rows))
+        kinds = _spread({name: reduce[name] for name in sample}, sample)
+        start = jax.tree.map(lambda x, kind: None if kind == "stack" else jnp.zeros(x.shape, x.dtype), sample, kinds)
+        start["buffers"] = buffers
+
+        def body(carry: Any, row: tuple[Any, Any]) -> tuple[Any, Any]:
+            number, micro = row
+            results = micro_batch(weights, carry["buffers"], frozen, scale, jax.tree.map(lambda x: x[None], micro))
+            step = jnp.asarray(number, jnp.float32)
+            reduced = jax.tree.map(
+                lambda x, kind, before: None if kind == "stack" else _COMBINE[kind](before, x, step),
+                results,
+                kinds,
+                carry,
+                is_leaf=lambda x: x is None,
+            )
+            return reduced, jax.tree.map(lambda x, kind: x if kind == "stack" else None, results, kinds)
+
+        last, stacked = jax.lax.scan(body, start, (jnp.arange(count), rows))
+        return dict(jax.tree.map(lambda a, b: b if a is None else a, last, stacked, is_leaf=lambda x: x is None))
+
+    return run
+
+
+# How a result joins those of the micro-batches before it; `step` counts them.
+_COMBINE: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "sum": lambda before, x, step: before + x,
+    "last": lambda before, x, step: x,
+    "running_mean": lambda before, x, step: (before * (step / (step + 1)) + x / (step + 1)).astype(x.dtype),
+}
+
+
+def _first(rows: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), rows)
+
+
+def _spread(prefix: Mapping[str, Any], results: Results) -> Results:
+    """Return the reductions of all leaves of the results."""
+    return {
+        name: kind if isinstance(kind, dict) else jax.tree.map(lambda _, k=kind: k, results[name])
+        for name, kind in prefix.items()
+    }
+
+
+def _reduced_one(results: Results, reduce: Mapping[str, Any]) -> Results:
+    kinds = _spread({name: reduce[name] for name in results}, results)
+    return dict(jax.tree.map(lambda x, kind: x[None] if kind == "stack" else x, results, kinds))

@@ -1,0 +1,162 @@
+"""Annotations of nodes as scopes of this compiler: stages, phases and recomputation.
+
+Input: annotations, and the options that say which of them count. Output: a scope for each node, and the settings of
+`ipu.pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.phases import phase
+from ipujax.pipeline import stage
+from ipujax.popart.building.annotations import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
+from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.enumerations import VirtualGraphMode
+from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.options import SessionOptions
+from ipujax.popart.session.annotated_graph import AnnotatedGraph, Annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which annotations count, and what they are here.
+
+    Args:
+        stage_attribute: annotation of the stage; None where nodes have no stages.
+        has_phases: whether annotations of execution phases count.
+        is_pipelined: whether stages work on several micro-batches at once.
+        device_mapping: IPU of each stage; None for stage i on IPU i.
+        found_stages: number of stages to find; None for those of the annotations.
+    """
+
+    stage_attribute: str | None = None
+    has_phases: bool = False
+    is_pipelined: bool = False
+    device_mapping: tuple[int, ...] | None = None
+    found_stages: int | None = None
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether there are several stages."""
+        return self.stage_attribute is not None or self.found_stages is not None
+
+    def scope(self, annotations: Annotations) -> ExitStack:
+        """Return the scope in which a node is traced.
+
+        Args:
+            annotations: of the node.
+        """
+        stack = ExitStack()
+        if self.stage_attribute is not None and self.stage_attribute in annotations:
+            stack.enter_context(stage(int(annotations[self.stage_attribute])))
+        if self.has_phases and EXECUTION_PHASE in annotations:
+            stack.enter_context(phase(int(annotations[EXECUTION_PHASE])))
+        return stack
+
+
+def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceInfo) -> Placement:
+    """Return the placement of a graph.
+
+    Args:
+        graph: with annotations.
+        options: of the session.
+        device: of the session.
+
+    Raises:
+        popart_exception: an IPU that the device lacks, stages that run backwards, or pipelining without stages.
+    """
+    mode = options.virtualGraphMode
+    ipus = device.numIpus // options.replicas
+    if device.numIpus % options.replicas and device.numIpus > 1:
+        expected = f"a multiple of {options.replicas} replicas"
+        raise popart_exception("IPUs of the device cannot be divided among replicas", expected=expected, got=ipus)
+    if mode == VirtualGraphMode.ExecutionPhases:
+        return Placement(has_phases=_has(graph, EXECUTION_PHASE))
+    if mode == VirtualGraphMode.Off:
+        if options.enablePipelining:
+            hint = "virtualGraphMode = VirtualGraphMode.Manual or Auto"
+            raise popart_exception("pipelining needs operations on several IPUs", got="VirtualGraphMode.Off", hint=hint)
+        return Placement()
+    if mode == VirtualGraphMode.Auto:
+        found = max(ipus, 1)
+        return Placement(is_pipelined=options.enablePipelining, found_stages=found if found > 1 else None)
+    _check_ipus(graph, ipus, device)
+    is_pipelined = bool(options.enablePipelining)
+    if is_pipelined and _has(graph, PIPELINE_STAGE):
+        _check_forward(graph)
+        mapping = _device_mapping(graph)
+        return Placement(PIPELINE_STAGE, is_pipelined=True, device_mapping=mapping)
+    if is_pipelined:
+        _check_forward(graph, VIRTUAL_GRAPH)
+    return Placement(VIRTUAL_GRAPH if _count(graph, VIRTUAL_GRAPH) > 1 else None, is_pipelined=is_pipelined)
+
+
+def _numbers(graph: AnnotatedGraph, attribute: str) -> set[int]:
+    return {int(notes[attribute]) for notes in graph.annotations if attribute in notes}
+
+
+def _has(graph: AnnotatedGraph, attribute: str) -> bool:
+    return bool(_numbers(graph, attribute))
+
+
+def _count(graph: AnnotatedGraph, attribute: str) -> int:
+    return len(_numbers(graph, attribute))
+
+
+def _check_ipus(graph: AnnotatedGraph, ipus: int, device: DeviceInfo) -> None:
+    # A CPU computes the numbers of any placement.
+    is_limited = device.ipuVersion != ""
+    for number in sorted(_numbers(graph, VIRTUAL_GRAPH)):
+        if number < 0 or (is_limited and number >= ipus):
+            expected = f"an IPU from 0 to {ipus - 1} of a replica"
+            raise popart_exception("an operation is on an IPU that the device lacks", expected=expected, got=number)
+
+
+def _check_forward(graph: AnnotatedGraph, attribute: str = PIPELINE_STAGE) -> None:
+    """Refuse an operation that reads a result of a later stage."""
+    stages: dict[str, int] = {}
+    for node, notes in graph.annotated_nodes():
+        number = notes.get(attribute)
+        for name in node.inputs:
+            if number is not None and stages.get(name, 0) > int(number):
+                raise popart_exception(
+                    f"stages run backwards: {node.op_type} reads {name!r} of a later stage",
+                    expected=f"stage {stages[name]} or later",
+                    got=f"stage {int(number)}",
+                    hint="number the stages in the order in which operations depend on each other",
+                )
+        if number is not None:
+            stages |= dict.fromkeys(node.outputs, int(number))
+
+
+def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
+    ipus: dict[int, int] = {}
+    for notes in graph.annotations:
+        if PIPELINE_STAGE in notes:
+            number = int(notes[PIPELINE_STAGE])
+            ipu = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
+            if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
+                what = f"stage {number} is on two IPUs"
+                raise popart_exception(what, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
+    mapping = tuple(ipus.get(number, number) for number in range(max(ipus) + 1))
+    return None if mapping == tuple(range(len(mapping))) else mapping
+
+
+def pipeline_settings(placement: Placement) -> Mapping[str, Any]:
+    """Return the keywords of `ipu.pipeline` for a placement.
+
+    Args:
+        placement: of the session.
+    """
+    settings: dict[str, Any] = {}
+    if placement.found_stages is not None:
+        settings["stages"] = placement.found_stages
+    if placement.device_mapping is not None:
+        settings["device_mapping"] = placement.device_mapping
+    if placement.has_stages and not placement.is_pipelined:
+        settings["schedule"] = "sequential"
+    return settings

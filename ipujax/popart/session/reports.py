@@ -1,0 +1,116 @@
+"""Reports of a session: summary, graph and execution profile, cycles; texts of the guide where profiling is off."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.log import logger
+from ipujax.popart.session.graph_texts import dot_text, ir_text
+from ipujax.runtime.report import Profile
+
+if TYPE_CHECKING:
+    from ipujax.popart.options import SessionOptions
+    from ipujax.popart.session.annotated_graph import AnnotatedGraph
+    from ipujax.popart.session.runner import Runner
+
+_LOG = logger("session")
+# Options of Poplar's engine that turn profiles on.
+_SWITCHES = ("debug.instrument", "debug.instrumentCompute", "autoReport.all", "autoReport.outputExecutionProfile")
+SUMMARY_OFF = "Execution profiling not enabled"
+EXECUTION_OFF = '{"profilerMode":"NONE"}'
+DOT_CHECKS = "IPUJAX_POPART_DOT_CHECKS"
+TILE_MAP = "IPUJAX_POPART_TENSOR_TILE_MAP"
+IR_DUMP = "IPUJAX_POPART_IR_DUMP"
+
+
+class Reports:
+    """Reports of a prepared session."""
+
+    name: str
+    _options: SessionOptions
+    _graph: AnnotatedGraph
+    _runner: Runner | None
+
+    def _prepared(self) -> Runner:
+        raise NotImplementedError
+
+    @property
+    def _is_profiled(self) -> bool:
+        engine = self._options.engineOptions
+        is_on = any(str(engine.get(name, "")).lower() == "true" for name in _SWITCHES)
+        return is_on and self._prepared().profile is not None
+
+    def getReport(self) -> Profile:
+        """Return the profile of one call: of a step, or of a batch where the host runs batches one by one.
+
+        Raises:
+            popart_exception: a session on a CPU, which has no profile.
+        """
+        profile = self._prepared().profile
+        if profile is None:
+            hint = "DeviceManager().createIpuModelDevice({...})"
+            raise popart_exception("a session on a CPU has no profile", hint=hint)
+        return profile
+
+    def getSummaryReport(self, resetProfile: bool = True) -> str:
+        """Return the profile as text; a sentence where profiling is off."""
+        return self.getReport().summary() if self._is_profiled else SUMMARY_OFF
+
+    def getGraphReport(self, useCbor: bool = False) -> bytes:
+        """Return the graph profile as JSON, or CBOR.
+
+        Args:
+            useCbor: whether it is CBOR.
+        """
+        return _encoded(dict(self.getReport().graph()), useCbor)
+
+    def getExecutionReport(self, useCbor: bool = False, resetProfile: bool = True) -> bytes:
+        """Return the execution profile as JSON, or CBOR; the guide's text where profiling is off.
+
+        Args:
+            useCbor: whether it is CBOR.
+            resetProfile: has no effect; profiles are static.
+        """
+        if not self._is_profiled:
+            return EXECUTION_OFF.encode()
+        return _encoded(dict(self.getReport().execution()), useCbor)
+
+    def getCycleCount(self, id: str = "") -> int:
+        """Return the cycles of a step.
+
+        Args:
+            id: has no effect; a step has one program.
+        """
+        return self.getReport().cycles * self._prepared().calls_of_step
+
+    def getSerializedGraph(self) -> bytes:
+        """Return the graph profile as JSON."""
+        return self.getGraphReport()
+
+    def _serializeIr(self, format: Any = None) -> str:
+        """Return the operations of the graph as JSON."""
+        return ir_text(self._graph)
+
+    def _dump(self) -> None:
+        """Write the dumps that options and environment variables ask for."""
+        checks = {*self._options.dotChecks, *filter(None, os.environ.get(DOT_CHECKS, "").split(":"))}
+        for check in sorted(map(str, checks)):
+            path = Path(self._options.logDir or ".") / f"{self.name}_{check.lower()}.dot"
+            path.write_text(dot_text(self._graph))
+            _LOG.info("wrote %s", path)
+        if os.environ.get(IR_DUMP):
+            Path(os.environ[IR_DUMP]).write_text(ir_text(self._graph))
+        if os.environ.get(TILE_MAP) and self._runner is not None:
+            Path(os.environ[TILE_MAP]).write_text(json.dumps(self._runner.tile_map()))
+
+
+def _encoded(report: dict[str, Any], is_cbor: bool) -> bytes:
+    if not is_cbor:
+        return json.dumps(report).encode()
+    import cbor2
+
+    return bytes(cbor2.dumps(report))

@@ -1,0 +1,215 @@
+"""A session's function on its device: compiled once, called for each step or, where it is pipelined, each batch.
+
+Input: rows of micro-batches as NumPy arrays [batches, accumulation, replicas, …]. Output: anchors with the same leading
+dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from ipujax.device import CPU
+from ipujax.jit import IpuFunction, jit
+from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.exceptions import OutOfMemoryException
+from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
+from ipujax.popart.operators.replication import REPLICA_AXIS
+from ipujax.popart.session.inference_step import InferenceStep
+from ipujax.popart.session.step_plan import StepPlan
+from ipujax.popart.session.training_step import TrainingStep
+from ipujax.popart.session.weight_store import Arrays
+from ipujax.runtime.errors import StreamingMemoryError, TileMemoryError
+from ipujax.runtime.options import Options
+from ipujax.runtime.report import Profile
+
+Array = np.ndarray[Any, Any]
+Rows = Mapping[str, Array]  # of a step, [batches, accumulation, replicas, …]
+
+
+class Runner:
+    """The function of a session, compiled for its device.
+
+    Args:
+        plan: of the session.
+        device: of the session.
+        options: of the compiler.
+        offload: positions of the arguments that are in streaming memory: 0 for weights, 1 for the optimiser's state.
+        name: of the session, for profiles.
+    """
+
+    def __init__(
+        self, plan: StepPlan, device: DeviceInfo, options: Options, offload: tuple[int, ...], name: str
+    ) -> None:
+        self.plan = plan
+        self._device = device.device
+        replicas = plan.step.replicas
+        function = self._training() if plan.loss else self._inference()
+        function.__name__ = name
+        is_training = bool(plan.loss)
+        same = (P(),) * (5 if is_training else 3)
+        split = P(REPLICA_AXIS)
+        settings: dict[str, Any] = {}
+        if replicas > 1:
+            settings = {"replicas": replicas, "in_specs": (*same, split)}
+            settings["out_specs"] = (P(), P(), P(), split) if is_training else split
+        self._function: IpuFunction[..., Any] = jit(
+            function,
+            device=self._device,
+            donate_argnums=(0, 1, 2) if is_training else (),
+            offload_argnums=offload,
+            options=options,
+            **settings,
+        )
+        self._compiled: Any = None
+
+    def _training(self) -> Callable[..., Any]:
+        step = TrainingStep(self.plan)
+        run = step.batch if self.plan.runs_batches_on_host else step.step
+
+        def train(weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any) -> Any:
+            *after, anchors = run(weights, states, buffers, frozen, values, self._own(rows))
+            after[2] = self._equal_on_replicas(after[2])
+            return (*after, self._by_replica(anchors))
+
+        return train
+
+    def _inference(self) -> Callable[..., Any]:
+        step = InferenceStep(self.plan, self.plan.step.batches * self.plan.step.accumulation)
+
+        def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
+            return self._by_replica(step.step(weights, buffers, frozen, self._own(rows)))
+
+        return infer
+
+    def _own(self, rows: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], rows) if self.plan.step.replicas > 1 else rows
+
+    def _by_replica(self, anchors: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], anchors) if self.plan.step.replicas > 1 else anchors
+
+    def _equal_on_replicas(self, buffers: Any) -> Any:
+        # Running statistics are means over the replicas; PopART returns those of the first replica.
+        return jax.lax.pmean(buffers, REPLICA_AXIS) if self.plan.step.replicas > 1 and buffers else buffers
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the function is compiled."""
+        return self._compiled is not None
+
+    def compile(self, *arguments: Any, rows: Rows) -> None:
+        """Compile the function.
+
+        Args:
+            arguments: before the rows, arrays or their shapes.
+            rows: of a step; their values do not matter.
+
+        Raises:
+            OutOfMemoryException: the program does not fit the device.
+        """
+        if isinstance(self._device, CPU):
+            self._compiled = False
+            return
+        try:
+            self._compiled = self._function.lower(*arguments, next(self._calls(rows))).compile()
+        except (TileMemoryError, StreamingMemoryError) as error:
+            raise OutOfMemoryException(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile of one call; None on a CPU."""
+        return self._compiled.profile if self._compiled else None
+
+    def tile_map(self) -> dict[str, Any]:
+        """Return the tile mapping of each variable; empty on a CPU."""
+        return dict(self._compiled.lowered.tile_map()) if self._compiled else {}
+
+    @property
+    def calls_of_step(self) -> int:
+        """Calls of the function in a step."""
+        return self.plan.step.batches if self.plan.loss and self.plan.runs_batches_on_host else 1
+
+    def train(
+        self, weights: Arrays, states: Any, buffers: Arrays, frozen: Arrays, values: Any, rows: Rows
+    ) -> tuple[Arrays, Any, Arrays, dict[str, Array]]:
+        """Run a step of training.
+
+        Args:
+            weights: parameters that are trained; donated, as the next two.
+            states: of the optimiser.
+            buffers: parameters that operators update.
+            frozen: other parameters.
+            values: of the optimiser.
+            rows: inputs.
+
+        Returns:
+            Parameters, states, buffers, and anchors by name.
+        """
+        anchors: list[Any] = []
+        for call in self._calls(rows):
+            weights, states, buffers, found = self._function(weights, states, buffers, frozen, values, call)
+            anchors.append(found)
+        return weights, states, buffers, self._joined(anchors)
+
+    def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> dict[str, Array]:
+        """Run a step of inference; return anchors by name.
+
+        Args:
+            weights: parameters.
+            buffers: parameters that operators update.
+            frozen: other parameters.
+            rows: inputs.
+        """
+        (call,) = self._calls(rows)
+        return self._joined([self._function(weights, buffers, frozen, call)])
+
+    def _calls(self, rows: Rows) -> Any:
+        """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""
+        replicas, plan = self.plan.step.replicas, self.plan
+        moved = {name: np.moveaxis(x, 2, 0) if replicas > 1 else x[:, :, 0] for name, x in rows.items()}
+        batches = 1 if replicas > 1 else 0
+        if not plan.loss:
+            axes = slice(batches, batches + 2)
+            yield {name: x.reshape(*x.shape[: axes.start], -1, *x.shape[axes.stop :]) for name, x in moved.items()}
+        elif plan.runs_batches_on_host:
+            for batch in range(plan.step.batches):
+                yield {name: x[:, batch] if replicas > 1 else x[batch] for name, x in moved.items()}
+        else:
+            yield moved
+
+    def _joined(self, calls: list[Any]) -> dict[str, Array]:
+        kinds = self.plan.anchors.kinds
+        return {name: self._anchor([call[name] for call in calls], kind) for name, kind in kinds.items()}
+
+    def _anchor(self, values: list[Any], kind: AnchorReturnType) -> Array:
+        """Return an anchor as [batches, accumulation, replicas, …], with leading dimensions as PopART has them."""
+        replicas, plan = self.plan.step.replicas, self.plan
+        if kind.id() is AnchorReturnTypeId.Final:
+            last = np.asarray(values[-1])
+            return (last if replicas > 1 else last[None])[None, None]
+        if kind.id() is AnchorReturnTypeId.Sum:
+            total = np.asarray(values[0] if len(values) == 1 else sum(values[1:], values[0]))
+            return (total if replicas > 1 else total[None])[None, None]
+        arrays = [np.asarray(value) for value in values]
+        arrays = [array if replicas > 1 else array[None] for array in arrays]
+        if not plan.loss:
+            (array,) = arrays
+            array = array.reshape(replicas, plan.step.batches, plan.step.accumulation, *array.shape[2:])
+        else:
+            array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]
+        by_batch = np.moveaxis(array, 0, 2)
+        return by_batch[kind.rp() - 1 :: kind.rp()]
+
+
+def as_device_values(values: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, jax.Array]]:
+    """Return an optimiser's values as arrays on the device: transferred once, not with each batch.
+
+    Args:
+        values: by weight and name.
+    """
+    return {weight: {name: jnp.asarray(x) for name, x in named.items()} for weight, named in values.items()}

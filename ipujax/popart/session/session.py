@@ -1,0 +1,364 @@
+"""What inference and training sessions have in common: the model, its parameters, and the calls of their life."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+
+from ipujax.popart.building import read_model
+from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
+from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
+from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
+from ipujax.popart.log import logger
+from ipujax.popart.options import SessionOptions
+from ipujax.popart.session.anchor_names import anchors_of, base_names
+from ipujax.popart.session.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
+from ipujax.popart.session.evaluation import evaluate_graph
+from ipujax.popart.session.overridden_operators import RANDOM_OPERATORS
+from ipujax.popart.session.placement import Placement, placement_of
+from ipujax.popart.session.reports import Reports
+from ipujax.popart.session.runner import Runner
+from ipujax.popart.session.saved_model import changed_model, save_arrays, saved_variables, weights_of
+from ipujax.popart.session.step_plan import KEY, StepPlan
+from ipujax.popart.session.synthetic_data import synthetic_rows
+from ipujax.popart.session.weight_store import WeightStore
+from ipujax.popart.tensor_info import TensorInfo
+from ipujax.runtime.options import Options
+
+_LOG = logger("session")
+# PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
+_RECOMPUTE = {
+    RecomputationType.NoRecompute: "none",
+    RecomputationType.Standard: "standard",
+    RecomputationType.NormOnly: "standard",
+    RecomputationType.Pipeline: "standard",
+    RecomputationType.RecomputeAll: "all",
+}
+_PARTIALS = {"": None, "float": "float32", "FLOAT": "float32", "half": "float16", "HALF": "float16"}
+
+
+class Session(Reports):
+    """What both kinds of sessions do.
+
+    Args:
+        model: serialised, a protobuf, or the name of a file.
+        flow: batches of a step, and anchors.
+        device: of the session.
+        shapes: of inputs that the model leaves open.
+        options: of the session.
+        name: of the session, in profiles.
+        loss: name of the loss; empty in inference.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        flow: DataFlow,
+        device: DeviceInfo,
+        shapes: InputShapeInfo | None,
+        options: SessionOptions | None,
+        name: str,
+        loss: str,
+    ) -> None:
+        if not isinstance(device, DeviceInfo):
+            raise popart_exception("deviceInfo is no device", expected="DeviceManager().create…", got=repr(device))
+        self.name = name
+        self._options = SessionOptions() if options is None else options
+        self._options.check()
+        self._device = device
+        self._flow = flow
+        self._model = read_model(model)
+        self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss)
+        self._step = StepShape(flow.batchesPerStep(), self._options.accumulation, self._options.replicas)
+        self._store = WeightStore(self._variables(weights_of(self._model)))
+        self._seed = 0
+        self._runs = 0
+        self._runner: Runner | None = None
+        if self.optionsWithoutEffect:
+            _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
+
+    def _read(self, shapes: InputShapeInfo, loss: str) -> tuple[AnnotatedGraph, Placement]:
+        copied = onnx.ModelProto()
+        copied.CopyFrom(self._model)
+        tensors = tensor_names(copied.graph)
+        outputs = [value.name for value in copied.graph.output if value.name in tensors]
+        results = dict.fromkeys([*outputs, *base_names(self._flow, tensors), *([loss] if loss else [])])
+        graph = annotated_graph(copied, list(results), shapes)
+        return graph, placement_of(graph, self._options, self._device)
+
+    def _variables(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the parameters that are values of the step: not those that decide shapes."""
+        return {name: value for name, value in weights.items() if name not in self._graph.shape_sources}
+
+    # Facts.
+
+    @property
+    def dataFlow(self) -> DataFlow:
+        """Batches of a step, and anchors."""
+        return self._flow
+
+    @property
+    def replicationFactor(self) -> int:
+        """Number of replicas."""
+        return self._step.replicas
+
+    @property
+    def accumulationFactor(self) -> int:
+        """Micro-batches of a replica for one update."""
+        return self._step.accumulation
+
+    @property
+    def optionsWithoutEffect(self) -> list[str]:
+        """Options that are set and have no effect here."""
+        return self._options.without_effect()
+
+    def getInfo(self, name: str) -> TensorInfo:
+        """Return element type and shape of a parameter, an input, an anchor or a part of the optimiser's state.
+
+        Raises:
+            popart_exception: an unknown name, with the nearest.
+        """
+        infos = {**self._store.infos(), **self._graph.inputs, **self._anchor_infos()}
+        if name not in infos:
+            raise unknown_name("a session is asked for a tensor", name, infos)
+        return infos[name]
+
+    def getAllTensorIds(self) -> set[str]:
+        """Return the names of all tensors of the model."""
+        return set(self._graph.tensors)
+
+    getTensorIds = getAllTensorIds
+
+    def initAnchorArrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return an array for each anchor, [batches, accumulation, replicas, …] without dimensions of 1."""
+        infos = self._anchor_infos()
+        kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
+        return {
+            name: np.empty(self._step.anchor_shape(kind, infos[name]), infos[name].dtype)
+            for name, kind in kinds.items()
+        }
+
+    def _anchor_infos(self) -> dict[str, TensorInfo]:
+        raise NotImplementedError
+
+    def _tensor_infos(self, names: Sequence[str]) -> dict[str, TensorInfo]:
+        """Return element types and shapes of tensors for one micro-batch."""
+        given = {name: jax.ShapeDtypeStruct(i.dims, i.dtype) for name, i in self._graph.inputs.items()}
+        given |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
+
+        def values(known: Any) -> dict[str, Any]:
+            evaluation = evaluate_graph(self._graph, Placement(), known, {})
+            return {name: jnp.asarray(evaluation.values[name]) for name in names}
+
+        return {name: TensorInfo(x.dtype, x.shape) for name, x in jax.eval_shape(values, given).items()}
+
+    # Life.
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:
+        """Compile the session for its device and copy the parameters to it.
+
+        Args:
+            loadEngine: has no effect; a simulated engine is loaded at once.
+
+        Raises:
+            OutOfMemoryException: it does not fit.
+        """
+        self._device.attach()
+        self._store.to_device(self._new_states)
+        runner = Runner(self._plan(), self._device, self._compiler_options(), self._offloaded(), self.name)
+        rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
+        runner.compile(*self._arguments(), rows={**rows, **self._keys()})
+        self._runner = runner
+        self._dump()
+        _LOG.info("%s is prepared: %d batches a step", self.name, self._step.batches)
+
+    def _prepared(self) -> Runner:
+        if self._runner is None:
+            raise popart_runtime_error(f"session {self.name!r} is not prepared", hint="session.prepareDevice() first")
+        return self._runner
+
+    def run(self, stepio: StepIO, debugName: str = "") -> None:
+        """Run a step.
+
+        Args:
+            stepio: inputs, and arrays for anchors.
+            debugName: of the step, in log lines.
+
+        Raises:
+            popart_exception: a session that is not prepared, or data that do not fit; nothing has run then.
+        """
+        runner = self._prepared()
+        kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
+        infos = self._anchor_infos()
+        stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
+        rows = {**self._rows(stepio), **self._keys()}
+        _LOG.debug("run %s %s", self.name, debugName)
+        anchors = self._run(runner, rows)
+        self._runs += 1
+        for name, kind in kinds.items():
+            stepio.write(name, kind, _as_type(anchors[name], infos[name]))
+
+    def _rows(self, stepio: StepIO) -> dict[str, np.ndarray[Any, Any]]:
+        mode = self._options.syntheticDataMode
+        if mode != SyntheticDataMode.Off:
+            return synthetic_rows(self._inputs(), self._step, mode)
+        return {name: stepio.read(name, info, self._step) for name, info in self._inputs().items()}
+
+    def _inputs(self) -> Mapping[str, TensorInfo]:
+        return self._graph.inputs
+
+    def _keys(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a key for each micro-batch, where operators draw numbers."""
+        if not self._has_keys():
+            return {}
+        key = jax.random.fold_in(jax.random.key(self._seed), self._runs)
+        keys = jax.random.key_data(jax.random.split(key, self._step.micro_batches))
+        return {KEY: np.asarray(keys).reshape(*self._step.dims, -1)}
+
+    def _has_keys(self) -> bool:
+        return any(node.op_type in RANDOM_OPERATORS for node in self._graph.graph.all_nodes())
+
+    def _plan(self) -> StepPlan:
+        raise NotImplementedError
+
+    def _arguments(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+    def _new_states(self, weights: Any) -> Any:
+        return None
+
+    def _anchors(self, trained: Sequence[str], is_training: bool) -> Any:
+        return anchors_of(self._flow, self._graph.tensors, trained, is_training)
+
+    def _compiler_options(self) -> Options:
+        options = self._options
+        if options.partialsTypeMatMuls not in _PARTIALS:
+            raise unknown_name("partialsTypeMatMuls is a type", options.partialsTypeMatMuls, _PARTIALS)
+        return Options(
+            recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
+            io_tiles=int(options.numIOTiles),
+            partials=_PARTIALS[options.partialsTypeMatMuls],
+            progress=False,
+        )
+
+    def _offloaded(self) -> tuple[int, ...]:
+        weights = self._options.weightTensorLocationSettings
+        largest = max((x.size for x in self._store.host.values()), default=0)
+        return (0,) if weights.is_off_chip(largest) and not self._placement.has_phases else ()
+
+    # Parameters.
+
+    def weightsFromHost(self) -> None:
+        """Copy the parameters of the host to the device."""
+        self._store.to_device(self._new_states)
+
+    def weightsToHost(self) -> None:
+        """Copy the parameters of the device to the host."""
+        self._store.to_host()
+
+    def readWeights(self, weights: PyWeightsIO) -> None:
+        """Write parameters of the host into a program's arrays; see `weightsToHost`."""
+        self._store.read(weights)
+
+    def writeWeights(self, weights: PyWeightsIO) -> None:
+        """Read parameters of the host from a program's arrays; see `weightsFromHost`."""
+        self._store.write(weights)
+
+    def modelToHost(self, fn: str | Path) -> None:
+        """Copy the parameters to the host and save the model with them.
+
+        Args:
+            fn: name of the file.
+        """
+        self._store.to_host()
+        Path(fn).write_bytes(changed_model(self._model, self._store).SerializeToString())
+
+    def resetHostWeights(
+        self, modelProtoOrFilename: Any, ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False
+    ) -> None:
+        """Replace the parameters of the host by those of a model; `weightsFromHost` copies them to the device.
+
+        Args:
+            modelProtoOrFilename: the model.
+            ignoreWeightsInModelWithoutCorrespondingHostWeight: whether parameters that this session lacks are left out.
+
+        Raises:
+            popart_exception: constant parameters, or parameters that do not fit.
+        """
+        if self._has_constant_weights():
+            hint = "options.constantWeights = False"
+            raise popart_exception("the weights of this session are constant", hint=hint)
+        weights = self._variables(weights_of(read_model(modelProtoOrFilename)))
+        self._store.reset(weights, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+
+    def _has_constant_weights(self) -> bool:
+        return False
+
+    def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
+        """Save parameters and state; what is compiled is in JAX's compilation cache.
+
+        Args:
+            path: of the file.
+            savePopartMetadata: has no effect.
+            saveVariables: whether parameters are saved.
+        """
+        self._prepared()
+        save_arrays(_as_file(path), saved_variables(self._store) if saveVariables else {})
+
+    def saveVariables(self, path: str) -> None:
+        """Save parameters and state to a file."""
+        save_arrays(_as_file(path), saved_variables(self._store))
+
+    def loadExecutable(self, filename: str) -> None:
+        """Prepare the session with parameters that were saved.
+
+        Raises:
+            popart_exception: parameters that do not fit.
+        """
+        with np.load(_as_file(filename)) as saved:
+            self._store.reset({name: saved[name] for name in saved.files}, False)
+        self.prepareDevice()
+
+    def compileAndExport(self, filename: str) -> None:
+        """Compile the session and save parameters and state."""
+        self.prepareDevice()
+        self.saveExecutable(filename)
+
+    # Random numbers.
+
+    def setRandomSeed(self, seedValue: int) -> None:
+        """Start the random numbers anew."""
+        self._seed = int(seedValue) & 0xFFFFFFFF
+        self._runs = 0
+
+    def getRandomSeed(self) -> int:
+        """Return the seed."""
+        return self._seed
+
+    def getRNGState(self) -> list[int]:
+        """Return the state of random numbers: the seed, and the steps that have run since."""
+        return [self._seed, self._runs]
+
+    def setRNGState(self, rngValue: Sequence[int]) -> None:
+        """Set the state of random numbers, as `getRNGState` returns it."""
+        if len(rngValue) != 2:
+            raise popart_exception("this is no state of random numbers", expected="two numbers", got=list(rngValue))
+        self._seed, self._runs = (int(n) for n in rngValue)
+
+
+def _as_file(path: str) -> str:
+    return path if str(path).endswith(".npz") else f"{path}.npz"
+
+
+def _as_type(array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
+    return array if array.dtype == info.dtype else array.astype(info.dtype)

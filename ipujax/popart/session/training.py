@@ -1,0 +1,208 @@
+"""`TrainingSession`: gradients and updates for the batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.flow import DataFlow, InputShapeInfo
+from ipujax.popart.log import logger
+from ipujax.popart.optimisers import Optimizer
+from ipujax.popart.options import Patterns, SessionOptions
+from ipujax.popart.reserved_names import GRADIENT
+from ipujax.popart.session.legacy_losses import Loss, with_losses
+from ipujax.popart.session.runner import Runner, as_device_values
+from ipujax.popart.session.session import Session
+from ipujax.popart.session.step_plan import StepPlan
+from ipujax.popart.session.training_step import DEFAULT_VALUES
+from ipujax.popart.tensor_info import TensorInfo
+
+_LOG = logger("session")
+
+
+class TrainingSession(Session):
+    """Trains a model.
+
+    Args:
+        fnModel: serialised, a protobuf, or the name of a file.
+        dataFlow: batches of a step, and anchors.
+        loss: name of the loss, a scalar; or losses of earlier releases.
+        optimizer: of the parameters.
+        deviceInfo: of a `DeviceManager`.
+        inputShapeInfo: shapes of inputs that the model leaves open.
+        patterns: PopART's rewrites, without effect.
+        userOptions: options.
+        name: of the session, in profiles.
+        losses: losses of earlier releases; several are added.
+        dataFeed: as dataFlow, of earlier releases.
+
+    Raises:
+        popart_exception: an unknown loss, anchor or option, with the nearest; stages that run backwards; a model that
+            cannot be evaluated.
+    """
+
+    def __init__(
+        self,
+        fnModel: Any,
+        dataFlow: DataFlow | None = None,
+        loss: Any = None,
+        optimizer: Optimizer | None = None,
+        deviceInfo: DeviceInfo | None = None,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Patterns | None = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "training",
+        losses: Any = (),
+        dataFeed: DataFlow | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise popart_exception("a TrainingSession needs an optimiser", expected="SGD, Adam…", got=repr(optimizer))
+        given = [loss, *losses] if loss is not None else list(losses)
+        earlier = [each for each in given if isinstance(each, Loss)]
+        model, added = with_losses(fnModel, earlier)
+        name_of_loss = added if earlier else loss
+        if not isinstance(name_of_loss, str) or not name_of_loss:
+            raise popart_exception("a TrainingSession needs a loss", expected="the name of a tensor", got=repr(loss))
+        assert deviceInfo is not None
+        self._loss = name_of_loss
+        self._optimizer = optimizer
+        flow = dataFlow or dataFeed or DataFlow(1, {})
+        super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, name_of_loss)
+        self._trained, self._buffers = self._roles()
+        self._anchors_of_session = self._anchors(self._trained, True)
+        self._check_specific_values()
+        self._device_values = self._values()
+        if self._placement.is_pipelined and self._step.accumulation == 1:
+            _LOG.warning("pipelining without gradient accumulation: batches run one after another, updates are exact")
+
+    def _roles(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the parameters that are trained, and those that operators update."""
+        nodes = self._graph.graph.nodes
+        statistics = {
+            name
+            for node in nodes
+            if node.op_type == "BatchNormalization" and len(node.outputs) > 2
+            for name in node.inputs[3:5]
+        }
+        copied = {node.inputs[0] for node in nodes if node.op_type == "CopyVarUpdate"}
+        host = self._store.host
+        updated = tuple(name for name in host if name in statistics | copied)
+        trained = (name for name, x in host.items() if name not in updated and jnp.issubdtype(x.dtype, jnp.floating))
+        return tuple(trained), updated
+
+    def _check_specific_values(self) -> None:
+        for name in self._optimizer.specific_weights:
+            if name not in self._trained:
+                raise unknown_name("the optimiser has values of a weight", name, self._trained)
+
+    @cached_property
+    def _infos(self) -> dict[str, TensorInfo]:
+        anchors = self._anchors_of_session
+        infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights])
+        for name in anchors.gradients:
+            if not jnp.issubdtype(infos[name].dtype, jnp.floating):
+                raise popart_exception(f"{name!r} has no gradient", expected="floating-point elements", got=infos[name])
+        found = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
+        found |= {GRADIENT + name: infos[name] for name in anchors.gradients}
+        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
+        states = jax.eval_shape(lambda weights: self._new_states(weights)["optimizer"], shapes)
+        for name, (prefix, weight) in anchors.states.items():
+            parts = states.get(weight, {})
+            if prefix not in parts:
+                raise unknown_name("DataFlow has an anchor", name, [p + w for w, s in states.items() for p in s])
+            found[name] = TensorInfo(parts[prefix].dtype, parts[prefix].shape)
+        return found
+
+    def _anchor_infos(self) -> dict[str, TensorInfo]:
+        return self._infos
+
+    def _plan(self) -> StepPlan:
+        anchors = self._anchors_of_session
+        inner = [name for name in anchors.gradients if name not in self._trained]
+        options = self._options
+        return StepPlan(
+            graph=self._graph,
+            placement=self._placement,
+            anchors=anchors,
+            step=self._step,
+            trained=self._trained,
+            buffers=self._buffers,
+            frozen=self._frozen(),
+            zeros={name: self._infos[GRADIENT + name] for name in inner},
+            has_keys=self._has_keys(),
+            loss=self._loss,
+            optimizer=self._optimizer,
+            reduction=options.accumulationAndReplicationReductionType,
+            mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
+            loss_scaling=options.automaticLossScalingSettings,
+        )
+
+    def _frozen(self) -> tuple[str, ...]:
+        return tuple(name for name in self._store.host if name not in self._trained and name not in self._buffers)
+
+    def _new_states(self, weights: Any) -> Any:
+        values = self._optimizer.hyperparameters(self._trained)
+        states: dict[str, Any] = {
+            "optimizer": {
+                name: self._optimizer.initial_state(weights[name], values.get(name, values[DEFAULT_VALUES]))
+                for name in self._trained
+            }
+        }
+        if self._options.automaticLossScalingSettings.enabled:
+            scale = self._optimizer.getLossScalingVal()
+            states |= {"scale": jnp.asarray(scale, jnp.float32), "batches": jnp.zeros((), jnp.int32)}
+        return states
+
+    def _values(self) -> Any:
+        return as_device_values(self._optimizer.hyperparameters(self._trained))
+
+    def _split(self) -> tuple[Any, Any, Any]:
+        device = self._store.device
+        groups = (self._trained, self._buffers, self._frozen())
+        trained, buffers, frozen = ({name: device[name] for name in names} for names in groups)
+        return trained, buffers, frozen
+
+    def _arguments(self) -> tuple[Any, ...]:
+        trained, buffers, frozen = self._split()
+        return trained, self._store.states, buffers, frozen, self._device_values
+
+    def _offloaded(self) -> tuple[int, ...]:
+        options = self._options
+        sizes = [x.size for x in self._store.host.values()]
+        largest = max(sizes, default=0)
+        settings = (options.weightTensorLocationSettings, options.optimizerStateTensorLocationSettings)
+        if self._placement.has_phases:
+            return ()
+        return tuple(position for position, each in enumerate(settings) if each.is_off_chip(largest))
+
+    def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        trained, states, buffers, frozen, values = self._arguments()
+        weights, states, buffers, anchors = runner.train(trained, states, buffers, frozen, values, rows)
+        self._store.device = {**self._store.device, **weights, **buffers}
+        self._store.states = states
+        return anchors
+
+    def updateOptimizerFromHost(self, optimizer: Optimizer | None = None) -> None:
+        """Go on with other values of the optimiser; nothing is compiled.
+
+        Args:
+            optimizer: of the kind the session has; None for the one it has.
+
+        Raises:
+            popart_exception: another kind, or a constant value that changes.
+        """
+        if optimizer is not None:
+            self._optimizer.check_successor(optimizer)
+            previous = self._optimizer
+            self._optimizer = optimizer
+            if set(optimizer.specific_weights) - set(self._trained):
+                self._optimizer = previous
+                raise unknown_name("the optimiser has values of a weight", optimizer.specific_weights[0], self._trained)
+        self._device_values = self._values()

@@ -1,0 +1,162 @@
+"""The step of a training session as a JAX function: gradients of micro-batches, their reduction, the update.
+
+Gradients of activations are those of zeros that are added to them. The loss is scaled before it is differentiated,
+gradients are divided by the scale before the update.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.popart.enumerations import MeanReductionStrategy
+from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.flow import AnchorReturnTypeId
+from ipujax.popart.operators.randomness import seeded
+from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
+from ipujax.popart.optimisers import clip_by_norm
+from ipujax.popart.reserved_names import GRADIENT
+from ipujax.popart.session.automatic_loss_scaling import next_scale
+from ipujax.popart.session.evaluation import evaluate_graph
+from ipujax.popart.session.micro_batches import Results, in_loop, in_pipeline, reductions
+from ipujax.popart.session.step_plan import KEY, StepPlan
+
+DEFAULT_VALUES = ""  # values of the weights that have none of their own
+
+
+class TrainingStep:
+    """Functions of a training session.
+
+    Args:
+        plan: of the session.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        is_running = plan.is_mean and plan.mean_strategy == MeanReductionStrategy.Running
+        reduce = reductions(plan.anchors, "running_mean" if is_running else "sum")
+        count = plan.step.accumulation
+        if plan.placement.has_stages:
+            self._accumulated = in_pipeline(self.micro_batch, count, reduce, plan.placement)
+        else:
+            self._accumulated = in_loop(self.micro_batch, count, reduce)
+        # A running mean is divided already, but for the replicas.
+        self._divisor = plan.step.accumulation if plan.is_mean and not is_running else 1
+
+    def micro_batch(self, weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        """Return gradients, anchors and buffers of one micro-batch.
+
+        Args:
+            weights: parameters that are trained, by name.
+            buffers: parameters that operators update.
+            frozen: all others.
+            scale: factor of the loss.
+            rows: inputs, with a first axis of one.
+        """
+        plan = self.plan
+        inputs = {name: value[0] for name, value in rows.items() if name != KEY}
+        zeros = {name: jnp.zeros(info.dims, info.dtype) for name, info in plan.zeros.items()}
+        key = jax.random.wrap_key_data(rows[KEY][0]) if KEY in rows else None
+
+        def forward(trained: Any, added: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+            given = {**inputs, **frozen, **buffers, **trained}
+            with seeded(key), of_replicas(plan.step.replicas):
+                evaluation = evaluate_graph(plan.graph, plan.placement, given, added)
+            loss = jnp.asarray(evaluation.values[plan.loss])
+            if loss.size != 1:
+                hint = "a reduction of the loss: ReductionType.Sum or Mean"
+                what = f"loss {plan.loss!r} is no scalar"
+                raise popart_exception(what, expected="one element", got=list(loss.shape), hint=hint)
+            anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
+            scaled = loss.reshape(()) * jnp.asarray(scale, loss.dtype)
+            return scaled, (anchored, {**buffers, **evaluation.updates})
+
+        differentiate = jax.value_and_grad(forward, argnums=(0, 1), has_aux=True)
+        (_, (anchored, updated)), (gradients, of_zeros) = differentiate(weights, zeros)
+        by_name = {**gradients, **of_zeros}
+        anchored |= {GRADIENT + name: by_name[name] for name in plan.anchors.gradients}
+        return {"gradients": gradients, "anchors": anchored, "buffers": updated}
+
+    def batch(
+        self, weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """Return weights, states, buffers and anchors after one update.
+
+        Args:
+            weights: by name.
+            states: of the optimiser, by name of the weight; and the loss scale, where it is automatic.
+            buffers: by name.
+            frozen: by name.
+            values: of the optimiser, by name of the weight; `DEFAULT_VALUES` for those without values of their own.
+            rows: inputs of a replica, [accumulation, …].
+        """
+        plan = self.plan
+        scale = states["scale"] if "scale" in states else values[DEFAULT_VALUES]["lossScaling"]
+        replicas = plan.step.replicas
+        divided = scale / replicas if plan.is_mean and replicas > 1 else scale
+        results = self._accumulated(weights, buffers, frozen, divided, rows)
+        gradients = results["gradients"]
+        if replicas > 1:
+            gradients = jax.lax.psum(gradients, REPLICA_AXIS)
+        slopes = {name: (g / (scale * self._divisor)).astype(g.dtype) for name, g in gradients.items()}
+        updated, kept = self._update(slopes, weights, states["optimizer"], values)
+        next_states = {"optimizer": kept}
+        if "scale" in states:
+            next_states |= next_scale(gradients, states, plan.loss_scaling)
+        anchors = {**results["anchors"], **self._batch_anchors(updated, kept)}
+        return updated, next_states, results["buffers"], anchors
+
+    def _update(self, slopes: Any, weights: Any, states: Any, values: Any) -> tuple[Any, Any]:
+        optimizer = self.plan.optimizer
+        assert optimizer is not None
+        clipped = clip_by_norm(slopes, optimizer.clipNormSettings) if optimizer.clipNormSettings else slopes
+        pairs = {
+            name: optimizer.updated(clipped[name], weight, states[name], values.get(name, values[DEFAULT_VALUES]))
+            for name, weight in weights.items()
+        }
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+
+    def _batch_anchors(self, weights: Any, states: Any) -> dict[str, jax.Array]:
+        anchors = self.plan.anchors
+        found = {name: weights[name] for name in anchors.weights}
+        found |= {name: states[weight][prefix] for name, (prefix, weight) in anchors.states.items()}
+        count = self.plan.step.accumulation
+        kinds = {name: anchors.kinds[name].id() for name in found}
+        rows = (AnchorReturnTypeId.All, AnchorReturnTypeId.EveryN)
+        return {
+            name: jnp.broadcast_to(value, (count, *value.shape)) if kinds[name] in rows else value
+            for name, value in found.items()
+        }
+
+    def step(
+        self, weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """Return weights, states, buffers and anchors after all batches of a step.
+
+        Args:
+            weights: as those of `batch`, like the next four.
+            states: see above.
+            buffers: see above.
+            frozen: see above.
+            values: see above.
+            rows: inputs of a replica, [batches, accumulation, …].
+        """
+        kinds = {name: kind.id() for name, kind in self.plan.anchors.kinds.items()}
+
+        def body(carry: Any, row: Any) -> tuple[Any, Any]:
+            *before, sums = carry
+            *after, anchors = self.batch(*before, frozen, values, row)  # type: ignore[call-arg]
+            once = {name: x for name, x in anchors.items() if kinds[name] in _ONCE}
+            sums = {name: sums[name] + x if kinds[name] is AnchorReturnTypeId.Sum else x for name, x in once.items()}
+            return (*after, sums), {name: x for name, x in anchors.items() if name not in once}
+
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        *_, sample = jax.eval_shape(self.batch, weights, states, buffers, frozen, values, one)
+        start = {name: jnp.zeros(x.shape, x.dtype) for name, x in sample.items() if kinds[name] in _ONCE}
+        (weights, states, buffers, last), stacked = jax.lax.scan(body, (weights, states, buffers, start), rows)
+        return weights, states, buffers, {**last, **stacked}
+
+
+_ONCE = (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum)  # anchors of which a step has one value

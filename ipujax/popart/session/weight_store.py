@@ -1,0 +1,129 @@
+"""Parameters and optimiser state of a session: those on the host, and those on the device.
+
+A program moves them: `weightsFromHost`, `weightsToHost`, `writeWeights`, `readWeights`. Between these calls the two may
+differ, as on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.flow import PyWeightsIO
+from ipujax.popart.tensor_info import TensorInfo
+
+Arrays = dict[str, Any]
+
+
+class WeightStore:
+    """Parameters and optimiser state.
+
+    Args:
+        weights: parameters by name.
+    """
+
+    def __init__(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.host: dict[str, np.ndarray[Any, Any]] = {name: np.array(value) for name, value in weights.items()}
+        self.host_states: dict[str, np.ndarray[Any, Any]] = {}
+        self.device: Arrays = {}
+        self.states: Any = None
+
+    def infos(self) -> dict[str, TensorInfo]:
+        """Return element types and shapes by name, those of the state too."""
+        return {name: TensorInfo(value) for name, value in {**self.host, **self.host_states}.items()}
+
+    def to_device(self, new_states: Callable[[Arrays], Any]) -> None:
+        """Copy parameters and state of the host to the device.
+
+        Args:
+            new_states: makes the optimiser's state for parameters on the device.
+        """
+        self.device = {name: jnp.array(value) for name, value in self.host.items()}
+        states = new_states(self.device)
+        self.states = _with_named(states, self.host_states)
+
+    def to_host(self) -> None:
+        """Copy parameters and state of the device to the host."""
+        if not self.device:
+            raise popart_exception("there are no weights on the device", hint="session.prepareDevice() first")
+        self.host = {name: np.asarray(value) for name, value in self.device.items()}
+        self.host_states = {name: np.asarray(value) for name, value in named_states(self.states).items()}
+
+    def read(self, weights: PyWeightsIO) -> None:
+        """Write parameters of the host into a program's arrays.
+
+        Args:
+            weights: the arrays.
+
+        Raises:
+            popart_exception: an unknown name, with the nearest, or another size.
+        """
+        known = {**self.host, **self.host_states}
+        for name in weights.weights:
+            if name not in known:
+                raise unknown_name("PyWeightsIO has a weight", name, known)
+            weights.write(name, known[name])
+
+    def write(self, weights: PyWeightsIO) -> None:
+        """Read parameters of the host from a program's arrays; all are checked before one changes.
+
+        Args:
+            weights: the arrays.
+
+        Raises:
+            popart_exception: an unknown name, with the nearest, or another size or element type.
+        """
+        infos = self.infos()
+        for name in weights.weights:
+            if name not in infos:
+                raise unknown_name("PyWeightsIO has a weight", name, infos)
+        values = {name: weights.read(name, infos[name]) for name in weights.weights}
+        for name, value in values.items():
+            (self.host if name in self.host else self.host_states)[name] = value
+
+    def reset(self, weights: Mapping[str, np.ndarray[Any, Any]], ignores_missing: bool) -> None:
+        """Replace parameters of the host by those of a model.
+
+        Args:
+            weights: of the model, by name.
+            ignores_missing: whether parameters that this session lacks are left out.
+
+        Raises:
+            popart_exception: a parameter that this session lacks, or of another shape or element type.
+        """
+        infos = self.infos()
+        for name, value in weights.items():
+            if name not in infos and not ignores_missing:
+                raise unknown_name("the model has a weight", name, infos)
+            if name in infos and TensorInfo(value) != infos[name]:
+                what = f"weight {name!r} of the model does not fit"
+                raise popart_exception(what, expected=infos[name], got=TensorInfo(value))
+        for name, value in weights.items():
+            if name in self.host:
+                self.host[name] = np.array(value)
+            elif name in self.host_states:
+                self.host_states[name] = np.array(value)
+
+
+def named_states(states: Any) -> dict[str, Any]:
+    """Return the optimiser's state by the names of its tensors: prefix and weight.
+
+    Args:
+        states: of a session; None for none.
+    """
+    by_weight = {} if states is None else states["optimizer"]
+    return {prefix + weight: value for weight, parts in by_weight.items() for prefix, value in parts.items()}
+
+
+def _with_named(states: Any, named: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    if states is None or not named:
+        return states
+    replaced = {
+        weight: {prefix: jnp.array(named.get(prefix + weight, value)) for prefix, value in parts.items()}
+        for weight, parts in states["optimizer"].items()
+    }
+    return {**states, "optimizer": replaced}
