@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
 MAX_FILES = 16
 # Rooms of equal files: one file for each pass, schedule, command or family of operators.
-FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.operators"}
+FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.operators", "ipujax.popart.operators"}
 MOST_NAMING_A_NODE = 8
 FOR_ALL = {"runtime.errors", "runtime.cache", "runtime.garbage"}
 
@@ -250,10 +250,32 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.log": "ipujax.popart.exceptions",
+    "ipujax.popart.operators": (
+        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart.model_graph": (
+        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.phases"
+        " ipujax.pipeline ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
+        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.operators ipujax.popart.options"
+        " ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart.steps": (
+        "ipujax.device ipujax.jit ipujax.pipeline ipujax.popart.devices ipujax.popart.enumerations"
+        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.operators"
+        " ipujax.popart.optimisers ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.tensor_info"
+        " runtime.options runtime.report"
+    ),
+    "ipujax.popart.session": (
+        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.log ipujax.popart.model_graph ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps ipujax.popart.tensor_info"
+        " runtime.options runtime.report"
+    ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.reserved_names ipujax.popart.optimisers ipujax.popart.options"
-        " ipujax.popart.tensor_info"
+        " ipujax.popart.flow ipujax.popart.log ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.reserved_names ipujax.popart.session ipujax.popart.tensor_info"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",

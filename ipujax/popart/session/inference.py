@@ -12,9 +12,9 @@ from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.flow import DataFlow, InputShapeInfo
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.session.legacy_losses import Loss, with_losses
-from ipujax.popart.session.runner import Runner
 from ipujax.popart.session.session import Session
-from ipujax.popart.session.step_plan import StepPlan
+from ipujax.popart.steps.runner import Runner
+from ipujax.popart.steps.step_plan import StepPlan
 from ipujax.popart.tensor_info import TensorInfo
 
 

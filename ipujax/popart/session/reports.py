@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.log import logger
-from ipujax.popart.session.graph_texts import dot_text, ir_text
+from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
 from ipujax.runtime.report import Profile
 
 if TYPE_CHECKING:
+    from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
     from ipujax.popart.options import SessionOptions
-    from ipujax.popart.session.annotated_graph import AnnotatedGraph
-    from ipujax.popart.session.runner import Runner
+    from ipujax.popart.steps.runner import Runner
 
 _LOG = logger("session")
 # Options of Poplar's engine that turn profiles on.

@@ -17,18 +17,18 @@ from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
 from ipujax.popart.log import logger
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
+from ipujax.popart.model_graph.evaluation import evaluate_graph
+from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS
+from ipujax.popart.model_graph.placement import Placement, placement_of
 from ipujax.popart.options import SessionOptions
-from ipujax.popart.session.anchor_names import anchors_of, base_names
-from ipujax.popart.session.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
-from ipujax.popart.session.evaluation import evaluate_graph
-from ipujax.popart.session.overridden_operators import RANDOM_OPERATORS
-from ipujax.popart.session.placement import Placement, placement_of
 from ipujax.popart.session.reports import Reports
-from ipujax.popart.session.runner import Runner
 from ipujax.popart.session.saved_model import changed_model, save_arrays, saved_variables, weights_of
-from ipujax.popart.session.step_plan import KEY, StepPlan
 from ipujax.popart.session.synthetic_data import synthetic_rows
 from ipujax.popart.session.weight_store import WeightStore
+from ipujax.popart.steps.anchor_names import anchors_of, base_names
+from ipujax.popart.steps.runner import Runner
+from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
 from ipujax.runtime.options import Options
 

@@ -18,10 +18,10 @@ from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.reserved_names import GRADIENT
 from ipujax.popart.session.legacy_losses import Loss, with_losses
-from ipujax.popart.session.runner import Runner, as_device_values
 from ipujax.popart.session.session import Session
-from ipujax.popart.session.step_plan import StepPlan
-from ipujax.popart.session.training_step import DEFAULT_VALUES
+from ipujax.popart.steps.runner import Runner, as_device_values
+from ipujax.popart.steps.step_plan import StepPlan
+from ipujax.popart.steps.training_step import DEFAULT_VALUES
 from ipujax.popart.tensor_info import TensorInfo
 
 _LOG = logger("session")

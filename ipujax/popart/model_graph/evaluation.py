@@ -21,9 +21,9 @@ from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception
-from ipujax.popart.session.annotated_graph import AnnotatedGraph, Annotations
-from ipujax.popart.session.overridden_operators import overridden
-from ipujax.popart.session.placement import Placement
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, Annotations
+from ipujax.popart.model_graph.overridden_operators import overridden
+from ipujax.popart.model_graph.placement import Placement
 
 Values = dict[str, Any]
 _SETTINGS = Settings()

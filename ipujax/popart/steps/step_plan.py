@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 from ipujax.popart.enumerations import MeanReductionStrategy, ReductionType
 from ipujax.popart.flow import StepShape
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
+from ipujax.popart.model_graph.placement import Placement
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import AutomaticLossScalingSettings
-from ipujax.popart.session.anchor_names import Anchors
-from ipujax.popart.session.annotated_graph import AnnotatedGraph
-from ipujax.popart.session.placement import Placement
+from ipujax.popart.steps.anchor_names import Anchors
 from ipujax.popart.tensor_info import TensorInfo
 
 KEY = "session's random key"  # the row of keys among the inputs of a step; no tensor has a name with spaces

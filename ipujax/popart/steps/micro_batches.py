@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from ipujax.pipeline import pipeline
 from ipujax.popart.flow import AnchorReturnTypeId
-from ipujax.popart.session.anchor_names import Anchors
-from ipujax.popart.session.placement import Placement, pipeline_settings
+from ipujax.popart.model_graph.placement import Placement, pipeline_settings
+from ipujax.popart.steps.anchor_names import Anchors
 
 Results = dict[str, Any]
 # `micro_batch(weights, buffers, frozen, scale, rows)`, rows with a first axis of one micro-batch.

@@ -6,8 +6,7 @@ Input: the names of a `DataFlow`. Output: what each stands for, or an error with
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.flow import AnchorReturnType, DataFlow
@@ -35,7 +34,7 @@ class Anchors:
     values: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
-    states: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    states: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def of_micro_batches(self) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
 from ipujax.popart.operators.replication import of_replicas
-from ipujax.popart.session.evaluation import evaluate_graph
-from ipujax.popart.session.micro_batches import Results, in_loop, in_pipeline, reductions
-from ipujax.popart.session.step_plan import KEY, StepPlan
+from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
+from ipujax.popart.steps.step_plan import KEY, StepPlan
 
 
 class InferenceStep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ipujax.popart.session.annotated_graph import AnnotatedGraph
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 
 
 def ir_text(graph: AnnotatedGraph) -> str:

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from ipujax.popart.enumerations import MeanReductionStrategy
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.flow import AnchorReturnTypeId
+from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
 from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
 from ipujax.popart.optimisers import clip_by_norm
 from ipujax.popart.reserved_names import GRADIENT
-from ipujax.popart.session.automatic_loss_scaling import next_scale
-from ipujax.popart.session.evaluation import evaluate_graph
-from ipujax.popart.session.micro_batches import Results, in_loop, in_pipeline, reductions
-from ipujax.popart.session.step_plan import KEY, StepPlan
+from ipujax.popart.steps.automatic_loss_scaling import next_scale
+from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
+from ipujax.popart.steps.step_plan import KEY, StepPlan
 
 DEFAULT_VALUES = ""  # values of the weights that have none of their own
 

@@ -17,8 +17,8 @@ from ipujax.popart.building.annotations import EXECUTION_PHASE, PIPELINE_STAGE, 
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import VirtualGraphMode
 from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, Annotations
 from ipujax.popart.options import SessionOptions
-from ipujax.popart.session.annotated_graph import AnnotatedGraph, Annotations
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,15 @@ from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.exceptions import OutOfMemoryException
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
 from ipujax.popart.operators.replication import REPLICA_AXIS
-from ipujax.popart.session.inference_step import InferenceStep
-from ipujax.popart.session.step_plan import StepPlan
-from ipujax.popart.session.training_step import TrainingStep
-from ipujax.popart.session.weight_store import Arrays
+from ipujax.popart.steps.inference_step import InferenceStep
+from ipujax.popart.steps.step_plan import StepPlan
+from ipujax.popart.steps.training_step import TrainingStep
 from ipujax.runtime.errors import StreamingMemoryError, TileMemoryError
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 
 Array = np.ndarray[Any, Any]
+Arrays = dict[str, Any]  # on the device, by name
 Rows = Mapping[str, Array]  # of a step, [batches, accumulation, replicas, …]
 
 
