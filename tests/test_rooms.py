@@ -250,7 +250,7 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.log": "ipujax.popart.exceptions",
+    "ipujax.popart.popart_log": "ipujax.popart.exceptions",
     "ipujax.popart.operators": (
         "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
     ),
@@ -268,13 +268,13 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.session": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.log ipujax.popart.model_graph ipujax.popart.optimisers"
+        " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.model_graph ipujax.popart.optimisers"
         " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps ipujax.popart.tensor_info"
         " runtime.options runtime.report"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.log ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.reserved_names ipujax.popart.session ipujax.popart.tensor_info"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",

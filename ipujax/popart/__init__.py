@@ -78,7 +78,6 @@ from ipujax.popart.flow import (
     PyStepIOCallback as PyStepIOCallback,
     PyWeightsIO as PyWeightsIO,
 )
-from ipujax.popart.log import Logger as Logger, getLogger as getLogger
 from ipujax.popart.optimisers import (
     SGD as SGD,
     Adam as Adam,
@@ -103,6 +102,7 @@ from ipujax.popart.options import (
     TensorLocation as TensorLocation,
     TensorLocationSettings as TensorLocationSettings,
 )
+from ipujax.popart.popart_log import Logger as Logger, getLogger as getLogger
 from ipujax.popart.reserved_names import prefix_functions as _prefix_functions
 from ipujax.popart.session import (
     IdentityLoss as IdentityLoss,

@@ -23,7 +23,7 @@ from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, Annotations
 from ipujax.popart.model_graph.overridden_operators import overridden
-from ipujax.popart.model_graph.placement import Placement
+from ipujax.popart.model_graph.stage_placement import Placement
 
 Values = dict[str, Any]
 _SETTINGS = Settings()

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.popart.enumerations import ReductionType
 from ipujax.popart.operators.domain import graphcore
-from ipujax.popart.operators.losses import as_reduction
+from ipujax.popart.operators.loss_functions import as_reduction
 from ipujax.popart.tensor_info import DTYPES
 
 _IMPOSSIBLE = -1e30  # logarithm of a probability of zero; finite, so that gradients are

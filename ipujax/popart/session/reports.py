@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipujax.popart.exceptions import popart_exception
-from ipujax.popart.log import logger
 from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
+from ipujax.popart.popart_log import logger
 from ipujax.runtime.report import Profile
 
 if TYPE_CHECKING:

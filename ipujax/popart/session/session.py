@@ -16,17 +16,17 @@ from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
-from ipujax.popart.log import logger
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS
-from ipujax.popart.model_graph.placement import Placement, placement_of
+from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import SessionOptions
+from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports
 from ipujax.popart.session.saved_model import changed_model, save_arrays, saved_variables, weights_of
 from ipujax.popart.session.synthetic_data import synthetic_rows
 from ipujax.popart.session.weight_store import WeightStore
-from ipujax.popart.steps.anchor_names import anchors_of, base_names
+from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
@@ -77,7 +77,11 @@ class Session(Reports):
         self._model = read_model(model)
         self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss)
         self._step = StepShape(flow.batchesPerStep(), self._options.accumulation, self._options.replicas)
-        self._store = WeightStore(self._variables(weights_of(self._model)))
+        weights = weights_of(self._model)
+        # A model that was saved after training has the state of its optimiser among its initialisers.
+        self._saved_states = {name: x for name, x in weights.items() if state_of(name, weights)}
+        kept = {name: x for name, x in weights.items() if name not in self._saved_states}
+        self._store = WeightStore(self._variables(kept))
         self._seed = 0
         self._runs = 0
         self._runner: Runner | None = None
@@ -298,7 +302,10 @@ class Session(Reports):
         if self._has_constant_weights():
             hint = "options.constantWeights = False"
             raise popart_exception("the weights of this session are constant", hint=hint)
-        weights = self._variables(weights_of(read_model(modelProtoOrFilename)))
+        given = weights_of(read_model(modelProtoOrFilename))
+        # A model of another optimiser may have a state that this session lacks.
+        fitting = {name: x for name, x in given.items() if name in self._store.host_states or not state_of(name, given)}
+        weights = self._variables(fitting)
         self._store.reset(weights, ignoreWeightsInModelWithoutCorrespondingHostWeight)
 
     def _has_constant_weights(self) -> bool:

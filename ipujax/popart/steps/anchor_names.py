@@ -18,6 +18,18 @@ STATE_PREFIXES = tuple(
 )
 
 
+def state_of(name: str, weights: Iterable[str]) -> tuple[str, str] | None:
+    """Return prefix and weight of the name of a part of the optimiser's state; None for other names.
+
+    Args:
+        name: of a tensor.
+        weights: names that may follow the prefix.
+    """
+    known = set(weights)
+    pairs = ((prefix, name.removeprefix(prefix)) for prefix in STATE_PREFIXES if name.startswith(prefix))
+    return next((pair for pair in pairs if pair[1] in known), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Anchors:
     """Anchors by what they stand for.
@@ -66,13 +78,13 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
     updated: list[str] = []
     states: dict[str, tuple[str, str]] = {}
     for name in kinds:
-        prefix = next((p for p in STATE_PREFIXES if name.startswith(p) and name.removeprefix(p) in known), None)
+        state = state_of(name, known)
         if name in known:
             (updated if is_training and name in weights else values).append(name)
         elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in known:
             gradients.append(name.removeprefix(GRADIENT))
-        elif is_training and prefix is not None:
-            states[name] = (prefix, name.removeprefix(prefix))
+        elif is_training and state is not None:
+            states[name] = state
         else:
             more = {GRADIENT + tensor for tensor in known} if is_training else set()
             raise unknown_name("DataFlow has an anchor", name, known | more)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ipujax.pipeline import pipeline
 from ipujax.popart.flow import AnchorReturnTypeId
-from ipujax.popart.model_graph.placement import Placement, pipeline_settings
+from ipujax.popart.model_graph.stage_placement import Placement, pipeline_settings
 from ipujax.popart.steps.anchor_names import Anchors
 
 Results = dict[str, Any]

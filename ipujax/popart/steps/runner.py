@@ -80,12 +80,17 @@ class Runner:
         return train
 
     def _inference(self) -> Callable[..., Any]:
-        step = InferenceStep(self.plan, self.plan.step.batches * self.plan.step.accumulation)
+        # Phases stand in no loop: the host runs one micro-batch after another.
+        step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
             return self._by_replica(step.step(weights, buffers, frozen, self._own(rows)))
 
         return infer
+
+    @property
+    def _rows_of_inference(self) -> int:
+        return self.plan.step.batches * self.plan.step.accumulation
 
     def _own(self, rows: Any) -> Any:
         return jax.tree.map(lambda x: x[0], rows) if self.plan.step.replicas > 1 else rows
@@ -132,7 +137,9 @@ class Runner:
     @property
     def calls_of_step(self) -> int:
         """Calls of the function in a step."""
-        return self.plan.step.batches if self.plan.loss and self.plan.runs_batches_on_host else 1
+        if not self.plan.loss:
+            return self._rows_of_inference if self.plan.placement.has_phases else 1
+        return self.plan.step.batches if self.plan.runs_batches_on_host else 1
 
     def train(
         self, weights: Arrays, states: Any, buffers: Arrays, frozen: Arrays, values: Any, rows: Rows
@@ -165,8 +172,7 @@ class Runner:
             frozen: other parameters.
             rows: inputs.
         """
-        (call,) = self._calls(rows)
-        return self._joined([self._function(weights, buffers, frozen, call)])
+        return self._joined([self._function(weights, buffers, frozen, call) for call in self._calls(rows)])
 
     def _calls(self, rows: Rows) -> Any:
         """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""
@@ -174,8 +180,12 @@ class Runner:
         moved = {name: np.moveaxis(x, 2, 0) if replicas > 1 else x[:, :, 0] for name, x in rows.items()}
         batches = 1 if replicas > 1 else 0
         if not plan.loss:
-            axes = slice(batches, batches + 2)
-            yield {name: x.reshape(*x.shape[: axes.start], -1, *x.shape[axes.stop :]) for name, x in moved.items()}
+            flat = {name: x.reshape(*x.shape[:batches], -1, *x.shape[batches + 2 :]) for name, x in moved.items()}
+            count = self.calls_of_step
+            size = self._rows_of_inference // count
+            for call in range(count):
+                part = (slice(None),) * batches + (slice(call * size, (call + 1) * size),)
+                yield {name: x[part] for name, x in flat.items()}
         elif plan.runs_batches_on_host:
             for batch in range(plan.step.batches):
                 yield {name: x[:, batch] if replicas > 1 else x[batch] for name, x in moved.items()}
@@ -198,7 +208,7 @@ class Runner:
         arrays = [np.asarray(value) for value in values]
         arrays = [array if replicas > 1 else array[None] for array in arrays]
         if not plan.loss:
-            (array,) = arrays
+            array = np.concatenate(arrays, axis=1)
             array = array.reshape(replicas, plan.step.batches, plan.step.accumulation, *array.shape[2:])
         else:
             array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ipujax.popart.enumerations import MeanReductionStrategy, ReductionType
 from ipujax.popart.flow import StepShape
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
-from ipujax.popart.model_graph.placement import Placement
+from ipujax.popart.model_graph.stage_placement import Placement
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.steps.anchor_names import Anchors

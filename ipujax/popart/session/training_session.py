@@ -13,12 +13,13 @@ import numpy as np
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
-from ipujax.popart.log import logger
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
+from ipujax.popart.popart_log import logger
 from ipujax.popart.reserved_names import GRADIENT
 from ipujax.popart.session.legacy_losses import Loss, with_losses
 from ipujax.popart.session.session import Session
+from ipujax.popart.session.weight_store import named_states
 from ipujax.popart.steps.runner import Runner, as_device_values
 from ipujax.popart.steps.step_plan import StepPlan
 from ipujax.popart.steps.training_step import DEFAULT_VALUES
@@ -79,6 +80,12 @@ class TrainingSession(Session):
         self._anchors_of_session = self._anchors(self._trained, True)
         self._check_specific_values()
         self._device_values = self._values()
+        states = jax.eval_shape(self._new_states, self._shapes())
+        zeros = {name: np.zeros(x.shape, x.dtype) for name, x in named_states(states).items()}
+        self._store.host_states = {name: self._saved_states.get(name, x) for name, x in zeros.items()}
+        if self._placement.has_phases and self._step.accumulation > 1:
+            hint = "larger micro-batches, or pipelining"
+            raise popart_exception("execution phases do not accumulate gradients", expected="accumulation 1", hint=hint)
         if self._placement.is_pipelined and self._step.accumulation == 1:
             _LOG.warning("pipelining without gradient accumulation: batches run one after another, updates are exact")
 
@@ -111,14 +118,16 @@ class TrainingSession(Session):
                 raise popart_exception(f"{name!r} has no gradient", expected="floating-point elements", got=infos[name])
         found = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
         found |= {GRADIENT + name: infos[name] for name in anchors.gradients}
-        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
-        states = jax.eval_shape(lambda weights: self._new_states(weights)["optimizer"], shapes)
+        states = jax.eval_shape(self._new_states, self._shapes())["optimizer"]
         for name, (prefix, weight) in anchors.states.items():
             parts = states.get(weight, {})
             if prefix not in parts:
                 raise unknown_name("DataFlow has an anchor", name, [p + w for w, s in states.items() for p in s])
             found[name] = TensorInfo(parts[prefix].dtype, parts[prefix].shape)
         return found
+
+    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
 
     def _anchor_infos(self) -> dict[str, TensorInfo]:
         return self._infos

@@ -1,0 +1,169 @@
+"""Training with pipelines, shards, accumulation, replicas, recomputation and phases gives the numbers of one IPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ipujax import popart
+from tests.ipujax.popart.small_models import Array, Perceptron, Trained, first_weights, perceptron, samples, train
+
+LIMIT = 1e-5
+
+
+def two_ipus() -> popart.DeviceInfo:
+    """Return a device of two small IPUs."""
+    return popart.DeviceManager().createIpuModelDevice({"numIPUs": 2, "tilesPerIPU": 16})
+
+
+def with_options(**values: object) -> popart.SessionOptions:
+    """Return options of a session."""
+    options = popart.SessionOptions()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def accumulating(factor: int, **values: object) -> popart.SessionOptions:
+    """Return options with gradient accumulation."""
+    return with_options(enableGradientAccumulation=True, accumulationFactor=factor, **values)
+
+
+def distance_error(got: Trained, expected: Trained, before: dict[str, Array]) -> float:
+    """Return the relative L1 error of the distance that the parameters moved."""
+    error = sum(abs(got.weights[name] - expected.weights[name]).sum() for name in before)
+    return float(error / sum(abs(expected.weights[name] - before[name]).sum() for name in before))
+
+
+def assert_equal(got: Trained, expected: Trained, model: Perceptron) -> None:
+    """Check losses and weights."""
+    np.testing.assert_allclose(got.losses(model.loss), expected.losses(model.loss), rtol=LIMIT)
+    assert distance_error(got, expected, first_weights(model)) < LIMIT
+
+
+MANUAL = popart.VirtualGraphMode.Manual
+
+
+def test_sharded_is_one_ipu() -> None:
+    one = train(perceptron())
+    model = perceptron(stages=True)
+    sharded = train(model, device=two_ipus(), options=with_options(virtualGraphMode=MANUAL))
+    assert_equal(sharded, one, model)
+    assert sharded.session.getReport().cycles > 0
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+def test_pipelined_is_one_ipu(factor: int) -> None:
+    one = train(perceptron(), options=accumulating(factor))
+    model = perceptron(stages=True)
+    options = accumulating(factor, virtualGraphMode=MANUAL, enablePipelining=True)
+    assert_equal(train(model, device=two_ipus(), options=options), one, model)
+
+
+def test_sharded_accumulation_is_one_ipu() -> None:
+    one = train(perceptron(), options=accumulating(2))
+    model = perceptron(stages=True)
+    assert_equal(train(model, device=two_ipus(), options=accumulating(2, virtualGraphMode=MANUAL)), one, model)
+
+
+def test_automatic_stages_are_one_ipu() -> None:
+    one = train(perceptron(), options=accumulating(4))
+    model = perceptron()
+    mode = popart.VirtualGraphMode.Auto
+    options = accumulating(4, virtualGraphMode=mode, enablePipelining=True)
+    assert_equal(train(model, device=two_ipus(), options=options), one, model)
+
+
+@pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), (1, 2), (2, 2)])
+def test_accumulation_and_replicas_are_one_large_batch(accumulation: int, replicas: int) -> None:
+    count = accumulation * replicas
+    large = train(perceptron(4 * count), samples_per_micro_batch=4 * count)
+    model = perceptron()
+    options = accumulating(accumulation, enableReplicatedGraphs=True, replicatedGraphCount=replicas)
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": replicas, "tilesPerIPU": 16})
+    assert_equal(train(model, device=device, options=options), large, model)
+
+
+@pytest.mark.parametrize("strategy", popart.MeanReductionStrategy)
+def test_mean_losses_with_mean_reduction_are_one_large_batch(strategy: popart.MeanReductionStrategy) -> None:
+    mean = popart.ReductionType.Mean
+    large = train(perceptron(16, reduction=mean), samples_per_micro_batch=16)
+    model = perceptron(reduction=mean)
+    options = accumulating(
+        2,
+        enableReplicatedGraphs=True,
+        replicatedGraphCount=2,
+        accumulationAndReplicationReductionType=mean,
+        meanAccumulationAndReplicationReductionStrategy=strategy,
+    )
+    got = train(model, device=two_ipus(), options=options)
+    assert distance_error(got, large, first_weights(model)) < LIMIT
+    np.testing.assert_allclose(got.losses(model.loss) / 4, large.losses(model.loss), rtol=LIMIT)
+
+
+def test_defaults_sum_the_gradients_of_means() -> None:
+    mean = popart.ReductionType.Mean
+    rate = 0.02
+    large_model = perceptron(16, reduction=mean)
+    plain = popart.SGD({"defaultLearningRate": (4 * rate, False)})
+    large = train(large_model, batches=1, samples_per_micro_batch=16, optimizer=plain)
+    options = accumulating(2, enableReplicatedGraphs=True, replicatedGraphCount=2)
+    small = popart.SGD({"defaultLearningRate": (rate, False)})
+    model = perceptron(reduction=mean)
+    got = train(model, batches=1, device=two_ipus(), options=options, optimizer=small)
+    assert distance_error(got, large, first_weights(model)) < LIMIT
+
+
+@pytest.mark.parametrize("mode", popart.RecomputationType)
+def test_recomputed_is_kept(mode: popart.RecomputationType) -> None:
+    kept = train(perceptron())
+    model = perceptron(recompute=True)
+    assert_equal(train(model, options=with_options(autoRecomputation=mode)), kept, model)
+
+
+def phased(factor: int = 1) -> popart.SessionOptions:
+    """Return options of two execution phases."""
+    mode = popart.VirtualGraphMode.ExecutionPhases
+    settings = popart.ExecutionPhaseSettings(phases=2)
+    return accumulating(factor, virtualGraphMode=mode, executionPhaseSettings=settings)
+
+
+def test_phased_is_resident() -> None:
+    model = perceptron(phases=True)
+    assert_equal(train(model, device=two_ipus(), options=phased()), train(perceptron()), model)
+    with pytest.raises(popart.popart_exception, match="phases do not accumulate"):
+        train(model, device=two_ipus(), options=phased(2))
+
+
+def test_phased_inference_is_resident() -> None:
+    results = []
+    for model, options in ((perceptron(phases=True), phased()), (perceptron(), None)):
+        flow = popart.DataFlow(3, {model.hidden: popart.AnchorReturnType("ALL")})
+        proto = model.builder.getModelProto()
+        session = popart.InferenceSession(proto, flow, two_ipus(), userOptions=options)
+        session.prepareDevice()
+        results.append(session.initAnchorArrays())
+        data, labels = samples(12)
+        session.run(popart.PyStepIO({model.data: data, model.labels: labels}, results[-1]))
+    np.testing.assert_allclose(results[0][model.hidden], results[1][model.hidden], rtol=LIMIT)
+
+
+def test_off_chip_is_resident() -> None:
+    resident = train(perceptron())
+    model = perceptron()
+    off_chip = popart.TensorLocationSettings(popart.TensorStorage.OffChip)
+    options = with_options(optimizerStateTensorLocationSettings=off_chip, weightTensorLocationSettings=off_chip)
+    assert_equal(train(model, options=options), resident, model)
+
+
+def test_cpu_is_one_ipu() -> None:
+    model = perceptron()
+    cpu = train(model, device=popart.DeviceManager().createCpuDevice())
+    assert_equal(cpu, train(perceptron()), model)
+
+
+def test_loss_scaling_leaves_the_updates() -> None:
+    model = perceptron()
+    values = {"defaultLearningRate": (0.02, False), "defaultMomentum": (0.9, True)}
+    scaled = train(model, optimizer=popart.SGD({**values, "lossScaling": (64.0, False)}))
+    assert_equal(scaled, train(perceptron()), model)
