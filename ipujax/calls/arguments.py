@@ -1,7 +1,7 @@
-"""Checks a call's arguments, once JAX has refused them, and the settings of `ipu.jit` that name arguments.
+"""Checks of a call's arguments, after JAX has refused them, and of settings of `ipu.jit` that name arguments.
 
-Input: a function, what it was called with, and which of its arguments are static or donated. Output: nothing, or an
-error that names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
+Input: a function, the arguments of a call, and the static and donated ones of them. Output: nothing, or an error that
+names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def has_tracer(leaves: Sequence[Any]) -> bool:
-    """Whether a transformation of JAX is tracing through the call with these leaves."""
-    kinds = set(map(type, leaves))  # few, and found without a loop in Python
+    """Return whether a transformation of JAX is tracing through the call with these leaves."""
+    kinds = set(map(type, leaves))  # few: this is on the path of every call, and `set` loops in C
     return any(issubclass(kind, jax.core.Tracer) for kind in kinds)
 
 
@@ -42,129 +42,132 @@ def has_tracer(leaves: Sequence[Any]) -> bool:
 
 
 def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positions of arguments") -> tuple[int, ...]:
-    """Positions of arguments, or other numbers, given as one, several or None.
+    """Return positions of arguments, or other integers, as a tuple.
 
     Args:
-        setting: what they are given for, for the message.
-        value: whole numbers.
-        who: whose setting it is, for the message.
-        of: the things they are positions of, for the message.
+        setting: name of the setting, for the message.
+        value: an integer, several, or None for none.
+        who: public function that has the setting, for the message.
+        of: noun for the integers, for the message.
 
     Raises:
-        ArgumentTypeError: for anything else, booleans included.
+        ArgumentTypeError: anything else, booleans included.
     """
     return _several(setting, value, int, f"a whole number or several: the {of}, from 0", who)
 
 
 def as_names(setting: str, value: Any) -> tuple[str, ...]:
-    """Names of arguments, given as one string, several or None.
+    """Return names of arguments as a tuple.
 
     Args:
-        setting: what they are given for, for the message.
-        value: strings.
+        setting: name of the setting, for the message.
+        value: a string, several, or None for none.
 
     Raises:
-        ArgumentTypeError: for anything else.
+        ArgumentTypeError: anything else.
     """
     return _several(setting, value, str, "a string or several: the names of arguments")
 
 
 def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
-    single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
-    items = () if value is None else (value,) if single else tuple(value)
-    read = [_as_index(item) if kind is int else item for item in items]
-    if not all(isinstance(item, kind) for item in read):
+    is_single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
+    items = () if value is None else (value,) if is_single else tuple(value)
+    converted = [_as_index(item) if kind is int else item for item in items]
+    if not all(isinstance(item, kind) for item in converted):
         raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=_kinds(value, items))
-    return tuple(read)
+    return tuple(converted)
 
 
 def _kinds(value: Any, items: Sequence[Any]) -> str:
-    inside = ", ".join(sorted({type(item).__name__ for item in items}))
-    return inside if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {inside}"
+    item_types = ", ".join(sorted({type(item).__name__ for item in items}))
+    return item_types if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {item_types}"
 
 
-def whole_number(what: str, value: Any, least: int, expected: str | None = None) -> int:
-    """A whole number of at least `least`; booleans are none.
+def whole_number(setting: str, value: Any, minimum: int, expected: str | None = None) -> int:
+    """Return an integer of at least `minimum`.
 
     Args:
-        what: the setting, for the message.
-        value: anything with `__index__`.
-        least: the smallest that is taken.
-        expected: what to give, for the message.
+        setting: name of the setting, for the message.
+        value: any object with `__index__` but booleans.
+        minimum: smallest integer that is accepted.
+        expected: description of accepted values, for the message.
 
     Raises:
-        ArgumentValueError: for anything else.
+        ArgumentValueError: anything else.
     """
     number = _as_index(value)
-    if number is None or number < least:
-        raise ArgumentValueError(what, expected=expected or f"a whole number from {least}", got=repr(value))
+    if number is None or number < minimum:
+        raise ArgumentValueError(setting, expected=expected or f"a whole number from {minimum}", got=repr(value))
     return number
 
 
 def _as_index(value: Any) -> int | None:
-    """A whole number, or None; arrays of several have `__index__` too."""
-    try:
+    try:  # arrays of several elements have `__index__` too, which raises
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
 
 
-def floating_dtype(what: str, dtype: Any) -> Any:
-    """A floating-point dtype.
+def floating_dtype(setting: str, dtype: Any) -> Any:
+    """Return a floating-point dtype.
 
     Args:
-        what: the setting, for the message.
-        dtype: anything that names a dtype.
+        setting: name of the setting, for the message.
+        dtype: a dtype, its name or its scalar type.
 
     Raises:
-        ArgumentTypeError: for anything else.
+        ArgumentTypeError: anything else.
     """
     try:
-        found = jnp.dtype(dtype)
+        canonical = jnp.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise ArgumentTypeError(what, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
-    return found
+        canonical = None
+    if canonical is None or not jnp.issubdtype(canonical, jnp.floating):
+        raise ArgumentTypeError(setting, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
+    return canonical
 
 
 def by_position(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments, those by position that can be.
+    """Return a call's arguments, by position where the signature allows it.
 
     Args:
-        fun: any callable; as they are if it has no signature, or takes no such arguments.
-        args: given by position.
-        kwargs: given by name.
+        fun: any callable; arguments that do not fit its signature are returned unchanged.
+        args: positional arguments.
+        kwargs: keyword arguments.
     """
     try:
         bound = inspect.signature(fun).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the call itself says what is wrong
+    except (TypeError, ValueError):  # the call raises the error
         return args, kwargs
     return bound.args, bound.kwargs
 
 
 def check_function(fun: object, hint: str | None = None) -> None:
-    """Refuses what `ipu.jit` cannot compile.
+    """Refuse an object that `ipu.jit` cannot compile.
 
     Args:
-        fun: anything.
-        hint: what to try, for the message.
+        fun: any object.
+        hint: remedy for the message.
 
     Raises:
-        ArgumentTypeError: for what cannot be called, generators, and `staticmethod`s, whose decorator comes first.
+        ArgumentTypeError: an object that is not callable, a generator function, or a `staticmethod` or `classmethod`,
+            whose decorator must be the outer one.
     """
-    what, expected = "ipu.jit needs a function", "a callable"
+    problem = "ipu.jit needs a function"
+    expected = "a callable"
     if isinstance(fun, staticmethod | classmethod):
         decorator = type(fun).__name__
-        what, hint = f"ipu.jit was given a {decorator}", f"@{decorator} above @ipu.jit"
+        problem = f"ipu.jit was given a {decorator}"
+        hint = f"@{decorator} above @ipu.jit"
     elif inspect.isgeneratorfunction(fun):
-        what, expected = f"{function_name(fun)} is a generator: what it yields is no array", "a function of arrays"
+        problem = f"{function_name(fun)} is a generator: what it yields is no array"
+        expected = "a function of arrays"
         hint = "return a list of what it yields"
     elif callable(fun):
         return
-    raise ArgumentTypeError(what, expected=expected, got=repr(fun), hint=hint)
+    raise ArgumentTypeError(problem, expected=expected, got=repr(fun), hint=hint)
 
 
 def check_settings(
@@ -174,44 +177,46 @@ def check_settings(
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
 ) -> None:
-    """Refuses settings that name no argument of the function, or make a static one donated.
+    """Refuse settings of arguments that the function lacks, and arguments that are both static and donated.
 
     Args:
-        fun: any callable; one without a signature takes everything.
+        fun: any callable; one without a signature is not checked.
         donate_argnums: positions of donated arguments, from the end if negative.
-        donate_argnames: names of donated ones.
-        static_argnums: positions of static ones.
-        static_argnames: names of static ones.
+        donate_argnames: names of donated arguments.
+        static_argnums: positions of static arguments.
+        static_argnames: names of static arguments.
 
     Raises:
-        ArgumentValueError: naming the setting and the function's arguments.
+        ArgumentValueError: with the setting and the function's arguments.
     """
     signature = _signature(fun)
     if signature is None:
         return
-    parameters, given = _parameters(fun), positional_parameters(fun)
+    parameters = _parameters(fun)
+    positional = positional_parameters(fun)
     kinds = {p.kind for p in parameters}
     who = function_name(fun)
-    shown = shown_signature(who, signature)
+    signature_text = shown_signature(who, signature)
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
         for setting, numbers in (("donate_argnums", donate_argnums), ("static_argnums", static_argnums)):
             for number in numbers:
-                if not -len(given) <= number < len(given):
+                if not -len(positional) <= number < len(positional):
                     raise ArgumentValueError(
                         f"{setting} names an argument that {who} lacks",
-                        expected=f"positions in {shown}, of {len(given)} that can be given by position",
+                        expected=f"positions in {signature_text}, of {len(positional)} that can be given by position",
                         got=number,
                         hint="static_argnames for one that is given by name" if "static" in setting else None,
                     )
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         names = [p.name for p in parameters]
-        for setting, given_names in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
-            for name in given_names:
+        for setting, argnames in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
+            for name in argnames:
                 if name not in names:
-                    what, hint = f"{setting} names an argument that {who} lacks", nearest(name, names)
-                    raise ArgumentValueError(what, expected=shown, got=repr(name), hint=hint)
-    static = {_name_at(given, n) for n in static_argnums} | set(static_argnames)
-    for donated in (*(_name_at(given, n) for n in donate_argnums), *donate_argnames):
+                    problem = f"{setting} names an argument that {who} lacks"
+                    hint = nearest(name, names)
+                    raise ArgumentValueError(problem, expected=signature_text, got=repr(name), hint=hint)
+    static = {_name_at(positional, n) for n in static_argnums} | set(static_argnames)
+    for donated in (*(_name_at(positional, n) for n in donate_argnums), *donate_argnames):
         if donated in static:
             raise ArgumentValueError(
                 f"argument {donated} of {who} is both static and donated",
@@ -223,7 +228,7 @@ def check_settings(
 
 
 def _name_at(names: Sequence[str], number: int) -> str | int:
-    """The name at a position, or the position itself where only a starred parameter takes it."""
+    """Return the name at a position, or the position itself where only a starred parameter has it."""
     return names[number] if -len(names) <= number < len(names) else number
 
 
@@ -238,27 +243,27 @@ def check_arguments(
     static_argnames: Sequence[str] | None,
     shapes: bool = False,
 ) -> None:
-    """Refuses arguments the function does not take, static ones that cannot be hashed, and leaves that are no arrays.
+    """Refuse arguments beside the signature, static ones that are not hashable, and leaves that are not arrays.
 
     Args:
         fun: any callable.
-        args: given by position.
-        kwargs: given by name.
+        args: positional arguments.
+        kwargs: keyword arguments.
         static_argnums: positions of static arguments.
-        static_argnames: names of static ones.
-        shapes: whether `jax.ShapeDtypeStruct`s are as good as arrays.
+        static_argnames: names of static arguments.
+        shapes: whether leaves may be `jax.ShapeDtypeStruct`s.
 
     Raises:
-        ArgumentTypeError: naming function, argument and place in its tree, and the static argument that would allow it.
-        ArgumentValueError: for a static argument that cannot be hashed.
-        DeletedArgumentError: for an array that an earlier call has taken.
+        ArgumentTypeError: with function, argument and path of the leaf, and the static argument that would allow it.
+        ArgumentValueError: a static argument that cannot be hashed.
+        DeletedArgumentError: an array that was donated to an earlier call.
     """
     _check_call(fun, args, kwargs)
     names, static = argument_places(fun, args, static_argnums, static_argnames)
     keywords = static_keywords(fun, static_argnums, static_argnames)
-    given = [(names[n], value, n in static, f"static_argnums={n}") for n, value in enumerate(args)]
-    given += [(name, value, name in keywords, f"static_argnames={name!r}") for name, value in kwargs.items()]
-    for name, value, is_static, remedy in given:
+    arguments = [(names[n], value, n in static, f"static_argnums={n}") for n, value in enumerate(args)]
+    arguments += [(name, value, name in keywords, f"static_argnames={name!r}") for name, value in kwargs.items()]
+    for name, value, is_static, remedy in arguments:
         if is_static:
             _check_static(fun, name, value)
         else:
@@ -271,11 +276,12 @@ def argument_places(
     static_argnums: Sequence[int] | None,
     static_argnames: Sequence[str] | None,
 ) -> tuple[list[str], set[int]]:
-    """The name of each positional argument of a call, and the positions of those that are static."""
+    """Return the name of each positional argument of a call, and the positions of static ones."""
     parameters = positional_parameters(fun)
-    rest = next((p.name for p in _parameters(fun) if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
-    more = range(len(args) - len(parameters))
-    names = [*parameters[: len(args)], *(f"arg{n + len(parameters)}" if rest is None else f"{rest}[{n}]" for n in more)]
+    starred = next((p.name for p in _parameters(fun) if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    names = parameters[: len(args)]
+    for n in range(len(args) - len(parameters)):
+        names.append(f"arg{n + len(parameters)}" if starred is None else f"{starred}[{n}]")
     static = {n % len(args) for n in static_argnums or () if -len(args) <= n < len(args)}
     by_name = static_argnames or () if static_argnums is None else ()
     return names, static | {n for n, name in enumerate(names) if name in by_name}
@@ -284,9 +290,9 @@ def argument_places(
 def static_keywords(
     fun: Callable[..., Any], static_argnums: Sequence[int] | None, static_argnames: Sequence[str] | None
 ) -> set[str]:
-    """Names of arguments that are static when they are given by name."""
+    """Return the names of keyword arguments that are static."""
     parameters = positional_parameters(fun)
-    # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
+    # As JAX does: if only one of the settings is set, the other follows from the signature; if both are, none does.
     numbers = static_argnums or () if static_argnames is None else ()
     by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
     return {*(static_argnames or ()), *by_number}
@@ -299,15 +305,15 @@ def dynamic_arguments(
     static_argnums: Sequence[int] | None,
     static_argnames: Sequence[str] | None,
 ) -> tuple[dict[int, Any], dict[str, Any]]:
-    """The arguments of a call that are not static, by position and by name."""
+    """Return the arguments of a call that are not static, by position and by name."""
     _, static = argument_places(fun, args, static_argnums, static_argnames)
     names = static_keywords(fun, static_argnums, static_argnames)
-    given = {n: x for n, x in enumerate(args) if n not in static}
-    return given, {name: x for name, x in kwargs.items() if name not in names}
+    positional = {n: x for n, x in enumerate(args) if n not in static}
+    return positional, {name: x for name, x in kwargs.items() if name not in names}
 
 
 def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    # A wrapper takes what it takes itself, whatever the function inside does.
+    # The signature of a wrapper is its own: it may have other parameters than the function inside.
     signature = _signature(fun, follow_wrapped=False)
     if signature is not None:
         check_call(function_name(fun), signature, args, kwargs)
@@ -332,54 +338,55 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str, s
 
 
 def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_ARRAY, *, shapes: bool = False) -> str:
-    """Shape and dtype of a leaf of an argument, `float32[8]`.
+    """Return shape and dtype of a leaf of an argument, `float32[8]`.
 
     Args:
-        who: the function that is given it, for the message.
-        place: the leaf as the user would write it, for the message.
-        leaf: anything.
-        hint: what to try in place of what is neither array nor shape, for the message.
-        expected: what to give, for the message.
-        shapes: whether a `jax.ShapeDtypeStruct` is as good as an array.
+        who: name of the function, for messages.
+        place: Python expression of the leaf, for messages.
+        leaf: any object.
+        hint: remedy for the message about an object that is neither array nor shape.
+        expected: description of accepted leaves, for messages.
+        shapes: whether the leaf may be a `jax.ShapeDtypeStruct`.
 
     Raises:
-        ArgumentTypeError: for what is no array.
-        ArgumentOverflowError: for a number that is too large.
-        DeletedArgumentError: for an array that an earlier call has taken.
+        ArgumentTypeError: `leaf` is not an array.
+        ArgumentOverflowError: a number that is too large.
+        DeletedArgumentError: an array that was donated to an earlier call.
     """
     check_not_deleted(who, place, leaf)
     if isinstance(leaf, _SHAPES) and not shapes:
-        what = f"argument {place} of {who} is the shape of an array, which has no values"
-        take = "an array, as jnp.zeros(shape, dtype) makes; .lower(...) and .eval_shape(...) take shapes"
-        raise ArgumentTypeError(what, expected=expected, got=repr(leaf), hint=take)
+        problem = f"argument {place} of {who} is the shape of an array, which has no values"
+        remedy = "an array, as jnp.zeros(shape, dtype) makes; .lower(...) and .eval_shape(...) take shapes"
+        raise ArgumentTypeError(problem, expected=expected, got=repr(leaf), hint=remedy)
     try:
         aval = leaf if isinstance(leaf, jax.core.ShapedArray) else jax.typeof(leaf)
         return str(aval.str_short())
     except OverflowError as error:
-        what, kept = f"argument {place} of {who} is too large a number", "a float, or an array of a wider dtype"
-        raise ArgumentOverflowError(what, expected=expected, got=f"{leaf} ({error})", hint=kept) from error
+        problem = f"argument {place} of {who} is too large a number"
+        remedy = "a float, or an array of a wider dtype"
+        raise ArgumentOverflowError(problem, expected=expected, got=f"{leaf} ({error})", hint=remedy) from error
     except TypeError as error:
         dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
         got = f"{type(leaf).__name__}{dtype} {leaf!r:.60}"
-        what = f"argument {place} of {who} is not an array"
-        raise ArgumentTypeError(what, expected=expected, got=got, hint=hint) from error
+        problem = f"argument {place} of {who} is not an array"
+        raise ArgumentTypeError(problem, expected=expected, got=got, hint=hint) from error
 
 
 def check_not_deleted(who: str, place: str, leaf: Any) -> None:
-    """Refuses an array whose buffer is gone.
+    """Refuse an array whose buffer is deleted.
 
     Args:
-        who: the function that is given it, for the message.
-        place: the array as the user would write it, for the message.
-        leaf: anything.
+        who: name of the function, for the message.
+        place: Python expression of the array, for the message.
+        leaf: any object.
 
     Raises:
-        DeletedArgumentError: naming function and place.
+        DeletedArgumentError: with function and place.
     """
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
         raise DeletedArgumentError(
             f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",
-            expected="an array that no call has taken",
+            expected="an array that was not donated",
             got=f"deleted {described(leaf)}",
             hint="what the earlier call returned in its place, or leave it out of donate_argnums",
         )
@@ -389,7 +396,7 @@ def check_not_deleted(who: str, place: str, leaf: Any) -> None:
 
 
 def positional_parameters(fun: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that can be given by position; none where a function has no signature."""
+    """Return the names of parameters that can be positional; none where a function has no signature."""
     return [p.name for p in _parameters(fun) if p.kind in _POSITIONAL]
 
 
@@ -406,7 +413,7 @@ def _signature(fun: Callable[..., Any], *, follow_wrapped: bool = True) -> inspe
 
 
 def function_name(fun: Callable[..., Any]) -> str:
-    """The function's name for messages: that of the innermost function of a `functools.partial`, or the class's."""
+    """Return a name for messages: that of the innermost function of a `functools.partial`, or of the class."""
     inner = fun
     while not hasattr(inner, "__name__") and hasattr(inner, "func"):
         inner = inner.func
@@ -414,7 +421,7 @@ def function_name(fun: Callable[..., Any]) -> str:
 
 
 def function_file(fun: Callable[..., Any]) -> str:
-    """The name of the file or cell that defines the function; "" for one of an installed package, or of no file."""
+    """Return the name of the file or cell that defines a function; "" for installed packages and C functions."""
     inner: Any = inspect.unwrap(fun)
     while isinstance(inner, partial | MethodType):
         inner = inspect.unwrap(inner.func if isinstance(inner, partial) else inner.__func__)
@@ -423,14 +430,14 @@ def function_file(fun: Callable[..., Any]) -> str:
 
 
 def check_optimizer(optimizer: Any, who: str) -> None:
-    """Refuses what is no optimiser.
+    """Refuse anything but an optimiser.
 
     Args:
-        optimizer: what a wrapper of optimisers was given.
-        who: the wrapper's name in `ipu.optim`.
+        optimizer: any object.
+        who: name of the wrapper in `ipu.optim`, for the message.
 
     Raises:
-        ArgumentTypeError: for anything without `init` and `update`.
+        ArgumentTypeError: an object that is not a named tuple with `init` and `update`.
     """
     if not all(hasattr(optimizer, name) for name in ("init", "update", "_replace")):
         raise ArgumentTypeError(

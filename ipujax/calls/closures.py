@@ -1,4 +1,4 @@
-"""Tracers that a function closes over, or is given: of transformations of JAX that are running, or are over."""
+"""Checks of tracers, closed over or among arguments, whose transformation of JAX has ended."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ def check_live(
     fun: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    given: Mapping[int, Any],
-    named: Mapping[str, Any],
+    dynamic_args: Mapping[int, Any],
+    dynamic_kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuses a function that uses a tracer which no transformation is tracing any more, as one left in a list.
+    """Refuse a function that uses a tracer of a transformation that has ended, as one left in a list.
 
     Args:
         fun: a function that closes over tracers.
         args: positional arguments.
         kwargs: keyword arguments.
-        given: positional arguments that are not static, by position; shapes will do.
-        named: keyword arguments that are not static; likewise.
+        dynamic_args: positional arguments that are not static, or their shapes, by position.
+        dynamic_kwargs: keyword arguments that are not static, or their shapes.
 
     Raises:
-        UnexpectedTracerError: JAX's, which says where the tracer comes from.
+        UnexpectedTracerError: JAX's, with the origin of the tracer.
     """
-    settings = {name: value for name, value in kwargs.items() if name not in named}
+    settings = {name: value for name, value in kwargs.items() if name not in dynamic_kwargs}
 
-    def run(given: dict[int, Any], named: dict[str, Any]) -> Any:
-        return fun(*(given.get(n, x) for n, x in enumerate(args)), **settings, **named)
+    def run(positional: dict[int, Any], named: dict[str, Any]) -> Any:
+        return fun(*(positional.get(n, x) for n, x in enumerate(args)), **settings, **named)
 
-    _use(jax.make_jaxpr(run)(dict(given), dict(named)).consts)
+    _use(jax.make_jaxpr(run)(dict(dynamic_args), dict(dynamic_kwargs)).consts)
 
 
 def check_live_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuses such a tracer among the leaves of a call, of which only the shape is asked.
+    """Refuse a tracer of a transformation that has ended among the arguments of a call.
 
     Raises:
-        UnexpectedTracerError: JAX's, as a call that computes raises it.
+        UnexpectedTracerError: JAX's; a trace alone would read the tracer's shape and not raise it.
     """
     leaves = jax.tree.leaves((args, dict(kwargs)))
     if has_tracer(leaves):
@@ -51,7 +51,7 @@ def check_live_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
 
 
 def _use(values: Sequence[Any]) -> None:
-    """Computes something of each tracer, which JAX refuses once its transformation is over."""
+    """Copy each tracer, which JAX refuses after its transformation has ended."""
     for value in values:
         if isinstance(value, jax.core.Tracer) and not is_ref(jax.typeof(value)):
             jnp.copy(value)

@@ -1,9 +1,9 @@
-"""Replication settings of `ipu.jit`: number of replicas, and how arguments and results are split over them.
+"""Replication settings of `ipu.jit`: number of replicas, and the split of arguments and results over them.
 
-The function is written for one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
-`PartitionSpec()` for what all replicas get, `PartitionSpec("replica")` for what is split along its first dimension,
-`PartitionSpec(None, "replica")` along its second. Keyword arguments go to all. `out_specs` is a prefix of the results.
-"replica" is the name of the axis unless `axis_name` gives it another.
+The function is that of one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
+`PartitionSpec()` for arrays that are equal on all replicas, `PartitionSpec("replica")` to split along the first
+dimension, `PartitionSpec(None, "replica")` along the second. Keyword arguments are equal on all. `out_specs` is a
+prefix of the results. The axis is named "replica" unless `axis_name` names it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentType
 from ipujax.runtime.logs import Log
 
 _LOG = Log("jit")
-_WRITTEN = {"psum": "psum or pmean"}
-_SUMMED = (
+_PUBLIC_NAMES = {"psum": "psum or pmean"}  # both are one primitive
+_SUMMED_GRADIENT = (
     "%s: a gradient passes through the %s at %s. It is the gradient of the sum of the losses of all %d replicas: %d"
     " times that of a loss that they all share. jax.shard_map inside ipu.jit, without replicas=, has the gradient of"
     " the loss"
@@ -43,14 +43,14 @@ Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments,
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How a function is replicated.
+    """Replication of a function.
 
     Args:
-        replicas: how many.
+        replicas: number of replicas.
         in_specs: prefix of the positional arguments that are not static; all `PartitionSpec()` when None.
-        out_specs: prefix of the results; the same.
-        axis_name: the name of the axis of replicas.
-        warned: lines with collectives that a gradient passes through, once the user is warned of them.
+        out_specs: prefix of the results; likewise.
+        axis_name: name of the axis of replicas.
+        warned: lines with collectives in gradients, of which the user has been warned.
     """
 
     replicas: int = 1
@@ -61,11 +61,10 @@ class Replication:
 
     @staticmethod
     def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
-        """The settings of `ipu.jit`; None for a plain function, which has no axis of replicas.
+        """Check settings of `ipu.jit` and return them; None for a function without an axis of replicas.
 
         Raises:
-            ArgumentError: for what is no number of replicas, no tree of specs or no name, or for an axis without
-                replicas.
+            ArgumentError: an invalid number of replicas, tree of specs or name, or an axis without replicas.
         """
         if not isinstance(axis_name, str) or not axis_name:
             raise ArgumentTypeError("axis_name of ipu.jit", expected="a string", got=repr(axis_name))
@@ -87,41 +86,41 @@ class Replication:
         places: Places,
         name: str,
     ) -> Any:
-        """The results of all replicas of a call.
+        """Return the results of all replicas of a call.
 
         Args:
-            do: takes operands and parameters of `replicated_p`: `replicated_p.bind` makes one equation, `evaluate`
-                plain JAX operations.
+            do: function of operands and parameters of `replicated_p`: `replicated_p.bind` binds one equation,
+                `evaluate` plain JAX operations.
             fun: function of one replica.
-            args: positional arguments for all replicas.
+            args: positional arguments of all replicas.
             kwargs: keyword arguments.
             places: names of the positional arguments, and the positions of static ones.
-            name: of the function, for messages.
+            name: name of the function, for messages.
 
         Raises:
-            ArgumentError: for arguments or results that do not fit their specs.
+            ArgumentError: arguments or results that do not match their specs.
         """
         arguments, static = places
-        moved = [n for n in range(len(args)) if n not in static]
+        dynamic = [n for n in range(len(args)) if n not in static]
         arrays = {key: value for key, value in kwargs.items() if _is_array_tree(value)}
         settings = {key: value for key, value in kwargs.items() if key not in arrays}
-        given = tuple(args[n] for n in moved), arrays
-        leaves, tree = jax.tree.flatten(given)
-        found = leaf_dims(name, self.in_specs, given, [arguments[n] for n in moved])
-        dims = tuple(dim for _, dim in found)
+        operand_tree = tuple(args[n] for n in dynamic), arrays
+        leaves, tree = jax.tree.flatten(operand_tree)
+        places_and_dims = leaf_dims(name, self.in_specs, operand_tree, [arguments[n] for n in dynamic])
+        dims = tuple(dim for _, dim in places_and_dims)
         who = f"{name} of {self.replicas} replicas"
         refuse_refs(who, "is given", leaves)
-        shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, found, strict=True)]
+        shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, places_and_dims, strict=True)]
 
-        def one_replica(*local: Any) -> Any:
-            own, keywords = jax.tree.unflatten(tree, local)
-            whole = list(args)
-            for n, value in zip(moved, own, strict=True):
-                whole[n] = value
-            return fun(*whole, **keywords, **settings)
+        def run_replica(*local: Any) -> Any:
+            local_args, keywords = jax.tree.unflatten(tree, local)
+            all_args = list(args)
+            for n, value in zip(dynamic, local_args, strict=True):
+                all_args[n] = value
+            return fun(*all_args, **keywords, **settings)
 
         with explaining_axis_errors(self):
-            jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
+            jaxpr, results = trace_over_axis(run_replica, shapes, self.axis_name, self.replicas)
         self._warn_of_gradients(name, jaxpr)
         jaxpr = discharged_body(jaxpr, who, {self.axis_name: self.replicas})
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
@@ -129,31 +128,33 @@ class Replication:
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
         body = jaxpr.jaxpr
         open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
-        with_data, kept = without_float0(open_jaxpr)
-        operands, in_dims = [*jaxpr.consts, *leaves], (None,) * len(jaxpr.consts) + dims
+        with_data, positions = without_float0(open_jaxpr)
+        operands = [*jaxpr.consts, *leaves]
+        in_dims = (None,) * len(jaxpr.consts) + dims
         is_empty = [is_float0(aval) for aval in jaxpr.out_avals]
         outs = do(
-            *[operands[n] for n in kept],
+            *[operands[n] for n in positions],
             jaxpr=with_data,
             replicas=self.replicas,
-            in_dims=tuple(in_dims[n] for n in kept),
+            in_dims=tuple(in_dims[n] for n in positions),
             out_dims=tuple(dim for dim, empty in zip(out_dims, is_empty, strict=True) if not empty),
             is_checked=False,
             axis_name=self.axis_name,
         )
         pairs = zip(jaxpr.out_avals, out_dims, strict=True)
-        whole = with_float0(outs, is_empty, [global_shape(x.shape, dim, self.replicas) for x, dim in pairs])
-        return jax.tree.unflatten(jax.tree.structure(results), whole)
+        global_outs = with_float0(outs, is_empty, [global_shape(x.shape, dim, self.replicas) for x, dim in pairs])
+        return jax.tree.unflatten(jax.tree.structure(results), global_outs)
 
     def _warn_of_gradients(self, name: str, jaxpr: ClosedJaxpr) -> None:
-        """Warns once for each line with a collective that sums gradients of what all replicas share."""
+        """Warn, once for each line, of collectives that sum gradients of values that all replicas share."""
         for collective, line in gradient_sums(jaxpr.jaxpr, self.axis_name) if self.replicas > 1 else ():
             if line not in self.warned:
                 self.warned.add(line)
-                _LOG.warning(_SUMMED, name, _WRITTEN.get(collective, collective), line, self.replicas, self.replicas)
+                public_name = _PUBLIC_NAMES.get(collective, collective)
+                _LOG.warning(_SUMMED_GRADIENT, name, public_name, line, self.replicas, self.replicas)
 
     def _local(self, x: Any, dim: int | None, place: str) -> Any:
-        """The abstract value of one replica's part of an array."""
+        """Return the abstract value of one replica's part of an array."""
         aval = jax.typeof(x)
         _check_rank("in_specs", place, aval, dim)
         shape = list(aval.shape)
@@ -171,29 +172,29 @@ class Replication:
 
 
 def leaf_dims(
-    name: str, in_specs: Any, given: tuple[tuple[Any, ...], dict[str, Any]], names: Sequence[str]
+    name: str, in_specs: Any, operand_tree: tuple[tuple[Any, ...], dict[str, Any]], names: Sequence[str]
 ) -> list[tuple[str, int | None]]:
-    """For each leaf of the arguments what the user would write for it, and the dimension that is split.
+    """Return for each leaf of the arguments its Python expression, and the dimension that is split.
 
     Args:
-        name: of the function.
+        name: name of the function.
         in_specs: prefix of the positional arguments.
-        given: positional arguments that are not static, and arrays given by name.
-        names: of these positional arguments.
+        operand_tree: positional arguments that are not static, and arrays among the keyword arguments.
+        names: names of these positional arguments.
 
     Raises:
         ArgumentError: specs of another structure than the arguments.
     """
-    args, arrays = given
+    args, arrays = operand_tree
     dims = split_dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
-    places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(given)]
+    places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(operand_tree)]
     return list(zip(places, dims, strict=True))
 
 
 def _place(names: Sequence[str], path: Sequence[Any]) -> str:
-    """An argument's leaf as the user would write it."""
-    kind, which, *rest = path
-    return f"{names[which.idx] if kind.idx == 0 else which.key}{jax.tree_util.keystr(tuple(rest))}"
+    """Return the Python expression of a leaf of `(args, kwargs)`."""
+    kind, argument, *rest = path
+    return f"{names[argument.idx] if kind.idx == 0 else argument.key}{jax.tree_util.keystr(tuple(rest))}"
 
 
 def _is_spec(x: Any) -> bool:
@@ -201,7 +202,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def _is_array_tree(x: Any) -> bool:
-    """Whether a keyword argument is data, which is traced here, not a setting."""
+    """Return whether a keyword argument is data to trace, not a setting."""
     leaves = jax.tree.leaves(x)
     return bool(leaves) and all(isinstance(leaf, jax.core.Tracer | jax.Array) for leaf in leaves)
 
@@ -213,12 +214,12 @@ def _all_specs(in_specs: Any, out_specs: Any) -> Iterator[tuple[str, Any]]:
 
 def _refuse_axes_without_replicas(in_specs: Any, out_specs: Any, axis_name: str) -> None:
     if axis_name != AXIS:
-        what = "axis_name of ipu.jit names the axis of replicas, and replicas= is not given"
-        raise ArgumentError(what, expected="replicas=N", got=repr(axis_name))
+        problem = "axis_name of ipu.jit names the axis of replicas, and replicas= is not given"
+        raise ArgumentError(problem, expected="replicas=N", got=repr(axis_name))
     for name, spec in _all_specs(in_specs, out_specs):
         if isinstance(spec, PartitionSpec) and any(spec):
-            what = f"{name} of ipu.jit split over replicas, and replicas= is not given"
-            raise ArgumentError(what, expected="replicas=N, or PartitionSpec()", got=spec, hint="replicas=2")
+            problem = f"{name} of ipu.jit split over replicas, and replicas= is not given"
+            raise ArgumentError(problem, expected="replicas=N, or PartitionSpec()", got=spec, hint="replicas=2")
 
 
 def _check_spec(name: str, spec: Any, axis_name: str) -> None:
@@ -239,10 +240,10 @@ def _check_spec(name: str, spec: Any, axis_name: str) -> None:
 
 
 def split_dims(name: str, specs: Any, values: Any) -> Dims:
-    """The dimension that each leaf is split along, None where it is not, from a prefix of specs.
+    """Return the dimension that each leaf is split along, None where it is not.
 
     Args:
-        name: of the specs, for messages.
+        name: name of the specs, for messages.
         specs: prefix of the values; all `PartitionSpec()` when None.
         values: pytree.
 
@@ -257,7 +258,7 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
         full = jax.tree.broadcast(specs, values)
     except ValueError as error:
         raise ArgumentError(
-            f"{name} do not fit what they are for",
+            f"{name} do not match the structure of their arrays",
             expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}, the arguments given by position"
             if name.startswith("in_")
             else f"a prefix of {jax.tree.map(lambda _: '*', values)}",
@@ -274,13 +275,13 @@ def _dim(spec: PartitionSpec) -> int | None:
 def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
     if dim is not None and dim >= len(aval.shape):
         shape = f"{aval.dtype}{list(aval.shape)}"
-        what = f"{name} split dimension {dim} of {place}, which has none"
-        raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
+        problem = f"{name} split dimension {dim} of {place}, which has none"
+        raise ArgumentValueError(problem, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
 
 
 @contextmanager
 def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
-    """Replaces JAX's errors about axes while it traces a function.
+    """Replace JAX's errors about axes while it traces a function.
 
     Raises:
         ArgumentNameError: a collective over an unknown axis.
@@ -310,7 +311,7 @@ def _unknown_axis(error: NameError, replication: Replication | None) -> Argument
     else:
         hint = f'jax.lax.psum(x, "{replication.axis_name}"), or ipu.jit(..., axis_name={name!r})'
     return ArgumentNameError(
-        f"a collective over the axis {name!r}, which there is not",
+        f"a collective over the axis {name!r}, which does not exist",
         where=line_of(error),
         expected=f'"{replication.axis_name}"' if replication else "an axis of jax.vmap or jax.shard_map",
         got=repr(name),

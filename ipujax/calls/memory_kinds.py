@@ -1,4 +1,4 @@
-"""Memory kinds of arguments: shapes that are on the host, what runs apart, errors about values in different memories.
+"""Memory kinds of arguments: shapes in host memory, moves outside of the XLA computation, errors of mixed memories.
 
 Limits: of `jax.ShapeDtypeStruct`s, those with a sharding of kind `pinned_host`.
 """
@@ -14,11 +14,11 @@ from ipujax.lowering.jax_compat import aval_on_host, is_on_host
 from ipujax.runtime.errors import ArgumentValueError, line_of
 
 _HOST_KIND = "pinned_host"
-_JAX_SAYS = ("memory_space of all inputs", "memory space", "cotangent type")
+_MEMORY_ERRORS = ("memory_space of all inputs", "memory space", "cotangent type")
 
 
 class RunsApart(Exception):
-    """A compiled function that runs by itself, see `Lowered.runs_apart`: it cannot be part of a computation."""
+    """Return a compiled function to its caller: no XLA computation can contain it, see `Lowered.runs_apart`."""
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         super().__init__(str(compiled))
@@ -26,19 +26,19 @@ class RunsApart(Exception):
 
 
 def moves_apart(signature: Any, calls: bool) -> bool:
-    """Whether arrays move to and from memory of the host before and behind what XLA runs.
-
-    JAX 0.10 compiles no ordered callbacks beside such memory. It gives the buffer of a donated argument to the first
-    result of its shape and dtype, and others to any, whatever their memories, which ends the process.
+    """Return whether arrays must move to and from host memory outside of the XLA computation.
 
     Args:
-        signature: memories of arguments and results, and which are donated.
-        calls: whether the program calls functions of the host.
+        signature: the `Signature`: memories of arguments and results, and donated arguments.
+        calls: whether the program calls Python functions.
     """
+    # JAX 0.10 compiles no ordered callbacks beside host memory. It reuses the buffer of a donated argument for the
+    # first result of its shape and dtype, else for any result, whatever their memories, which ends the process.
+
     if not any(map(is_on_host, (*signature.in_avals, *signature.out_avals))):
         return False
-    given = zip(signature.donated, signature.used, signature.in_avals, strict=True)
-    donated = [aval for is_donated, is_used, aval in given if is_donated and is_used]
+    leaves = zip(signature.donated, signature.used, signature.in_avals, strict=True)
+    donated = [aval for is_donated, is_used, aval in leaves if is_donated and is_used]
     for result in signature.out_avals:
         match = next((n for n, x in enumerate(donated) if (x.shape, x.dtype) == (result.shape, result.dtype)), None)
         if match is not None and is_on_host(donated.pop(match)) != is_on_host(result):
@@ -47,13 +47,13 @@ def moves_apart(signature: Any, calls: bool) -> bool:
 
 
 def with_host_shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with shapes that are on the host as JAX traces them there; it drops the kind of their sharding."""
+    """Return the arguments, `jax.ShapeDtypeStruct`s in host memory as avals, as JAX drops their memory kind."""
     return tuple(map(_in_memory, args)), {name: _in_memory(x) for name, x in kwargs.items()}
 
 
 def _in_memory(argument: Any) -> Any:
     if not any(map(_is_on_host, jax.tree.leaves(argument))):
-        return argument  # the object itself: it may be a static one
+        return argument  # the object itself, which may be static
     return jax.tree.map(lambda x: aval_on_host(x) if _is_on_host(x) else x, argument)
 
 
@@ -62,21 +62,21 @@ def _is_on_host(leaf: Any) -> bool:
 
 
 def check_memories(who: str, error: Exception) -> None:
-    """Raises an error of JAX about values in different memories as one of ours.
+    """Replace an error of JAX about values in different memories.
 
     Args:
-        who: the function, for the message.
-        error: what JAX raised while it traced.
+        who: name of the function, for the message.
+        error: error of JAX's trace.
 
     Raises:
         ArgumentValueError: in its place.
     """
-    said = str(error)
-    if isinstance(error, ValueError) and "host>" in said and any(words in said for words in _JAX_SAYS):
+    text = str(error)
+    if isinstance(error, ValueError) and "host>" in text and any(words in text for words in _MEMORY_ERRORS):
         raise ArgumentValueError(
             f"{who} mixes values on the host and on the device",
             where=line_of(error),
             expected="values in one memory, as jax.jit wants them",
-            got=said,
+            got=text,
             hint="jax.device_put(x, jax.memory.Space.Device) fetches, jax.memory.Space.Host puts back",
         ) from error

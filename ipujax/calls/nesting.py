@@ -22,25 +22,27 @@ from ipujax.runtime.errors import ArgumentError, calling_file
 
 
 class FunctionName(str):
-    """The name of an `ipu.jit` function, which JAX hands on to every equation that calls it.
+    """Name of an `ipu.jit` function, which JAX copies to every equation that calls it.
 
     Args:
         name: the name.
-        device: the device the function asks for; None for that of the outer function.
-        replicas: the number of replicas it asks for; likewise.
-        file: the name of the file that profiles of it name; empty when unknown.
+        device: the function's device; None for that of the outer function.
+        replicas: its number of replicas; likewise.
+        file: name of its file for profiles; empty when unknown.
     """
 
     def __new__(
         cls, name: str, device: Device | None = None, replicas: int | None = None, file: str = ""
     ) -> FunctionName:
-        made = super().__new__(cls, name)
-        made.device, made.replicas, made.file = device, replicas, file
-        return made
+        self = super().__new__(cls, name)
+        self.device = device
+        self.replicas = replicas
+        self.file = file
+        return self
 
     @classmethod
     def of(cls, fun: Callable[..., Any], device: Device | None, replicas: int | None) -> FunctionName:
-        """That of a function, with its file, or the file that is running if a library defines the function."""
+        """Return the name of a function with its file, or the calling file if a library defines the function."""
         return cls(function_name(fun), device, replicas, function_file(fun) or calling_file())
 
     device: Device | None
@@ -50,25 +52,20 @@ class FunctionName(str):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """The device and replicas that user code is traced for.
-
-    Args:
-        device: the device.
-        replicas: how many replicas it has.
-    """
+    """Device and number of replicas that user code is traced for."""
 
     device: Device
     replicas: int
 
     def check_inner(self, name: FunctionName, where: str | None = None) -> None:
-        """Refuses an inner function that asks for another device or number of replicas.
+        """Refuse an inner function with another device or number of replicas.
 
         Args:
-            name: of the inner function.
+            name: name of the inner function.
             where: the line that calls it; the running one when None.
 
         Raises:
-            ArgumentError: naming both.
+            ArgumentError: with both.
         """
         one_device = "give both functions one device, or leave the inner one's out"
         no_specs = "leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already"
@@ -78,11 +75,11 @@ class Compilation:
         )
         for difference, expected, got, hint in checks:
             if got is not None and got != expected:
-                what = f"{name} is called inside a function {difference}"
-                raise ArgumentError(what, where=where, expected=expected, got=got, hint=hint)
+                problem = f"{name} is called inside a function {difference}"
+                raise ArgumentError(problem, where=where, expected=expected, got=got, hint=hint)
 
     def check(self, jaxpr: ClosedJaxpr) -> None:
-        """Checks the calls of inner functions in a jaxpr, however deep.
+        """Check the calls of inner functions at any depth of a jaxpr.
 
         Raises:
             ArgumentError: as `check_inner`, with the line of the call.
@@ -92,18 +89,18 @@ class Compilation:
                 self.check_inner(name, source_line(eqn) or None)
 
 
-# The compilation that is tracing user code right now.
+# The compilation that is tracing user code; per context, as threads trace independently.
 _COMPILING: ContextVar[Compilation | None] = ContextVar("ipujax_compiling", default=None)
 
 
 def compiling() -> Compilation | None:
-    """The compilation that traces the running code; None outside of `ipu.jit`."""
+    """Return the compilation that traces the running code; None outside of `ipu.jit`."""
     return _COMPILING.get()
 
 
 @contextmanager
 def compiling_for(compilation: Compilation) -> Iterator[None]:
-    """Sets the compilation for code traced inside."""
+    """Set the compilation of code traced inside."""
     token = _COMPILING.set(compilation)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which arguments of a call lie in streaming memory: `offload_argnums` of `ipu.jit`.
+"""Arguments of a call in streaming memory: `offload_argnums` of `ipu.jit`.
 
 Source: PopART keeps tensors of less than 2 elements on chip (`TensorLocationSettings`, minElementsForOffChip).
 """
@@ -13,22 +13,22 @@ from ipujax.lowering.jax_compat import is_float0
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.tensor import is_key_dtype
 
-_LEAST_ELEMENTS = 2
+_MIN_ELEMENTS = 2
 
 
 def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Collection[int]) -> frozenset[int]:
-    """Positions of offloaded arguments among those that are not static.
+    """Return positions of offloaded arguments, counted without static ones.
 
     Args:
-        who: the function, for messages.
+        who: name of the function, for messages.
         numbers: `offload_argnums`.
-        count: positional arguments of the call.
-        static: positions of those that are static.
+        count: number of positional arguments of the call.
+        static: positions of static arguments.
 
     Raises:
-        ArgumentError: a position that the call has no array at.
+        ArgumentError: a position of a static argument, or of none.
     """
-    found = set()
+    offloaded = set()
     for number in numbers:
         position = number + count if number < 0 else number
         if not 0 <= position < count or position in static:
@@ -37,10 +37,10 @@ def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Co
                 expected=f"positions of {count} positional arguments that are arrays",
                 got=number,
             )
-        found.add(position - sum(other < position for other in static))
-    return frozenset(found)
+        offloaded.add(position - sum(other < position for other in static))
+    return frozenset(offloaded)
 
 
 def may_be_offloaded(leaf: Any) -> bool:
-    """Whether an array of an offloaded argument lies in streaming memory: not keys, not a single element."""
-    return not is_key_dtype(leaf.dtype) and not is_float0(leaf) and prod(leaf.shape) >= _LEAST_ELEMENTS
+    """Return whether an array of an offloaded argument is stored in streaming memory: not keys, not single elements."""
+    return not is_key_dtype(leaf.dtype) and not is_float0(leaf) and prod(leaf.shape) >= _MIN_ELEMENTS

@@ -1,11 +1,11 @@
-"""Refuses shardings over several devices, which JAX follows and a program for IPUs does not.
+"""Refusal of shardings over several devices, which JAX obeys and programs for IPUs do not.
 
-Input: the arguments of a call, and the jaxpr that it is traced to. Output: nothing, or an error that names the argument
-or the user's line. Refused are values that a sharding splits, be it the sharding of an argument, of a constant, in a
-parameter of an equation or in the type of its result; and equations under a mesh with explicit axes.
+Input: the arguments of a call, and its jaxpr. Output: nothing, or an error with the argument or the user's line.
+Refused are values that a sharding splits, be it the sharding of an argument, of a constant, in a parameter of an
+equation or in the type of its result; and equations under a mesh with explicit axes.
 
 Accepted are shardings that split nothing: one device, axes of size 1, a copy on each device. `jax.shard_map` has specs
-in place of shardings: it splits arrays that come whole.
+in place of shardings: it splits whole arrays.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _REMEDY_FOR_MESHES = (
     "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,)), or a call outside of jax.set_mesh; split by"
     " jax.shard_map inside ipu.jit, or by replicas=N with in_specs="
 )
-# What `ipu.jit` has in place of keywords of `jax.jit`.
+# Remedy by keyword of `jax.jit` that `ipu.jit` lacks.
 INSTEAD_OF_SHARDINGS = {
     "in_shardings": "in_specs= with replicas=N, or jax.shard_map inside the function",
     "out_shardings": "out_specs= with replicas=N, or jax.shard_map inside the function",
 }
-# The primitives that take a sharding, as users write them.
-_WRITTEN = {
+# Public function by primitive with a sharding.
+_PUBLIC_NAMES = {
     "sharding_constraint": "jax.lax.with_sharding_constraint",
     "reshard": "jax.sharding.reshard",
     "device_put": "jax.device_put",
@@ -45,16 +45,16 @@ _WRITTEN = {
 
 
 def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuses arguments that are split over several devices.
+    """Refuse arguments that are split over several devices.
 
     Args:
-        who: the function, for messages.
-        names: gives the names of the positional arguments.
-        args: trees of arrays, `jax.ShapeDtypeStruct`s and anything else.
+        who: name of the function, for messages.
+        names: returns the names of the positional arguments.
+        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and other objects.
         kwargs: likewise.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: with the argument.
     """
     if not any(map(_is_split, jax.tree.leaves((args, kwargs)))):
         return
@@ -71,25 +71,25 @@ def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any
 
 
 def check_jaxpr_whole(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Refuses a jaxpr in which a value is split over several devices, however deep inside.
+    """Refuse a jaxpr in which a value, at any depth, is split over several devices.
 
     Args:
-        who: the function, for messages.
-        jaxpr: as it is traced.
+        who: name of the function, for messages.
+        jaxpr: the traced jaxpr.
 
     Raises:
-        ArgumentError: with the line of the equation that asks for it, or uses a constant that is split.
+        ArgumentError: with the line of the equation that splits a value, or reads a constant that is split.
     """
     _check_jaxpr(who, jaxpr.jaxpr, jaxpr.consts)
 
 
 def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
-    """Raises an error of JAX about a mesh without devices, which only programs for IPUs have a use for, as ours.
+    """Replace an error of JAX about a mesh without devices, which only programs for IPUs can use.
 
     Args:
-        who: the function, for the message.
-        error: what JAX raised while it compiled.
-        where: the device or the transformation under which it did.
+        who: name of the function, for the message.
+        error: error of JAX's compilation.
+        where: device or transformation of the compilation.
 
     Raises:
         ArgumentError: in its place.
@@ -104,58 +104,58 @@ def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
 
 
 def _check_jaxpr(who: str, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
-    for var, constant in zip(jaxpr.constvars, consts, strict=False):  # an open jaxpr has them as operands
+    for var, constant in zip(jaxpr.constvars, consts, strict=False):  # constants of an open jaxpr are operands
         if _is_split(constant):
             user = next((eqn for eqn in jaxpr.eqns if var in eqn.invars), None)
-            what = f"{who} closes over an array that is sharded over {constant.sharding.num_devices} devices"
-            raise _refusal(what, user, f"{described(constant)}, {_in_words(constant.sharding)}")
+            problem = f"{who} closes over an array that is sharded over {constant.sharding.num_devices} devices"
+            raise _refusal(problem, user, f"{described(constant)}, {_in_words(constant.sharding)}")
     for eqn in jaxpr.eqns:
         inner = list(_inner(eqn.params))
-        _check_equation(who, eqn, holds_jaxprs=bool(inner))
-        for each in inner:
-            _check_jaxpr(who, *each)
+        _check_equation(who, eqn, has_jaxprs=bool(inner))
+        for inner_jaxpr, inner_consts in inner:
+            _check_jaxpr(who, inner_jaxpr, inner_consts)
 
 
-def _check_equation(who: str, eqn: JaxprEqn, *, holds_jaxprs: bool) -> None:
+def _check_equation(who: str, eqn: JaxprEqn, *, has_jaxprs: bool) -> None:
     name = eqn.primitive.name
     shardings: list[Sharding | None] = [value for value in _items(eqn.params) if isinstance(value, Sharding)]
-    if not holds_jaxprs:  # where it does, the equations inside tell
+    if not has_jaxprs:  # else an equation inside splits the value, and has the user's line
         shardings += [getattr(var.aval, "sharding", None) for var in eqn.outvars]
     for sharding in shardings:
         if sharding is not None and _splits(sharding):
-            what = f"{_WRITTEN.get(name, name)} splits a value over {sharding.num_devices} devices inside {who}"
-            raise _refusal(what, eqn, _in_words(sharding))
+            problem = f"{_PUBLIC_NAMES.get(name, name)} splits a value over {sharding.num_devices} devices inside {who}"
+            raise _refusal(problem, eqn, _in_words(sharding))
     mesh = context_mesh(eqn)
-    if not holds_jaxprs and any(size > 1 and kind is AxisType.Explicit for _, size, kind in _axes(mesh)):
-        what = f"{who} is traced under a mesh with explicit axes over {mesh.size} devices"
-        raise _refusal(what, eqn, _mesh_in_words(mesh), _REMEDY_FOR_MESHES)
+    if not has_jaxprs and any(size > 1 and kind is AxisType.Explicit for _, size, kind in _axes(mesh)):
+        problem = f"{who} is traced under a mesh with explicit axes over {mesh.size} devices"
+        raise _refusal(problem, eqn, _mesh_in_words(mesh), _REMEDY_FOR_MESHES)
 
 
-def _refusal(what: str, eqn: JaxprEqn | None, got: str, hint: str = _REMEDY) -> ArgumentError:
+def _refusal(problem: str, eqn: JaxprEqn | None, got: str, hint: str = _REMEDY) -> ArgumentError:
     line = None if eqn is None else source_line(eqn) or None
-    return ArgumentError(what, where=line, expected=_EXPECTED, got=got, hint=hint)
+    return ArgumentError(problem, where=line, expected=_EXPECTED, got=got, hint=hint)
 
 
 def _is_split(leaf: Any) -> bool:
-    """Whether an argument or a constant is an array, or stands for one, that devices have different parts of."""
+    """Return whether an argument or a constant is an array, or the shape of one, that a sharding splits."""
     kinds = jax.Array, jax.ShapeDtypeStruct, jax.Ref
     is_array = isinstance(leaf, kinds) and not isinstance(leaf, jax.core.Tracer)
     return is_array and leaf.sharding is not None and _splits(leaf.sharding)
 
 
 def _splits(sharding: Sharding) -> bool:
-    """Whether devices have different parts of a value, or terms of a sum."""
+    """Return whether devices have different parts of a value, or different terms of a sum."""
     return not sharding.is_fully_replicated
 
 
 def _items(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The parameters of an equation, those in tuples one by one."""
+    """Yield the parameters of an equation, those in tuples one by one."""
     for value in params.values():
         yield from value if isinstance(value, tuple) else (value,)
 
 
 def _inner(params: Mapping[str, Any]) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:
-    """The jaxprs in the parameters of an equation, with their constants."""
+    """Yield the jaxprs in the parameters of an equation, with their constants."""
     for value in _items(params):
         if isinstance(value, ClosedJaxpr):
             yield value.jaxpr, value.consts
@@ -174,5 +174,5 @@ def _mesh_in_words(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _axes(mesh: Mesh | AbstractMesh) -> list[tuple[str, int, AxisType]]:
-    """Name, size and type of each axis of a mesh."""
+    """Return name, size and type of each axis of a mesh."""
     return [(str(n), size, kind) for (n, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)]

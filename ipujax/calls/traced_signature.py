@@ -1,6 +1,6 @@
-"""What a function was traced with, and what its stages say of it, as those of `jax.stages` do.
+"""Signatures of traced functions, and the attributes that compilation stages share with those of `jax.stages`.
 
-Input: a traced function. Output: trees, shapes and dtypes of arguments and results.
+Input: a traced function. Output: pytrees, shapes and dtypes of arguments and results.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """Trees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
+    """Pytrees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
 
     Args:
-        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
+        in_tree: pytree of the arguments that are not static, as `(args, kwargs)`.
         in_avals: shape, dtype and weakness of each leaf.
         donated: for each leaf whether its buffer may be reused.
-        offloaded: for each leaf whether it lies in streaming memory.
-        used: for each leaf whether the function needs it; JAX does not pass on, nor donate, what it does not need.
-        out_tree: tree of the results.
+        offloaded: for each leaf whether it is in streaming memory.
+        used: for each leaf whether the function reads it; JAX neither passes nor donates others.
+        out_tree: pytree of the results.
         out_avals: shape, dtype and weakness of each leaf.
         arguments: name of each positional argument that is not static.
         leaf_names: name of each leaf of the arguments, `params['w']`.
@@ -56,30 +56,30 @@ class Signature:
     leaf_names: tuple[str, ...]
 
     def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
-        """The signature of the program: Refs are donated arguments, those that are closed over behind the others."""
-        avals, names = self.in_avals, self.leaf_names
-        more = len(closed_over)
+        """Return the signature of the program, in which Refs are donated arguments; those closed over come last."""
+        avals = self.in_avals
+        num_refs = len(closed_over)
         return replace(
             self,
             in_avals=(*avals, *map(jax.typeof, closed_over)),
             donated=(
                 *(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)),
-                *more * [True],
+                *num_refs * [True],
             ),
-            offloaded=(*self.offloaded, *more * [False]),
-            used=(*self.used, *more * [True]),
-            leaf_names=(*names, *(f"Ref {n} closed over" for n in range(more))),
+            offloaded=(*self.offloaded, *num_refs * [False]),
+            used=(*self.used, *num_refs * [True]),
+            leaf_names=(*self.leaf_names, *(f"Ref {n} closed over" for n in range(num_refs))),
         )
 
     def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
-        """Refuses an array that is donated and given a second time.
+        """Refuse an array that is donated and passed twice.
 
         Args:
-            who: the function, for the message.
-            leaves: of the arguments.
+            who: name of the function, for the message.
+            leaves: leaves of the arguments.
 
         Raises:
-            DeletedArgumentError: naming both arguments.
+            DeletedArgumentError: with both arguments.
         """
         first: dict[int, int] = {}
         for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
@@ -95,53 +95,53 @@ class Signature:
 
 
 class Stage:
-    """What all stages of a function have in common, with the attributes of `jax.stages`."""
+    """Attributes that all stages of a function share with those of `jax.stages`."""
 
     signature: Signature
 
     @property
     def in_tree(self) -> Any:
-        """Tree of the arguments that are not static, as `(args, kwargs)`."""
+        """Pytree of the arguments that are not static, as `(args, kwargs)`."""
         return self.signature.in_tree
 
     @property
     def out_tree(self) -> Any:
-        """Tree of the results."""
+        """Pytree of the results."""
         return self.signature.out_tree
 
     @property
     def args_info(self) -> Any:
-        """For each array of the arguments its shape and dtype, and whether it is donated."""
+        """Shape, dtype and donation of each argument, in the pytree of arguments."""
         signature = self.signature
         infos = map(jax.stages.ArgInfo, signature.in_avals, signature.donated)
         return jax.tree.unflatten(signature.in_tree, list(infos))
 
     @property
     def out_info(self) -> Any:
-        """For each array of the results its shape and dtype."""
+        """Shape and dtype of each result, in the pytree of results."""
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in self.signature.out_avals]
         return jax.tree.unflatten(self.out_tree, shapes)
 
     @property
     def in_avals(self) -> Any:
-        """For each array of the arguments JAX's abstract value."""
+        """Abstract value of each argument, in the pytree of arguments."""
         return jax.tree.unflatten(self.in_tree, self.signature.in_avals)
 
     @property
     def out_avals(self) -> Any:
-        """For each array of the results JAX's abstract value."""
+        """Abstract value of each result, in the pytree of results."""
         return jax.tree.unflatten(self.out_tree, self.signature.out_avals)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """Numbers of the donated arrays, among all arrays of the arguments."""
+        """Numbers of the donated leaves among all leaves of the arguments."""
         return tuple(n for n, donated in enumerate(self.signature.donated) if donated)
 
     def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):  # a property raised an AttributeError, which this raises again
+        if hasattr(type(self), name):  # a property has raised an AttributeError: raise it again
             return object.__getattribute__(self, name)
         kind = type(self).__name__
         if name.startswith("_") or not hasattr(getattr(jax.stages, kind), name):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
-        what = f"jax.stages.{kind} has {name}, and what is compiled for an IPU has not"
-        raise ArgumentAttributeError(what, hint=_INSTEAD.get(name))
+        problem = f"jax.stages.{kind} has {name}, and programs for IPUs have not"
+        raise ArgumentAttributeError(problem, hint=_INSTEAD.get(name))

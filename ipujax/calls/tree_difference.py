@@ -1,7 +1,7 @@
-"""Finds where the arguments of a call first differ in structure from those a function was compiled for.
+"""First difference in structure between the arguments of a call and those that a function was compiled for.
 
-Input: the tree that was compiled for, and the arguments. Output: the place as the user writes it, and both sides in
-words. Only whole nodes are compared: shapes and dtypes of leaves are for whoever calls this.
+Input: the compiled pytree, and the arguments. Output: the Python expression of the node that differs, and both nodes in
+words. Limits: nodes are compared, shapes and dtypes of leaves are not.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from jax.tree_util import PyTreeDef
 
 from ipujax.runtime.signatures import described
 
-EVERYWHERE = "its arguments"  # the place of a difference in which arguments there are
-_MOST_KEYS = 8  # so many are listed in a message
+EVERYWHERE = "its arguments"  # the place of a difference in the number or the names of arguments
+_MAX_KEYS = 8  # listed in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference between two trees.
+    """First difference between two pytrees.
 
     Args:
-        place: where it is: "its argument params['w']".
-        expected: what the function was compiled for.
-        got: what was found there.
+        place: Python expression of the node: "its argument params['w']".
+        expected: node that the function was compiled for, in words.
+        got: node of the call, in words.
     """
 
     place: str
@@ -35,13 +35,13 @@ class Difference:
 
 
 def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> Difference:
-    """Finds the first difference.
+    """Return the first difference; there must be one.
 
     Args:
-        tree: structure of `(args, kwargs)` a function was compiled for.
-        args: positional arguments of another structure, or with keyword arguments of another structure.
-        kwargs: keyword arguments.
-        names: what the function calls its positional arguments.
+        tree: structure of `(args, kwargs)` that a function was compiled for.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        names: names of the positional arguments.
     """
     in_args, in_kwargs = tree.children()
     keys = list(jax.tree.unflatten(in_kwargs, range(in_kwargs.num_leaves)))
@@ -51,39 +51,40 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
         return Difference(EVERYWHERE, f"({', '.join(expected)})", f"({', '.join(got)})")
     places = [*zip(names, in_args.children(), args, strict=True)]
     places += [(key, child, kwargs[key]) for key, child in zip(keys, in_kwargs.children(), strict=True)]
-    found = (_difference(child, value, f"its argument {name}") for name, child, value in places)
-    return next(difference for difference in found if difference is not None)
+    differences = (_difference(child, value, f"its argument {name}") for name, child, value in places)
+    return next(difference for difference in differences if difference is not None)
 
 
 def tree_in_words(value: Any) -> str:
-    """The structure of a value, with * for each array."""
+    """Return the structure of a value as text, with * for each array."""
     return f"{jax.tree.structure(value)}".removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def _difference(expected: PyTreeDef, value: Any, place: str) -> Difference | None:
-    """The first difference between a tree and a value, None if there is none."""
+    """Return the first difference between a pytree and a value, None if there is none."""
     got: PyTreeDef = jax.tree.structure(value)
     if got == expected:
         return None
-    wanted, found = expected.node_data(), got.node_data()
-    if wanted is None or found is None or wanted[0] is not found[0]:
-        return Difference(place, *_apart(expected, got, value))
-    if wanted[0] is dict and wanted[1] != found[1]:
-        missing = [key for key in wanted[1] if key not in found[1]]
-        extra = [key for key in found[1] if key not in wanted[1]]
+    expected_node = expected.node_data()
+    node = got.node_data()
+    if expected_node is None or node is None or expected_node[0] is not node[0]:
+        return Difference(place, *_kinds_in_words(expected, got, value))
+    if expected_node[0] is dict and expected_node[1] != node[1]:
+        missing = [key for key in expected_node[1] if key not in node[1]]
+        extra = [key for key in node[1] if key not in expected_node[1]]
         words = [f"{word} {_listed(keys)}" for word, keys in (("without", missing), ("with", extra)) if keys]
         return Difference(place, _in_words(expected, None), f"a dict {' and '.join(words)}")
     children = expected.children()
     steps = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda part: part is not value)
-    if wanted[1] != found[1] or len(steps) != len(children):
+    if expected_node[1] != node[1] or len(steps) != len(children):
         return Difference(place, _in_words(expected, None), _in_words(got, value))
     parts = zip(children, steps, strict=True)
-    found_inside = (_difference(child, part, place + jax.tree_util.keystr(path)) for child, (path, part) in parts)
-    return next((difference for difference in found_inside if difference is not None), None)
+    differences = (_difference(child, part, place + jax.tree_util.keystr(path)) for child, (path, part) in parts)
+    return next((difference for difference in differences if difference is not None), None)
 
 
-def _apart(expected: PyTreeDef, got: PyTreeDef, value: Any) -> tuple[str, str]:
-    """Two nodes of different kinds in words, in full where they go by one name."""
+def _kinds_in_words(expected: PyTreeDef, got: PyTreeDef, value: Any) -> tuple[str, str]:
+    """Return two nodes of different kinds in words, with their modules if they have the same name."""
     words = _in_words(expected, None), _in_words(got, value)
     if words[0] != words[1]:
         return words
@@ -91,7 +92,7 @@ def _apart(expected: PyTreeDef, got: PyTreeDef, value: Any) -> tuple[str, str]:
 
 
 def _in_words(tree: PyTreeDef, value: Any) -> str:
-    """The outermost node of a tree; `value` is what has that structure, if it is known."""
+    """Return the outermost node of a pytree in words; `value` has that structure, or is None if unknown."""
     node = tree.node_data()
     if node is None:
         return "an array" if value is None else described(value)
@@ -106,6 +107,6 @@ def _in_words(tree: PyTreeDef, value: Any) -> str:
 
 
 def _listed(keys: Sequence[Hashable]) -> str:
-    shown = ", ".join(map(repr, keys[:_MOST_KEYS]))
-    more = f", … ({len(keys)} in all)" if len(keys) > _MOST_KEYS else ""
-    return f"key{'s' if len(keys) > 1 else ''} {shown}{more}"
+    first_keys = ", ".join(map(repr, keys[:_MAX_KEYS]))
+    total = f", … ({len(keys)} in all)" if len(keys) > _MAX_KEYS else ""
+    return f"key{'s' if len(keys) > 1 else ''} {first_keys}{total}"

@@ -1,6 +1,6 @@
 """Warning of devices that have more IPUs than a function uses.
 
-Input: devices, and how many IPUs a program uses. Output: a line of the log, once for each device.
+Input: devices, and the number of IPUs that a program uses. Output: a line of the log, once for each device.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ _LOG = Log("jit")
 
 
 class UnusedIpus:
-    """The devices that a function has been warned of.
+    """Devices for which a function has warned, or need not warn.
 
     Args:
-        name: of the function.
+        name: name of the function.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._known: set[Any] = set()
+        self._settled_devices: set[Any] = set()
 
     def may_idle(self, device: Any) -> None:
-        """Says that other functions use the IPUs of a device that this one does not: no warning of them."""
-        self._known.add(device)
+        """Do not warn for a device whose other IPUs another function uses."""
+        self._settled_devices.add(device)
 
-    def check(self, device: Any, used: int, there: int) -> None:
-        """Warns if a smaller device is enough.
+    def check(self, device: Any, num_used: int, num_ipus: int) -> None:
+        """Warn, once for each device, if a smaller device is enough.
 
         Args:
-            device: what it runs on.
-            used: IPUs that the program uses.
-            there: IPUs of the device.
+            device: device of the function.
+            num_used: IPUs that the program uses.
+            num_ipus: IPUs of the device.
         """
-        enough = 1 << (used - 1).bit_length()
-        if enough < there and device not in self._known:
-            self._known.add(device)
-            what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
-            _LOG.warning(what, self._name, used, there, enough)
+        enough = 1 << (num_used - 1).bit_length()  # systems have powers of two
+        if enough < num_ipus and device not in self._settled_devices:
+            self._settled_devices.add(device)
+            text = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
+            _LOG.warning(text, self._name, num_used, num_ipus, enough)

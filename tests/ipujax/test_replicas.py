@@ -302,7 +302,7 @@ X = np.ones((8, 4), np.float32)
         ({"replicas": 8}, None, r"8 replicas do not fit 4 IPUs[\s\S]*num_ipus=8"),
         ({"replicas": 4, "in_specs": (P("data"),)}, None, "axes there are not"),
         ({"replicas": 4, "in_specs": ("replica",)}, None, "a tree of PartitionSpec"),
-        ({"replicas": 4, "in_specs": (SPLIT, SPLIT)}, None, "in_specs of .* do not fit"),
+        ({"replicas": 4, "in_specs": (SPLIT, SPLIT)}, None, "in_specs of .* do not match"),
         ({"replicas": 4, "in_specs": P(None, None, "replica")}, None, "split dimension 2 of x, which has none"),
         ({"replicas": 4, "in_specs": SPLIT, "out_specs": SAME}, lambda x: x, r"result may differ between replicas"),
         (
