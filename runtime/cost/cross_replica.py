@@ -43,14 +43,10 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their counts.
     first = pair_cost.first_ipu * target.tiles_per_ipu
     parts = {name: pad_tiles(getattr(pair_cost.exchange, name), first, 2 * tiles) for name in _COUNTS}
-    sent_and_received = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
-    receiving_cycles = receive_cycles(
-        sent_and_received["received_bytes"], np.zeros(tiles, np.int64), sent_and_received["fragments"], target
-    )
-    port_cycles = exchange_cycles(receiving_cycles, sent_and_received["sent_bytes"], target)
-    exchange = ExchangeCost(
-        **{name: compact(values) for name, values in sent_and_received.items()}, cycles=compact(port_cycles)
-    )
+    counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
+    receiving_cycles = receive_cycles(counts["received_bytes"], np.zeros(tiles, np.int64), counts["fragments"], target)
+    port_cycles = exchange_cycles(receiving_cycles, counts["sent_bytes"], target)
+    exchange = ExchangeCost(**{name: compact(values) for name, values in counts.items()}, cycles=compact(port_cycles))
     no_copies = compact(np.zeros(tiles, np.int64))
     return CopyCost(0, exchange, no_copies, pair_flows, cycles)
 

@@ -261,7 +261,7 @@ def merge_runs(parts: Sequence[Runs], span: int) -> Runs:
     runs = concat_runs(parts)
     length = runs.length
     key = runs.block * (span + 1) + runs.start  # of the order by block, then element
-    if np.all(key[1:] >= key[:-1] + length[:-1]):  # sorted and disjoint already, as most are
+    if np.all(key[1:] >= key[:-1] + length[:-1]):  # sorted and disjoint already
         return runs
     if runs.weight is None and np.all(length == 1):
         return _merge_elements(key, span)
