@@ -25,7 +25,7 @@
     }
   }
 
-  // Shows the row of an address: unfolds what it is in, and ends a search that hides it.
+  // Shows the row of an address: unfolds the nodes around it, and ends a search that hides it.
   function reveal(hash) {
     const row = byId(idOf(hash));
     if (!row || row.tagName === "SECTION" || row.tagName === "MAIN") return;
@@ -71,7 +71,7 @@
 
   const numbers = (isMeant) => operations.rows.flatMap((row, n) => (isMeant(row) ? [n] : []));
 
-  // Shows the slices that a link means.
+  // Selects the slices that a link names.
   function show(meant) {
     if (!chart("trace")) return; // it is not drawn yet
     const [kind, ...values] = meant.split(" ");
@@ -137,7 +137,7 @@
     };
   }
 
-  // Says what the chosen slice is, with links to the rows of its operations.
+  // Describes the chosen slice, with links to the rows of its operations.
   function describe() {
     const { title, spans, at, marked } = chosen;
     const span = spans[at];
@@ -212,7 +212,7 @@
     part.open = true;
   }
 
-  // The rows that stay, of all.
+  // Hides the rows that do not match; returns the number of the others.
   function filterRows(area) {
     let shown = 0;
     for (const row of area.querySelectorAll("tbody tr")) {
@@ -224,7 +224,7 @@
     return shown;
   }
 
-  // Nodes that match, with what is in them and what they are in.
+  // Nodes that match, with the nodes inside and around them.
   function filterTree(node, isInside) {
     const label = node.querySelector(":scope > summary") ?? node;
     const isMeant = has(textOf(node, label));

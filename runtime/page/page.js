@@ -1,4 +1,4 @@
-// What a page does: light and dark, sorting, folding, zooming, what is on a tile, what is live at a step.
+// Behaviour of a page: light and dark, sorting, folding, zooming, contents of a tile, live variables of a step.
 "use strict";
 window.ipujaxPage = (() => {
   const data = JSON.parse(document.getElementById("page-data").textContent);
@@ -100,7 +100,7 @@ window.ipujaxPage = (() => {
     range.setv({ start, end: start + wanted });
   }
 
-  // BokehJS answers a double click by taking back the last zoom; what is shown then is all.
+  // BokehJS answers a double click by undoing the last zoom; the handler shows all instead.
   function showAll(name) {
     setTimeout(() => zoom(name, "all"), 0);
   }

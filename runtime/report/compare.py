@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
@@ -108,7 +107,7 @@ class Comparison:
             return "\n".join([*lines, "No operation differs."])
         if self.layers:
             lines.append("Changes by layer:")
-            for layer, (old, new) in islice(self.layers.items(), n):
+            for layer, (old, new) in list(self.layers.items())[:n]:
                 lines.append(f"  {new - old:>+15,}  {_ratio(old, new):>8}  {layer}")
         widths = {name: max(12, len(head)) for name, head in _HEADS.items()}
         heads = "  ".join(f"{head:>{widths[name]}}" for name, head in _HEADS.items())
