@@ -1,8 +1,9 @@
 """Kinds of fields of JSON data, and the check that data are of a kind.
 
 Input: a kind, which is a plain value, and data. Output: nothing, or a `FieldError` that names the first field that is
-not of its kind. Lists may name their length: all lists of one name have the same, and `Whole(below=name)` is an index
-into them, wherever they are. In the name of a length, "[]" stands for the number of the innermost list element around.
+not of its kind. Lists may name their length: all lists of one name have equal lengths, and `Integer(below=name)` is an
+index into them, wherever they are. In the name of a length, "[]" stands for the number of the innermost list element
+around.
 """
 
 from __future__ import annotations
@@ -14,96 +15,114 @@ from typing import Any
 
 from ipujax.runtime.errors import shortened
 
-EXACT = 2**53 - 1  # the largest whole number of which JavaScript, and so the page, says that it is exact
-_MOST_FLOAT = 1e30  # far beyond any figure, and products of a few of them are finite
-_MOST_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits
-_MOST_SHOWN = 60  # characters of a text in an error
+EXACT = 2**53 - 1  # Number.MAX_SAFE_INTEGER of JavaScript: the page computes with figures as doubles
+_MAX_FLOAT = 1e30  # far beyond any figure, and products of a few of them are finite
+_MAX_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits
+_MAX_CHARACTERS = 60  # of a text in an error
 
 
 class FieldError(ValueError):
-    """A field that is not what it must be.
+    """A field that is not of its kind.
 
     Args:
-        path: of the field, from the root.
-        expected: what it must be.
-        got: what it is.
+        path: path of the field from the root.
+        expected: description of the kind.
+        got: description of the value.
     """
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{path}: expected {expected}, got {got}")
-        self.path, self.expected, self.got = path, expected, got
+        self.path = path
+        self.expected = expected
+        self.got = got
 
 
 @dataclass(slots=True)
 class Lengths:
-    """What is met during a check: lengths of lists by name, each with the field that has it, and indices into them.
+    """Lengths of lists, and indices into them, collected during a check.
 
     Args:
-        version: of the file.
-        known: lengths by name.
-        indices: the field, the name of the lists, and the index, of those that are to be checked.
+        version: version of the file.
+        by_name: by name, the length of its lists and the path of the first of them.
+        indices: path, name of the lists, and value of each index; checked at the end, as lists may come later.
     """
 
     version: int
-    known: dict[str, tuple[int, str]] = field(default_factory=dict)
+    by_name: dict[str, tuple[int, str]] = field(default_factory=dict)
     indices: list[tuple[str, str, int]] = field(default_factory=list)
 
-    def meet(self, name: str, path: str, length: int) -> None:
-        """Notes the length of a list, which must be that of all others of its name."""
-        first, where = self.known.setdefault(name, (length, path))
+    def add(self, name: str, path: str, length: int) -> None:
+        """Record the length of a list.
+
+        Raises:
+            FieldError: lists of this name have another length.
+        """
+        first, first_path = self.by_name.setdefault(name, (length, path))
         if first != length:
-            raise FieldError(path, f"{first:,} elements, as {where}", f"{length:,}")
+            raise FieldError(path, f"{first:,} elements, as {first_path}", f"{length:,}")
 
     def check_indices(self) -> None:
-        """Checks all indices; one into a list that is nowhere is refused."""
+        """Check all indices against the lengths of their lists.
+
+        Raises:
+            FieldError: an index is too large, or its list is missing.
+        """
         for path, name, index in self.indices:
-            length, where = self.known.get(name, (0, f"{name}, which is missing"))
+            length, list_path = self.by_name.get(name, (0, f"{name}, which is missing"))
             if index >= length:
-                raise FieldError(path, f"an index below {length:,}, for {where}", f"{index:,}")
+                raise FieldError(path, f"an index below {length:,}, for {list_path}", f"{index:,}")
 
 
 class Kind:
-    """What a field must be."""
+    """The kind of a field: the set of its valid values."""
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        """Refuses a value of another kind.
+        """Check that a value is of this kind.
 
         Raises:
-            FieldError: for the value, or for something in it.
+            FieldError: the value, or a field in it, is not.
         """
         raise NotImplementedError
 
     def check_all(self, values: list[Any], path: str, lengths: Lengths) -> None:
-        """Refuses a list in which something is of another kind."""
+        """Check that all elements of a list are of this kind."""
         for number, value in enumerate(values):
             self.check(value, f"{path}[{number}]", lengths)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(Kind):
-    """A whole number, or with `below` an index into lists of that name; `total` bounds the sum of a list of them."""
+class Integer(Kind):
+    """An integer within bounds, or an index into lists.
 
-    least: int = 0
-    most: int = EXACT
+    Args:
+        minimum: lower bound, included.
+        maximum: upper bound, included.
+        below: name of the lists of which it is an index; empty for other integers.
+        total: upper bound of the sum of a list of such integers.
+    """
+
+    minimum: int = 0
+    maximum: int = EXACT
     below: str = ""
-    total: int = _MOST_TOTAL
+    total: int = _MAX_TOTAL
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        if type(value) is not int or not self.least <= value <= self.most:
-            raise FieldError(path, f"a whole number from {self.least:,} to {self.most:,}", _shown(value))
+        # A bool is an int to Python, and 1.0 equals 1, so the type is compared exactly.
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
+            raise FieldError(path, f"a whole number from {self.minimum:,} to {self.maximum:,}", _format(value))
         if self.below:
             lengths.indices.append((path, self.below, value))
 
     def check_all(self, values: list[Any], path: str, lengths: Lengths) -> None:
-        """As for each of them; lists of numbers are most of a profile, and are looked at as wholes."""
-        are_whole = list(map(type, values)).count(int) == len(values)
-        if are_whole and not any(values) and self.least <= 0 and not self.below:
-            return  # as most lists by tile are: bytes of what is on other tiles
-        if not are_whole or (values and (min(values) < self.least or max(values) > self.most)):
-            Kind.check_all(self, values, path, lengths)
+        # Lists of integers are most of a profile: built-in functions check them many times faster than `check`.
+        are_integers = list(map(type, values)).count(int) == len(values)
+        if are_integers and not any(values) and self.minimum <= 0 and not self.below:
+            return  # all 0, as most lists by tile are: bytes of items on other tiles
+        if not are_integers or (values and (min(values) < self.minimum or max(values) > self.maximum)):
+            Kind.check_all(self, values, path, lengths)  # which names the element
         elif values and self.below:
             lengths.indices.append((f"{path}[{values.index(max(values))}]", self.below, max(values)))
-        elif self.most <= EXACT and sum(values) > self.total:
+        elif self.maximum <= EXACT and sum(values) > self.total:
             raise FieldError(path, f"numbers of at most {self.total:,} together", f"{sum(values):,}")
 
 
@@ -111,26 +130,26 @@ class Whole(Kind):
 class Real(Kind):
     """A finite number."""
 
-    least: float = 0.0
-    most: float = _MOST_FLOAT
+    minimum: float = 0.0
+    maximum: float = _MAX_FLOAT
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         is_number = type(value) in (int, float) and (type(value) is int or math.isfinite(value))
-        if not is_number or not self.least <= value <= self.most:
-            raise FieldError(path, f"a finite number from {self.least:g} to {self.most:g}", _shown(value))
+        if not is_number or not self.minimum <= value <= self.maximum:
+            raise FieldError(path, f"a finite number from {self.minimum:g} to {self.maximum:g}", _format(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    """A text that UTF-8 can encode; one of some if there are `choices`."""
+    """A text that UTF-8 can encode; one of `choices` if there are any."""
 
     choices: tuple[str, ...] = ()
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         if type(value) is not str or not _is_encodable(value):
-            raise FieldError(path, "a text that UTF-8 can encode", _shown(value))
+            raise FieldError(path, "a text that UTF-8 can encode", _format(value))
         if self.choices and value not in self.choices:
-            raise FieldError(path, f"one of {', '.join(self.choices)}", _shown(value))
+            raise FieldError(path, f"one of {', '.join(self.choices)}", _format(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +158,12 @@ class Flag(Kind):
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         if type(value) is not bool:
-            raise FieldError(path, "true or false", _shown(value))
+            raise FieldError(path, "true or false", _format(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Nullable(Kind):
-    """Something, or null."""
+    """A value of a kind, or null."""
 
     of: Kind
 
@@ -155,18 +174,25 @@ class Nullable(Kind):
 
 @dataclass(frozen=True, slots=True)
 class List(Kind):
-    """A list of one kind, with a name of its length, or at least so many elements."""
+    """A list of elements of one kind.
+
+    Args:
+        of: kind of the elements.
+        length: name of its length; empty for any length.
+        minimum: lower bound of the number of elements.
+    """
 
     of: Kind
     length: str = ""
-    least: int = 0
+    minimum: int = 0
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         _check_type(value, list, "a list", path)
-        if len(value) < self.least:
-            raise FieldError(path, f"a list of at least {self.least}", f"{len(value)} elements")
+        if len(value) < self.minimum:
+            raise FieldError(path, f"a list of at least {self.minimum}", f"{len(value)} elements")
         if self.length:
-            lengths.meet(self.length.replace("[]", path[path.rfind("[") :]), path, len(value))
+            # "[]" becomes the last index of the path, such as "[3]".
+            lengths.add(self.length.replace("[]", path[path.rfind("[") :]), path, len(value))
         self.of.check_all(value, path, lengths)
 
 
@@ -186,24 +212,24 @@ class Row(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Map(Kind):
-    """An object of any names, whose values are of one kind; of `keys` if there are any."""
+    """An object with names of the kind `keys`, and values of one kind; `minimum` is of the number of fields."""
 
     of: Kind
     keys: Text = Text()
-    least: int = 0
+    minimum: int = 0
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         _check_type(value, dict, "an object", path)
-        if len(value) < self.least:
-            raise FieldError(path, f"an object of at least {self.least} fields", f"{len(value)}")
+        if len(value) < self.minimum:
+            raise FieldError(path, f"an object of at least {self.minimum} fields", f"{len(value)}")
         for key, item in value.items():
             self.keys.check(key, f"{path}, a name in it", lengths)
-            self.of.check(item, _inside(path, key), lengths)
+            self.of.check(item, _join(path, key), lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Since(Kind):
-    """An optional field that only files before a version may lack."""
+    """A field that files before a version may lack, and later ones may not."""
 
     version: int
     of: Kind
@@ -214,12 +240,12 @@ class Since(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Record(Kind):
-    """An object of known fields.
+    """An object with the given fields and no other.
 
     Args:
-        fields: those that must be there.
-        optional: those that may be missing, always or, if they are `Since`, in files of older versions.
-        together: names of optional fields that are there together or not at all.
+        fields: required fields.
+        optional: fields that may be missing, always or, if they are `Since`, in files of older versions.
+        together: names of optional fields of which an object has all or none.
     """
 
     fields: Mapping[str, Kind]
@@ -228,7 +254,7 @@ class Record(Kind):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all fields."""
+        """Names of all fields."""
         return *self.fields, *self.optional
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
@@ -237,35 +263,35 @@ class Record(Kind):
         together = self.together if any(name in value for name in self.together) else ()
         for name in (*self.fields, *since, *together):
             if name not in value:
-                raise FieldError(_inside(path, name), "a field", "nothing: it is missing")
+                raise FieldError(_join(path, name), "a field", "nothing: it is missing")
         for name, item in value.items():
             kind = self.fields.get(name) or self.optional.get(name)
             if kind is None:
-                raise FieldError(_inside(path, name), "a field that this ipujax knows", "another")
-            kind.check(item, _inside(path, name), lengths)
+                raise FieldError(_join(path, name), "a field that this ipujax knows", "another")
+            kind.check(item, _join(path, name), lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged(Kind):
-    """An object whose field `tag` says which record it is."""
+    """An object that is of one of several records, by the text in its field `tag`."""
 
     tag: str
     records: Mapping[str, Record]
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         _check_type(value, dict, "an object", path)
-        Text(tuple(self.records)).check(value.get(self.tag), _inside(path, self.tag), lengths)
+        Text(tuple(self.records)).check(value.get(self.tag), _join(path, self.tag), lengths)
         self.records[value[self.tag]].check(value, path, lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree(Kind):
-    """Nodes in nodes, at most `depth` deep.
+    """A node with nodes inside it, at most `depth` deep.
 
     Args:
-        node: kind of a node, which leaves its children to this.
-        children: the key or the place of the list of children in a node; a node may lack the key.
-        depth: of the deepest node, the root being 1 deep.
+        node: kind of a node, with `Anything` for its children.
+        children: key or index of the list of children in a node; a node may lack the key.
+        depth: upper bound of the depth; that of the root is 1.
     """
 
     node: Kind
@@ -273,22 +299,24 @@ class Tree(Kind):
     depth: int
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
+        # Level by level: a recursion would depend on the depth of a file, which is not checked yet.
         level = [(value, path)]
         for _ in range(self.depth):
-            inside: list[tuple[Any, str]] = []
-            for node, where in level:
-                self.node.check(node, where, lengths)
+            next_level: list[tuple[Any, str]] = []
+            for node, node_path in level:
+                self.node.check(node, node_path, lengths)
                 children = node.get(self.children, ()) if isinstance(node, dict) else node[self.children]
-                place = _inside(where, self.children) if isinstance(self.children, str) else f"{where}[{self.children}]"
-                inside += [(child, f"{place}[{number}]") for number, child in enumerate(children)]
-            level = inside
+                key = self.children
+                list_path = _join(node_path, key) if isinstance(key, str) else f"{node_path}[{key}]"
+                next_level += [(child, f"{list_path}[{number}]") for number, child in enumerate(children)]
+            level = next_level
         if level:
             raise FieldError(path, f"nodes at most {self.depth} deep", f"{len(level):,} that are deeper")
 
 
 @dataclass(frozen=True, slots=True)
 class Anything(Kind):
-    """What something else checks."""
+    """Any value: another kind, or code, checks it."""
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         pass
@@ -298,25 +326,27 @@ class Anything(Kind):
 
 
 def _check_type(value: Any, kind: type, name: str, path: str) -> None:
-    """Refuses what is no list or object; what is not yet written may have tuples for lists."""
+    """Check that a value is a list or an object."""
+    # Data that were not read from a file may have tuples for lists.
     if type(value) is not kind and not (kind is list and type(value) is tuple):
-        raise FieldError(path, name, _shown(value))
+        raise FieldError(path, name, _format(value))
 
 
-def _inside(path: str, key: str) -> str:
-    """The path of a field of an object; a name from a file may be long, or have what a terminal acts on."""
-    shown = (key if key.isprintable() else ascii(key))[:_MOST_SHOWN]
-    return f"{path}.{shown}" if path else shown
+def _join(path: str, key: str) -> str:
+    """Return the path of a field of an object, with a shortened name."""
+    # Names from a file may be long, or have control characters on which a terminal acts.
+    name = (key if key.isprintable() else ascii(key))[:_MAX_CHARACTERS]
+    return f"{path}.{name}" if path else name
 
 
 def _is_encodable(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    """Return whether a text has no half of a surrogate pair: JSON can have one, UTF-8 cannot."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _shown(value: Any) -> str:
-    """Formats a value for an error message, shortened."""
+def _format(value: Any) -> str:
+    """Return a value as error messages show it, shortened."""
     if isinstance(value, int) and abs(value) >= EXACT**2:  # Python refuses to print numbers of thousands of digits
         return "a whole number that is too large"
     text = ascii(value) if isinstance(value, str) else shortened(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"

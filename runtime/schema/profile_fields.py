@@ -1,7 +1,7 @@
-"""The fields of a saved profile, as one table, and how they hang together.
+"""The fields of a saved profile, as one table, and the relations between them.
 
 Input: the data of `saved_data`, as a file has them, and the version of that file. Output: nothing, or a `FieldError`.
-What passes makes a profile on which every view works. To add a field: a line in its record; `Since(version, kind)` in
+Every view works on a profile from data that pass. To add a field: a line in its record; `Since(version, kind)` in
 `optional` for one that files of older versions lack, a kind alone for one that any file may lack.
 """
 
@@ -26,6 +26,7 @@ from ipujax.runtime.schema.kinds import (
     Anything,
     FieldError,
     Flag,
+    Integer,
     Kind,
     Lengths,
     List,
@@ -38,25 +39,27 @@ from ipujax.runtime.schema.kinds import (
     Tagged,
     Text,
     Tree,
-    Whole,
 )
 from ipujax.runtime.target.target import GlobalExchange, SyncPattern, Target
 from ipujax.runtime.timeline import PHASES
 
-MOST_DEPTH = 160  # nodes in nodes of a program; readers of JSON, and Python, go some 1,000 objects deep
-_SMALLEST = 1e-30  # of constants of a machine that are above 0: what is divided by them stays finite
+MAX_DEPTH = 160  # of the tree of a program; readers of JSON, and Python, go some 1,000 objects deep
+_SMALLEST = 1e-30  # of constants of a machine that are above 0: quotients by them stay finite
 
-TEXT, WHOLE, REAL, FLAG = Text(), Whole(), Real(), Flag()
-LARGE = Whole(most=2**100)  # sums over all tiles and runs, which no array holds
-BYTES = Whole(most=2**48, total=EXACT)  # of one tile
-SIGNED = Whole(least=-EXACT)
+TEXT = Text()
+INTEGER = Integer()
+REAL = Real()
+FLAG = Flag()
+LARGE = Integer(maximum=2**100)  # sums over all tiles and runs, which no array holds
+BYTES = Integer(maximum=2**48, total=EXACT)  # of one tile
+SIGNED = Integer(minimum=-EXACT)
 TEXTS = List(TEXT)
-BY_TILE = List(WHOLE, "tiles")
+BY_TILE = List(INTEGER, "tiles")
 BYTES_BY_TILE = List(BYTES, "tiles")
 
 
-def _index(name: str) -> Whole:
-    return Whole(below=name)
+def _index(name: str) -> Integer:
+    return Integer(below=name)
 
 
 def _records(kind: Kind, *names: str) -> dict[str, Kind]:
@@ -67,8 +70,8 @@ def _records(kind: Kind, *names: str) -> dict[str, Kind]:
 
 
 def _constant(kind: str, zero_ok: bool) -> Kind:
-    """The kind of a constant by its annotation; what else it must be `Target` says itself."""
-    kinds: dict[str, Kind] = {"int": Whole(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
+    """Return the kind of a constant of `Target` by its annotation; `Target` checks the rest itself."""
+    kinds: dict[str, Kind] = {"int": Integer(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
     kinds |= {"GlobalExchange": Text(get_args(GlobalExchange)), "SyncPattern": Text(get_args(SyncPattern))}
     return (kinds | {"str": TEXT, "frozenset[str]": TEXTS})[kind]
 
@@ -79,11 +82,11 @@ TARGET = Record(
 )
 PLACE = Row((TEXT, TEXT, TEXT))
 ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})
-_FALLBACK = _records(TEXT, "operation", "name") | {"cycles": WHOLE, "borrowed_tiles": WHOLE, "origin": ORIGIN}
-_UNMET = {"name": TEXT, "bound_bytes": WHOLE, "needed_bytes": WHOLE, "origin": ORIGIN}
+_FALLBACK = _records(TEXT, "operation", "name") | {"cycles": INTEGER, "borrowed_tiles": INTEGER, "origin": ORIGIN}
+_UNMET = {"name": TEXT, "bound_bytes": INTEGER, "needed_bytes": INTEGER, "origin": ORIGIN}
 HOST = Record(
-    {"batches": WHOLE, "preparedSeconds": Real(-1e30), "waitedSeconds": Real(-1e30), "isAhead": FLAG}
-    | {"batchesPerCall": Whole(1)}
+    {"batches": INTEGER, "preparedSeconds": Real(-1e30), "waitedSeconds": Real(-1e30), "isAhead": FLAG}
+    | {"batchesPerCall": Integer(1)}
 )
 
 # --- memory by tile ---
@@ -96,16 +99,16 @@ _CONTENTS = Record(
 )
 _LIVE_BYTES = Record(
     {"steps": List(TEXT, "steps of the fullest tile"), "bytes": List(BYTES, "steps of the fullest tile")}
-    | {"always": BYTES, "shownOf": WHOLE}
+    | {"always": BYTES, "shownOf": INTEGER}
 )
 MEMORY = Record(
     {"byCategory": Record(_records(BYTES_BY_TILE, *FIXED, *LIVE, "gap")), "shared": BYTES_BY_TILE}
     | {"isFromTop": List(_index("tiles")), "peak": Record({"step": TEXT, "origin": PLACE})}
     | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)), "items on the fullest tile")}
-    | {"borrowed": List(Row((TEXT, _index("tiles"), WHOLE, WHOLE, PLACE)))},
-    {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), least=1), "liveBytes": _LIVE_BYTES}
+    | {"borrowed": List(Row((TEXT, _index("tiles"), INTEGER, INTEGER, PLACE)))},
+    {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), minimum=1), "liveBytes": _LIVE_BYTES}
     | _records(List(TEXT, "items on the fullest tile"), "roles", "layers")
-    | {"wholeBytes": List(WHOLE, "items on the fullest tile")},
+    | {"wholeBytes": List(INTEGER, "items on the fullest tile")},
     ("byRole", "liveBytes", "roles", "layers", "wholeBytes"),
 )
 
@@ -113,24 +116,29 @@ MEMORY = Record(
 
 _PHASE = Text(PHASES)
 _OPERATION = Record(
-    {"origin": ORIGIN, "names": TEXTS, "cycles": WHOLE, "share": REAL, "dominant": _PHASE}
-    | {"phases": Map(WHOLE, _PHASE, least=1)}
+    {"origin": ORIGIN, "names": TEXTS, "cycles": INTEGER, "share": REAL, "dominant": _PHASE}
+    | {"phases": Map(INTEGER, _PHASE, minimum=1)}
 )
 _STEP_COST = Record(
-    {"origin": ORIGIN, "name": TEXT, "cycles": WHOLE, "moved_bytes": LARGE, "variable_bytes": WHOLE}
-    | {"exchange_code_bytes": WHOLE},
+    {"origin": ORIGIN, "name": TEXT, "cycles": INTEGER, "moved_bytes": LARGE, "variable_bytes": INTEGER}
+    | {"exchange_code_bytes": INTEGER},
     {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)}
-    | {"always_bytes": WHOLE, "peak_bytes": WHOLE, "limiting_cycles": Nullable(WHOLE), "phases": Map(WHOLE, _PHASE)},
+    | {
+        "always_bytes": INTEGER,
+        "peak_bytes": INTEGER,
+        "limiting_cycles": Nullable(INTEGER),
+        "phases": Map(INTEGER, _PHASE),
+    },
 )
 _TILE_CYCLES = Record(
     _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
     | {"sync": LARGE}
 )
-_STEP = {"type": TEXT, "program": _index("programs"), "tileBalance": REAL, "activeTiles": WHOLE}
-_STEP |= {"activeTileBalance": REAL, "cycles": WHOLE, "cyclesFrom": WHOLE, "cyclesTo": WHOLE, "repeats": WHOLE}
+_STEP = {"type": TEXT, "program": _index("programs"), "tileBalance": REAL, "activeTiles": INTEGER}
+_STEP |= {"activeTileBalance": REAL, "cycles": INTEGER, "cyclesFrom": INTEGER, "cyclesTo": INTEGER, "repeats": INTEGER}
 _MOVES: dict[str, Kind] = _STEP | {"totalData": LARGE, "dataBalance": REAL}
-_COMPUTES: dict[str, Kind] = {"computeSet": _index("compute sets"), "threadBalance": REAL, "cyclesOverlapped": WHOLE}
-_EXCHANGES: dict[str, Kind] = {"exchange": _index("exchanges"), "cyclesOverlapped": WHOLE}
+_COMPUTES: dict[str, Kind] = {"computeSet": _index("compute sets"), "threadBalance": REAL, "cyclesOverlapped": INTEGER}
+_EXCHANGES: dict[str, Kind] = {"exchange": _index("exchanges"), "cyclesOverlapped": INTEGER}
 _NAME: dict[str, Kind] = {"name": TEXT}
 _PLACE = _NAME | _records(TEXT, "line", "layer", "part")
 _SYNC = Record({"type": TEXT, "syncType": TEXT})
@@ -144,66 +152,76 @@ STEP = Tagged(
         "StreamCopy": Record(_MOVES | {"hostExchange": _index("host exchanges")}, _PLACE),
     },
 )
-_SIMULATION = Record({"cycles": WHOLE, "tileCycles": _TILE_CYCLES, "steps": List(STEP)})
+_SIMULATION = Record({"cycles": INTEGER, "tileCycles": _TILE_CYCLES, "steps": List(STEP)})
 EXECUTION = Record(
     {"profilerMode": TEXT, "programTrace": List(_index("programs")), "programTraceLength": LARGE}
     | {"simulation": _SIMULATION},
     {"hostData": HOST},
 )
-_SPANS, _STEPS = "spans of the trace", "steps of the trace"
+_SPANS = "spans of the trace"
+_STEPS = "steps of the trace"
 TRACE = Record(
     {"names": List(TEXT, "names of the trace"), "lines": List(TEXT, "lines of the trace")}
-    | {"clocks": List(WHOLE, "IPUs")}
+    | {"clocks": List(INTEGER, "IPUs")}
     | {"name": List(_index("names of the trace"), _STEPS), "line": List(_index("lines of the trace"), _STEPS)}
-    | _records(List(Whole(1), _STEPS), "iterations", "joined")
-    | {"live_bytes": List(Whole(-1), _STEPS), "step": List(_index(_STEPS), _SPANS), "ipu": List(_index("IPUs"), _SPANS)}
-    | _records(List(WHOLE, _SPANS), "start", "end", "moved")
-    | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)},
-    # Before steps were told by operation.
+    | _records(List(Integer(1), _STEPS), "iterations", "joined")
+    | {
+        "live_bytes": List(Integer(-1), _STEPS),
+        "step": List(_index(_STEPS), _SPANS),
+        "ipu": List(_index("IPUs"), _SPANS),
+    }
+    | _records(List(INTEGER, _SPANS), "start", "end", "moved")
+    | {"work": List(Row((INTEGER,) * len(PHASES)), _SPANS), "after": List(Row((INTEGER, INTEGER)), _SPANS)},
+    # Missing in files from before steps had rows of operations.
     {"row_sets": List(List(_index("operations")), "sets of rows"), "rows": List(_index("sets of rows"), _STEPS)},
     ("row_sets", "rows"),
 )
 _KIND = Text(TASK_KINDS)
 _PIPELINE = Record(
-    {"name": TEXT, "schedule": TEXT, "ipus": List(_index("IPUs"), least=1), "micro_batches": Whole(1)}
-    | {"tasks": List(Row((WHOLE, _KIND))), "links": List(Row((WHOLE, _KIND, WHOLE, _KIND)))}
+    {"name": TEXT, "schedule": TEXT, "ipus": List(_index("IPUs"), minimum=1), "micro_batches": Integer(1)}
+    | {"tasks": List(Row((INTEGER, _KIND))), "links": List(Row((INTEGER, _KIND, INTEGER, _KIND)))}
 )
 TASKS = Record(
     {"pipelines": List(_PIPELINE, "pipelines")}
-    | _records(List(WHOLE, "pipelines"), "pipeline_start", "pipeline_end")
-    | {"pipeline": List(_index("pipelines"), "tasks"), "kind": List(Whole(most=len(TASK_KINDS) - 1), "tasks")}
-    | _records(List(WHOLE, "tasks"), "stage", "micro_batch", "start", "end", "busy", "waited")
+    | _records(List(INTEGER, "pipelines"), "pipeline_start", "pipeline_end")
+    | {"pipeline": List(_index("pipelines"), "tasks"), "kind": List(Integer(maximum=len(TASK_KINDS) - 1), "tasks")}
+    | _records(List(INTEGER, "tasks"), "stage", "micro_batch", "start", "end", "busy", "waited")
 )
 _STAGE = Record(
-    {"pipeline": _index("pipelines"), "stage": WHOLE, "ipu": _index("IPUs")}
-    | {"phases": Record(_records(WHOLE, *STAGE_PHASES))}
-    | _records(WHOLE, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles", "slow_excess_cycles")
-    | {"waits_for": Whole(-1), "slow_micro_batch": Whole(-1), "slow_kind": Text(("", *TASK_KINDS)), "slow_ratio": REAL}
+    {"pipeline": _index("pipelines"), "stage": INTEGER, "ipu": _index("IPUs")}
+    | {"phases": Record(_records(INTEGER, *STAGE_PHASES))}
+    | _records(INTEGER, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles", "slow_excess_cycles")
+    | {
+        "waits_for": Integer(-1),
+        "slow_micro_batch": Integer(-1),
+        "slow_kind": Text(("", *TASK_KINDS)),
+        "slow_ratio": REAL,
+    }
 )
 _PIPELINE_COST = Record(
-    {"name": TEXT, "schedule": TEXT, "ideal_share": REAL, "slowest_stage": WHOLE}
-    | _records(Whole(1), "num_stages", "num_ipus", "micro_batches")
-    | _records(WHOLE, "cycles", "bubble_cycles")
+    {"name": TEXT, "schedule": TEXT, "ideal_share": REAL, "slowest_stage": INTEGER}
+    | _records(Integer(1), "num_stages", "num_ipus", "micro_batches")
+    | _records(INTEGER, "cycles", "bubble_cycles")
     | {"is_traced": FLAG}
 )
-_PHASES = Record(_records(WHOLE, *TRACE_PHASES))
+_PHASES = Record(_records(INTEGER, *TRACE_PHASES))
 _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
-    {"cycles": WHOLE}
-    | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
+    {"cycles": INTEGER}
+    | {"overlapped_cycles": INTEGER, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
     | {
         "vertex_type_cycles": Map(Row((LARGE, LARGE))),
         "step_costs": List(_STEP_COST, "operations"),
         "execution": EXECUTION,
     },
-    # Before rows of operations had phases and layers.
+    # Only in files from before rows of operations had phases and layers.
     {"operations": Record(_records(List(_OPERATION), *LINES))}
-    # Before stages of pipelines were told apart.
+    # Missing in files from before stages of pipelines had costs.
     | {"tasks": TASKS, "stages": List(_STAGE), "pipelines": List(_PIPELINE_COST, "pipelines")}
     | {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
-    # Of the IPU that ended last, in files before version 4.
+    # Only in files before version 4: of the IPU that ended last.
     | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
-    | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},
+    | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MAX_DEPTH))},
 )
 _NO_RUN = Record({"unknown": Record({"what": TEXT} | _records(Nullable(TEXT), "where", "expected", "got", "hint"))})
 
@@ -219,12 +237,12 @@ def _vertex_bytes(name: str) -> Record:
 
 
 _MACHINE = Record(
-    {"type": TEXT, "clockFrequency": REAL, "relativeSyncDelayByTile": List(WHOLE, "tiles of an IPU")}
-    | _records(WHOLE, "bytesPerIPU", "bytesPerTile", "numIPUs", "tilesPerIPU", "numTiles", "totalMemory")
-    | _records(WHOLE, "numReplicas", "minSyncDelay")
+    {"type": TEXT, "clockFrequency": REAL, "relativeSyncDelayByTile": List(INTEGER, "tiles of an IPU")}
+    | _records(INTEGER, "bytesPerIPU", "bytesPerTile", "numIPUs", "tilesPerIPU", "numTiles", "totalMemory")
+    | _records(INTEGER, "numReplicas", "minSyncDelay")
 )
 _COMPUTE_SETS = Record(
-    {"names": List(TEXT, "compute sets"), "vertexCounts": List(List(WHOLE, "vertices[]"), "compute sets")}
+    {"names": List(TEXT, "compute sets"), "vertexCounts": List(List(INTEGER, "vertices[]"), "compute sets")}
     | {"vertexTypes": List(List(_index("vertex types"), "vertices[]"), "compute sets")}
     | {
         "cycleEstimates": Record(
@@ -240,7 +258,7 @@ PROGRAM = Tagged(
     | dict.fromkeys(("SetLocalConsensusFromVar", "WriteUndef"), Record({"type": TEXT}))
     | {
         "Sequence": Record(_INSIDE, _NAME),
-        "Repeat": Record(_INSIDE | {"count": WHOLE}),
+        "Repeat": Record(_INSIDE | {"count": INTEGER}),
         "Call": Record({"type": TEXT, "name": TEXT, "target": _index("functions")}),
         "Sync": _SYNC,
         "OnTileExecute": Record({"type": TEXT, "name": TEXT, "computeSet": _index("compute sets")}),
@@ -252,15 +270,15 @@ PROGRAM = Tagged(
         "StreamCopy": Record({"type": TEXT, "name": TEXT, "exchange": _index("host exchanges")}),
     },
 )
-_ITEM = Record(_records(TEXT, "name", "category", "origin") | {"bytes": WHOLE})
+_ITEM = Record(_records(TEXT, "name", "category", "origin") | {"bytes": INTEGER})
 _LIVE_NODE = Record(
     {"type": TEXT, "programs": List(_index("programs"))},
-    {"name": TEXT, "liveBytes": WHOLE, "liveVariables": List(_index("live variables")), "children": List(Anything())},
+    {"name": TEXT, "liveBytes": INTEGER, "liveVariables": List(_index("live variables")), "children": List(Anything())},
     together=("liveBytes", "liveVariables"),
 )
 LIVENESS = Record(
-    {"worstTile": _index("tiles"), "peakStep": TEXT, "variables": List(_ITEM), "alwaysLiveBytes": WHOLE}
-    | {"alwaysLiveVariables": List(_ITEM), "maxLiveBytes": WHOLE, "programs": Tree(_LIVE_NODE, "children", MOST_DEPTH)}
+    {"worstTile": _index("tiles"), "peakStep": TEXT, "variables": List(_ITEM), "alwaysLiveBytes": INTEGER}
+    | {"alwaysLiveVariables": List(_ITEM), "maxLiveBytes": INTEGER, "programs": Tree(_LIVE_NODE, "children", MAX_DEPTH)}
     | {"notAlwaysLiveVariables": List(_ITEM, "live variables")}
 )
 _REGIONS = ("interleaved", "nonInterleaved", "overflowed", "total")
@@ -268,9 +286,9 @@ _REGION = Record(_records(BYTES_BY_TILE, "overlapped", "nonOverlapped"))
 _CATEGORY = Record(_records(_REGION, *_REGIONS[:3]) | {"total": BYTES_BY_TILE})
 GRAPH = Record(
     {"target": _MACHINE, "optimizationInfo": Map(REAL)}
-    | {"bytePrice": Record({"tried": List(REAL, least=1)}, {"costCycles": SIGNED})}
+    | {"bytePrice": Record({"tried": List(REAL, minimum=1)}, {"costCycles": SIGNED})}
     | {"graph": Record(_records(LARGE, "numComputeSets", "numEdges", "numVars", "numVertices"))}
-    | {"vertexTypes": Record({"names": List(TEXT, "vertex types"), "sizes": List(WHOLE, "vertex types")})}
+    | {"vertexTypes": Record({"names": List(TEXT, "vertex types"), "sizes": List(INTEGER, "vertex types")})}
     | {"computeSets": _COMPUTE_SETS, "exchanges": _exchanges("exchanges", "cyclesByTile")}
     | {"externalExchanges": _exchanges("external exchanges", "estimatedCyclesByTile")}
     | {"hostExchanges": _exchanges("host exchanges", "estimatedCyclesByTile")}
@@ -287,14 +305,20 @@ GRAPH = Record(
 )
 IDENTITY = Record(_records(TEXT, "function", "file", "label", "date"))
 PROFILE = Record(
-    {"target": TARGET, "replicas": Whole(1), "memory": MEMORY, "fallbacks": List(Record(_FALLBACK)), "run": Anything()}
-    | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": WHOLE, "origin": ORIGIN}))}
+    {
+        "target": TARGET,
+        "replicas": Integer(1),
+        "memory": MEMORY,
+        "fallbacks": List(Record(_FALLBACK)),
+        "run": Anything(),
+    }
+    | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": INTEGER, "origin": ORIGIN}))}
     | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
     {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Since(3, Map(TEXTS))},
 )
 
 
-# --- how fields hang together ---
+# --- relations between fields ---
 
 
 def _date(data: Any) -> bool:
@@ -327,24 +351,26 @@ def _spans(data: Any) -> bool:
 
 
 def _stages(data: Any) -> bool:
-    """The cycles of the stages of each IPU."""
-    run, sums = data["run"], dict[int, int]()
+    run = data["run"]
+    sums = dict[int, int]()  # by IPU
     for row in run["stages"]:
         sums[row["ipu"]] = sums.get(row["ipu"], 0) + sum(row["phases"].values())
     return set(sums.values()) <= {run["cycles"]}
 
 
 def _tasks(data: Any) -> bool:
-    """Tasks are of stages that there are, work no longer than they last, and end no later than the run."""
+    """Return whether stages of tasks exist, and tasks are as long as their work, and end within the run."""
     tasks = data["run"]["tasks"]
     stages = [len(pipeline["ipus"]) for pipeline in tasks["pipelines"]]
-    is_there = all(stage < stages[n] for n, stage in zip(tasks["pipeline"], tasks["stage"], strict=True))
+    exist = all(stage < stages[n] for n, stage in zip(tasks["pipeline"], tasks["stage"], strict=True))
     columns = zip(*(tasks[name] for name in ("start", "end", "busy")), strict=True)
-    return is_there and all(busy <= end - start and end <= data["run"]["cycles"] for start, end, busy in columns)
+    return exist and all(busy <= end - start and end <= data["run"]["cycles"] for start, end, busy in columns)
 
 
 def _program_ids(data: Any) -> bool:
-    programs, functions = data["graph"]["programs"], data["graph"]["functionPrograms"]
+    programs = data["graph"]["programs"]
+    functions = data["graph"]["functionPrograms"]
+    # Views walk programs by id: a program inside itself would make them walk for ever.
     inside = {number: entry.get("children", ()) for number, entry in enumerate(programs)}
     called = {number: [functions[entry["target"]]] for number, entry in enumerate(programs) if "target" in entry}
     try:
@@ -373,7 +399,7 @@ def _machines(data: Any) -> bool:
     return True
 
 
-# Field → what it must be besides, and whether it is; of fields that are there.
+# Path of a field → description of its relation to others, and the function that checks it if the field exists.
 RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
     "identity.date": ("a day, such as 2026-11-25, or nothing", _date),
@@ -390,16 +416,17 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_profile(data: Any, version: int) -> None:
-    """Refuses data that are no profile.
+    """Check that data are a profile.
 
     Args:
-        data: of `saved_data`, as a file has them.
-        version: of the file.
+        data: result of `saved_data`, as a file has them.
+        version: version of the file.
 
     Raises:
-        FieldError: for the first field that is not what it must be.
+        FieldError: the first field that is not of its kind, or not in its relation to others.
     """
     lengths = Lengths(version)
+    # The target first: its tiles and IPUs are the lengths of most lists.
     target = Record({"target": TARGET}, dict.fromkeys(PROFILE.names, Anything()))
     target.check(data, "", lengths)
     _set_sizes(data["target"], lengths)
@@ -407,20 +434,21 @@ def check_profile(data: Any, version: int) -> None:
     run = data["run"]
     (_NO_RUN if isinstance(run, dict) and "unknown" in run else RUN).check(run, "run", lengths)
     lengths.check_indices()
+    # Relations last: their functions rely on the kinds of fields.
     for path, (expected, holds) in RELATIONS.items():
         if _has(data, path) and not holds(data):
             raise FieldError(path, expected, "others")
 
 
 def _set_sizes(target: Any, lengths: Lengths) -> None:
-    """Notes what lists by tile and IPU must have."""
+    """Record the lengths of lists by tile and by IPU."""
     try:
         machine = Target.from_data(target)
     except TargetError as error:
         raise FieldError("target", str(error.expected), f"{error.got}: {error.what}") from error
-    lengths.meet("tiles", "the tiles of target", machine.num_tiles)
-    lengths.meet("tiles of an IPU", "target.tiles_per_ipu", machine.tiles_per_ipu)
-    lengths.meet("IPUs", "target.num_ipus", machine.num_ipus)
+    lengths.add("tiles", "the tiles of target", machine.num_tiles)
+    lengths.add("tiles of an IPU", "target.tiles_per_ipu", machine.tiles_per_ipu)
+    lengths.add("IPUs", "target.num_ipus", machine.num_ipus)
 
 
 def _has(data: Any, path: str) -> bool:

@@ -9,6 +9,7 @@ from ipujax.runtime.schema.kinds import (
     Anything,
     FieldError,
     Flag,
+    Integer,
     Lengths,
     List,
     Map,
@@ -20,16 +21,15 @@ from ipujax.runtime.schema.kinds import (
     Tagged,
     Text,
     Tree,
-    Whole,
 )
 
 POINT = Record(
-    {"x": Whole()}, {"name": Text(), "since": Since(3, Flag()), "a": Flag(), "b": Flag()}, together=("a", "b")
+    {"x": Integer()}, {"name": Text(), "since": Since(3, Flag()), "a": Flag(), "b": Flag()}, together=("a", "b")
 )
-SHAPES = Tagged("type", {"dot": Record({"type": Text()}), "line": Record({"type": Text(), "to": Whole()})})
+SHAPES = Tagged("type", {"dot": Record({"type": Text()}), "line": Record({"type": Text(), "to": Integer()})})
 NODES = Tree(Record({}, {"in": List(Anything())}), "in", 3)
-TABLE = Record({"names": List(Text(), "names"), "name": List(Whole(below="names")), "same": List(Flag(), "names")})
-ROWS = Record({"a": List(List(Whole(), "row[]")), "b": List(List(Whole(), "row[]"))})
+TABLE = Record({"names": List(Text(), "names"), "name": List(Integer(below="names")), "same": List(Flag(), "names")})
+ROWS = Record({"a": List(List(Integer(), "row[]")), "b": List(List(Integer(), "row[]"))})
 
 
 def checked(kind, value, version=2):
@@ -41,19 +41,19 @@ def checked(kind, value, version=2):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (Whole(), 0),
-        (Whole(-1, 3), -1),
-        (List(Whole()), [EXACT, 0]),
-        (List(Whole(total=5)), [2, 3]),
+        (Integer(), 0),
+        (Integer(-1, 3), -1),
+        (List(Integer()), [EXACT, 0]),
+        (List(Integer(total=5)), [2, 3]),
         (Real(), 1.5),
         (Real(), 3),
         (Text(), "ü\u2028\0"),
         (Text(("a", "b")), "b"),
         (Flag(), True),
         (Nullable(Flag()), None),
-        (List(Whole()), (1, 2)),
-        (Row((Whole(), Text())), [1, "a"]),
-        (Map(Whole(), least=1), {"any": 1}),
+        (List(Integer()), (1, 2)),
+        (Row((Integer(), Text())), [1, "a"]),
+        (Map(Integer(), minimum=1), {"any": 1}),
         (POINT, {"x": 1, "a": True, "b": False}),
         (SHAPES, {"type": "line", "to": 2}),
         (NODES, {"in": [{"in": [{}, {}]}]}),
@@ -68,17 +68,17 @@ def test_what_is_of_a_kind(kind, value):
 @pytest.mark.parametrize(
     ("kind", "value", "path"),
     [
-        (Whole(), True, "f"),
-        (Whole(), 1.0, "f"),
-        (Whole(), "1", "f"),
-        (Whole(), -1, "f"),
-        (Whole(), EXACT + 1, "f"),
-        (List(Whole()), [0, False, 0], "f[1]"),
-        (List(Whole()), [0, 0.0], "f[1]"),
-        (List(Whole(1)), [1, 0], "f[1]"),
-        (List(Whole(1)), [0, 0], "f[0]"),
-        (List(Whole()), [1, -1], "f[1]"),
-        (List(Whole(total=5)), [3, 3], "f"),
+        (Integer(), True, "f"),
+        (Integer(), 1.0, "f"),
+        (Integer(), "1", "f"),
+        (Integer(), -1, "f"),
+        (Integer(), EXACT + 1, "f"),
+        (List(Integer()), [0, False, 0], "f[1]"),
+        (List(Integer()), [0, 0.0], "f[1]"),
+        (List(Integer(1)), [1, 0], "f[1]"),
+        (List(Integer(1)), [0, 0], "f[0]"),
+        (List(Integer()), [1, -1], "f[1]"),
+        (List(Integer(total=5)), [3, 3], "f"),
         (Real(), float("nan"), "f"),
         (Real(), float("inf"), "f"),
         (Real(), 10**400, "f"),
@@ -90,10 +90,10 @@ def test_what_is_of_a_kind(kind, value):
         (Flag(), 1, "f"),
         (Nullable(Flag()), 0, "f"),
         (List(Text()), {"0": "a"}, "f"),
-        (List(Text(), least=1), [], "f"),
-        (Row((Whole(),)), [1, 2], "f"),
-        (Map(Whole(), Text(("a",))), {"b": 1}, "f, a name in it"),
-        (Map(Whole(), least=1), {}, "f"),
+        (List(Text(), minimum=1), [], "f"),
+        (Row((Integer(),)), [1, 2], "f"),
+        (Map(Integer(), Text(("a",))), {"b": 1}, "f, a name in it"),
+        (Map(Integer(), minimum=1), {}, "f"),
         (POINT, {}, "f.x"),
         (POINT, {"x": 1, "y": 2}, "f.y"),
         (POINT, {"x": 1, "a": True}, "f.b"),
@@ -105,7 +105,7 @@ def test_what_is_of_a_kind(kind, value):
         (NODES, {"in": [{"in": [{"in": [{}]}]}]}, "f"),
         (TABLE, {"name": [1, 2], "names": ["p", "q"], "same": [True, True]}, "f.name[1]"),
         (TABLE, {"name": [], "names": ["p", "q"], "same": [True]}, "f.same"),
-        (List(Whole(below="nothing")), [0], "f[0]"),
+        (List(Integer(below="nothing")), [0], "f[0]"),
         (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0]]}, "f.b[1]"),
     ],
 )
