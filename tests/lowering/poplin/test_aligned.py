@@ -11,6 +11,7 @@ import pytest
 from ipujax.lowering.poplin.aligned import LHS, RHS, aligned_plan, blocks_of
 from ipujax.lowering.poplin.product_plan import plan_matmul
 from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
@@ -52,7 +53,7 @@ def test_does_not_exchange_the_aligned_operand(dims: tuple[int, ...], seed: int)
     streams = [HostStream(name, x.shape, FLOAT) for name, x in zip("ab", (a, b), strict=True)]
     for stream, x in zip(streams, (a, b), strict=True):
         prog.add(StreamIn(stream, x))
-    out = products._add_steps(graph, a, b, plan, None, prog, "dot")
+    out = products._add_steps(Builder(graph, prog, "dot"), a, b, plan, None)
     sink = HostStream("out", out.shape, FLOAT)
     prog.add(StreamOut(out, sink))
     group = next(graph.groups[leaf.compute_set] for leaf in prog.children() if isinstance(leaf, Execute))[0]

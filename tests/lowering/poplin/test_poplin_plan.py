@@ -279,8 +279,8 @@ def _cost(target, shape, dtype, plan=None, measure=charged_cycles):
     map_linearly(graph, a)
     map_linearly(graph, b)
     if plan is None:
-        return measure(graph, lambda scratch, prog: matmul(Builder(scratch, prog, "dot"), a, b))
-    return measure(graph, lambda scratch, prog: products._add_steps(scratch, a, b, plan, None, prog, "dot"))
+        return measure(graph, lambda builder: matmul(builder, a, b))
+    return measure(graph, lambda builder: products._add_steps(builder, a, b, plan, None))
 
 
 def test_plans_estimate_their_cost(costed_plans):

@@ -162,7 +162,7 @@ def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages
     partials = graph.add_variable(x.shape, x.dtype, "partials", mapping, "add")
     source = HostStream("x", x.shape, x.dtype)
     prog.add(StreamIn(source, partials))
-    out = combination(graph, partials, prog, "sum")
+    out = combination(Builder(graph, prog, "sum"), partials)
     sink = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, sink))
     assert sum(isinstance(node, Execute) for node in prog.children()) == stages
