@@ -1,13 +1,13 @@
-"""What a process remembers of earlier compilations: answers of pure functions, bounded by the bytes they keep alive.
+"""Cache of a process: results of pure functions, bounded by the bytes that they and their arguments keep alive.
 
-Planners, exchange counts and tile mappings ask the same questions for every layer and every compilation. All of them
-share one memory, large during a compilation and small from one to the next (`keep_recent`). The answers that were asked
-for least recently are forgotten first; `clear_caches` forgets all. Names and views, which are asked for most often and
-take few bytes, have small memories of their own.
+Planners, exchange counts and tile mappings call a function with equal arguments for every layer and every compilation.
+All of them share one memory, large during a compilation and small between two (`keep_recent`). The least recently used
+results are dropped first; `clear_caches` drops all. Functions for names and views, which are called most often and
+return few bytes, have small caches of their own.
 
-Input: a function of hashable arguments whose result depends on nothing else and is never changed. Output: the same
-function, computed once as long as the answer is remembered.
-Limits: an array counts once however many answers hold it; of other objects a fixed size is assumed.
+Input: a function of hashable arguments whose result depends on them alone and is never changed. Output: the function
+with a cache. A question is a key of the cache, its answer the value.
+Limits: an array counts once for all answers that have it; of other objects a fixed size is assumed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
-MOST_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer asks for 120 MB of answers
-KEPT_BYTES = 16 << 20  # assumed: from one compilation to the next
+MAX_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer needs 120 MB of answers
+IDLE_BYTES = 16 << 20  # assumed: between two compilations
 _ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
 _PLAIN_TYPES = frozenset({"int", "float", "bool", "str", "bytes", "None", "tuple", "list", "frozenset"})  # no arrays
 _WORD = re.compile(r"\w+")
@@ -37,76 +37,82 @@ _CONTAINERS = frozenset({tuple, list, frozenset})
 
 @dataclass(slots=True)
 class _Entry:
-    """An answer, the bytes of each array it or its question holds, and when it was last asked for."""
+    """An answer, the bytes of each array in it or its question, by id, and the time of its last use."""
 
     answer: Any
     array_bytes: dict[int, int]
-    asked: int
+    last_use: int
 
 
 class Memory:
     """Answers by question.
 
     Args:
-        most_bytes: what all questions and answers together may take; beyond that the oldest are forgotten, down to
+        max_bytes: limit for all questions and answers together; beyond it the least recently used are dropped, down to
             three quarters.
+
+    Attributes:
+        used_bytes: bytes of all questions and answers.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes, self.taken_bytes = most_bytes, 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.used_bytes = 0
         self._entries: dict[Hashable, _Entry] = {}
-        self._holders: dict[int, int] = {}  # of each array, by its id: the number of entries that hold it
-        self._clock, self._lock = count(), Lock()
+        self._references: dict[int, int] = {}  # number of entries that have an array, by its id
+        self._clock = count()
+        self._lock = Lock()
 
-    def recall(self, question: Hashable, find: Callable[[], Answer]) -> Answer:
-        """The answer to a question, by `find` if it is not remembered."""
+    def recall(self, question: Hashable, compute: Callable[[], Answer]) -> Answer:
+        """Return the answer to a question, from `compute` if it is not in the cache."""
         entry = self._entries.get(question)
         if entry is None:
-            answer = find()  # without the lock: it may ask further questions
-            array_bytes = {id(array): array.nbytes for array in held_arrays((question, answer))}
+            answer = compute()  # without the lock: it may ask further questions
+            array_bytes = {id(array): array.nbytes for array in find_arrays((question, answer))}
             entry = _Entry(answer, array_bytes, next(self._clock))
             self._add(question, entry)
-        entry.asked = next(self._clock)
-        found: Answer = entry.answer
-        return found
+        entry.last_use = next(self._clock)
+        cached: Answer = entry.answer
+        return cached
 
     def _add(self, question: Hashable, entry: _Entry) -> None:
         with self._lock:
+            # Another thread may have answered the question in the meantime.
             if self._entries.setdefault(question, entry) is not entry:
                 return
-            self.taken_bytes += _ENTRY_BYTES
-            holders = self._holders
+            self.used_bytes += _ENTRY_BYTES
+            references = self._references
             for key, size in entry.array_bytes.items():
-                count = holders.get(key, 0)
+                count = references.get(key, 0)
                 if count == 0:
-                    self.taken_bytes += size
-                holders[key] = count + 1
-            if self.taken_bytes > self._most_bytes:
-                self._shrink(3 * self._most_bytes // 4)
+                    self.used_bytes += size
+                references[key] = count + 1
+            if self.used_bytes > self._max_bytes:
+                self._shrink(3 * self._max_bytes // 4)
 
-    def shrink(self, most_bytes: int) -> None:
-        """Forgets the least recently asked for until the rest takes no more than `most_bytes`."""
+    def shrink(self, max_bytes: int) -> None:
+        """Drop the least recently used answers until the others take no more than `max_bytes`."""
         with self._lock:
-            self._shrink(most_bytes)
+            self._shrink(max_bytes)
 
-    def _shrink(self, most_bytes: int) -> None:
-        for question in self.questions() if self.taken_bytes > most_bytes else ():
-            if self.taken_bytes <= most_bytes:
+    def _shrink(self, max_bytes: int) -> None:
+        for question in self.questions() if self.used_bytes > max_bytes else ():
+            if self.used_bytes <= max_bytes:
                 break
-            self.taken_bytes -= _ENTRY_BYTES
+            self.used_bytes -= _ENTRY_BYTES
             for key, size in self._entries.pop(question).array_bytes.items():
-                self._holders[key] -= 1
-                if self._holders[key] == 0:
-                    del self._holders[key]
-                    self.taken_bytes -= size
+                self._references[key] -= 1
+                if self._references[key] == 0:
+                    del self._references[key]
+                    self.used_bytes -= size
 
     def questions(self) -> list[Hashable]:
-        """What is remembered, least recently asked for first."""
-        return [question for question, _ in sorted(self._entries.items(), key=lambda item: item[1].asked)]
+        """Return the questions in the cache, least recently used first."""
+        return [question for question, _ in sorted(self._entries.items(), key=lambda item: item[1].last_use)]
 
 
-def held_arrays(value: object) -> list[np.ndarray]:
-    """The arrays that a value keeps alive; of a view the array whose memory it shows.
+def find_arrays(value: object) -> list[np.ndarray]:
+    """Return the arrays that a value keeps alive; for a view the array that owns its memory.
 
     Args:
         value: arrays, dataclasses, containers and anything else, nested.
@@ -130,73 +136,70 @@ def held_arrays(value: object) -> list[np.ndarray]:
 
 @cache  # by class: there are few, and they stay
 def _array_fields(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass that may hold arrays; none of another class."""
-    own_fields = fields(kind) if is_dataclass(kind) else ()
-    return tuple(field.name for field in own_fields if not _PLAIN_TYPES.issuperset(_WORD.findall(str(field.type))))
+    """Return the fields of a dataclass that may have arrays, by their annotations; () for other classes."""
+    all_fields = fields(kind) if is_dataclass(kind) else ()
+    return tuple(field.name for field in all_fields if not _PLAIN_TYPES.issuperset(_WORD.findall(str(field.type))))
 
 
-_memory = Memory(MOST_BYTES)
+_memory = Memory(MAX_BYTES)
 recall = _memory.recall
 
 
 def remembered(function: Callable[P, Answer]) -> Callable[P, Answer]:
-    """Makes a pure function answer from memory.
+    """Return a pure function with a cache, in the memory that all such functions share.
 
     Args:
         function: its arguments are hashable, its result depends on them alone and is never changed.
     """
 
     @wraps(function)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> Answer:
+    def cached(*args: P.args, **kwargs: P.kwargs) -> Answer:
         return recall((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
 
-    return asked
+    return cached
 
 
-_SMALL_ANSWERS = 4096  # that each function remembers
-_small: list[Any] = []
+_SMALL_ANSWERS = 4096  # of each function
+_small_caches: list[Any] = []
 
 
 def remembered_small(function: Callable[P, Answer]) -> Callable[P, Answer]:
-    """The same for a function that is asked very often and answers with few bytes, names or tuples: 0.1 µs, not 0.9.
+    """Return a function with a cache of its own, for very frequent calls and small results: 0.1 µs a hit, not 0.9.
 
     Args:
-        function: as `remembered` takes it, of positional arguments; neither they nor its result hold arrays.
+        function: as of `remembered`, with positional arguments; neither they nor its result have arrays.
     """
-    cached = lru_cache(maxsize=_SMALL_ANSWERS)(function)
-    _small.append(cached)
-    asked: Any = cached
-    found: Callable[P, Answer] = asked
-    return found
+    cached: Any = lru_cache(maxsize=_SMALL_ANSWERS)(function)
+    _small_caches.append(cached)
+    typed: Callable[P, Answer] = cached  # `lru_cache` loses the types of parameters
+    return typed
 
 
 def remembered_questions() -> list[Any]:
-    """What is remembered: function, positional and keyword arguments; the least recently asked for first."""
+    """Return the cached calls, least recently used first: function, positional and keyword arguments of each."""
     return _memory.questions()
 
 
 def release_freed_memory() -> None:
-    """Gives memory that has been freed back to the system; the GNU C library keeps what a compilation leaves in pieces.
-
-    Without it, 90 small compilations whose functions are dropped keep about 60 MiB more than they use.
-    """
+    """Return freed memory to the system."""
+    # The GNU C library keeps fragments: measured, 60 MiB more than used after 90 small compilations.
     trim = getattr(CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def keep_recent() -> None:
-    """Forgets what does not fit `KEPT_BYTES`, and gives freed memory back; called after each compilation."""
-    _memory.shrink(KEPT_BYTES)
+    """Shrink the shared memory to `IDLE_BYTES`, and return freed memory to the system; called after compilations."""
+    _memory.shrink(IDLE_BYTES)
     release_freed_memory()
 
 
 def clear_caches() -> None:
-    """Forgets all that ipujax remembers of earlier compilations; results stay the same, the next one takes longer.
+    """Clear all caches of ipujax; results stay the same, the next compilation takes longer.
 
-    Compiled functions keep what they hold. `jax.clear_caches` does the same for JAX.
+    Functions that are compiled stay so. `jax.clear_caches` does the same for JAX.
     """
     _memory.shrink(0)
-    for asked in _small:
-        asked.cache_clear()
+    for cached in _small_caches:
+        cached.cache_clear()
     release_freed_memory()

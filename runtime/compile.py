@@ -1,9 +1,8 @@
-"""Compile: from a graph and a program to an `Executable` that knows what running it costs.
+"""Compile: from a graph and a program to an `Executable` with the costs of its steps and the memory of every tile.
 
-    graph, program ── verify ── costs ── memory ──▶ Executable ── timeline, profile (when asked for)
+    graph, program ── verify ── cost ── memory ── clocks ──▶ Executable ── timeline, profile (on demand)
 
-Compile is pure: it reads the graph and keeps a copy of its tables, so a graph may grow afterwards. Each pass is timed
-by name.
+Compile is pure: it reads the graph and copies its tables, so a graph may grow afterwards. Each step is timed by name.
 """
 
 from __future__ import annotations
@@ -70,18 +69,18 @@ from ipujax.runtime.verify import verify
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
 STEPS = ("verify", "cost", "memory", "clocks")
 _LOG = Log("compile")
-_SHOWN_TILES = 16  # of the fullest, in the log
+_LOGGED_TILES = 16  # the fullest ones, in the log
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a program is called and when it was compiled, for titles; each is empty where it is not known.
+    """Names of a program and the day of its compilation, for titles; "" for each that is unknown.
 
     Args:
-        function: the name of its function.
-        file: the name of the file or cell that the function is in, else of the one that compiles it.
-        label: what the user calls it, `Options.label` or `profile.labelled(…)`.
-        date: the day it was compiled, "2026-11-25".
+        function: name of its function.
+        file: name of the file or cell of the function, else of the code that compiles it.
+        label: the user's name for it, `Options.label` or `profile.labelled(…)`.
+        date: day of compilation, "2026-11-25".
     """
 
     function: str = ""
@@ -91,18 +90,18 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """Label, function and file: `wide: train_step (train.py)`."""
+        """Label, function and file, `wide: train_step (train.py)`."""
         name = f"{self.function} ({self.file})" if self.function and self.file else self.function or self.file
         return ": ".join(filter(None, (self.label, name)))
 
     @property
     def day(self) -> str:
-        """The date as people write it: 25 Nov 2026."""
+        """The date in words, `25 Nov 2026`."""
         return f"{(day := datetime.date.fromisoformat(self.date)).day} {day:%b %Y}" if self.date else ""
 
 
 def today() -> str:
-    """The day of a compilation, "2026-11-25", in local time."""
+    """Return the date of today in local time, "2026-11-25"."""
     return datetime.date.today().isoformat()
 
 
@@ -111,17 +110,17 @@ class Executable:
     """A compiled program.
 
     Args:
-        graph: variables, mappings and vertices; a copy, which nobody changes.
+        graph: variables, mappings and vertices; a copy, which never changes.
         program: the control tree.
-        options: the choices it was compiled with.
-        costs: what one run of each leaf costs.
-        memory: what every tile needs.
-        steps: what each leaf and decision does to the clocks of IPUs.
+        options: the options of the compilation.
+        costs: cost of one run of each leaf.
+        memory: bytes that every tile needs.
+        steps: effect of each leaf and decision on the clocks of IPUs.
         slots: rows of the clock state that are slots of buffered exchanges.
-        timings: seconds of each step from tracing on, by name; of a Poplar program those of this compilation.
+        timings: seconds of each step from tracing on, by name; for a Poplar program those of this compilation.
         byte_costs: costs per byte at which it was planned, until it fitted; the last is that of the graph.
         byte_cost_added_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
-        identity: what it is called, and when it was compiled.
+        identity: its names, and the day of compilation.
     """
 
     graph: Graph
@@ -137,68 +136,62 @@ class Executable:
     identity: Identity = Identity()
 
     def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
-        """The same program with what it was made from.
+        """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step.
 
         Args:
-            function: the name of its function; empty when there is none.
-            file: the name of the file, see `Identity`.
-            timings: seconds of each step before compilation, by name.
+            function: name of its function; "" if there is none.
+            file: name of the file.
+            timings: seconds of each earlier step, by name.
         """
         identity = replace(self.identity, function=str(function), file=file)
         return replace(self, identity=identity, timings=MappingProxyType({**timings, **self.timings}))
 
     @property
     def target(self) -> Target:
-        """The machine it was compiled for."""
+        """Target of the compilation."""
         return self.graph.target
 
     @cached_property
     def streaming_memory_bytes(self) -> int:
-        """What remote buffers take of streaming memory, those of the host's own memory apart."""
+        """Bytes of remote buffers in streaming memory; those in the memory of the host do not count."""
         return sum(_streaming_bytes(self.graph, self.program).values())
 
     @cached_property
     def function(self) -> Callable[[Mapping[HostStream, Any]], dict[HostStream, jax.Array]]:
-        """The function that runs it, from the values of host streams to those it writes; `jax.jit` can trace it."""
+        """The program as a function of values of host streams, see `engine_function`; `jax.jit` can trace it."""
         return engine_function(self.graph, self.program, exact_splits=self.options.exact_splits)
 
     def timeline_of(self, recording: Recording | None) -> Timeline:
-        """The timeline of a recorded run; the static one without a recording.
+        """Return the timeline of a recorded run, or the static one without a recording.
 
         Args:
-            recording: what data-dependent control did, see `timeline.Recording`.
+            recording: outcomes of data-dependent control, see `timeline.Recording`.
 
         Raises:
-            ProfileError: a loop whose trip count is data and not in `Options.trip_counts`, or a recording that is too
+            ProfileError: the trip count of a loop is data and not in `Options.trip_counts`, or the recording is too
                 short.
         """
-        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
-        return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
+        num_ipus = self.target.num_ipus
+        return timeline(self.program, self.steps, num_ipus, self.slots, self.options.trip_counts, recording)
 
     def spans_of(self, recording: Recording | None, max_steps: int = MAX_STEPS) -> Spans:
-        """What each IPU does when in a recorded run, or the static one, iterations of loops shown where they fit.
+        """Return start and end of the steps of each IPU, of a recorded run or the static one.
 
         Args:
             recording: as of `timeline_of`.
-            max_steps: approximate upper bound of the steps of spans.
+            max_steps: approximate upper bound of the number of steps; iterations of a loop are listed if they fit.
 
         Raises:
-            ProfileError: as `timeline_of`.
+            ProfileError: as of `timeline_of`.
         """
-        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
+        num_ipus = self.target.num_ipus
+        trip_counts = self.options.trip_counts
         return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, max_steps)
 
     def task_spans_of(self, recording: Recording | None) -> TaskSpans:
-        """When each task of each pipeline runs in a recorded run, or the static one.
-
-        Args:
-            recording: as of `timeline_of`.
-
-        Raises:
-            ProfileError: as `timeline_of`.
-        """
-        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
-        return task_spans(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
+        """Return start and end of each task of each pipeline; argument and errors as of `timeline_of`."""
+        num_ipus = self.target.num_ipus
+        return task_spans(self.program, self.steps, num_ipus, self.slots, self.options.trip_counts, recording)
 
 
 def compile(
@@ -208,28 +201,29 @@ def compile(
     options: Options | None = None,
     check: Callable[[MemoryReport], object] = check_memory,
 ) -> Executable:
-    """Compiles a program: checks it, and finds what every leaf of it costs and how much memory every tile needs.
+    """Compile a program: verify it, and compute the cost of every leaf and the memory of every tile.
 
     Args:
         graph: variables, mappings and vertices, for one target.
         program: the control tree; not to be changed afterwards.
-        options: choices; the defaults when None.
-        check: looks at what every tile needs, unless the options allow any of it.
+        options: the options; the defaults when None.
+        check: raises if the memory does not fit; not called with `allow_out_of_memory`.
 
     Raises:
-        VerifyError: a program that breaks a rule.
-        TileMemoryError: a program that overflows a tile, unless the options allow it.
-        StreamingMemoryError: remote buffers that streaming memory has no room for.
-        ArgumentError: a trip count for a loop that the program does not have.
+        VerifyError: the program breaks a rule.
+        TileMemoryError: the program overflows a tile, unless the options allow it.
+        StreamingMemoryError: remote buffers do not fit in streaming memory.
+        ArgumentError: `Options.trip_counts` names a loop that the program lacks.
     """
     options = options or Options()
     with watch_compilation("program", STEPS, options.progress):
-        return _compiled(graph, program, options, check)
+        return _compile(graph, program, options, check)
 
 
-def _compiled(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
+def _compile(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
     timings = dict[str, float]()
-    graph, effects = _copied(graph), EffectsOf(graph)
+    graph = _copy(graph)
+    effects = EffectsOf(graph)
     _check_trip_counts(program, options)
     _check_streaming_memory(graph, program)
     if _LOG.is_on(DEBUG):
@@ -242,7 +236,7 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
     with step(_LOG, "memory", timings):
         memory = memory_report(graph, program, effects, costs)
         if _LOG.is_on(TRACE):
-            for line in fullest_tiles(memory, _SHOWN_TILES):
+            for line in fullest_tiles(memory, _LOGGED_TILES):
                 _LOG.trace("%s: %s", compilation_name(), line)
         if not options.allow_out_of_memory:
             check(memory)
@@ -250,17 +244,23 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
         steps, slots = clock_steps(program, costs, effects, graph.target)
     keep_recent()
     frozen = MappingProxyType
-    byte_costs = (graph.byte_cost_cycles,)
-    identity = Identity(label=options.label, date=today())
-    clocks = frozen(steps), slots
     return Executable(
-        graph, program, options, frozen(costs), memory, *clocks, frozen(timings), byte_costs, identity=identity
+        graph,
+        program,
+        options,
+        frozen(costs),
+        memory,
+        frozen(steps),
+        slots,
+        frozen(timings),
+        byte_costs=(graph.byte_cost_cycles,),
+        identity=Identity(label=options.label, date=today()),
     )
 
 
 def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
-    """What one run of each leaf of a program costs; a compute set that is executed in several places is costed once."""
-    known: dict[ComputeSet, ComputeSetCost] = {}
+    """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions."""
+    set_costs: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
     joining = joining_streams(program)
 
@@ -271,9 +271,9 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
     for leaf in leaves(program):
         match leaf:
             case Execute(compute_set):
-                if compute_set not in known:
-                    known[compute_set] = compute_set_cost(graph, compute_set)
-                costs[leaf] = known[compute_set]
+                if compute_set not in set_costs:
+                    set_costs[compute_set] = compute_set_cost(graph, compute_set)
+                costs[leaf] = set_costs[compute_set]
             case Copy():
                 costs[leaf] = copy_cost(graph, leaf)
             case CrossReplicaCopy():
@@ -297,46 +297,51 @@ def program_cycles(
     costs: Mapping[Leaf, Cost] | None = None,
     effects: EffectsOf | None = None,
 ) -> int:
-    """Cycles of one run of a program that is not compiled; loops whose trip count is data run once.
+    """Return the cycles of one run of a program that is not compiled; loops whose trip count is data run once.
 
     Args:
         graph: variables, mappings and vertices.
         program: the control tree.
         part: the part of it that runs; all of it when None.
-        costs: the costs of its leaves, if they were computed already.
-        effects: the effects of its nodes, if some were computed already.
+        costs: costs of its leaves, if already computed.
+        effects: effects of its nodes, if already computed.
     """
-    costs, effects = leaf_costs(graph, program) if costs is None else costs, effects or EffectsOf(graph)
+    costs = leaf_costs(graph, program) if costs is None else costs
+    effects = effects or EffectsOf(graph)
     steps, slots = clock_steps(program, costs, effects, graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
     return timeline(part or program, steps, graph.target.num_ipus, slots, trips).cycles
 
 
-def _copied(graph: Graph) -> Graph:
+def _copy(graph: Graph) -> Graph:
+    # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
     copy = Graph(graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles)
-    copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
+    copy.variables = list(graph.variables)
+    copy.mappings = dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
-    copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
-    copy.off_chip, copy.roles = dict(graph.off_chip), dict(graph.roles)
+    copy.fallbacks = dict(graph.fallbacks)
+    copy.unmet_bounds = list(graph.unmet_bounds)
+    copy.off_chip = dict(graph.off_chip)
+    copy.roles = dict(graph.roles)
     return copy
 
 
 def _check_streaming_memory(graph: Graph, program: Program) -> None:
-    there = graph.target.streaming_memory_bytes * graph.target.num_ipus
+    available_bytes = graph.target.streaming_memory_bytes * graph.target.num_ipus
     needed = _streaming_bytes(graph, program)
-    if sum(needed.values()) > there:
+    if sum(needed.values()) > available_bytes:
         largest = max(needed, key=lambda memory: (needed[memory], memory.name))
         raise StreamingMemoryError(
             "what is kept in streaming memory exceeds it",
             where=largest.origin,
-            expected=f"at most {there:,} bytes, those of {graph.target.num_ipus} IPUs",
+            expected=f"at most {available_bytes:,} bytes, those of {graph.target.num_ipus} IPUs",
             got=f"{sum(needed.values()):,} bytes, of which {largest.name} has {needed[largest]:,}",
             hint="more IPUs for each replica, or a share of the optimiser's state for each replica: ipu.optim.shard",
         )
 
 
 def _streaming_bytes(graph: Graph, program: Program) -> dict[Variable, int]:
-    """Bytes in streaming memory, by the memory of each remote buffer."""
+    """Return the bytes of each remote buffer in streaming memory, by its variable."""
     memories = {*graph.off_chip, *remote_memories(program)}
     memories -= {memory for memory, buffer in graph.off_chip.items() if buffer.on_host}
     return {memory: memory.size * element_bytes(memory.dtype) for memory in memories}

@@ -1,7 +1,7 @@
-"""Errors a user can meet: one family, one form.
+"""Errors for users: one family, one form.
 
-Every error says what happened, where in the user's code, what was expected and found (with units), and what to try.
-Errors that are faults of ipujax itself are plain `AssertionError`s.
+Every error has a message, the user's source line, expected and actual value with units, and a hint. Faults of ipujax
+itself are plain `AssertionError`s.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import jax
 
 from ipujax.runtime.cache import remembered_small
 
-# Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
+# Files that are not the user's: ipujax, JAX, generated code ("<string>", "<frozen …>"), and the standard library.
 _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
-_OWN_FILES = (_IPUJAX, f"{Path(jax.__file__).parent}{os.sep}", "<")
+_SKIPPED_FILES = (_IPUJAX, f"{Path(jax.__file__).parent}{os.sep}", "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
-_CONSOLE_CELL = re.compile(r"<ipython-input-(\d+)-")  # what IPython calls a cell of a console
-_NOTEBOOK_CELL = re.compile(r"In\[(\d+)\]")  # and its label of any cell
-_TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # what a console calls the lines typed into it
+_CONSOLE_CELL = re.compile(r"<ipython-input-(\d+)-")  # file name of a cell of an IPython console
+_NOTEBOOK_CELL = re.compile(r"In\[(\d+)\]")  # IPython's label of any cell
+_TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # file names of lines typed into a console
 
 
 def user_line() -> str | None:
-    """The innermost line of the running call stack that is the user's, as `file:line (function)`.
+    """Return the innermost line of the user's in the running call stack, as `file:line (function)`.
 
-    That is one outside of installed packages; where all are inside, one of a package that is neither JAX nor ipujax.
+    That is a line outside of installed packages; if there is none, one of a package other than JAX and ipujax.
     """
     place = user_place()
     return None if place is None else shown_place(place)
@@ -44,26 +44,27 @@ Place = tuple[str, int, str]  # file, line, function
 
 
 def user_place() -> Place | None:
-    """What `user_line` says, not yet put in words: for those who keep very many."""
+    """Return the place of `user_line`; smaller than its text, for code that stores very many."""
     frame = sys._getframe(1)
     return _innermost(frame, _is_in_project) or _innermost(frame, is_of_user)
 
 
 def calling_line() -> str:
-    """The innermost running line outside all installed packages, `file:line (function)`; "" if there is none."""
+    """Return the innermost running line outside of installed packages, `file:line (function)`; "" if there is none."""
     place = _innermost(sys._getframe(1), _is_in_project)
     return "" if place is None else shown_place(place)
 
 
 def calling_file() -> str:
-    """The name of the file of `calling_line`, as `file_name` has it; "" if there is none."""
+    """Return the file of `calling_line`, as `file_name` does; "" if there is none."""
     place = _innermost(sys._getframe(1), _is_in_project)
     return "" if place is None else file_name(place[0])
 
 
 def line_of(error: BaseException) -> str | None:
-    """The innermost line of the user's that an exception came through, as `user_line` finds it."""
-    traceback, places = error.__traceback__, list[Place]()
+    """Return the innermost line of the user's in the traceback of an exception, as `user_line` does."""
+    traceback = error.__traceback__
+    places: list[Place] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
         places.append((code.co_filename, traceback.tb_lineno, code.co_name))
@@ -71,14 +72,15 @@ def line_of(error: BaseException) -> str | None:
     innermost = (
         place for is_wanted in (_is_in_project, is_of_user) for place in reversed(places) if is_wanted(place[0])
     )
-    found = next(innermost, None)
-    return None if found is None else shown_place(found)
+    place = next(innermost, None)
+    return None if place is None else shown_place(place)
 
 
 def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Place | None:
-    """The first frame, going outwards, of a wanted file, or that was typed into a console."""
+    """Return the place of the innermost frame that is in a wanted file, or was typed into a console."""
     while frame is not None:
         code = frame.f_code
+        # Generated code has such a file name too, but not the globals of the main module.
         typed_in = code.co_filename.startswith("<") and frame.f_globals.get("__name__") == "__main__"
         if typed_in or is_wanted(code.co_filename):
             return code.co_filename, frame.f_lineno, code.co_name
@@ -87,7 +89,7 @@ def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Pla
 
 
 def shown_place(place: Place) -> str:
-    """A place as errors show it, `file:line (function)`; `cell 3, line 5 (function)` in a notebook."""
+    """Return a place as errors show it, `file:line (function)`; `cell 3, line 5 (function)` in a notebook."""
     file, line, function = place
     name = file_name(file)
     return f"{name}, line {line} ({function})" if name.startswith(_CELL) else f"{name}:{line} ({function})"
@@ -97,39 +99,38 @@ _CELL = "cell "
 
 
 def file_name(file: str) -> str:
-    """The name of a file without its folder; `cell 3` for the temporary file of a notebook's cell.
+    """Return the name of a file without its folder, or `cell 3` for the temporary file of a notebook's cell.
 
     Args:
-        file: its path, as code objects have it.
+        file: its path, as in `co_filename`.
     """
     number = _cell_number(file)
     return Path(file).name if number is None else f"{_CELL}{number}"
 
 
 def _cell_number(file: str) -> str | None:
-    """The number of the cell that IPython compiled under this name; None for other files.
-
-    Source: `IPython.core.compilerop.CachingCompiler.format_code_name`, since IPython 8.
-    """
-    label = file
-    if not (found := _CONSOLE_CELL.match(file)):
+    """Return the number of the cell that IPython compiled under this file name; None for other files."""
+    # Source: `IPython.core.compilerop.CachingCompiler.format_code_name`, since IPython 8. IPython is looked up, not
+    # imported: in a process without it there are no cells.
+    match = _CONSOLE_CELL.match(file)
+    if not match:
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
-        label = named[1] if named else ""
-        found = _NOTEBOOK_CELL.fullmatch(label)
-    return found[1] if found else None
+        match = _NOTEBOOK_CELL.fullmatch(named[1] if named else "")
+    return match[1] if match else None
 
 
 @remembered_small
 def is_of_user(file: str) -> bool:
-    """Whether a file is neither ipujax's own, nor JAX's, nor the standard library's, nor generated code."""
+    """Return whether a file is neither of ipujax, nor of JAX, nor of the standard library, nor generated code."""
+    # Packages may be installed in a folder of the standard library.
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
-    return not is_standard and not file.startswith(_OWN_FILES)
+    return not is_standard and not file.startswith(_SKIPPED_FILES)
 
 
 @remembered_small
 def is_installed(file: str) -> bool:
-    """Whether a file is an installed package's, the standard library's, ipujax's own, or holds generated code."""
+    """Return whether a file is of an installed package, the standard library or ipujax, or generated code."""
     if file.startswith("<"):
         return not file.startswith(_TYPED_IN)
     folders = file.split(os.sep)
@@ -144,11 +145,11 @@ class IpuError(Exception):
     """Base of all ipujax errors.
 
     Args:
-        what: what happened, naming the thing it happened to.
-        where: the user's source line, as `file:line (function)`; the line that is running when None.
-        expected: what would have been right, with units.
-        got: what was found instead, with units.
-        hint: what to try.
+        what: message, with the name of the function, operation or variable.
+        where: the user's source line, as `file:line (function)`; `user_line()` if None.
+        expected: the valid values, with units.
+        got: the actual value, with units.
+        hint: change that may help.
     """
 
     def __init__(
@@ -160,19 +161,20 @@ class IpuError(Exception):
         got: object = None,
         hint: str | None = None,
     ) -> None:
+        # "unknown" is the text of an empty `Origin`.
         where = user_line() if where is None or str(where) == "unknown" else where
-        self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.got = got
+        self.hint = hint
         rows = (("at", where), ("expected", expected), ("got", got), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label}: {value}" for label, value in rows if value is not None)]))
 
 
 @contextmanager
 def raised_at(where: str | None) -> Iterator[None]:
-    """Makes errors about arguments name a line that is not running any more; leaves them as they are when None.
-
-    Args:
-        where: as `file:line (function)`.
-    """
+    """Give an `ArgumentError` raised inside the context the line `where`, `file:line (function)`, if there is one."""
     try:
         yield
     except ArgumentError as error:
@@ -182,7 +184,7 @@ def raised_at(where: str | None) -> Iterator[None]:
 
 
 class TargetError(IpuError):
-    """A machine description that makes no sense, or names nothing known."""
+    """An inconsistent machine description, or an unknown name in one."""
 
 
 class TensorError(IpuError):
@@ -190,27 +192,27 @@ class TensorError(IpuError):
 
 
 class MappingError(IpuError):
-    """A tile mapping that leaves elements out, holds them twice, or names tiles the target lacks."""
+    """A tile mapping that leaves elements out, has them twice, or names tiles the target lacks."""
 
 
 class GraphError(IpuError):
-    """A graph built wrongly: unconnected field, wrong dtype or shape, unknown name."""
+    """An invalid graph: unconnected field, wrong dtype or shape, unknown name."""
 
 
 MAX_COUNT = (1 << 32) - 1  # of iterations, and of cycles of one vertex: Poplar's unsigned int
 
 
 def whole_number(value: Any, what: str, highest: int = MAX_COUNT, *, where: object = None) -> int:
-    """A whole number from 0 to `highest`; booleans are none.
+    """Return a whole number from 0 to `highest` as int; booleans are none.
 
     Args:
-        value: what was given.
-        what: how the error calls it.
-        highest: the greatest that is taken.
-        where: as in `IpuError`.
+        value: any value.
+        what: message of the error.
+        highest: the largest valid number.
+        where: as of `IpuError`.
 
     Raises:
-        GraphError: anything else.
+        GraphError: the value is no such number.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= highest:
         expected = f"a whole number, 0 … {highest}"
@@ -219,28 +221,28 @@ def whole_number(value: Any, what: str, highest: int = MAX_COUNT, *, where: obje
 
 
 def shortened(value: Any) -> str:
-    """What a value is, for an error."""
+    """Return a value as errors show it: numbers, text and None in full, the type of others."""
     return repr(value) if value is None or isinstance(value, str | Real) else f"a {type(value).__name__}"
 
 
 class VerifyError(IpuError):
     """A rule of the verifier is broken; `rule` names it."""
 
-    def __init__(self, rule: str, what: str, **facts: object) -> None:
+    def __init__(self, rule: str, what: str, **details: object) -> None:
         self.rule = rule
-        super().__init__(f"[{rule}] {what}", **facts)  # type: ignore[arg-type]
+        super().__init__(f"[{rule}] {what}", **details)  # type: ignore[arg-type]
 
 
 class TileMemoryError(IpuError):
     """A program that does not fit in the memory of a tile.
 
     Args:
-        what: what happened.
-        where: as in `IpuError`.
-        expected: as in `IpuError`.
-        got: as in `IpuError`.
-        ways: what to try, by what each changes: "batch", "recompute"… The hint has all of them.
-        needed_bytes: what the fullest tile needs; 0 where that is not known.
+        what: message.
+        where: as of `IpuError`.
+        expected: as of `IpuError`.
+        got: as of `IpuError`.
+        ways: hints, by the choice that each changes: "batch", "recompute"… The hint of the error has all of them.
+        needed_bytes: bytes that the fullest tile needs; 0 if unknown.
     """
 
     def __init__(
@@ -253,22 +255,19 @@ class TileMemoryError(IpuError):
         ways: Mapping[str, str] = MappingProxyType({}),
         needed_bytes: int = 0,
     ) -> None:
-        self.ways, self.needed_bytes = ways, needed_bytes
+        self.ways = ways
+        self.needed_bytes = needed_bytes
         hint = "\n    or: ".join(ways.values()) or None
         super().__init__(what, where=where, expected=expected, got=got, hint=hint)
 
     def with_ways(self, ways: Mapping[str, str]) -> TileMemoryError:
-        """The same error with other ways out, as a front end has them.
-
-        Args:
-            ways: as above.
-        """
-        facts = {"where": self.where, "expected": self.expected, "got": self.got}
-        return TileMemoryError(self.what, **facts, ways=ways, needed_bytes=self.needed_bytes)
+        """Return a copy with the hints `ways`, such as those of a front end."""
+        details = {"where": self.where, "expected": self.expected, "got": self.got}
+        return TileMemoryError(self.what, **details, ways=ways, needed_bytes=self.needed_bytes)
 
 
 class StreamingMemoryError(IpuError):
-    """What is kept in streaming memory does not fit there."""
+    """Remote buffers that do not fit in streaming memory."""
 
 
 class ArgumentError(IpuError):
@@ -276,15 +275,15 @@ class ArgumentError(IpuError):
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """Such a call where Python and JAX raise a `TypeError`: what is written for `jax.jit` still catches it."""
+    """An `ArgumentError` where Python and JAX raise a `TypeError`, so that code written for `jax.jit` catches it."""
 
 
 class ArgumentValueError(ArgumentError, ValueError):
-    """Such a call where JAX raises a `ValueError`."""
+    """An `ArgumentError` where JAX raises a `ValueError`."""
 
 
 class ArgumentOverflowError(ArgumentError, OverflowError):
-    """Such a call with a Python number that its dtype cannot hold, where JAX raises an `OverflowError`."""
+    """A Python number outside of the range of its dtype, where JAX raises an `OverflowError`."""
 
 
 class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
@@ -292,7 +291,7 @@ class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
 
 
 class ArgumentRuntimeError(ArgumentError, RuntimeError):
-    """A call that fails while it runs, where JAX raises a `RuntimeError`: a function on the host breaks its promise."""
+    """A call that fails while it runs, where JAX raises a `RuntimeError`: a host function returns other shapes, say."""
 
 
 class ScheduleError(ArgumentError):
@@ -300,7 +299,7 @@ class ScheduleError(ArgumentError):
 
 
 class ArgumentNameError(ArgumentError, NameError):
-    """Such a call where JAX raises a `NameError`: an axis it does not know."""
+    """An unknown axis, where JAX raises a `NameError`."""
 
 
 class ArgumentAttributeError(ArgumentError, AttributeError):
@@ -308,8 +307,8 @@ class ArgumentAttributeError(ArgumentError, AttributeError):
 
 
 class EngineError(IpuError):
-    """A run that cannot start or go on: nothing loaded, no such program, a stream nobody connected, an abort."""
+    """A run that cannot start or continue: no program loaded, unknown program, unconnected stream, abort."""
 
 
 class ProfileError(IpuError):
-    """A figure was asked for that this profile cannot know."""
+    """A figure that this profile does not have."""

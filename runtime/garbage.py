@@ -1,10 +1,10 @@
-"""Python's garbage collector while something is compiled: it is asked for less often.
+"""Fewer garbage collections during a compilation.
 
-A compilation makes millions of small objects, nearly all of them without cycles of references. Looking for cycles after
-every 700 new objects, as Python does, takes a tenth of its time and finds nothing to free: the 12-layer transformer of
+A compilation makes millions of small objects, nearly all of them without cycles of references. Python looks for cycles
+after every 700 new objects, which takes a tenth of the time and frees nothing: the 12-layer transformer of
 `benchmarks/models` takes 0.91 × the processor seconds without (median of twelve pairs), and the same 391 MB.
 
-Input: code to run. Output: the same code with the threshold of the youngest generation raised meanwhile.
+Input: code to run, in a context. Output: none; the threshold of the youngest generation is higher meanwhile.
 Limits: thresholds are of the whole process. When threads compile side by side, the first that raised them lowers them.
 """
 
@@ -19,7 +19,7 @@ _NEW_OBJECTS = 50_000  # between two collections of the youngest generation
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Raises the threshold of the youngest generation; a collector that is off, or rarer, is left as it is."""
+    """Raise the threshold of the youngest generation inside the context, unless it is off or higher already."""
     youngest, *older = gc.get_threshold()
     if not 0 < youngest < _NEW_OBJECTS:
         yield

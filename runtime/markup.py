@@ -1,6 +1,6 @@
 """HTML from values: text is always escaped, so that no name can become markup.
 
-Input: values. Output: `Markup`, a string that is HTML already; whatever is no `Markup` is escaped when it is put in.
+Input: values. Output: `Markup`, a string that is HTML already; any other value is escaped when an element takes it.
 """
 
 from __future__ import annotations
@@ -18,49 +18,40 @@ class Markup(str):
 
 
 def escaped(value: object) -> Markup:
-    """A value as HTML: markup as it is, all else as text.
-
-    Args:
-        value: anything.
-    """
+    """Return a value as HTML: markup unchanged, any other value as escaped text."""
     return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
 
 
 def joined(parts: Iterable[object], separator: str = "") -> Markup:
-    """Parts after each other.
-
-    Args:
-        parts: markup, or values that are escaped.
-        separator: HTML between them.
-    """
+    """Return parts one after the other, with a separator, HTML, between them; values other than markup are escaped."""
     return Markup(separator.join(map(escaped, parts)))
 
 
 def tag(name: str, *content: object, **attributes: object) -> Markup:
-    """An element.
+    """Return an element.
 
     Args:
         name: `div`.
-        content: what is in it.
+        content: its children, markup or values.
         attributes: with underscores for hyphens, and one at the end of a Python keyword; None and False leave one out,
             True is one without value.
     """
-    shown = [
+    texts = [
         key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{html.escape(str(value), quote=True)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     ]
-    start = f"<{' '.join([name, *shown])}>"
+    start = f"<{' '.join([name, *texts])}>"
     return Markup(start if name in _VOID else f"{start}{joined(content)}</{name}>")
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> Markup:
-    """A plain table; numbers are aligned right.
+    """Return a plain table, with numbers aligned right.
 
     Args:
-        head: of the columns; no head when empty.
-        rows: cells, as many as the head has, or two where there is none.
-        caption: above it; none when empty.
+        head: titles of the columns; no head if empty.
+        rows: cells of each row, as many as the head has.
+        caption: text above it; none if empty.
     """
     top = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if head else ""
     body = tag("tbody", *(tag("tr", *(_cell(n, cell) for n, cell in enumerate(row))) for row in rows))

@@ -1,7 +1,7 @@
-"""What a user may choose about one compilation.
+"""Options of one compilation.
 
-Input: named choices. Output: a validated, frozen `Options`. Every field changes what `compile` or the engine does, or
-shows of it; none is accepted and ignored.
+Input: named choices. Output: a validated, frozen `Options`. Every field changes the compilation, the engine or their
+reports; none is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 MAX_BYTE_COST = 1e12  # cycles; memory then outweighs everything else
-MOST_LABEL = 200  # characters
+MAX_LABEL = 200  # characters
 RECOMPUTATIONS = ("none", "all", "standard", "auto")
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
@@ -60,9 +60,8 @@ class Options:
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0 or not of a
-            name, a dtype that partials cannot have, a cost per byte that is not a number from 0 to 10¹², or a number of
-            tiles or batches that is none.
+        ArgumentError: a value of another type, an unknown name, or a number out of range: trip counts and `io_tiles`
+            are at least 0, `prefetch_depth` at least 1, `byte_cost` from 0 to 10¹².
     """
 
     exact_splits: bool = False
@@ -82,67 +81,71 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
             if not isinstance(flag := getattr(self, name), bool):
-                raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=repr(flag))
+                raise ArgumentError(f"Options.{name} must be a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
-            what = "Options.partials is no dtype of partials"
-            raise ArgumentError(what, expected=expected, got=repr(self.partials), hint=nearest(self.partials, PARTIALS))
+            message = "Options.partials must be a dtype of partials"
+            hint = nearest(self.partials, PARTIALS)
+            raise ArgumentError(message, expected=expected, got=repr(self.partials), hint=hint)
         check_recompute("Options.recompute", self.recompute)
         check_label("Options.label", self.label)
-        for name, least in (("io_tiles", 0), ("prefetch_depth", 1)):
+        for name, lowest in (("io_tiles", 0), ("prefetch_depth", 1)):
             number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
-                expected = f"a whole number of at least {least}"
-                raise ArgumentError(f"Options.{name} is no such number", expected=expected, got=repr(number))
+            # A bool is an Integral, but nobody means it as a number.
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < lowest:
+                expected = f"a whole number of at least {lowest}"
+                raise ArgumentError(f"Options.{name} must be a whole number", expected=expected, got=repr(number))
             object.__setattr__(self, name, int(number))
         if self.byte_cost is not None:
             object.__setattr__(self, "byte_cost", _checked_byte_cost(self.byte_cost))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
-            raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
+            raise ArgumentError("Options.trip_counts must be a mapping", expected="loop name to iterations", got=kind)
         for name, count in self.trip_counts.items():
             if not isinstance(name, str):
                 expected = "the name of a loop, as 'while[0]'"
-                raise ArgumentError("Options.trip_counts has a key that is no loop", expected=expected, got=repr(name))
+                raise ArgumentError("keys of Options.trip_counts must be loops", expected=expected, got=repr(name))
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
                 expected = "a whole number of iterations, at least 0"
-                raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
+                raise ArgumentError(
+                    f"Options.trip_counts[{name!r}] must be a trip count", expected=expected, got=repr(count)
+                )
         counts = {name: int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
 
 
-def check_recompute(what: str, given: Any) -> None:
-    """Refuses what is no way of recomputation.
+def check_recompute(name: str, value: Any) -> None:
+    """Check a choice of recomputation.
 
     Args:
-        what: where it was given.
-        given: what was given.
+        name: name of the argument, for the message.
+        value: its value.
 
     Raises:
-        ArgumentError: with the nearest of `RECOMPUTATIONS`.
+        ArgumentError: it is none of `RECOMPUTATIONS`; the hint is the nearest.
     """
-    if not isinstance(given, str) or given not in RECOMPUTATIONS:
+    if not isinstance(value, str) or value not in RECOMPUTATIONS:
         raise ArgumentError(
-            f"{what} is no way of recomputation",
+            f"{name} must be a way of recomputation",
             expected=f"one of {', '.join(map(repr, RECOMPUTATIONS))}",
-            got=repr(given),
-            hint=nearest(given, RECOMPUTATIONS) if isinstance(given, str) else None,
+            got=repr(value),
+            hint=nearest(value, RECOMPUTATIONS) if isinstance(value, str) else None,
         )
 
 
-def check_label(what: str, given: Any) -> None:
-    """Refuses what is no label of a profile: a line of text.
+def check_label(name: str, value: Any) -> None:
+    """Check a label of a profile: one line of text.
 
     Args:
-        what: where it was given.
-        given: what was given.
+        name: name of the argument, for the message.
+        value: its value.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: it is no such text.
     """
-    if not isinstance(given, str) or len(given) > MOST_LABEL or not (given.isprintable() and given == given.strip()):
-        expected = f"one line of at most {MOST_LABEL} characters, no spaces around it"
-        raise ArgumentError(f"{what} is no label", expected=expected, got=repr(given)[:MOST_LABEL])
+    if not isinstance(value, str) or len(value) > MAX_LABEL or not (value.isprintable() and value == value.strip()):
+        expected = f"one line of at most {MAX_LABEL} characters, no spaces around it"
+        raise ArgumentError(f"{name} must be a label", expected=expected, got=repr(value)[:MAX_LABEL])
 
 
 def _checked_byte_cost(cost: Any) -> float:

@@ -1,8 +1,8 @@
 """Texts of source files, for reports that show costs beside lines.
 
-Input: origins. Output: for each file its lines. Python's own `linecache` reads them, which also knows the cells of
-notebooks.
-Limits: a file that has changed since it was traced is shown as it is now; one that is gone, or very long, is left out.
+Input: origins. Output: the lines of each file. Python's `linecache` reads them, which also has the cells of notebooks.
+Limits: lines are those of the file now, which may have changed since it was traced; files that are gone or very long
+are left out.
 """
 
 from __future__ import annotations
@@ -18,21 +18,17 @@ _LINE = re.compile(r"^(?P<name>.*)(?::|(?<=\d), line )(?P<number>[1-9]\d{0,8})(?
 
 
 def line_number(line: str) -> tuple[str, int] | None:
-    """File name and line number of `file:line (function)` or `cell 3, line 5 (function)`; None for other texts.
+    """Return file name and line number of an `Origin.line`; None for other texts.
 
     Args:
-        line: as `Origin.line`.
+        line: `file:line (function)` or `cell 3, line 5 (function)`.
     """
-    found = _LINE.match(line)
-    return (found["name"], int(found["number"])) if found else None
+    match = _LINE.match(line)
+    return (match["name"], int(match["number"])) if match else None
 
 
 def source_texts(origins: Iterable[Origin]) -> dict[str, list[str]]:
-    """The lines of the files that origins name, by path, without line ends.
-
-    Args:
-        origins: those without a file are left out.
-    """
+    """Return the lines of the files of origins, by path, without newlines; origins without a file are left out."""
     texts: dict[str, list[str]] = {}
     for path in dict.fromkeys(origin.file for origin in origins if origin.file):
         lines = linecache.getlines(path)

@@ -132,9 +132,9 @@ class _GraphJson:
             case RemoteIn(buffer, _) | RemoteOut(_, buffer):
                 return {"buffer": buffer.name, "overlaps": node.overlaps}
             case Loop():
-                return {**node.facts, "line": node.origin.line}
+                return {**node.attributes, "line": node.origin.line}
             case Call(function):
                 return {"function": self.functions[function]}
             case Sync(kind):
                 return {"kind": kind}
-        return node.facts
+        return node.attributes

@@ -21,7 +21,7 @@ from ipujax.lowering.gcl.cheapest import choose
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
-from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program, substituted
+from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program, substitute
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 
 
@@ -256,7 +256,7 @@ def _add_same_layout(graph: Graph, x: Tensor, name: str) -> Tensor:
         return add_like(graph, x, name)
     (variable,) = x.variables()
     (out,) = add_like(graph, Tensor.of(variable), name).variables()
-    return substituted(x, {variable: out})
+    return substitute(x, {variable: out})
 
 
 def _packed_value(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> Tensor:

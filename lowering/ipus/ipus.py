@@ -20,7 +20,7 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
-from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substitute
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable
 
 
@@ -156,7 +156,7 @@ class Ipus:
         if (tensor, ipu) not in self._copies:
             local = self._with_local_constants(tensor, foreign, ipu)
             replaced = {v: copies[v, ipu] for v in local.variables() if (v, ipu) in copies}
-            self._copies[tensor, ipu] = self._copied(substituted(local, replaced), ipu, prog)
+            self._copies[tensor, ipu] = self._copied(substitute(local, replaced), ipu, prog)
         return self._copies[tensor, ipu]
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
@@ -170,7 +170,7 @@ class Ipus:
                 if (variable, ipu) not in self._constants:
                     self._constants[variable, ipu] = self.view(ipu).add_copy_of(variable)
                 table[variable] = self._constants[variable, ipu]
-        return substituted(tensor, table)
+        return substitute(tensor, table)
 
     def _copied(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
         foreign = self._elsewhere(tensor, ipu)
@@ -183,7 +183,7 @@ class Ipus:
             table: dict[Variable, Variable] = {}
             for variable in foreign:
                 (table[variable],) = self._dense(Tensor.of(variable), ipu, prog).variables()
-            return substituted(tensor, table)
+            return substitute(tensor, table)
         return self._dense(tensor, ipu, prog)
 
     def _dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:

@@ -20,7 +20,7 @@ from ipujax.runtime.cost.ipu_window import compact
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.cost.transfer import CopyCost, copy_cost
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
-from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, of_replicas, substituted
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, of_replicas, substitute
 from ipujax.runtime.tensor import pad_tiles, renumber_tiles
 
 
@@ -67,4 +67,4 @@ def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
         mapping = renumber_tiles(graph.mappings[variable], second_tiles)
         assert mapping is not None, "every tile has its counterpart"
         pair.mappings[received_variable] = mapping
-    return copy_cost(pair, Copy(copy.source, substituted(copy.destination, received), copy.name))
+    return copy_cost(pair, Copy(copy.source, substitute(copy.destination, received), copy.name))

@@ -34,10 +34,10 @@ from ipujax.runtime.graph import (
     Program,
     Term,
     VertexGroup,
+    direct_tensors,
     distinct,
     element,
-    own_tensors,
-    substituted,
+    substitute,
     unsplit,
 )
 from ipujax.runtime.tensor import Tensor, Variable
@@ -68,7 +68,7 @@ def find_collapsible(graph: Graph, program: Program, persistent: Collection[Vari
     if not candidates:
         return frozenset()
     for node in distinct(program):
-        candidates.difference_update(v for tensor in own_tensors(node) for v in tensor.variables())
+        candidates.difference_update(v for tensor in direct_tensors(node) for v in tensor.variables())
     ties: list[set[Variable]] = []
     for group in executed_groups(graph, program):
         if any(v in candidates for access in group.accesses for v in access.tensor.variables()):
@@ -200,4 +200,4 @@ def _shrink_axis(axis: Axis) -> Axis:
 
 
 def _shrink_tensor(tensor: Tensor, collapsed: Collapsed) -> Tensor:
-    return substituted(tensor[:1], collapsed) if tensor.variables()[0] in collapsed else tensor
+    return substitute(tensor[:1], collapsed) if tensor.variables()[0] in collapsed else tensor

@@ -54,8 +54,8 @@ from ipujax.runtime.graph import (
     Sync,
     Wait,
     WriteUndef,
+    direct_tensors,
     distinct,
-    own_tensors,
 )
 from ipujax.runtime.host import CallStream, GuardedHost, HostCall, HostCalls
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
@@ -126,7 +126,7 @@ class EngineProgram:
 
     def _constants_of(self, program: Program) -> list[Variable]:
         """Return the constants that a program reads, in the order of the graph."""
-        tensors = [tensor for node in distinct(program) for tensor in own_tensors(node)]
+        tensors = [tensor for node in distinct(program) for tensor in direct_tensors(node)]
         tensors += [access.tensor for group in executed_groups(self._graph, program) for access in group.accesses]
         used = {variable for tensor in tensors for variable in tensor.variables() if variable.is_constant}
         return sorted(used, key=self._order.__getitem__)

@@ -1,4 +1,4 @@
-"""What is compiled: codelets, vertex groups, compute sets, the control program, and their text."""
+"""The input of `compile`: codelets, vertex groups, compute sets, the control program, and their text."""
 
 from ipujax.runtime.graph.codelet import (
     BlockShapes as BlockShapes,
@@ -54,7 +54,7 @@ from ipujax.runtime.graph.program import (
     RepeatWhile as RepeatWhile,
     Sequence as Sequence,
     Switch as Switch,
-    own_tensors as own_tensors,
+    direct_tensors as direct_tensors,
 )
 from ipujax.runtime.graph.program_builder import Builder as Builder
 from ipujax.runtime.graph.steps import (
@@ -63,7 +63,7 @@ from ipujax.runtime.graph.steps import (
     leaves as leaves,
     while_names as while_names,
 )
-from ipujax.runtime.graph.substitution import substituted as substituted
+from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,
     Access as Access,

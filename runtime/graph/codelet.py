@@ -1,7 +1,7 @@
 """Codelets: code for one tile, as a JAX function of blocks with a cycle estimate.
 
-A codelet says nothing of tiles or tensors; a `VertexGroup` connects it. Library codelets are supervisor codelets: one
-vertex a tile that shares its work among the six workers inside its cycle formula, as PopLibs' MultiVertex does.
+A codelet has no tiles or tensors; a `VertexGroup` connects it to them. Library codelets are supervisor codelets: one
+vertex a tile, whose cycle formula divides its work among the six workers, as PopLibs' MultiVertex does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ BlockShapes = Sequence[tuple[np.ndarray, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One connection of a codelet: name, direction and dtype; whether it is accessed 128 bits at a time.
+    """One connection of a codelet.
 
-    What is `interleaved` lies in the interleaved region of tile memory.
+    Args:
+        name: for messages and profiles.
+        direction: whether the codelet reads it, writes it, or both.
+        dtype: dtype of its tensor.
+        interleaved: whether it is accessed 128 bits at a time; its variables are then in interleaved tile memory.
     """
 
     name: str
@@ -44,30 +48,30 @@ class Field:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Codelet:
-    """Code for one tile; equal only to itself, so its makers are memoised.
+    """Code for one tile; equal only to itself, so functions that make codelets are memoised.
 
     Args:
-        name: as shown in profiles, `popops::Add<float>`.
+        name: name in profiles, `popops::Add<float>`.
         fields: its connections, inputs and outputs in any order.
-        compute: called with one array for each field that is read, in field order, returns the array of the field that
-            is written, or a tuple of them in field order. Dimensions indexed by a block number alone are squeezed away.
-        cycles: `(shapes, target) -> int64 array`, tile cycles of one vertex (of one worker when not `supervisor`), from
+        compute: function from one array for each field that is read, in field order, to the array of the field that is
+            written, or a tuple of them in field order. Dimensions indexed by a block number alone are squeezed away.
+        cycles: `(shapes, target) -> int64 array`, tile cycles of one vertex (of one worker unless `supervisor`), from
             the lengths of the blocks of all fields, as arrays over the grid of vertices.
-        state_bytes: size of the vertex state in tile memory.
-        code_bytes: size of its code in tile memory, once a tile.
+        state_bytes: bytes of the vertex state in tile memory.
+        code_bytes: bytes of its code in tile memory, once a tile.
         supervisor: whether one vertex uses all workers of the tile.
-        takes: keywords `compute` wants besides the arrays:
+        takes: keywords of `compute` besides the arrays:
             "pads": `pads=`, per field read, per dimension, the `(low, high)` fill elements that the block lacks, in
-            units of the dilated index; the arrays then come unpadded. Without it the arrays come padded with `fill`.
-            "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
-            "shapes": `shapes=`, per field written the shape of its block.
+            units of the dilated index; the arrays are then unpadded. Without it they are padded with `fill`.
+            "origins": `origins=`, first index of the block along each axis in `VertexGroup.origins`.
+            "shapes": `shapes=`, shape of the block of each field that is written.
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
-        compares: whether results depend on which elements of its inputs are equal. What it reads is then computed once:
+        compares: whether results depend on equality of elements of its inputs. Its inputs are then computed once:
             compiled anew with another reader, a sum of products may round otherwise, and differ from itself.
         flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add.
             Only reports use it.
         parts: `(shapes, target) -> int64 array`, equal parts of work that the supervisor of a vertex deals to workers.
-            None: all workers work all the time, as in products on the AMP unit. Only reports use it.
+            None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
     """
 
     name: str

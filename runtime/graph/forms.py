@@ -1,4 +1,4 @@
-"""Forms of control: how a node of the program tree runs the programs inside it.
+"""Forms of control flow: the ways in which a node of the program tree runs its children.
 
     form     ::= Leaf     computes, moves or waits itself, and has no children
                | Block    runs each child once, in order
@@ -6,9 +6,8 @@
                | Branch   runs one of its children
     Decision ::= control that depends on the value of a tensor: any Branch, and a Loop with a `test`
 
-Analyses, cost models and profiles ask a node for its form, its children and its tensors, so that they know a new kind
-of node without naming it: it subclasses a form. Only what gives each node a meaning of its own, as the engine and the
-listing do, has to learn of it.
+Analyses, cost models and profiles ask a node for its form, its children and its tensors, so a new kind of node that
+subclasses a form needs no change there. The engine, the tile interpreter and the listing have a case for each node.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ class Program:
             check_program(child)
 
     def children(self) -> tuple[Program, ...]:
-        """The programs inside this one, in order."""
+        """Return the programs inside this one, in order."""
         return ()
 
     def rebuild(self, children: Sequence[Program]) -> Program:
-        """Makes a node like this one of other programs, one for each of `children()`."""
+        """Return a copy with other children, one for each of `children()`."""
         return self
 
     @property
     def child_runs(self) -> int:
-        """Runs of each child in one run of the node; 1 where data decides."""
+        """Runs of each child in one run of the node; 1 if data decide."""
         return 1
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """JSON-able data that tells control from other control of its form."""
+    def attributes(self) -> dict[str, Any]:
+        """JSON-able values that distinguish the node from others of its kind: a trip count, say."""
         return {}
 
     @property
@@ -68,7 +67,7 @@ class Leaf(Program):
     """A program that computes, moves or waits itself.
 
     Attributes:
-        origin: where it comes from.
+        origin: source line, layer and part.
     """
 
     __slots__ = ()
@@ -82,7 +81,7 @@ class Leaf(Program):
 
     @property
     def shown_origin(self) -> Origin:
-        """Where it comes from, as profiles show it."""
+        """Origin in profiles."""
         return self.origin
 
 
@@ -93,10 +92,10 @@ class Block(Program):
 
 
 class Decision(Program):
-    """Control that reads a scalar tensor, its decider, and runs the programs inside it accordingly.
+    """Control that reads a scalar tensor, its decider, and runs its children accordingly.
 
     Attributes:
-        origin: where it comes from.
+        origin: source line, layer and part.
         decider_field: field of the node that holds the decider.
         decider_dtypes: dtypes that the decider may have.
     """
@@ -109,12 +108,12 @@ class Decision(Program):
 
     @property
     def decider(self) -> Tensor:
-        """The scalar tensor that is read."""
+        """The scalar tensor that it reads."""
         tensor: Tensor = getattr(self, self.decider_field)
         return tensor
 
     def with_decider(self, tensor: Tensor) -> Program:
-        """Makes a node like this one that reads another tensor."""
+        """Return a copy that reads another tensor."""
         node: Program = replace(self, **{self.decider_field: tensor})  # type: ignore[type-var]
         return node
 
@@ -123,7 +122,7 @@ class Decision(Program):
         return (self.decider,)
 
     def choice(self, value: Any) -> int:
-        """Decides on a value of the decider: number of the child of a Branch, 1 for another iteration of a Loop."""
+        """Return, by the decider's value, the number of the child of a Branch; 1 for another iteration of a Loop."""
         raise NotImplementedError
 
 
@@ -133,15 +132,15 @@ class Branch(Decision):
     __slots__ = ()
 
     def recorded_choice(self, outcome: int) -> int:
-        """Number of the child that ran, from what the engine records of the node."""
+        """Return the number of the child that ran, from the outcome that the engine recorded."""
         return outcome
 
 
 class Loop(Program):
-    """Control that runs its body again and again.
+    """Control that runs its body for a number of iterations.
 
-    Without a test it runs `body` `trips` times. With one it is a Decision too and runs `test`, decides, and, as long as
-    it decides to go on, runs `body` and `test` and decides again.
+    Without a test that number is `trips`. With one the loop is a Decision too: it runs `test`, and, while `choice` is
+    1, `body` and `test`.
     """
 
     __slots__ = ()
@@ -151,7 +150,7 @@ class Loop(Program):
 
     @property
     def trips(self) -> int | None:
-        """Trip count; None if data decides."""
+        """Trip count; None if data decide."""
         return None
 
     @property
@@ -167,19 +166,19 @@ class Loop(Program):
         return (self.body,) if self.test is None else (self.test, self.body)
 
 
-def check_program(what: Any) -> Program:
-    """What is to run, if it is a program.
+def check_program(value: Any) -> Program:
+    """Return `value` if it is a program.
 
     Raises:
-        GraphError: anything else.
+        GraphError: it is none.
     """
-    if not isinstance(what, Program):
+    if not isinstance(value, Program):
         hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
-        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else described(what)
-        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
-    return what
+        got = f"compute set {value.name}" if isinstance(value, ComputeSet) else describe(value)
+        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(value)))
+    return value
 
 
-def described(what: Any) -> str:
-    """What a value is, for an error."""
-    return repr(what) if isinstance(what, Tensor) else shortened(what)
+def describe(value: Any) -> str:
+    """Return a value as errors show it."""
+    return repr(value) if isinstance(value, Tensor) else shortened(value)

@@ -2,7 +2,7 @@
 
 A `Graph` is a builder. `compile` reads it and never writes it; a graph may grow and be compiled again.
 Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
-ever larger bounds when nothing fits (reference machine.md §2).
+ever larger bounds if no plan fits (reference machine.md §2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BYTE_COST_CYCLES = 0.5  # assumed: default cost per byte of data or code on the 
 
 @remembered
 def of_replicas(target: Target, replicas: int) -> Target:
-    """The machine of several replicas, of which `target` is that of one."""
+    """Return the target of all replicas together, from that of one replica."""
     return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)
 
 
@@ -37,24 +37,24 @@ class Graph:
     """Variables, mappings and vertices for one target.
 
     Args:
-        target: the machine the graph is built for; that of one replica where there are several.
-        replication_factor: how many replicas run the graph, each on IPUs of its own.
+        target: machine of one replica.
+        replication_factor: number of replicas that run the graph, each on its own IPUs.
         byte_cost_cycles: cost per byte on the fullest tile, which planners add.
-        io_tiles: the last so many tiles of each IPU only move data, see `Options.io_tiles`.
+        io_tiles: number of tiles of each IPU, the last ones, that only move data; see `Options.io_tiles`.
 
     Attributes:
-        fallbacks: the primitive of each compute set that runs one as a single vertex.
-        unmet_bounds: operations whose plans take more memory than planners may use.
-        libraries: op libraries that the user's program says it uses.
-        off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
-        emissions: what operations have added, by operation and operands: equal ones are planned once.
-        parts: gives the equations that vertices being added compute, where these come from several places.
-        roles: what variables are for, see `runtime.tensor.roles`; of those of no known role it has none.
+        fallbacks: primitive of each compute set that runs an equation as one vertex.
+        unmet_bounds: operations whose plans exceed the available memory proportion.
+        libraries: op libraries that the user's program has added.
+        off_chip: remote buffers for arguments of a call, or values between its steps, by their memory.
+        emissions: results that operations have added, by operation and operands: equal ones are planned once.
+        parts: returns the equations that vertices added now compute, if these have several origins.
+        roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
     """
 
-    next_tile = 0  # where the next small variable starts
-    iterations = 1  # how often what is being added runs, as far as the loops around it are known
-    maps_automatically = True  # whether operations may place what has no tile mapping yet
+    next_tile = 0  # first tile of the next small variable
+    iterations = 1  # runs of operations added now, in the loops around them whose trip count is known
+    maps_automatically = True  # whether operations may map variables that have no tile mapping
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Graph:
         byte_cost_cycles: float = BYTE_COST_CYCLES,
         io_tiles: int = 0,
     ) -> None:
-        self.target, self.replication_factor = target, replication_factor
-        self.byte_cost_cycles, self.io_tiles = byte_cost_cycles, io_tiles
+        self.target = target
+        self.replication_factor = replication_factor
+        self.byte_cost_cycles = byte_cost_cycles
+        self.io_tiles = io_tiles
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
@@ -82,38 +84,41 @@ class Graph:
 
     @property
     def origin(self) -> Origin:
-        """Where in the user's program what is being added comes from."""
+        """Origin of all that is added now."""
         return self._origin
 
     @property
     def system_target(self) -> Target:
-        """The machine of all replicas together; replica r has IPUs r · n … of n each."""
+        """Target of all replicas together; replica r has IPUs r · n … (r + 1) · n − 1, for n IPUs a replica."""
         return of_replicas(self.target, self.replication_factor)
 
     @property
     def num_used_ipus(self) -> int:
-        """IPUs up to the last one with a vertex, of all replicas together."""
+        """Number of IPUs up to the last one with a vertex, of all replicas together."""
         last = max((int(group.tile.max(initial=0)) for groups in self.groups.values() for group in groups), default=0)
         return (last // self.target.tiles_per_ipu + 1) * self.replication_factor
 
     @property
     def io_view(self) -> Graph | None:
-        """The tiles that only move data, as a graph; None where the graph is not that of one IPU, or has none."""
+        """I/O tiles as a graph; None unless the graph is the view of one IPU that has some."""
         return None
 
     @contextmanager
     def debug_origin(self, origin: Origin, parts: Callable[[], tuple[VertexPart, ...]] = no_parts) -> Iterator[None]:
-        """Attributes everything added inside to `origin`, and divides the cycles of vertices among `parts` if any."""
-        outer_origin, outer_parts = self._origin, self.parts
-        self._origin, self.parts = origin, parts
+        """Give all that is added inside the context an origin, and its vertices the equations of `parts`."""
+        outer_origin = self._origin
+        outer_parts = self.parts
+        self._origin = origin
+        self.parts = parts
         try:
             yield
         finally:
-            self._origin, self.parts = outer_origin, outer_parts
+            self._origin = outer_origin
+            self.parts = outer_parts
 
     @contextmanager
     def inside_loop(self, trip_count: int | None) -> Iterator[None]:
-        """Notes that everything added inside runs in each iteration of a loop; None where the count is data."""
+        """Multiply `iterations` by the trip count of a loop, inside the context; None if the count is data."""
         outer = self.iterations
         self.iterations = max(1, outer * (_MOST_ITERATIONS if trip_count is None else trip_count))
         try:
@@ -139,35 +144,29 @@ class Graph:
         mapping: TileMapping | None = None,
         monoid: str | None = None,
     ) -> Tensor:
-        """Adds a variable and returns the tensor of all of it.
+        """Add a variable and return its tensor.
 
         Args:
             shape: sizes of its dimensions.
-            dtype: numpy or JAX extended dtype.
+            dtype: NumPy or JAX extended dtype.
             name: debug name.
-            mapping: its tile mapping, if already known.
+            mapping: its tile mapping; may be set later.
             monoid: see `Variable.monoid`.
 
         Raises:
-            MappingError: if the mapping does not fit shape and target.
+            MappingError: the mapping does not fit shape and target.
         """
         variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self.origin)
         return self._add(variable, mapping)
 
     def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
-        """Adds a constant, an array of any shape, and returns its tensor."""
+        """Add a constant, an array of any shape, and return its tensor."""
         value = value if hasattr(value, "dtype") else np.asarray(value)
         variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
         return self._add(variable, mapping)
 
     def add_replica_constant(self, values: np.ndarray, name: str = "", mapping: TileMapping | None = None) -> Tensor:
-        """Adds a constant of which each replica has its own, and returns its tensor.
-
-        Args:
-            values: [replicas, *shape].
-            name: debug name.
-            mapping: its tile mapping, if already known.
-        """
+        """Add a constant with a value for each replica, [replicas, *shape], and return its tensor, [*shape]."""
         if self.replication_factor == 1:
             return self.add_constant(values[0], name, mapping)
         return self._add(Variable(values.shape[1:], values.dtype, name, values, None, self.origin, True), mapping)
@@ -181,11 +180,11 @@ class Graph:
         read_into: HostStream | None = None,
         on_host: bool = False,
     ) -> RemoteBuffer:
-        """Adds a buffer in streaming memory.
+        """Add a buffer in streaming memory.
 
         Args:
-            shape: sizes of its dimensions; the first is that of its rows.
-            dtype: numpy dtype.
+            shape: sizes of its dimensions; the first is the number of rows.
+            dtype: NumPy dtype.
             name: debug name.
             filled_from: see `RemoteBuffer`.
             read_into: see `RemoteBuffer`.
@@ -202,62 +201,63 @@ class Graph:
         return Tensor.of(variable)
 
     def note_role(self, tensor: Tensor, role: str) -> None:
-        """Notes what the variables of a tensor are for; those of which it is known stay what they are."""
+        """Set the role of those variables of a tensor that have none yet."""
         if role:
             for variable in tensor.variables():
                 self.roles.setdefault(variable, role)
 
     def role_of(self, tensor: Tensor) -> str:
-        """What all variables of a tensor are for; "" where that is unknown, or not the same."""
+        """Return the common role of all variables of a tensor; "" if it is unknown or differs."""
         roles = {self.roles.get(variable, "") for variable in tensor.variables()}
         return roles.pop() if len(roles) == 1 else ""
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
-        """Maps a whole variable.
+        """Map all elements of a variable to tiles.
 
         Raises:
-            MappingError: if the mapping does not hold each element once, on tiles of the target.
+            MappingError: the mapping does not have each element once, on tiles of the target.
         """
         check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
         self.mappings[variable] = mapping
 
     def is_mapped(self, tensor: Tensor) -> bool:
-        """Whether every variable of the tensor has a tile mapping."""
+        """Return whether every variable of the tensor has a tile mapping."""
         return all(v in self.mappings for v in tensor.variables())
 
     def add_compute_set(self, name: str) -> ComputeSet:
-        """Adds an empty compute set.
+        """Add an empty compute set.
 
         Raises:
-            GraphError: a name that is no text.
+            GraphError: the name is no text.
         """
         if not isinstance(name, str):
-            raise GraphError("name of a compute set", expected="text", got=repr(name))
+            raise GraphError("the name of a compute set must be text", expected="text", got=repr(name))
         compute_set = ComputeSet(name, self.origin)
         self.groups[compute_set] = []
         return compute_set
 
     def add_function(self, program: Program, name: str = "function") -> Function:
-        """Makes a program that is compiled once and called from several places, by `Call`."""
+        """Return a function: a program that is compiled once and called from several places, by `Call`."""
         return Function(program, name)
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
-        """Adds all vertices of a group to a compute set.
+        """Add all vertices of a group to a compute set.
 
         Raises:
-            GraphError: if a field is not connected, or connected to a tensor of another dtype or rank.
+            GraphError: see `check_group`.
         """
         check_group(group, compute_set)
         self.groups[compute_set].append(group)
 
 
 def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
-    """Refuses a group whose fields are not connected, or to a tensor of another dtype or rank.
+    """Check the connections of a group.
 
     Raises:
-        GraphError: naming field, codelet and compute set.
+        GraphError: a field is not connected, or to a tensor of another dtype or rank; or not every block has a tile.
     """
-    codelet, where = group.codelet, compute_set.origin
+    codelet = group.codelet
+    where = compute_set.origin
     if len(group.accesses) != len(codelet.fields):
         raise GraphError(
             f"{codelet.name} in {compute_set.name} has unconnected fields",
@@ -266,7 +266,9 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
             got=f"{len(group.accesses)}",
         )
     if group.tile.shape != group.grid:
-        raise GraphError(f"{codelet.name}: one tile a block", where=where, expected=group.grid, got=group.tile.shape)
+        raise GraphError(
+            f"{codelet.name} must have one tile for each block", where=where, expected=group.grid, got=group.tile.shape
+        )
     for field, access in zip(codelet.fields, group.accesses, strict=True):
         tensor = access.tensor
         if tensor.dtype != field.dtype:
@@ -287,13 +289,13 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UnmetBound:
-    """An operation for which no plan within the available memory proportion was found.
+    """An operation without a plan within the available memory proportion.
 
     Args:
         name: debug name of the operation.
-        bound_bytes: what its operands and results may take of a tile.
-        needed_bytes: what they take on the fullest tile.
-        origin: where it comes from.
+        bound_bytes: bytes of a tile that its operands and results may take.
+        needed_bytes: bytes that they take on the fullest tile.
+        origin: source line, layer and part.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""How much a graph holds, in lines for the log.
+"""Counts of a graph, in lines for the log.
 
-Input: a graph. Output: lines of text: variables and how they are laid out, compute sets, vertices, and codelets.
+Input: a graph. Output: lines of text: variables and their mappings, compute sets, vertices, and codelets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from ipujax.runtime.tensor import Blocked, TileMapping
 
 
 def graph_counts(graph: Graph) -> Iterator[str]:
-    """The lines of a graph.
-
-    Args:
-        graph: variables, mappings and vertices.
-    """
+    """Yield the lines of a graph."""
     layouts = Counter(_layout(graph.mappings.get(variable)) for variable in graph.variables)
     num_bytes = sum(variable.num_bytes for variable in graph.variables)
     laid_out = ", ".join(f"{count:,} {layout}" for layout, count in sorted(layouts.items()))
@@ -28,12 +24,12 @@ def graph_counts(graph: Graph) -> Iterator[str]:
     groups = [group for groups in graph.groups.values() for group in groups]
     vertices = sum(group.num_vertices for group in groups)
     yield f"{len(graph.groups):,} compute sets, {len(groups):,} vertex groups, {vertices:,} vertices"
-    of_codelet: dict[str, list[VertexGroup]] = defaultdict(list)
+    by_codelet: dict[str, list[VertexGroup]] = defaultdict(list)
     for group in groups:
-        of_codelet[group.codelet.name].append(group)
-    for name, own in sorted(of_codelet.items()):
-        groups_of = f"{len(own):,} group{'' if len(own) == 1 else 's'}"
-        yield f"codelet {name}: {sum(group.num_vertices for group in own):,} vertices in {groups_of}"
+        by_codelet[group.codelet.name].append(group)
+    for name, its_groups in sorted(by_codelet.items()):
+        count = f"{len(its_groups):,} group{'' if len(its_groups) == 1 else 's'}"
+        yield f"codelet {name}: {sum(group.num_vertices for group in its_groups):,} vertices in {count}"
 
 
 def _layout(mapping: TileMapping | None) -> str:

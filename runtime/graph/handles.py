@@ -20,26 +20,26 @@ class ComputeSet:
 class HostStream:
     """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer.
 
-    Where a graph has several replicas, a transfer is all of theirs together: [replicas, *shape].
+    With several replicas one transfer has the values of all: [replicas, *shape].
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
-    resident: bool = False  # the value already lies on the device (or stays there): no bytes move
-    broadcast: bool = False  # to the device: one value, of `shape`, for all replicas
+    resident: bool = False  # the value is on the device already, or stays there: no bytes move
+    broadcast: bool = False  # to the device: one value of `shape` for all replicas
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteBuffer:
-    """Off-chip memory, moved by rows of its first axis or as a whole; it keeps what it holds from run to run.
+    """Off-chip memory, moved by rows of its first axis or all at once; its values last from run to run.
 
     Args:
         name: its handle.
-        memory: what it holds; a variable of no graph, for no tile holds it.
-        filled_from: the host fills it with a value of this stream before a run.
-        read_into: the host reads what it holds after a run, as a value of this stream.
-        on_host: it is memory of the host's, not streaming memory.
+        memory: variable for its elements; of no graph, since it is mapped to no tile.
+        filled_from: stream whose value the host writes to it before a run.
+        read_into: stream that the host reads it into after a run.
+        on_host: whether it is memory of the host, not streaming memory.
     """
 
     name: str
@@ -47,11 +47,11 @@ class RemoteBuffer:
     filled_from: HostStream | None = None
     read_into: HostStream | None = None
     on_host: bool = False
-    resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
+    resident: ClassVar[bool] = False  # as of `HostStream`: its bytes always move
 
     @staticmethod
     def of(name: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
-        """Makes a buffer of `repeats` rows of `num_elements`, all zeros."""
+        """Return a buffer of `repeats` rows of `num_elements`, all zeros."""
         return RemoteBuffer(name, Variable((repeats, num_elements), dtype, name))
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.forms import Leaf, Program, Tensors, described
+from ipujax.runtime.graph.forms import Leaf, Program, Tensors, describe
 from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
 from ipujax.runtime.tensor import Origin, Tensor
 
@@ -18,14 +18,15 @@ SyncKind = Literal["internal", "external"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Execute(Leaf):
-    """Runs a compute set: exchange its operands, run its vertices, exchange its results."""
+    """Runs a compute set: exchanges its operands, runs its vertices, exchanges its results."""
 
     compute_set: ComputeSet
 
     def __post_init__(self) -> None:
         if not isinstance(self.compute_set, ComputeSet):
             raise GraphError(
-                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
+                f"{describe(self.compute_set)} is no compute set",
+                expected="a compute set, as graph.add_compute_set returns",
             )
 
     @property
@@ -38,10 +39,15 @@ class Execute(Leaf):
 
 
 def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
-    a, b = copy.source, copy.destination
+    a = copy.source
+    b = copy.destination
     if a.shape != b.shape or a.dtype != b.dtype:
-        expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-        raise GraphError(f"{name} joins different tensors", where=copy.origin, expected=expected, got=got)
+        raise GraphError(
+            f"{name} joins different tensors",
+            where=copy.origin,
+            expected=f"{a.dtype}{list(a.shape)}",
+            got=f"{b.dtype}{list(b.shape)}",
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,10 +80,10 @@ class CrossReplicaCopy(Leaf):
     """Copies a tensor of each replica to a tensor of other replicas.
 
     Args:
-        source: what is sent, in every replica that sends.
-        destination: where it goes, in every replica that receives; of the source's shape and dtype.
-        replica_map: (source, destination) pairs of replicas. No replica receives twice, one may send to several; who
-            receives nothing keeps what it holds.
+        source: tensor of every replica that sends.
+        destination: tensor of every replica that receives; of the source's shape and dtype.
+        replica_map: (source, destination) pairs of replicas. A replica may send to several, and receives once at most;
+            one that receives nothing keeps the values of its destination.
         name: debug name.
     """
 
@@ -91,9 +97,9 @@ class CrossReplicaCopy(Leaf):
         _check_same_type(self.name, self)
 
     def sources(self, replicas: int) -> tuple[int | None, ...]:
-        """The replica that each replica receives from, None where there is none."""
-        sent = {destination: source for source, destination in self.replica_map}
-        return tuple(sent.get(replica) for replica in range(replicas))
+        """Return the replica that each replica receives from; None for those that receive nothing."""
+        source_of = {destination: source for source, destination in self.replica_map}
+        return tuple(source_of.get(replica) for replica in range(replicas))
 
     @property
     def reads(self) -> Tensors:
@@ -108,8 +114,8 @@ class CrossReplicaCopy(Leaf):
         return self.name
 
 
-def _of_stream(origin: Origin, stream: HostStream) -> Origin:
-    """An origin, or the stream where that is unknown."""
+def _origin_or_stream(origin: Origin, stream: HostStream) -> Origin:
+    # The front end makes transfers of arguments and results, which have no line of the user's.
     return Origin(path=f"host stream {stream.name}") if origin == Origin() else origin
 
 
@@ -131,7 +137,7 @@ class StreamIn(Leaf):
 
     @property
     def shown_origin(self) -> Origin:
-        return _of_stream(self.origin, self.stream)
+        return _origin_or_stream(self.origin, self.stream)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -152,15 +158,15 @@ class StreamOut(Leaf):
 
     @property
     def shown_origin(self) -> Origin:
-        return _of_stream(self.origin, self.stream)
+        return _origin_or_stream(self.origin, self.stream)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteIn(Leaf):
     """Moves rows of a remote buffer into a tensor [rows, *shape of a row].
 
-    `offset`, int32 or uint32 [rows], names the rows; None stands for the whole buffer. What is beyond the buffer reads
-    as zeros. If it `overlaps`, what follows does not wait for it but where it needs the tensor.
+    `offset`, int32 or uint32 [rows], has the row numbers; None stands for all rows. Rows beyond the buffer read as
+    zeros. With `overlaps`, I/O tiles move it while the steps after it run; `Wait` ends it.
     """
 
     buffer: RemoteBuffer
@@ -184,7 +190,7 @@ class RemoteIn(Leaf):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteOut(Leaf):
-    """Moves a tensor [rows, *shape of a row] into rows of a remote buffer; those beyond the buffer are lost."""
+    """Moves a tensor [rows, *shape of a row] into rows of a remote buffer; rows beyond the buffer are dropped."""
 
     source: Tensor
     buffer: RemoteBuffer
@@ -203,7 +209,7 @@ class RemoteOut(Leaf):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Wait(Leaf):
-    """Waits until transfers of a tensor that overlap other work are over; its memory is kept until then."""
+    """Waits for the transfers of a tensor that overlap other steps; its variables are live until then."""
 
     tensor: Tensor
     origin: Origin = Origin()
@@ -219,7 +225,7 @@ class Wait(Leaf):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sync(Leaf):
-    """Makes tiles wait for one another: those of each IPU ("internal"), or all IPUs and the host ("external")."""
+    """Synchronises the tiles of each IPU ("internal"), or all IPUs and the host ("external")."""
 
     kind: SyncKind = "external"
     origin: Origin = Origin()
@@ -231,7 +237,7 @@ class Sync(Leaf):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WriteUndef(Program):
-    """Says that what a tensor held is dead, and that what it holds now is anything: no cycles, no bytes.
+    """Ends the live range of a tensor's values, whose elements may then be read and are undefined: no cycles, no bytes.
 
     Needed before parts of a buffer are written one by one, so that its memory is not live from the start.
     """
@@ -240,7 +246,7 @@ class WriteUndef(Program):
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, Tensor):
-            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
+            raise GraphError(f"WriteUndef of {describe(self.destination)}", expected="a tensor")
 
     @property
     def writes(self) -> Tensors:

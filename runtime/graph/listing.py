@@ -20,8 +20,8 @@
                 | "concat axis (view, …)" | "reshape [shape] (view)" | "elements [shape] of (%n, …)"
     function  ::= "function @n" "name", then its body
 
-Variables are numbered in the order they were added, functions in the order they are called, so that the text depends on
-nothing but what is built. Nested sequences are written as one.
+Variables are numbered in the order in which they were added, functions in the order of their calls, so that equal
+graphs have equal texts. Nested sequences are written as one.
 """
 
 from __future__ import annotations
@@ -74,15 +74,7 @@ INDENT = "  "
 
 
 def listing(graph: Graph, program: Program) -> str:
-    """The text of a graph and a program of it.
-
-    Args:
-        graph: variables, mappings and vertex groups.
-        program: a program made of the graph's compute sets and tensors.
-
-    Returns:
-        Lines of text, the last without a line end; see the grammar of this module.
-    """
+    """Return the text of a graph and a program of it, in the grammar of this module; no newline at the end."""
     writer = _Writer(graph)
     body = list(writer.steps(program))
     functions = list(writer.function_lines())  # writing a body may number further functions and variables
@@ -102,8 +94,8 @@ class _Writer:
         self._functions: dict[Function, int] = {}
 
     def variable_lines(self) -> Iterator[str]:
-        """One line for each variable."""
-        own = set(self._graph.variables)
+        """Yield a line for each variable."""
+        in_graph = set(self._graph.variables)
         for variable, number in self._variables.items():
             parts = [f"%{number} {dtype_name(variable.dtype)}{_shape(variable.shape)} {_quoted(variable.name)}"]
             parts.append(_placement(self._graph.mappings.get(variable)))
@@ -111,21 +103,22 @@ class _Writer:
                 parts.append(_constant(variable))
             if variable.monoid is not None:
                 parts.append(f"partials of {variable.monoid}")
-            if variable not in own:
+            # A program may use variables of another graph by mistake: they get numbers when met.
+            if variable not in in_graph:
                 parts.append("not of this graph")
             yield ", ".join(parts)
 
     def function_lines(self) -> Iterator[str]:
-        """The functions called so far, and those that they call."""
-        written = 0
-        while written < len(self._functions):
-            function = list(self._functions)[written]
-            yield f"function @{written} {_quoted(function.name)}"
+        """Yield the lines of the functions called so far, and of those that they call."""
+        number = 0
+        while number < len(self._functions):  # which grows as bodies are written
+            function = list(self._functions)[number]
+            yield f"function @{number} {_quoted(function.name)}"
             yield from _indented(self.steps(function.body))
-            written += 1
+            number += 1
 
     def steps(self, program: Program) -> Iterator[str]:
-        """The lines of a program."""
+        """Yield the lines of a program."""
         match program:
             case Collective():
                 replicas = "all replicas agree" if program.is_same else "each replica has its own"
@@ -167,7 +160,7 @@ class _Writer:
                     yield from _indented(self.steps(body))
 
     def _branches(self, program: Program) -> list[tuple[str, Program]]:
-        """The bodies of control flow, each with the line above it."""
+        """Return the bodies of control flow, each with the line above it."""
         match program:
             case Repeat(count, body, origin):
                 return [(f"repeat {count}{_at(origin)}", body)]
@@ -237,7 +230,6 @@ def _placement(mapping: TileMapping | None) -> str:
 
 
 def _constant(variable: Variable) -> str:
-    """The word and, of a single element, its value."""
     if variable.by_replica:
         return "constant of each replica"
     if variable.size != 1 or is_key_dtype(variable.dtype):
@@ -251,7 +243,7 @@ def _axis(axis: Axis) -> str:
 
 
 def _index(axes: Sequence[Axis], dim: Dim) -> str:
-    """One index of an access, `2i+k-1` or `(i-1)/2`."""
+    """Return one index of an access, `2i+k-1` or `(i-1)/2`."""
     text = "".join(_term(axes, term) for term in dim.terms)
     if dim.offset or not text:
         text += f"{dim.offset:+d}"
@@ -260,7 +252,8 @@ def _index(axes: Sequence[Axis], dim: Dim) -> str:
 
 
 def _term(axes: Sequence[Axis], term: Term) -> str:
-    sign, size = "-" if term.coeff < 0 else "+", abs(term.coeff)
+    sign = "-" if term.coeff < 0 else "+"
+    size = abs(term.coeff)
     return f"{sign}{'' if size == 1 else size}{'#' if term.unit == 'block' else ''}{axes[term.axis].name}"
 
 

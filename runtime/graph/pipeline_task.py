@@ -1,7 +1,7 @@
-"""Tasks of pipelines as marks on calls: which stage and which kind of work a call of a function is.
+"""Tasks of pipelines as marks on calls: stage and kind of the work of a call.
 
-A call carries a `PipelineTask`; micro-batches are not marked, for the tasks of a stage and kind take them in order, so
-that the n-th call is that of micro-batch n, counted anew in every run of the pipeline.
+A call carries a `PipelineTask`, without the number of its micro-batch: the tasks of a stage and kind take micro-batches
+in order, so that the n-th call in a run of the pipeline is that of micro-batch n.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ StageTask = tuple[int, str]  # a stage, and one of `TASK_KINDS`
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineLayout:
-    """What runs in one pipeline, on which IPUs, and what is handed on.
+    """Stages of a pipeline, their IPUs, their tasks, and the values between them.
 
     Args:
         name: debug name.
         schedule: name of its schedule.
         ipus: the IPU of each stage.
-        micro_batches: of one run.
-        tasks: the stage and kind of all its tasks; each runs once a micro-batch.
-        links: (writer, reader) for each value that goes to another stage: the tasks that find it, and the first that
-            read it, of the same micro-batch.
+        micro_batches: number of micro-batches in one run.
+        tasks: stage and kind of all its tasks; each runs once a micro-batch.
+        links: (writer, reader) for each value that goes to another stage: the task that computes it, and the first one
+            of the same micro-batch that reads it.
     """
 
     name: str
@@ -39,8 +39,8 @@ class PipelineTask:
     """The work of one kind of one stage on one micro-batch.
 
     Args:
-        pipeline: that it is part of.
-        stage: its number.
+        pipeline: the pipeline.
+        stage: number of the stage.
         kind: one of `TASK_KINDS`.
     """
 
@@ -50,5 +50,5 @@ class PipelineTask:
 
     @property
     def ipu(self) -> int:
-        """The IPU that does it."""
+        """IPU of the stage."""
         return self.pipeline.ipus[self.stage]

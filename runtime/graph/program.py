@@ -1,4 +1,4 @@
-"""Control programs: the tree that says what runs, in which order.
+"""Control programs: the tree of steps, in the order in which they run.
 
     program ::= Sequence(program…) | Execute(compute set) | Copy(source, destination)
               | Repeat(count, body) | RepeatWhile(condition, predicate, body)
@@ -8,9 +8,9 @@
               | CrossReplicaCopy(source, destination, replica map)
               | Collective(inputs, outputs, program…)
 
-Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled. Control is of one
-of the forms in `forms`, by which most of the compiler knows it.
-In a graph of several replicas each runs the program on memory of its own; they meet in `CrossReplicaCopy` alone.
+Nodes are frozen, except `Sequence`, which is a builder: `add` appends until the program is compiled. Control flow has
+one of the forms in `forms`, which is all that most of the compiler looks at.
+In a graph with several replicas each runs the program on its own memory; they meet in `CrossReplicaCopy` alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ipujax.runtime.graph.forms import (
     Program as Program,
     Tensors,
     check_program as check_program,
-    described as described,
+    describe as describe,
 )
 from ipujax.runtime.graph.handles import (
     ComputeSet as ComputeSet,
@@ -56,7 +56,7 @@ from ipujax.runtime.tensor import Origin, Tensor
 
 
 class Sequence(Block):
-    """Programs one after the other; a sequence inside of a sequence is the same as its programs."""
+    """Programs one after the other; a sequence inside of a sequence is equivalent to its programs."""
 
     __slots__ = ("_programs",)
 
@@ -67,10 +67,10 @@ class Sequence(Block):
         return f"{type(self).__name__} of {len(self._programs)} programs"
 
     def add(self, program: Program) -> None:
-        """Appends a program.
+        """Append a program.
 
         Raises:
-            GraphError: anything that is no program, or the sequence itself.
+            GraphError: it is no program, or the sequence itself.
         """
         if program is self:
             raise GraphError(
@@ -79,29 +79,30 @@ class Sequence(Block):
         self._programs.append(check_program(program))
 
     def replace_all(self, programs: Iterable[Program]) -> None:
-        """Puts other programs in the place of all that it has."""
+        """Replace all programs of the sequence."""
         self._programs = [check_program(program) for program in programs]
 
     def children(self) -> tuple[Program, ...]:
-        """The programs inside this one, in order, those of sequences inside of it in their place.
+        """Return the programs inside this one, in order, with nested sequences flattened.
 
         Raises:
-            GraphError: a sequence that is inside of itself.
+            GraphError: a sequence is inside of itself.
         """
-        found: list[Program] = []
-        open_ones: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
-        while open_ones:
-            for child in open_ones[next(reversed(open_ones))]:
+        programs: list[Program] = []
+        # A stack of the sequences that are being read, by sequence; recursion would overflow on long chains.
+        stack: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
+        while stack:
+            for child in stack[next(reversed(stack))]:
                 if type(child) is not Sequence:
-                    found.append(child)
-                elif child in open_ones:
+                    programs.append(child)
+                elif child in stack:
                     raise GraphError("a sequence is inside of itself", expected="another program")
                 else:
-                    open_ones[child] = iter(child._programs)
+                    stack[child] = iter(child._programs)
                     break
             else:
-                open_ones.popitem()
-        return tuple(found)
+                stack.popitem()
+        return tuple(programs)
 
     def rebuild(self, children: Items[Program]) -> Program:
         return Sequence(*children)
@@ -111,19 +112,19 @@ Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
 
 
 class Collective(Sequence):
-    """A sequence in which all replicas take part, and its array semantics.
+    """A sequence in which all replicas take part, and its result as a function of arrays.
 
-    Its programs are the rounds of the machine. The engine computes their result at once from the arrays of all
+    Its programs are the rounds of the machine. The engine computes their result directly from the arrays of all
     replicas, which may reassociate sums; with exact splits it runs the rounds.
 
     Args:
         body: the rounds.
-        inputs: what they read.
-        outputs: what they write that is read later: all of each.
-        compute: the values of outputs from those of inputs.
+        inputs: tensors that they read.
+        outputs: tensors that they write in full and that are read later.
+        compute: function from the arrays of inputs to those of outputs.
         is_same: whether outputs are equal on all replicas.
         name: debug name.
-        origin: where it comes from.
+        origin: source line, layer and part.
     """
 
     __slots__ = ("compute", "inputs", "is_same", "name", "origin", "outputs")
@@ -140,8 +141,12 @@ class Collective(Sequence):
         origin: Origin,
     ) -> None:
         super().__init__(body)
-        self.inputs, self.outputs, self.compute, self.is_same = inputs, outputs, compute, is_same
-        self.name, self.origin = name, origin
+        self.inputs = inputs
+        self.outputs = outputs
+        self.compute = compute
+        self.is_same = is_same
+        self.name = name
+        self.origin = origin
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,15 +170,15 @@ class Repeat(Loop):
         return replace(self, body=body)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         return {"count": self.count}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RepeatWhile(Loop, Decision):
-    """Runs `condition`, then, while the scalar `predicate` it computed is true, `body` and `condition` again.
+    """Runs `condition`, then, while the scalar `predicate` that it computes is true, `body` and `condition`.
 
-    With `until` it goes on while the predicate is false.
+    With `until` it iterates while the predicate is false.
     """
 
     condition: Program
@@ -194,7 +199,7 @@ class RepeatWhile(Loop, Decision):
         return int(bool(value) != self.until)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         return {"until": self.until}
 
 
@@ -223,9 +228,9 @@ class If(Branch):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Switch(Branch):
-    """Runs the case of the int32 scalar's value, or `default` when there is none.
+    """Runs the case that an int32 or uint32 scalar selects, else `default`.
 
-    Case k is for the value `values[k]`, which differ; for k itself when `values` is None.
+    Case k is for the value `values[k]`, or for k if `values` is None. No two values are equal.
     """
 
     selector: Tensor
@@ -248,7 +253,7 @@ class Switch(Branch):
         return values.index(value) if value in values else len(self.cases)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         return {"values": list(range(len(self.cases)) if self.values is None else self.values)}
 
 
@@ -265,7 +270,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Block):
-    """Runs a function from `origin`, see `runtime.tensor.compose`; `task` is that of a pipeline, if it is one."""
+    """Runs a function, from `origin` (see `runtime.tensor.compose`), as a `task` of a pipeline if there is one."""
 
     function: Function
     origin: Origin = Origin()
@@ -273,7 +278,9 @@ class Call(Block):
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):
-            raise GraphError(f"{described(self.function)} is no function", expected="what graph.add_function made")
+            raise GraphError(
+                f"{describe(self.function)} is no function", expected="a function, as graph.add_function returns"
+            )
 
     def children(self) -> tuple[Program, ...]:
         return (self.function.body,)
@@ -283,6 +290,6 @@ class Call(Block):
         return replace(self, function=replace(self.function, body=body))
 
 
-def own_tensors(node: Program) -> Tensors:
-    """The tensors a node touches itself, not through vertices or the programs inside it."""
+def direct_tensors(node: Program) -> Tensors:
+    """Return the tensors that a node reads or writes itself, not through vertices or its children."""
     return node.reads + node.writes

@@ -1,7 +1,7 @@
-"""The same view of other variables.
+"""Views of tensors with some variables replaced by others.
 
-Input: a tensor, and for some variables another of the same shape that takes its place. Output: the tensor that sees
-the others in the same way. No element is listed.
+Input: a tensor, and replacements of the same shape for some variables. Output: the same view of the replacements, in
+time proportional to the pieces of the view, not to its elements.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from ipujax.runtime.tensor import Affine, Concat, Indexed, Node, Reshaped, Tenso
 Table = Mapping[Variable, Variable]
 
 
-def substituted(tensor: Tensor, table: Table) -> Tensor:
-    """A tensor with other variables.
+def substitute(tensor: Tensor, table: Table) -> Tensor:
+    """Return a tensor with the variables in `table` replaced; the tensor itself if it has none of them.
 
     Args:
         tensor: any view.
-        table: for some of its variables another of the same shape and dtype; no two the same.
-
-    Returns:
-        The view; the tensor itself where the table names none of its variables.
+        table: replacements, of the shape and dtype of the variable; no two are equal.
     """
     if not any(variable in table for variable in tensor.variables()):
         return tensor

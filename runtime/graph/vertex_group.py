@@ -10,8 +10,8 @@ clipped to the tensor; what lies outside, or between (divisor > 1), reads `fill`
 broadcast. A term in units of blocks names the block's number instead of its elements: that is how a split reduction
 writes partials.
 
-Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by
-a monoid, and the split of a `literal` axis is part of the meaning.
+The kind of an axis says whether it can be computed unsplit: a `map` axis with the same numbers, a `reduce` axis if its
+monoid may be reassociated; the split of a `literal` axis is part of the meaning.
 
 `extents` gives the blocks of an access over the grid; `vertex_blocks` lists them for the vertices that exist, for the
 tile interpreter and for the verifier where its quick tests decide nothing.
@@ -39,7 +39,7 @@ class Axis:
     Args:
         name: for messages and for `origins`.
         cuts: boundaries, int64[n + 1]; `[0]` for an axis of extent 0.
-        kind: what computing it unsplit means.
+        kind: whether it can be computed unsplit, see above.
     """
 
     name: str
@@ -74,25 +74,25 @@ class Dim:
 
     @property
     def is_squeezed(self) -> bool:
-        """Whether the dimension is one index only, which codelets do not see."""
+        """True if a block has one index only in this dimension, which codelets do not see."""
         return all(term.unit == "block" for term in self.terms)
 
 
 def element(axis: int, coeff: int = 1, offset: int = 0) -> Dim:
-    """A dimension that follows the elements of one axis."""
+    """Return the index of a dimension that follows the elements of one axis."""
     return Dim((Term(axis, coeff),), offset)
 
 
 def block(axis: int) -> Dim:
-    """A dimension indexed by the block number of one axis."""
+    """Return the index of a dimension that is the block number of one axis."""
     return Dim((Term(axis, 1, "block"),))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
-    """What one field of a codelet is connected to: a tensor, and the index in each of its dimensions.
+    """Connection of a field of a codelet: a tensor, and the index in each of its dimensions.
 
-    `fill` is what an index outside the tensor reads; None makes such an index an error of the verifier.
+    An index outside of the tensor reads `fill`; if that is None, the verifier refuses such an index.
     """
 
     tensor: Tensor
@@ -100,8 +100,9 @@ class Access:
     fill: Any = None
 
     def is_same(self, other: Access) -> bool:
-        """Whether each vertex surely meets the same elements in the same order through both: it can work in place."""
-        a, b = self.tensor, other.tensor
+        """Return whether both surely give each vertex the same elements in the same order, so it can work in place."""
+        a = self.tensor
+        b = other.tensor
         return self is other or (self.dims == other.dims and (a is b or a.node == b.node))
 
 
@@ -110,9 +111,9 @@ class VertexPart:
     """One equation among several that each vertex of a group computes.
 
     Args:
-        origin: where it comes from.
+        origin: source line, layer and part.
         name: its operation.
-        cycles: of a tile that computes it alone; its weight among the parts.
+        cycles: cycles of a tile that computes it alone; its weight among the parts.
     """
 
     origin: Origin
@@ -121,7 +122,7 @@ class VertexPart:
 
 
 def no_parts() -> tuple[VertexPart, ...]:
-    """The parts of a vertex group that comes from one place."""
+    """Return the parts of a vertex group that has one origin."""
     return ()
 
 
@@ -130,14 +131,14 @@ class VertexGroup:
     """All vertices of one codelet in one compute set that differ only in tile and region.
 
     Args:
-        codelet: what each vertex runs.
+        codelet: code of each vertex.
         axes: the grid.
         accesses: one for each field of the codelet.
-        tile: the tile of each vertex, int32[axes[0].blocks, …]; −1 where there is no vertex.
-        origins: names of axes whose first index each vertex gets.
-        origin: where it comes from.
-        name: debug name, where that is not its compute set's.
-        parts: gives the equations that its vertices compute, where these come from several places; asked by profiles.
+        tile: tile of each vertex, int32[axes[0].blocks, …]; −1 for no vertex.
+        origins: names of axes whose first index each vertex gets as a scalar.
+        origin: source line, layer and part.
+        name: debug name, if it is not that of its compute set.
+        parts: returns the equations that its vertices compute, if these have several origins; for profiles.
     """
 
     codelet: Codelet
@@ -162,12 +163,12 @@ class VertexGroup:
 class Extent:
     """The blocks of one dimension of an access, over the grid of vertices.
 
-    Every member is an int64 array with one dimension an axis of the group, of size 1 along axes the dimension does not
-    name, so that it broadcasts to the grid.
+    Every member is an int64 array with one dimension for each axis of the group, of size 1 along axes that are not in
+    the index, so that it broadcasts to the grid.
 
     Args:
         start: first index of the block in the tensor, clipped.
-        length: number of indices of the block in the tensor, 0 when all of it is fill.
+        length: number of indices of the block in the tensor; 0 if all of it is fill.
         pad_low: fill before the block, in units of the dilated index (`divisor` to an index).
         pad_high: fill after it.
     """
@@ -179,11 +180,13 @@ class Extent:
 
 
 def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
-    """The blocks of dimension `number` of `access`, for all vertices of `group`."""
-    dim, size = access.dims[number], access.tensor.shape[number]
-    plain = _whole_axis(group, dim, size)
-    if plain is not None:
-        return plain
+    """Return the blocks of dimension `number` of `access`, for all vertices of `group`."""
+    dim = access.dims[number]
+    size = access.tensor.shape[number]
+    axis_extent = _axis_extent(group, dim, size)
+    if axis_extent is not None:
+        return axis_extent
+    # The lowest and highest index of each block, before division: the sum over terms of theirs.
     low = np.full((1,) * len(group.axes), dim.offset, np.int64)
     high = low
     for term in dim.terms:
@@ -192,10 +195,12 @@ def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
         if term.unit == "block":
             first = last = np.arange(axis.blocks, dtype=np.int64)
         else:
-            first, last = axis.cuts[:-1], axis.cuts[1:] - 1
-        ends = first * term.coeff, last * term.coeff
-        low = low + np.minimum(*ends).reshape(shape)
-        high = high + np.maximum(*ends).reshape(shape)
+            first = axis.cuts[:-1]
+            last = axis.cuts[1:] - 1
+        # A negative coefficient swaps the ends.
+        bounds = first * term.coeff, last * term.coeff
+        low = low + np.minimum(*bounds).reshape(shape)
+        high = high + np.maximum(*bounds).reshape(shape)
     start = np.clip(-(-low // dim.divisor), 0, size)
     stop = np.clip(high // dim.divisor + 1, start, size)
     empty = stop == start
@@ -207,20 +212,21 @@ def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
 _NO_FILL = np.zeros((), np.int64)
 
 
-def _whole_axis(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
-    """The blocks of a dimension that is just one axis, which most are: its cuts, without fill."""
+def _axis_extent(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
+    """Return the blocks of a dimension that is one axis, as most are: its cuts, without fill; None for others."""
     number = _axis_of(group, dim, size)
     if number is None:
         return None
     axis = group.axes[number]
     shape = [-1 if a == number else 1 for a in range(len(group.axes))]
     fill = _NO_FILL.reshape([1] * len(group.axes))
-    start, end = axis.cuts[:-1], axis.cuts[1:]
+    start = axis.cuts[:-1]
+    end = axis.cuts[1:]
     return Extent(start.reshape(shape), (end - start).reshape(shape), fill, fill)
 
 
 def _axis_of(group: VertexGroup, dim: Dim, size: int) -> int | None:
-    """The axis that a dimension of a size is, element by element; None where it is not just one."""
+    """Return the axis that a dimension of `size` follows element by element; None if there is no such axis."""
     if len(dim.terms) != 1 or dim.offset or dim.divisor != 1:
         return None
     (term,) = dim.terms
@@ -229,19 +235,19 @@ def _axis_of(group: VertexGroup, dim: Dim, size: int) -> int | None:
 
 
 def whole_axes(group: VertexGroup, access: Access) -> frozenset[int] | None:
-    """The axes that the dimensions of an access are, one each, element by element; None where they are not."""
-    found = [_axis_of(group, dim, size) for dim, size in zip(access.dims, access.tensor.shape, strict=True)]
-    axes = frozenset(axis for axis in found if axis is not None)
-    return axes if len(axes) == len(found) else None
+    """Return the axes of an access whose dimensions each follow another axis element by element; None for others."""
+    axis_of_dims = [_axis_of(group, dim, size) for dim, size in zip(access.dims, access.tensor.shape, strict=True)]
+    axes = frozenset(axis for axis in axis_of_dims if axis is not None)
+    return axes if len(axes) == len(axis_of_dims) else None
 
 
 def extents(group: VertexGroup, access: Access) -> tuple[Extent, ...]:
-    """The blocks of every dimension of `access`."""
+    """Return the blocks of every dimension of `access`."""
     return tuple(dim_extent(group, access, number) for number in range(len(access.dims)))
 
 
 def unsplit(group: VertexGroup, literal_axes: frozenset[int] = frozenset()) -> VertexGroup:
-    """The group with every axis in one block, but those in `literal_axes`: what an engine computes in one go."""
+    """Return the group with every axis in one block, except those in `literal_axes`."""
     axes = tuple(
         axis if number in literal_axes or axis.extent == 0 else replace(axis, cuts=axis.cuts[[0, -1]])
         for number, axis in enumerate(group.axes)
@@ -251,7 +257,7 @@ def unsplit(group: VertexGroup, literal_axes: frozenset[int] = frozenset()) -> V
 
 
 def squeezed_shape(access: Access, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a block as the codelet sees it, from its lengths in all dimensions of the tensor."""
+    """Return the shape of a block as the codelet sees it, from its lengths in all dimensions of the tensor."""
     return tuple(n for n, dim in zip(lengths, access.dims, strict=True) if not dim.is_squeezed)
 
 
@@ -275,12 +281,12 @@ class VertexBlocks:
 
 
 def vertex_blocks(group: VertexGroup, access: Access) -> VertexBlocks:
-    """The blocks of `access` for the vertices of `group` that exist."""
-    present = group.tile >= 0
+    """Return the blocks of `access` for the vertices of `group` that exist."""
+    exists = group.tile >= 0
     per_dim = extents(group, access)
 
     def column(name: str) -> np.ndarray:
-        columns = [np.broadcast_to(getattr(extent, name), group.grid)[present] for extent in per_dim]
-        return np.stack(columns, axis=1) if columns else np.zeros((int(present.sum()), 0), np.int64)
+        columns = [np.broadcast_to(getattr(extent, name), group.grid)[exists] for extent in per_dim]
+        return np.stack(columns, axis=1) if columns else np.zeros((int(exists.sum()), 0), np.int64)
 
-    return VertexBlocks(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[present])
+    return VertexBlocks(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[exists])

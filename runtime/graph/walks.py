@@ -1,7 +1,7 @@
-"""Walks over the program tree, each node once: listing, folding and counting its nodes.
+"""Walks over the program tree, each node once: lists, folds and counts of its nodes.
 
-Input: a program. Output: its nodes, the values of a fold, or numbers of runs. The body of a function is walked once
-however often it is called: a walk is linear in the number of distinct nodes and edges.
+Input: a program. Output: its nodes, the values of a fold, or numbers of runs. The body of a function is walked once for
+all its calls: a walk is linear in the number of distinct nodes and edges.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ Value = TypeVar("Value")
 
 
 def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
-    """Every node of the tree once, parents first.
+    """Yield every node of the tree once, parents first.
 
     Args:
         program: the tree.
         into_calls: whether the bodies of functions belong to it.
     """
-    seen: set[Program] = set()
-    todo = [program]
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
+    visited: set[Program] = set()
+    stack = [program]
+    while stack:
+        node = stack.pop()
+        if node not in visited:
+            visited.add(node)
             yield node
             if into_calls or not isinstance(node, Call):
-                todo.extend(reversed(node.children()))
+                stack.extend(reversed(node.children()))
 
 
 def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program], Value]:
-    """Makes a function of a program that combines each node with the values of its children, once for each node.
+    """Return a function of a program that computes a value for each node, from the values of its children.
 
     Args:
-        combine: computes the value of a node from the node and the values of its children, in order.
+        combine: value of a node, from the node and the values of its children, in order; called once for each node.
     """
-    known: dict[Program, Value] = {}
+    cached: dict[Program, Value] = {}
 
     def value(program: Program) -> Value:
-        if program not in known:
-            known[program] = combine(program, [value(child) for child in program.children()])
-        return known[program]
+        if program not in cached:
+            cached[program] = combine(program, [value(child) for child in program.children()])
+        return cached[program]
 
     return value
 
 
 def run_counts(program: Program, *, into_calls: bool = True) -> Counter[Program]:
-    """Runs of each node in one run of a program, if every decision runs each of its children once; parents first.
+    """Count the runs of each node in one run of a program, if every decision runs each child once; parents first.
 
     Args:
         program: the tree.
         into_calls: whether the bodies of functions belong to it.
     """
+    # Parents first: the count of a node is final before it is passed on to its children.
     order = _children_first(program, into_calls)[::-1]
     counts = Counter(dict.fromkeys(order, 0))
     counts[program] = 1
@@ -68,7 +69,6 @@ def run_counts(program: Program, *, into_calls: bool = True) -> Counter[Program]
 
 
 def _children_first(program: Program, into_calls: bool) -> list[Program]:
-    """Every node of the tree once, each after all nodes inside it."""
     order: dict[Program, None] = {}
 
     def visit(node: Program) -> None:
@@ -83,10 +83,10 @@ def _children_first(program: Program, into_calls: bool) -> list[Program]:
 
 
 def data_loops(program: Program) -> list[Loop]:
-    """The loops of a program whose trip count is data, in order."""
+    """Return the loops of a program whose trip count is data, in order."""
     return [node for node in distinct(program) if isinstance(node, Loop) and node.trips is None]
 
 
 def iteration(loop: Loop) -> Program:
-    """The program that one more iteration of a loop runs: its body and, if it has one, its test."""
+    """Return the program of one iteration of a loop: its body, and its test if there is one."""
     return loop.body if loop.test is None else Sequence(loop.body, loop.test)

@@ -37,8 +37,8 @@ from ipujax.runtime.graph import (
     VertexGroup,
     Wait,
     WriteUndef,
+    direct_tensors,
     distinct,
-    own_tensors,
 )
 from ipujax.runtime.host import CallStream, Host, HostCall
 from ipujax.runtime.interpreter.messages import list_messages
@@ -280,4 +280,4 @@ def _input(stream: HostStream, inputs: Mapping[HostStream, Any]) -> np.ndarray:
 def _tensors(graph: Graph, node: Program) -> list[Tensor]:
     """Return the tensors that one node reads or writes, itself or through vertices."""
     groups = graph.groups[node.compute_set] if isinstance(node, Execute) else ()
-    return [*own_tensors(node), *(access.tensor for group in groups for access in group.accesses)]
+    return [*direct_tensors(node), *(access.tensor for group in groups for access in group.accesses)]

@@ -21,8 +21,8 @@ from ipujax.runtime.graph import (
     Graph,
     Program,
     VertexGroup,
+    direct_tensors,
     distinct,
-    own_tensors,
     vertex_blocks,
 )
 from ipujax.runtime.tensor import Origin, Tensor, Variable
@@ -89,7 +89,7 @@ class Inventory:
         for connection in self.fields():
             yield connection.access.tensor, connection
         for node in self.nodes:
-            for tensor in own_tensors(node):
+            for tensor in direct_tensors(node):
                 yield tensor, node
 
 

@@ -575,14 +575,14 @@ def test_out_of_memory_allowed() -> None:
             r"options of ipu.jit must be ipu.Options(.|\n)*ipu.Options",
         ),
         (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"options of ipu.jit must be ipu.Options(.|\n)*got: {}"),
-        (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
+        (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits must be a bool(.|\n)*got: 1"),
         (
             lambda: ipu.Options(partials="int8"),
             ipu.ArgumentError,
-            r"Options.partials is no dtype of partials(.|\n)*'float32', 'float16' or None(.|\n)*got: 'int8'",
+            r"Options.partials must be a dtype of partials(.|\n)*'float32', 'float16' or None(.|\n)*got: 'int8'",
         ),
         *(
-            (lambda given=given: ipu.Options(partials=given), ipu.ArgumentError, "is no dtype of partials")
+            (lambda given=given: ipu.Options(partials=given), ipu.ArgumentError, "must be a dtype of partials")
             for given in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
         ),
         *(
@@ -594,7 +594,7 @@ def test_out_of_memory_allowed() -> None:
             (
                 lambda key=key: ipu.Options(trip_counts={"1": 2, key: 3}),
                 ipu.ArgumentError,
-                rf"trip_counts has a key that is no loop(.|\n)*'while\[0\]'(.|\n)*got: {key!r}",
+                rf"keys of Options.trip_counts must be loops(.|\n)*'while\[0\]'(.|\n)*got: {key!r}",
             )
             for key in (1, None)
         ),

@@ -116,7 +116,7 @@ def test_machines_are_named_where_names_are_the_same():
 
 @pytest.mark.parametrize("label", [3, None, "two\nlines", " spaces ", "x" * 201])
 def test_what_is_no_label_is_refused(label):
-    with pytest.raises(ipu.ArgumentError, match=r"Options\.label is no label"):
+    with pytest.raises(ipu.ArgumentError, match=r"Options\.label must be a label"):
         ipu.Options(label=label)
     with pytest.raises(ipu.ArgumentError, match="label"):
         profile_of(train_step).labelled(label)

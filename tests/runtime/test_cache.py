@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.cache import Memory, held_arrays, remembered, remembered_questions
+from ipujax.runtime.cache import Memory, find_arrays, remembered, remembered_questions
 from ipujax.runtime.exchange.traffic import copy_traffic
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.target.presets import preset
@@ -39,19 +39,19 @@ def test_an_array_of_several_answers_counts_once() -> None:
     shared, memory = np.zeros(BYTES, np.uint8), Memory(2 * BYTES)
     for number in range(10):
         memory.recall(number, lambda: (shared, shared[:7]))
-    assert len(memory.questions()) == 10 and BYTES < memory.taken_bytes < 2 * BYTES
-    most_bytes = memory.taken_bytes - 1
-    memory.shrink(most_bytes)
-    assert len(memory.questions()) == 9 and BYTES < memory.taken_bytes <= most_bytes
+    assert len(memory.questions()) == 10 and BYTES < memory.used_bytes < 2 * BYTES
+    max_bytes = memory.used_bytes - 1
+    memory.shrink(max_bytes)
+    assert len(memory.questions()) == 9 and BYTES < memory.used_bytes <= max_bytes
     memory.recall("too much", lambda: np.zeros(3 * BYTES, np.uint8))
-    assert memory.questions() == [] and memory.taken_bytes == 0
+    assert memory.questions() == [] and memory.used_bytes == 0
 
 
 def test_arrays_of_questions_and_of_dataclasses_count() -> None:
     mapping = linear(BYTES, 4, 16)
-    assert len(list(held_arrays((mapping, 3)))) == 2
-    assert sum(array.nbytes for array in held_arrays({"x": mapping, "y": [rows("y")]}["y"])) == BYTES
-    assert [array.nbytes for array in held_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
+    assert len(list(find_arrays((mapping, 3)))) == 2
+    assert sum(array.nbytes for array in find_arrays({"x": mapping, "y": [rows("y")]}["y"])) == BYTES
+    assert [array.nbytes for array in find_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
 
 
 def test_clear_caches_forgets_what_functions_remember() -> None:

@@ -84,7 +84,7 @@ class _Expander:
         return self._memoised(node, lambda: self._in_all_replicas(node))
 
     def _in_all_replicas(self, node: Program) -> Program:
-        graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
+        graph = replicated_graph_of(self._graph, *nodes.direct_tensors(node))
         if graph is not None and isinstance(node, _PER_REPLICA):
             return nodes.Sequence(*(self.in_replica_of(node, graph, replica) for replica in range(graph.replicas)))
         match node:

@@ -24,7 +24,7 @@ from ipujax.poplar.graph.groups import TemplateGroups
 from ipujax.poplar.graph.mapping import Placement
 from ipujax.poplar.graph.replica_tensors import share_of_tiles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substituted
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substitute
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
 
 
@@ -80,7 +80,7 @@ class ReplicatedBase(GraphBase):
 
     def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
         """Instance of a template in one replica; a tensor that is no template stays as it is."""
-        return substituted(tensor, self._tables[replica])
+        return substitute(tensor, self._tables[replica])
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
         tensor = Tensor.of(what) if isinstance(what, Variable) else what

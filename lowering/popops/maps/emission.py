@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.runtime.exchange import geometry
-from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup, substituted
+from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup, substitute
 from ipujax.runtime.tensor import Tensor, Variable
 
 Add = Callable[[ProgramSequence], list[Tensor]]
@@ -42,7 +42,7 @@ class Emission:
             compute_set = graph.add_compute_set(self._renamed(title, builder.name))
             graph.groups[compute_set] = [_substituted(group, table, graph) for group in groups]
             builder.prog.add(Execute(compute_set))
-        return [substituted(x, table) for x in self.results]
+        return [substitute(x, table) for x in self.results]
 
     def _renamed(self, title: str, name: str) -> str:
         return name + title.removeprefix(self.name)
@@ -100,5 +100,5 @@ def _recorded(
 
 
 def _substituted(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
-    accesses = tuple(replace(access, tensor=substituted(access.tensor, table)) for access in group.accesses)
+    accesses = tuple(replace(access, tensor=substitute(access.tensor, table)) for access in group.accesses)
     return replace(group, accesses=accesses, origin=graph.origin, parts=graph.parts)

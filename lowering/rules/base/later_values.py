@@ -15,7 +15,7 @@ from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence, substituted
+from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence, substitute
 from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype
 
 
@@ -41,7 +41,7 @@ class LaterValues:
                 (copies[old],) = new.variables()
         for old in copies:
             # From here on these values are views of the copies.
-            values = {var: substituted(self._env[var], copies) for var in self._reads.moved_from(old)}
+            values = {var: substitute(self._env[var], copies) for var in self._reads.moved_from(old)}
             self._env.update(values)
             self._reads.add(values.items())
         return copies

@@ -14,7 +14,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_order, variable_like
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.later_values import copy_in_vertices
-from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence, substituted
+from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence, substitute
 from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable
 
 
@@ -74,7 +74,7 @@ def _settled(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) ->
     read = {v for x, is_fixed in zip(operands, fixed, strict=True) if is_fixed for v in x.variables()}
     overwritten = [v for function in ctx.functions.values() for v in function.owned_results if v in read]
     copies = ctx.later.move_out(ctx.graph, overwritten, ctx.prog)
-    return [substituted(x, copies) for x in operands]
+    return [substitute(x, copies) for x in operands]
 
 
 def _lower(

@@ -90,7 +90,7 @@ def test_rebuild_with_the_same_children_changes_nothing(program):
         other = node.rebuild(node.children())
         assert type(other) is type(node)
         assert other.children() == node.children()
-        assert (other.reads, other.writes, other.facts) == (node.reads, node.writes, node.facts)
+        assert (other.reads, other.writes, other.attributes) == (node.reads, node.writes, node.attributes)
         assert other.child_runs == node.child_runs
 
 

@@ -146,5 +146,5 @@ def test_a_call_shows_its_compilation(terminal: Terminal) -> None:
 
 
 def test_progress_is_a_bool() -> None:
-    with pytest.raises(ipu.ArgumentError, match=r"Options\.progress is not a bool"):
+    with pytest.raises(ipu.ArgumentError, match=r"Options\.progress must be a bool"):
         ipu.Options(progress=1)  # type: ignore[arg-type]

@@ -160,12 +160,12 @@ def test_trip_count_of_no_loop_is_refused():
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("exact_splits", 1, "exact_splits is not a bool"),
-        ("allow_out_of_memory", "yes", "allow_out_of_memory is not a bool"),
-        ("trip_counts", [3], "trip_counts is not a mapping"),
-        ("trip_counts", {"while[0]": -1}, r"trip_counts\['while\[0\]'\] is no count"),
-        ("trip_counts", {"while[0]": 2.5}, "is no count"),
-        ("trip_counts", {"while[0]": True}, "is no count"),
+        ("exact_splits", 1, "exact_splits must be a bool"),
+        ("allow_out_of_memory", "yes", "allow_out_of_memory must be a bool"),
+        ("trip_counts", [3], "trip_counts must be a mapping"),
+        ("trip_counts", {"while[0]": -1}, r"trip_counts\['while\[0\]'\] must be a trip count"),
+        ("trip_counts", {"while[0]": 2.5}, "must be a trip count"),
+        ("trip_counts", {"while[0]": True}, "must be a trip count"),
     ],
 )
 def test_options_refuse_nonsense(field, value, text):
