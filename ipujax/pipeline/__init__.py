@@ -1,11 +1,11 @@
 """`ipu.pipeline`: a function of a micro-batch, applied to all micro-batches of a batch.
 
-Input: a function, most often `jax.value_and_grad(loss)`, and which of its arguments are split, folded or handed on.
+Input: a function, most often `jax.value_and_grad(loss)`, and the roles of its arguments: batch, keys, carried state.
 Output: a function of whole batches whose results are reduced over the micro-batches: gradient accumulation.
 Under plain JAX it is a `lax.scan`; `ipu.jit` compiles the same loop, or, where the function has stages (`ipu.stage`), a
 pipeline in which the IPUs of the stages work on several micro-batches at once.
 
-Limits: no derivative is taken through it, and it does not nest.
+Limits: it cannot be differentiated or nested.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from ipujax.runtime.target import nearest
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.number}
-_OTHER_NAMES = {"avg": "mean", "average": "mean", "total": "sum", "final": "last"}  # of reductions
-Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
+_SYNONYMS = {"avg": "mean", "average": "mean", "total": "sum", "final": "last"}  # of reductions, for hints
+Path = tuple[Any, ...]  # keys and positions from a function's results to a part of them
 
 
 @checking_calls("ipu.pipeline")
@@ -67,38 +67,37 @@ def pipeline(
     accumulate_dtype: Any = None,
     recompute: str | None = None,
 ) -> Callable[_P, _R]:
-    """Applies a function to a batch one micro-batch at a time, and reduces its results.
+    """Apply a function to a batch one micro-batch at a time, and reduce its results.
 
     Args:
         fun: function of pytrees of arrays, of one micro-batch.
-        micro_batches: into how many equal parts the first axis of every array of the batch is split, in order.
-        schedule: the order in which stages work, by name or as a `Schedule`. None takes the one that suits the
-            machine: "grouped" where all IPUs meet at every exchange (`Target.global_exchange` "lockstep") and there are
-            micro-batches enough for it, else "1f1b".
-        stages: how many stages to find, or "auto" to find the number too; None for those that `ipu.stage` names. They
-            are cut where the simulated pipeline takes least time and fits: not inside branches, and of loops between
-            the iterations of a `lax.scan` over stacked parameters alone.
-        device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
+        micro_batches: number of equal parts into which the first axis of every array of the batch is split, in order.
+        schedule: name of a schedule, or a `Schedule`. None is "grouped" where all IPUs sync at every exchange
+            (`Target.global_exchange` "lockstep") and the micro-batches are enough for it, else "1f1b".
+        stages: number of stages to cut the function into, or "auto" to choose it too; None for those of `ipu.stage`.
+            Cuts minimise the simulated time of a pipeline that fits. They are never inside branches, and of loops only
+            between iterations of a `lax.scan` over stacked parameters.
+        device_mapping: IPU of each stage; that of the schedule when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split; the last one by default.
-        rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).
-        carry: state handed from one micro-batch to the next: for each positional argument the part of the results that
-            is its next value, as a path of positions and keys: `{1: (0, "state")}`. That part of the results is as the
-            last micro-batch leaves it, unless `reduce` names it.
-        reduce: what becomes of the results of all micro-batches, for all of them or as a tree whose leaves each stand
-            for a part of the results: "mean", "running_mean" (the same, of which no more than a mean is ever held),
-            "sum", "stack" (one row a micro-batch) or "last". In a mean all micro-batches count alike: it is that of the
-            whole batch if each result is a mean over as many elements, so not with masks.
-        accumulate_dtype: dtype in which sums and means of floating-point results are accumulated and returned; their
-            own when None.
-        recompute: which values gradients compute again in place of keeping them, as `Options.recompute`, for this
-            pipeline; what the options say when None.
+        rng_argnums: positional arguments of keys: micro-batch i reads each key folded with i (`jax.random.fold_in`).
+        carry: state from one micro-batch to the next: for each positional argument the path, of positions and keys, to
+            the part of the results that is its next value: `{1: (0, "state")}`. The pipeline returns this part of the
+            last micro-batch, unless `reduce` names it.
+        reduce: reduction of results over micro-batches, one for all or a tree prefix of the results: "mean",
+            "running_mean" (the same, with a mean as accumulator), "sum", "stack" (a row for each micro-batch) or
+            "last". Means weight all micro-batches equally: they are those of the whole batch if each result is a mean
+            over equally many elements, so not with masks.
+        accumulate_dtype: dtype of accumulators and results of floating-point sums and means; that of the function's
+            results when None.
+        recompute: values that gradients of this pipeline compute again, see `Options.recompute`; that of the options
+            when None.
 
     Returns:
         A function of the same arguments with whole batches.
 
     Raises:
-        ArgumentError: for settings that make no sense; at a call for arguments that do not fit them, for a batch that
-            cannot be split, for a pipeline inside, and for a derivative taken through the pipeline.
+        ArgumentError: invalid settings; at a call: arguments that do not match them, a batch that cannot be split, a
+            pipeline inside, or a derivative through the pipeline.
     """
     if not callable(fun):
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
@@ -121,7 +120,7 @@ def pipeline(
         return _Call(fun, settings, args, kwargs).run()
 
     call.__name__ = call.__qualname__ = f"pipeline_{function_name(fun)}"
-    jitted = jax.jit(call)  # so that a pipeline called outside of a jitted function is traced once
+    jitted = jax.jit(call)  # traced once, also where a pipeline is called outside of a jitted function
 
     @functools.wraps(fun, updated=())
     def pipelined(*args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -132,19 +131,19 @@ def pipeline(
 
 @contextmanager
 def stage(number: int) -> Iterator[None]:
-    """Makes all that is traced inside, and its gradients, a stage of the model, with an IPU of its own.
+    """Trace the code inside, and its gradients, as a stage of the model, with an IPU of its own.
 
-    Stages are numbered from 0; of nested stages the innermost counts. Operations in no stage run where their operands
-    are; an optimiser's update of a parameter runs where the parameter is. Plain JAX ignores stages.
+    Stages are numbered from 0; of nested stages the innermost counts. Operations in no stage run on the IPU of their
+    operands; so an optimiser's update of a parameter runs on the parameter's IPU. Plain JAX ignores stages.
 
     Args:
         number: the stage's number.
 
     Raises:
-        ArgumentError: for anything but a whole number from 0.
+        ArgumentError: for anything but an integer from 0.
     """
-    checked = whole_number("ipu.stage needs the number of a stage", number, 0)
-    with jax.named_scope(stage_scope(checked)):
+    index = whole_number("ipu.stage needs the number of a stage", number, 0)
+    with jax.named_scope(stage_scope(index)):
         yield
 
 
@@ -166,7 +165,7 @@ class _Settings(NamedTuple):
 class _Operand(NamedTuple):
     """A leaf of a call's arguments."""
 
-    argument: int | None  # its position; None for one given by name
+    argument: int | None  # its position; None for a keyword argument
     name: str
     value: Any
     role: Role
@@ -178,13 +177,17 @@ class _Call:
     def __init__(
         self, fun: Callable[..., Any], settings: _Settings, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.fun, self.settings, self.args, self.kwargs = fun, settings, args, kwargs
+        self.fun = fun
+        self.settings = settings
+        self.args = args
+        self.kwargs = kwargs
         self.who = function_name(fun)
         self.names, _ = argument_places(fun, args, (), ())
 
     def run(self) -> Any:
-        """Binds the pipeline and returns its results."""
-        settings, operands = self.settings, self._operands()
+        """Bind the pipeline and return its results."""
+        settings = self.settings
+        operands = self._operands()
         who = f"ipu.pipeline({self.who})"
         refuse_refs(who, "is given", [operand.value for operand in operands])
         shapes = [self._micro_batch(operand) for operand in operands]
@@ -200,7 +203,7 @@ class _Call:
         try:
             traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
         except (TypeError, ValueError) as error:
-            error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._what_to_split()}")
+            error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._batch_hint()}")
             raise
         _refuse_nesting(traced, self.who)
         if settings.stages is None and len(named_stages(traced.jaxpr)) < 2:
@@ -210,26 +213,28 @@ class _Call:
         same: Role = "same"
         roles = [*(same for _ in consts), *(operand.role for operand in operands)]
         reductions = self._reductions(out, jaxpr, {result for _, result in carries})
-        with_data, kept = without_float0(jaxpr)
+        # float0 inputs and results have no data: the pipeline is bound without them, and they are added again below.
+        with_data, in_positions = without_float0(jaxpr)
         is_empty = [is_float0(aval) for aval in jaxpr.out_avals]
-        given = [n for n, empty in enumerate(is_empty) if not empty]
+        out_positions = [n for n, empty in enumerate(is_empty) if not empty]
         spec = PipelineSpec(
             self.who,
             settings.micro_batches,
-            tuple(roles[n] for n in kept),
-            tuple((kept.index(operand + len(consts)), given.index(result)) for operand, result in carries),
-            tuple(reductions[n] for n in given),
+            tuple(roles[n] for n in in_positions),
+            tuple(
+                (in_positions.index(operand + len(consts)), out_positions.index(result)) for operand, result in carries
+            ),
+            tuple(reductions[n] for n in out_positions),
             settings.dtype,
             settings.schedule,
             settings.device_mapping,
             settings.stages,
         )
         values = [*consts, *(operand.value for operand in operands)]
-        results = bind_pipeline(with_data, spec, [values[n] for n in kept])
+        results = bind_pipeline(with_data, spec, [values[n] for n in in_positions])
         stacked = [(settings.micro_batches,) if kind == "stack" else () for kind in reductions]
-        whole_shapes = [(*rows, *aval.shape) for rows, aval in zip(stacked, jaxpr.out_avals, strict=True)]
-        whole = with_float0(results, is_empty, whole_shapes)
-        return jax.tree.unflatten(jax.tree.structure(out), whole)
+        out_shapes = [(*rows, *aval.shape) for rows, aval in zip(stacked, jaxpr.out_avals, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(out), with_float0(results, is_empty, out_shapes))
 
     def _operands(self) -> list[_Operand]:
         groups: list[tuple[int | None, str, Any, Role]] = [
@@ -243,15 +248,15 @@ class _Call:
         ]
 
     def _roles(self) -> list[Role]:
-        """The role of each positional argument."""
-        count, settings = len(self.names), self.settings
+        """Return the role of each positional argument."""
+        count = len(self.names)
         roles: list[Role] = ["same"] * count
-        given: tuple[tuple[str, Role, Any], ...] = (
-            ("batch_argnums", "batch", settings.batch),
-            ("rng_argnums", "key", settings.keys),
-            ("carry", "carry", settings.carry),
+        role_settings: tuple[tuple[str, Role, Any], ...] = (
+            ("batch_argnums", "batch", self.settings.batch),
+            ("rng_argnums", "key", self.settings.keys),
+            ("carry", "carry", self.settings.carry),
         )
-        for setting, role, numbers in given:
+        for setting, role, numbers in role_settings:
             for number in numbers:
                 if not -count <= number < count:
                     raise ArgumentValueError(
@@ -261,7 +266,7 @@ class _Call:
                     )
                 if roles[number] != "same":
                     raise ArgumentValueError(
-                        f"argument {self.names[number]} of ipu.pipeline({self.who}) is given two roles",
+                        f"argument {self.names[number]} of ipu.pipeline({self.who}) has two roles",
                         expected="an argument that is split, or of keys, or carried",
                         got=f"{roles[number]} and {role}",
                         hint=f"leave {number} out of {setting}" + ("" if role == "batch" else ", or set batch_argnums"),
@@ -270,12 +275,13 @@ class _Call:
         return roles
 
     def _refuse_settings_of_stages(self) -> None:
-        schedule, mapping = self.settings.schedule, self.settings.device_mapping
-        # Forward and backward in turn on one stage is accumulation: "1f1b" says what happens.
-        given = [("schedule", schedule.name)] if schedule and schedule != as_schedule("1f1b") else []
-        given += [] if mapping is None else [("device_mapping", str(list(mapping)))]
-        if given:
-            name, value = given[0]
+        schedule = self.settings.schedule
+        mapping = self.settings.device_mapping
+        # "1f1b" of one stage, forward and backward in turn, is gradient accumulation, which needs no stages.
+        refused = [("schedule", schedule.name)] if schedule and schedule != as_schedule("1f1b") else []
+        refused += [] if mapping is None else [("device_mapping", str(list(mapping)))]
+        if refused:
+            name, value = refused[0]
             raise ArgumentError(
                 f"{name} of ipu.pipeline({self.who}) is for stages, and the function has none",
                 expected="at least two stages",
@@ -284,100 +290,106 @@ class _Call:
             )
 
     def _micro_batch(self, operand: _Operand) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one micro-batch's part of an operand."""
-        aval, role, count = jax.typeof(operand.value), operand.role, self.settings.micro_batches
-        what = f"{operand.name} of ipu.pipeline({self.who})"
+        """Return shape and dtype of one micro-batch's part of an operand."""
+        aval = jax.typeof(operand.value)
+        role = operand.role
+        count = self.settings.micro_batches
+        who = f"{operand.name} of ipu.pipeline({self.who})"
         if role == "key":
             is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
             if not (is_key or (aval.dtype == jnp.uint32 and aval.ndim == 1)) or (is_key and aval.ndim):
                 expected = "one key, as jax.random.key(0) makes"
-                raise ArgumentTypeError(f"{what} is no key", expected=expected, got=aval.str_short())
+                raise ArgumentTypeError(f"{who} is not a key", expected=expected, got=aval.str_short())
         if role == "batch":
             if not aval.ndim or aval.shape[0] % count or not aval.shape[0]:
                 raise ArgumentValueError(
-                    f"{what} cannot be split into {count} micro-batches",
+                    f"{who} cannot be split into {count} micro-batches",
                     expected=f"a first axis of a multiple of {count}, in each replica",
                     got=aval.str_short(),
-                    hint=f"a whole batch of a multiple of {count} × replicas; {self._what_to_split()}",
+                    hint=f"a whole batch of a multiple of {count} × replicas; {self._batch_hint()}",
                 )
             return jax.ShapeDtypeStruct((aval.shape[0] // count, *aval.shape[1:]), aval.dtype)
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
     def _check_batch(self, operands: Sequence[_Operand]) -> None:
-        """Refuses arrays of a batch that are not of one size, and a batch without arrays."""
+        """Refuse arrays of a batch with different first axes, and a batch without arrays."""
         if self.settings.batch and not operands:
             raise ArgumentValueError(
                 f"the batch of ipu.pipeline({self.who}) has no arrays",
                 expected="arrays whose first axis is split into micro-batches",
                 got=", ".join(f"{self.names[n]} {self.args[n]!r:.60}" for n in self.settings.batch),
-                hint=self._what_to_split(),
+                hint=self._batch_hint(),
             )
         if len({jnp.shape(x.value)[0] for x in operands}) > 1:
             raise ArgumentValueError(
                 f"the batch of ipu.pipeline({self.who}) has first axes of unequal size",
-                expected="as many examples in each array",
+                expected="equally many examples in each array",
                 got=", ".join(f"{x.name} {described(x.value)}" for x in operands),
-                hint=self._what_to_split(),
+                hint=self._batch_hint(),
             )
 
-    def _what_is_split(self) -> str:
-        """The arguments that `batch_argnums` selects, in words."""
+    def _batch_in_words(self) -> str:
+        """Return the arguments that `batch_argnums` selects, in words."""
         numbers = self.settings.batch
         names = ", ".join(self.names[n] for n in numbers) or "nothing"
         return f"batch_argnums={numbers[0] if len(numbers) == 1 else numbers} takes {names} for the batch"
 
-    def _what_to_split(self) -> str:
-        """What `batch_argnums` selects, and which arguments could be the batch: those of most rows."""
-        taken = {n for n, role in enumerate(self._roles()) if role in ("key", "carry")}
+    def _batch_hint(self) -> str:
+        """Return a hint with other arguments that could be the batch: those of most rows that can be split."""
+        other_roles = {n for n, role in enumerate(self._roles()) if role in ("key", "carry")}
         by_rows: dict[int, list[int]] = {}
         for n, value in enumerate(self.args):
-            rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value)} if n not in taken else set()
+            rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value)} if n not in other_roles else set()
             if len(rows) == 1 and rows != {()}:
                 by_rows.setdefault(rows.pop()[0], []).append(n)
         fitting = [rows for rows in by_rows if rows and rows % self.settings.micro_batches == 0]
-        found = by_rows[max(fitting)] if fitting else []
-        if not found or set(found) == {n % len(self.args) for n in self.settings.batch}:
-            return self._what_is_split()
-        wanted, names = found[0] if len(found) == 1 else tuple(found), ", ".join(self.names[n] for n in found)
-        return f"batch_argnums={wanted} if {names} is the batch; {self._what_is_split()}"
+        candidates = by_rows[max(fitting)] if fitting else []
+        if not candidates or set(candidates) == {n % len(self.args) for n in self.settings.batch}:
+            return self._batch_in_words()
+        numbers = candidates[0] if len(candidates) == 1 else tuple(candidates)
+        names = ", ".join(self.names[n] for n in candidates)
+        return f"batch_argnums={numbers} if {names} is the batch; {self._batch_in_words()}"
 
     def _carries(self, out: Any, operands: Sequence[_Operand]) -> list[tuple[int, int]]:
-        """(operand, result) of all carried state."""
+        """Return (number of the operand, number of the result) of all carried state."""
         leaves, tree = jax.tree.flatten(out)
         numbered = jax.tree.unflatten(tree, range(len(leaves)))
         pairs: list[tuple[int, int]] = []
         for argument, path in self.settings.carry.items():
             number = argument % len(self.args)
-            name, shown = self.names[number], "".join(f"[{key!r}]" for key in path) or "all of it"
+            name = self.names[number]
+            path_text = "".join(f"[{key!r}]" for key in path) or "all of it"
             results = _part(numbered, path, f"carry of ipu.pipeline({self.who}) for {name}")
-            expected, got = tree_in_words(self.args[number]), tree_in_words(results)
+            expected = tree_in_words(self.args[number])
+            got = tree_in_words(results)
             if got != expected:
                 raise ArgumentTypeError(
                     f"the result carried to {name} of ipu.pipeline({self.who}) has another structure",
                     expected=expected,
-                    got=f"{got} at {shown}",
+                    got=f"{got} at {path_text}",
                 )
             carried = [n for n, operand in enumerate(operands) if operand.argument == number]
             for operand, result in zip(carried, jax.tree.leaves(results), strict=True):
-                before, after = jax.typeof(operands[operand].value), leaves[result]
+                before = jax.typeof(operands[operand].value)
+                after = leaves[result]
                 if (before.shape, before.dtype) != (after.shape, after.dtype):
                     raise ArgumentTypeError(
                         f"the result carried to {name} of ipu.pipeline({self.who}) has another shape or dtype",
                         expected=before.str_short(),
-                        got=f"{after.dtype}{list(after.shape)} at {shown}",
+                        got=f"{after.dtype}{list(after.shape)} at {path_text}",
                     )
                 pairs.append((operand, result))
         return pairs
 
     def _reductions(self, out: Any, jaxpr: ClosedJaxpr, carried: set[int]) -> tuple[Reduce, ...]:
-        """How each result is reduced."""
+        """Return the reduction of each result."""
         reduce = self.settings.reduce
         try:
             tree = jax.tree.broadcast(reduce, out)
         except (ValueError, TypeError) as error:
             raise ArgumentTypeError(
-                f"reduce of ipu.pipeline({self.who}) does not fit its results",
+                f"reduce of ipu.pipeline({self.who}) does not match its results",
                 expected=f"one reduction, or a tree that {tree_in_words(out)} begins with",
                 got=repr(reduce),
             ) from error
@@ -388,7 +400,7 @@ class _Call:
             needed = _REDUCIBLE.get(kind)
             if needed is not None and not (jnp.issubdtype(aval.dtype, needed) or is_float0(aval)):
                 raise ArgumentTypeError(
-                    f"the {kind} of a result of ipu.pipeline({self.who}) is asked for, which has none",
+                    f"a result of ipu.pipeline({self.who}) has no {kind}",
                     expected="numbers" if kind == "sum" else "floating-point numbers",
                     got=f"result{jax.tree_util.keystr(path)} of {aval.str_short()}",
                     hint='reduce="stack", or a tree with "sum", "stack" or "last" for that result',
@@ -397,23 +409,19 @@ class _Call:
         return tuple(kinds)
 
 
-def _part(tree: Any, path: Path, what: str) -> Any:
-    """The part of a tree at a path.
-
-    Raises:
-        ArgumentValueError: if there is none.
-    """
-    found = tree
+def _part(tree: Any, path: Path, setting: str) -> Any:
+    """Return the part of a tree at a path of attributes, keys and positions; refuses a path that has no end."""
+    part = tree
     for key in path:
         try:
-            found = getattr(found, key) if isinstance(key, str) and hasattr(found, key) else found[key]
+            part = getattr(part, key) if isinstance(key, str) and hasattr(part, key) else part[key]
         except (TypeError, KeyError, IndexError) as error:
             raise ArgumentValueError(
-                f"{what} names a result that is not there",
+                f"{setting} names a result that does not exist",
                 expected=f"a path in {tree_in_words(tree)}",
                 got=path,
             ) from error
-    return found
+    return part
 
 
 def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
@@ -443,8 +451,8 @@ def _checked_mapping(mapping: Any) -> tuple[int, ...] | None:
         return None
     numbers = as_numbers("device_mapping", mapping, "ipu.pipeline", of="IPUs of stages")
     if not numbers or min(numbers) < 0:
-        what = "device_mapping of ipu.pipeline"
-        raise ArgumentValueError(what, expected="the IPU of each stage, from 0", got=repr(mapping))
+        expected = "the IPU of each stage, from 0"
+        raise ArgumentValueError("device_mapping of ipu.pipeline", expected=expected, got=repr(mapping))
     return numbers
 
 
@@ -466,6 +474,6 @@ def _checked_reductions(reduce: Any) -> Any:
                 "reduce of ipu.pipeline names no reduction",
                 expected=", ".join(REDUCTIONS),
                 got=repr(kind),
-                hint=nearest(_OTHER_NAMES.get(kind, kind), REDUCTIONS) if isinstance(kind, str) else None,
+                hint=nearest(_SYNONYMS.get(kind, kind), REDUCTIONS) if isinstance(kind, str) else None,
             )
     return reduce

@@ -1,4 +1,4 @@
-"""`ipu.pipeline_plan`: the cost of a pipeline for each schedule and number of micro-batches.
+"""`ipu.pipeline_plan`: cost of a pipeline for each schedule, number of micro-batches and number of stages.
 
 Input: a function with stages and the shapes of its arguments. Output: `PipelinePlan`, a table: nothing is run.
 
@@ -26,18 +26,18 @@ from ipujax.stages import Compiled
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One way to run a pipeline.
+    """Cost of a pipeline with one schedule, number of micro-batches and number of stages.
 
     Args:
-        schedule: name of its schedule.
-        micro_batches: how many micro-batches the batch is split into.
-        stages: how many stages there are; 0 if it was refused.
-        cycles: length of one call, all arguments moved from the host included.
-        pipeline_cycles: from the start of the first task to the end of the last.
-        bubble_share: of the cycles of all IPUs in that time the share in which they wait, 0 to 1.
+        schedule: name of the schedule.
+        micro_batches: number of micro-batches.
+        stages: number of stages; 0 if it was refused.
+        cycles: cycles of one call, with all arguments moved from the host.
+        pipeline_cycles: cycles from the start of the first task to the end of the last.
+        bubble_share: share of these cycles, over all IPUs, in which an IPU waits, 0 to 1.
         worst_tile_bytes: memory of the fullest tile.
-        fits: whether all tiles hold what they need.
-        refused: why this cannot be run; None if it can.
+        fits: whether the program fits all tiles.
+        refused: text of the error if it cannot be run, else None.
     """
 
     schedule: str
@@ -53,24 +53,24 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """A comparison of ways to run a pipeline; printed, it is a table.
+    """Costs of a pipeline with several settings; its text is a table.
 
     Args:
-        rows: the ways, in the order they were asked for.
+        rows: a row for each combination of settings, in their order.
     """
 
     rows: tuple[PlanRow, ...]
 
     def best(self) -> PlanRow:
-        """The row of fewest cycles that fits.
+        """Return the row of fewest cycles that fits.
 
         Raises:
             ArgumentError: if none does.
         """
         fitting = [row for row in self.rows if row.fits]
         if not fitting:
-            what = "no way to run this pipeline fits the machine"
-            raise ArgumentError(what, hint="more stages, smaller micro-batches, or jax.checkpoint inside stages")
+            hint = "more stages, smaller micro-batches, or jax.checkpoint inside stages"
+            raise ArgumentError("no setting of this pipeline fits the machine", hint=hint)
         return min(fitting, key=lambda row: row.cycles)
 
     def __iter__(self) -> Iterator[PlanRow]:
@@ -102,23 +102,23 @@ def pipeline_plan(
     show: bool = True,
     **settings: Any,
 ) -> PipelinePlan:
-    """Compares ways to run a pipeline, and prints the comparison.
+    """Compile a pipeline with several schedules, numbers of micro-batches and of stages, and compare the costs.
 
     Args:
         fun: function of one micro-batch, with stages, as for `ipu.pipeline`.
-        args: whole arguments, or their shapes; the batch is the same for all rows.
-        micro_batches: into how many micro-batches to split it.
-        schedules: which schedules to compare.
-        stages: into how many stages to cut it, as for `ipu.pipeline`; those it has when None.
+        args: arguments of the whole batch, or their shapes; equal for all rows.
+        micro_batches: numbers of micro-batches.
+        schedules: names of schedules, or `Schedule`s.
+        stages: numbers of stages, as for `ipu.pipeline`; the function's own when None.
         device: the machine; the default device when None.
-        show: whether to print.
+        show: whether to print the table.
         settings: further settings of `ipu.pipeline`.
 
     Returns:
-        A row for each combination; one that cannot be run says why.
+        A row for each combination, with the error of those that cannot be run.
 
     Raises:
-        ArgumentError: for settings that make no sense, or a function without stages.
+        ArgumentError: invalid settings, a function without stages, or no combination that can be run.
     """
     device = current_device() if device is None else device  # type: ignore[assignment]
     check_device(device, "ipu.pipeline_plan")
@@ -144,11 +144,11 @@ def pipeline_plan(
 
 
 def _none_runs(errors: Sequence[IpuError]) -> ArgumentError:
-    """Says why each pipeline is refused, and what helps there."""
+    """Return the error of all refused pipelines, with each distinct reason and hint."""
     first = errors[0]
     if len({error.what for error in errors}) == 1:
-        what = f"no pipeline can be run: {first.what}"
-        return ArgumentError(what, where=first.where, expected=first.expected, got=first.got, hint=first.hint)
+        problem = f"no pipeline can be run: {first.what}"
+        return ArgumentError(problem, where=first.where, expected=first.expected, got=first.got, hint=first.hint)
     return ArgumentError(
         "none of these pipelines can be run",
         expected="stages, micro-batches and IPUs that one of the schedules takes",
@@ -166,7 +166,7 @@ def _row(
     settings: dict[str, Any],
     errors: list[IpuError],
 ) -> PlanRow:
-    """The row of one pipeline; why it is refused, if it is, goes to `errors`."""
+    """Return the row of one pipeline; appends the error to `errors` if it is refused."""
     pipelined = pipeline(fun, micro_batches=count, schedule=schedule, **settings)
     try:
         lowered = jit(pipelined, device=device, options=Options(allow_out_of_memory=True)).lower(*args)
@@ -174,8 +174,8 @@ def _row(
         errors.append(error)
         return PlanRow(schedule.name, count, refused=error.what)
     if not lowered.pipelines:
-        what = "ipu.pipeline_plan compares pipelines with stages"
-        raise ArgumentError(what, got="a function without", hint="with ipu.stage(i): around the parts of the model")
+        problem = "ipu.pipeline_plan compares pipelines with stages"
+        raise ArgumentError(problem, got="a function without", hint="with ipu.stage(i): around the parts of the model")
     compiled = lowered.compile()
     (run,) = lowered.pipelines
     cycles, share = pipeline_time(compiled)
@@ -194,16 +194,17 @@ def _row(
 
 
 def pipeline_time(compiled: Compiled) -> tuple[int, float]:
-    """How long the only pipeline of a function takes, and the share of its IPUs' time in which they wait.
+    """Return cycles and bubble share of the only pipeline of a compiled function.
 
     Args:
         compiled: a function with one pipeline.
 
     Returns:
-        Cycles from the start of the first task to the end of the last, and the share, 0 to 1.
+        Cycles from the start of the first task to the end of the last, and the share of them, over the IPUs of the
+        stages, in which an IPU waits, 0 to 1.
     """
     (run,) = compiled.pipelines
     timeline = Profile(compiled.executable, None, run.program).timeline
     ipus = sorted(set(run.ipus))
-    busy = np.asarray(timeline.work)[ipus].sum()
-    return timeline.cycles, float(1 - busy / (timeline.cycles * len(ipus)))
+    busy_cycles = np.asarray(timeline.work)[ipus].sum()
+    return timeline.cycles, float(1 - busy_cycles / (timeline.cycles * len(ipus)))

@@ -1,4 +1,4 @@
-"""Start and end of each task of a pipeline, as a timeline drawing shows them.
+"""Start and end of each task of a pipeline, in cycles.
 
 Input: a compiled function with a pipeline. Output: a `TaskTime` for each task, from the timeline of its program.
 """
@@ -16,15 +16,15 @@ from ipujax.stages import Compiled
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
-    """When a task runs.
+    """Time of a task.
 
     Args:
-        stage: its stage.
+        stage: number of its stage.
         kind: "forward", "backward", "backward_input" or "backward_weight".
-        micro_batch: its micro-batch.
-        ipu: where it runs.
-        start: cycle at which it begins, from the first task's.
-        end: cycle at which it ends.
+        micro_batch: number of its micro-batch.
+        ipu: IPU of the stage.
+        start: first cycle, counted from the start of the first task.
+        end: cycle after the last.
     """
 
     stage: int
@@ -36,43 +36,45 @@ class TaskTime:
 
 
 def pipeline_tasks(compiled: Compiled) -> tuple[TaskTime, ...]:
-    """When each task of a function's only pipeline runs, in the order of the program.
+    """Return the time of each task of a function's only pipeline, in the order of the program.
 
     Args:
-        compiled: what `ipu.jit(fun).lower(*args).compile()` returned.
+        compiled: result of `ipu.jit(fun).lower(*args).compile()`.
 
     Raises:
-        ArgumentError: for a function with no pipeline, or several.
+        ArgumentError: a function without a pipeline, or with several.
     """
     if len(compiled.pipelines) != 1:
-        what = "pipeline_tasks needs a function with one pipeline with stages"
-        raise ArgumentError(what, got=f"{len(compiled.pipelines)} pipelines")
+        problem = "pipeline_tasks needs a function with one pipeline with stages"
+        raise ArgumentError(problem, got=f"{len(compiled.pipelines)} pipelines")
     (run,) = compiled.pipelines
     steps = tuple(_unrolled(run.program))
-    line = iter(Profile(compiled.executable, None, Sequence(*steps)).timeline.steps)
+    # The timeline lists the steps inside a call one by one, the program the call alone.
+    timeline_steps = iter(Profile(compiled.executable, None, Sequence(*steps)).timeline.steps)
     lengths: dict[Function, int] = {}
     counts: dict[tuple[int, str], int] = {}
-    found = []
+    tasks = []
     for step in steps:
         if not isinstance(step, Call):
-            next(line)
+            next(timeline_steps)
             continue
         function = step.function
         if function not in lengths:
             lengths[function] = len(Profile(compiled.executable, None, function.body).timeline.steps)
-        parts = [next(line) for _ in range(lengths[function])]
+        parts = [next(timeline_steps) for _ in range(lengths[function])]
         if function not in run.tasks:
             continue
         stage, kind = run.tasks[function]
         number = counts[stage, kind.name] = counts.get((stage, kind.name), -1) + 1
-        start, end = min(min(part.starts) for part in parts), max(max(part.ends) for part in parts)
-        found.append(TaskTime(stage, kind.name.lower(), number, run.ipus[stage], start, end))
-    first = min(task.start for task in found)
-    return tuple(TaskTime(t.stage, t.kind, t.micro_batch, t.ipu, t.start - first, t.end - first) for t in found)
+        start = min(min(part.starts) for part in parts)
+        end = max(max(part.ends) for part in parts)
+        tasks.append(TaskTime(stage, kind.name.lower(), number, run.ipus[stage], start, end))
+    first = min(task.start for task in tasks)
+    return tuple(TaskTime(t.stage, t.kind, t.micro_batch, t.ipu, t.start - first, t.end - first) for t in tasks)
 
 
 def _unrolled(program: Program) -> Iterator[Program]:
-    """The steps of a program as often as they run, calls whole."""
+    """Yield the steps of a program in the order they run, repeated ones again, without entering calls."""
     for child in program.children():
         if isinstance(child, Repeat):
             for _ in range(child.count):

@@ -194,7 +194,7 @@ def test_distributed_bad_operands():
         ipu.distributed.share({"w": 1.5})
     with pytest.raises(ipu.ArgumentError, match=r"operand\['w'\] has no dimension 1"):
         ipu.distributed.gather({"w": np.ones(3)}, P(None, "replica"))
-    with pytest.raises(ipu.ArgumentError, match=r"specs of ipu\.distributed\.share do not fit"):
+    with pytest.raises(ipu.ArgumentError, match=r"specs of ipu\.distributed\.share do not match"):
         ipu.distributed.share((1.5,), (P(), P()))
     with pytest.raises(ipu.ArgumentError, match="no such reduction"):
         ipu.distributed.all_reduce(1.0, "prod")

@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_said_to() -> None:
     small = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4, bytes_per_tile=11_000)
     plan = ipu.pipeline_plan(FUN, *ARGS, micro_batches=8, schedules="gpipe", device=small, show=False, rng_argnums=1)
     assert "does not fit" in str(plan) and not next(iter(plan)).fits
-    with pytest.raises(ipu.ArgumentError, match="no way to run this pipeline fits"):
+    with pytest.raises(ipu.ArgumentError, match="no setting of this pipeline fits"):
         plan.best()
 
 
