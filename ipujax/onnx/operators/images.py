@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -107,14 +108,14 @@ def roi_align(
             weight = rows.weight[..., tap_y][:, None, :, None] * columns.weight[..., tap_x][:, None, None, :]
             corners.append(values * weight.astype(x.dtype))
     used = rows.used[:, None, :, None] & columns.used[:, None, None, :]
-    shape = (*images.shape[:2], output_height, counts[0], output_width, counts[1])
+    shape = (-1, output_height, counts[0], output_width, counts[1])
     if mode == "avg":
-        total = jnp.where(used, sum(corners[1:], corners[0]), 0).reshape(shape).sum(axis=(3, 5))
-        number = jnp.maximum(jnp.broadcast_to(used, (len(images), 1, *used.shape[2:])), 0)
-        return total / number.reshape(shape[0], 1, *shape[2:]).sum(axis=(3, 5)).astype(x.dtype)
+        total = jnp.where(used, sum(corners[1:], corners[0]), 0)
+        number = used.reshape(len(images), *shape).sum(axis=(3, 5)).astype(x.dtype)
+        return total.reshape(len(images), *shape).sum(axis=(3, 5)) / number
     # of the weighted corners, not of the samples, as onnx.reference and onnxruntime have it
     largest = jnp.where(used, jnp.max(jnp.stack(corners), axis=0), -jnp.inf)
-    return largest.reshape(shape).max(axis=(3, 5))
+    return largest.reshape(len(images), *shape).max(axis=(3, 5))
 
 
 def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
@@ -125,11 +126,19 @@ def _corners(rois: Any, scale: float, half_pixel: bool, numpy: Any) -> Any:
     return numpy.concatenate([begin, extent if half_pixel else numpy.maximum(extent, 1.0)], axis=1)
 
 
+@dataclass(frozen=True, slots=True)
 class _AxisSamples:
-    """Samples of regions along one axis: two taps each, and which of the samples the region uses."""
+    """Samples of regions along one axis.
 
-    def __init__(self, index: Array, weight: Array, used: Array) -> None:
-        self.index, self.weight, self.used = index, weight, used
+    Args:
+        index: two elements of each sample, [regions, samples, 2].
+        weight: of these.
+        used: whether a sample is one of the region's, [regions, samples].
+    """
+
+    index: Array
+    weight: Array
+    used: Array
 
 
 def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int, size: int) -> _AxisSamples:

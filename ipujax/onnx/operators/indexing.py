@@ -68,7 +68,15 @@ def _update(x: Array, index: tuple[Any, ...], updates: Value, reduction: str) ->
         "mul": place.multiply,
         "none": place.set,
     }
-    return methods[reduction](updates)
+    return methods[reduction](updates, unique_indices=_is_unique(index, x.shape))
+
+
+def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
+    """Whether no two updates are of one element, as far as is known: JAX has gradients of products only then."""
+    if not is_static(index):
+        return False
+    flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*index)), shape[: len(index)], mode="clip").ravel()
+    return len(np.unique(flat)) == len(flat)
 
 
 @operator("ScatterElements")
@@ -86,8 +94,9 @@ def scatter(x: Value, indices: Value, updates: Value, *, axis: int = 0) -> Array
 @operator("ScatterND")
 def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Array:
     """Array with slices at index vectors replaced by, or combined with, updates."""
-    x, indices = jnp.asarray(x), jnp.asarray(indices)
-    index = tuple(wrapped(each, size) for each, size in zip(jnp.moveaxis(indices, -1, 0), x.shape, strict=False))
+    x = jnp.asarray(x)
+    vectors = np.moveaxis(indices, -1, 0) if isinstance(indices, np.ndarray) else jnp.moveaxis(indices, -1, 0)
+    index = tuple(wrapped(each, size) for each, size in zip(vectors, x.shape, strict=False))
     return _update(x, index, updates, reduction)
 
 
