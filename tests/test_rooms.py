@@ -241,8 +241,12 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.enumerations": "",
     "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
+    "ipujax.popart.operators": (
+        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
+    ),
     "ipujax.popart.building": (
-        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
+        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
+        " ipujax.popart.tensor_info runtime.target"
     ),
     "ipujax.popart.flow": "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.target",
@@ -251,9 +255,6 @@ ROOMS: dict[str, str] = {
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.popart_log": "ipujax.popart.exceptions",
-    "ipujax.popart.operators": (
-        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
-    ),
     "ipujax.popart.model_graph": (
         "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.phases"
         " ipujax.pipeline ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"

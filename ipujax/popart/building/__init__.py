@@ -13,3 +13,7 @@ from ipujax.popart.building.onnx_operations import (
     onnx_operations as onnx_operations,
 )
 from ipujax.popart.building.operation_calls import DebugContext as DebugContext
+from ipujax.popart.building.plain_models import (
+    Annotations as Annotations,
+    detach_annotations as detach_annotations,
+)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import onnx
 
+from ipujax.onnx import OnnxError, load
+from ipujax.popart import operators as operators
+from ipujax.popart.building.plain_models import detach_annotations
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.tensor_info import TensorInfo, of_onnx_number
 
@@ -21,9 +25,27 @@ def inferred_info(model: onnx.ModelProto, name: str) -> TensorInfo:
     info = _declared(model, name)
     if info is None:
         info = _declared(onnx.shape_inference.infer_shapes(model, data_prop=True), name)
-    if info is None:
-        raise popart_exception(f"shape and type of {name!r} are not known")
-    return info
+    return _traced(model, name) if info is None else info
+
+
+def _traced(model: onnx.ModelProto, name: str) -> TensorInfo:
+    """Return what JAX finds by tracing the model: also for operators that ONNX does not know."""
+    detach_annotations(model)
+    del model.graph.output[:]
+    model.graph.output.append(onnx.ValueInfoProto(name=name))
+    try:
+        loaded = load(model)
+        sizes = [jax.ShapeDtypeStruct(tuple(map(_known, info.shape or ())), info.dtype) for info in loaded.inputs]
+        traced = jax.eval_shape(loaded, loaded.params, *sizes)
+    except (OnnxError, TypeError) as error:
+        raise popart_exception(f"shape and type of {name!r} are not known", got=str(error)) from error
+    return TensorInfo(traced.dtype, traced.shape)
+
+
+def _known(size: int | str | None) -> int:
+    if not isinstance(size, int):
+        raise TypeError(f"an input has an open dimension: {size}")
+    return size
 
 
 def declare_outputs(model: onnx.ModelProto) -> None:

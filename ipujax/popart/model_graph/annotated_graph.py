@@ -17,13 +17,10 @@ from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import read_graph
 from ipujax.popart import operators as operators
-from ipujax.popart.building import DOMAIN
+from ipujax.popart.building import Annotations, detach_annotations
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import InputShapeInfo
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
-
-Annotations = Mapping[str, Any]
-_PREFIX = "__"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,10 +63,7 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
         if name not in tensors:
             raise unknown_name("a session is asked for a tensor", name, tensors)
     _declare_inputs(graph, shapes)
-    annotations = {output: notes for node in graph.node for notes in [_detached(node)] for output in node.output}
-    for node in graph.node:
-        _rewrite(node)
-    _import_domains(model)
+    annotations = detach_annotations(model)
     made = {name for node in graph.node for name in node.output}
     del graph.output[:]
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(results) if name in made)
@@ -101,38 +95,6 @@ def _declare_inputs(graph: onnx.GraphProto, shapes: InputShapeInfo) -> None:
         else:
             # Labels of a loss that was added to the model are not among its inputs.
             graph.input.append(value)
-
-
-def _detached(node: onnx.NodeProto) -> Annotations:
-    """Take the annotations off a node and the nodes of its subgraphs; return those of the node."""
-    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_PREFIX)}
-    rest = [a for a in node.attribute if not a.name.startswith(_PREFIX)]
-    for attribute in rest:
-        for inner in attribute.g.node:
-            _detached(inner)
-            _rewrite(inner)
-    if notes:
-        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in rest]
-        del node.attribute[:]
-        node.attribute.extend(attributes)
-    return notes
-
-
-def _rewrite(node: onnx.NodeProto) -> None:
-    """Give a training batch normalisation of old opsets PopART's operator: ONNX has dropped its outputs since."""
-    is_training = node.op_type == "BatchNormalization" and sum(map(bool, node.output)) > 1
-    if is_training and node.domain in ("", "ai.onnx"):
-        node.domain = DOMAIN
-        kept = [a for a in node.attribute if a.name in ("epsilon", "momentum")]
-        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
-        del node.attribute[:]
-        node.attribute.extend(attributes)
-
-
-def _import_domains(model: onnx.ModelProto) -> None:
-    known = {opset.domain for opset in model.opset_import}
-    if DOMAIN not in known:
-        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
 
 
 def _whole_shape(name: str, shape: Any) -> tuple[int, ...]:

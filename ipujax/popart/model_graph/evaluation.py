@@ -18,10 +18,11 @@ from ipujax.onnx.evaluation import Settings
 from ipujax.onnx.evaluation.evaluate import run_node
 from ipujax.onnx.graphs import Node
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception
-from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, Annotations
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 from ipujax.popart.model_graph.overridden_operators import overridden
 from ipujax.popart.model_graph.stage_placement import Placement
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from ipujax.phases import phase
 from ipujax.pipeline import stage
+from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import VirtualGraphMode
 from ipujax.popart.exceptions import popart_exception
-from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, Annotations
+from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 from ipujax.popart.options import SessionOptions
 
 

@@ -30,6 +30,7 @@ class WeightStore:
         self.host: dict[str, np.ndarray[Any, Any]] = {name: np.array(value) for name, value in weights.items()}
         self.host_states: dict[str, np.ndarray[Any, Any]] = {}
         self.device: Arrays = {}
+        self.is_on_device = False
         self.states: Any = None
 
     def infos(self) -> dict[str, TensorInfo]:
@@ -43,12 +44,13 @@ class WeightStore:
             new_states: makes the optimiser's state for parameters on the device.
         """
         self.device = {name: jnp.array(value) for name, value in self.host.items()}
+        self.is_on_device = True
         states = new_states(self.device)
         self.states = _with_named(states, self.host_states)
 
     def to_host(self) -> None:
         """Copy parameters and state of the device to the host."""
-        if not self.device:
+        if not self.is_on_device:
             raise popart_exception("there are no weights on the device", hint="session.prepareDevice() first")
         self.host = {name: np.asarray(value) for name, value in self.device.items()}
         self.host_states = {name: np.asarray(value) for name, value in named_states(self.states).items()}

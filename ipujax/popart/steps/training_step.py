@@ -152,10 +152,17 @@ class TrainingStep:
             sums = {name: sums[name] + x if kinds[name] is AnchorReturnTypeId.Sum else x for name, x in once.items()}
             return (*after, sums), {name: x for name, x in anchors.items() if name not in once}
 
+        if self.plan.step.batches == 1:
+            row = jax.tree.map(lambda x: x[0], rows)
+            *after, anchors = self.batch(weights, states, buffers, frozen, values, row)
+            by_batch = {name: x if kinds[name] in _ONCE else x[None] for name, x in anchors.items()}
+            return after[0], after[1], after[2], by_batch
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
         *_, sample = jax.eval_shape(self.batch, weights, states, buffers, frozen, values, one)
         start = {name: jnp.zeros(x.shape, x.dtype) for name, x in sample.items() if kinds[name] in _ONCE}
-        (weights, states, buffers, last), stacked = jax.lax.scan(body, (weights, states, buffers, start), rows)
+        (weights, states, buffers, last), stacked = jax.lax.scan(
+            body, (weights, states, buffers, start), rows, length=self.plan.step.batches
+        )
         return weights, states, buffers, {**last, **stacked}
 
 

@@ -3,7 +3,7 @@
 ::
 
     cd popart   # a checkout of github:graphcore/popart
-    PYTHONPATH=CHECKOUT pytest -p tests.ipujax.popart.popart_alias tests/integration/operators_test/relu_test.py
+    PYTHONPATH=IPUJAX:IPUJAX/tests/ipujax/popart pytest -p popart_alias tests/integration/operators_test/relu_test.py
 """
 
 from __future__ import annotations

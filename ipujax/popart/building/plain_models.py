@@ -1,0 +1,56 @@
+"""Models that ONNX's own tools understand: annotations taken off, training nodes of old opsets replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from ipujax.popart.building.graphcore_operations import DOMAIN
+
+Annotations = Mapping[str, Any]
+_PREFIX = "__"
+
+
+def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
+    """Take the annotations off all nodes; return those of the main graph by the names of results.
+
+    Training batch normalisations get PopART's operator, as ONNX has dropped their outputs since.
+
+    Args:
+        model: changed.
+    """
+    graph = model.graph
+    annotations = {output: notes for node in graph.node for notes in [_detached(node)] for output in node.output}
+    for node in graph.node:
+        _rewrite(node)
+    if DOMAIN not in {opset.domain for opset in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return annotations
+
+
+def _detached(node: onnx.NodeProto) -> Annotations:
+    """Take the annotations off a node and the nodes of its subgraphs; return those of the node."""
+    notes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name.startswith(_PREFIX)}
+    rest = [a for a in node.attribute if not a.name.startswith(_PREFIX)]
+    for attribute in rest:
+        for inner in attribute.g.node:
+            _detached(inner)
+            _rewrite(inner)
+    if notes:
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in rest]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+    return notes
+
+
+def _rewrite(node: onnx.NodeProto) -> None:
+    """Give a training batch normalisation of old opsets PopART's operator: ONNX has dropped its outputs since."""
+    is_training = node.op_type == "BatchNormalization" and sum(map(bool, node.output)) > 1
+    if is_training and node.domain in ("", "ai.onnx"):
+        node.domain = DOMAIN
+        kept = [a for a in node.attribute if a.name in ("epsilon", "momentum")]
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
