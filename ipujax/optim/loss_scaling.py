@@ -5,12 +5,12 @@
     grads = jax.grad(lambda params: loss(params, batch) * scale)(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
 
-Input: an optax `GradientTransformation`, or any named tuple of `init` and `update` like it. Output: one of the same
-type, whose gradients are those of the scaled loss. It divides by the scale before the optimiser sees them, in float32
-unless `dtype` is another; the optimiser keeps its state in that dtype too.
+Input: an optax `GradientTransformation`, or another named tuple of `init` and `update`. Output: an optimiser of the
+same type for gradients of the scaled loss. It divides them by the scale in `dtype`, in which the inner optimiser has
+its state too.
 
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.2.
-Limits: the scale is one for all parameters.
+Limits: all parameters have the same scale.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StaticLossScaleState(NamedTuple):
     """State of `static_loss_scale`.
 
     Args:
-        scale: what the loss is multiplied by, float32[].
-        inner: state of the optimiser inside.
+        scale: factor of the loss, float32[].
+        inner: state of the inner optimiser.
     """
 
     scale: Any
@@ -43,10 +43,10 @@ class AutomaticLossScaleState(NamedTuple):
     """State of `automatic_loss_scale`.
 
     Args:
-        scale: what the loss is multiplied by, float32[].
+        scale: factor of the loss, float32[].
         good_steps: steps since the scale last changed, int32[].
-        skipped_steps: steps that were left out so far, int32[].
-        inner: state of the optimiser inside.
+        skipped_steps: number of skipped steps so far, int32[].
+        inner: state of the inner optimiser.
     """
 
     scale: Any
@@ -56,18 +56,18 @@ class AutomaticLossScaleState(NamedTuple):
 
 
 def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.float32) -> Optimizer:
-    """An optimiser of gradients of a loss that is multiplied by a constant.
+    """Return an optimiser for gradients of a loss that is multiplied by a constant.
 
     Args:
-        optimizer: the optimiser for gradients of the loss itself.
-        scale: the constant; a power of two changes no number but those that under- or overflow.
-        dtype: in which gradients are divided by it, and in which the optimiser keeps its state.
+        optimizer: optimiser for gradients of the unscaled loss.
+        scale: the constant; a power of two is exact, except for values that under- or overflow.
+        dtype: dtype of the division of gradients by the scale, and of the inner optimiser's state.
 
     Returns:
-        The optimiser, of the same type; `loss_scale` of its state is the constant.
+        An optimiser of the same type; `loss_scale` of its state is the constant.
 
     Raises:
-        ArgumentError: for what is no optimiser, a scale that is not positive, or a dtype of no real numbers.
+        ArgumentError: `optimizer` is not an optimiser, the scale is not positive, or the dtype is not floating-point.
     """
     check_optimizer(optimizer, "static_loss_scale")
     _check_positive("scale", scale, "static_loss_scale")
@@ -95,32 +95,32 @@ def automatic_loss_scale(
     dtype: Any = jnp.float32,
     axis: str | None = None,
 ) -> Optimizer:
-    """An optimiser of gradients of a scaled loss that keeps the scale as large as half precision bears.
+    """Return an optimiser that adapts the scale of the loss: as large as half precision allows.
 
-    A step of which any gradient is not finite is left out: parameters and optimiser stay as they are, and the scale is
-    divided by `factor`. After `growth_interval` steps that were not left out it is multiplied by it. The gradient of
-    a replica's own part of the batch may be larger than that of all of it: replicas overflow a little earlier.
+    A step with a gradient that is not finite is skipped: parameters and the inner state do not change, and the scale is
+    divided by `factor`. After `growth_interval` steps without a skip it is multiplied by `factor`. Gradients of one
+    replica's part of the batch may be larger than those of the whole: replicas overflow slightly earlier.
 
     Args:
-        optimizer: the optimiser for gradients of the loss itself.
-        initial_scale: the scale of the first step.
-        growth_interval: steps before the scale grows.
-        factor: by what it grows and shrinks.
-        min_scale, max_scale: what it stays between.
-        dtype: in which gradients are divided by it, and in which the optimiser keeps its state.
-        axis: axis of replicas that leave out a step together, where gradients differ between them; None where all
-            have the same gradients already.
+        optimizer: optimiser for gradients of the unscaled loss.
+        initial_scale: scale of the first step.
+        growth_interval: number of steps before the scale grows.
+        factor: factor of growth, divisor of shrinking; more than 1.
+        min_scale, max_scale: bounds of the scale.
+        dtype: dtype of the division of gradients by the scale, and of the inner optimiser's state.
+        axis: axis of replicas that skip a step together, where gradients differ between them; None where they are
+            equal.
 
     Returns:
-        The optimiser, of the same type; `loss_scale` of its state is the scale for the next step.
+        An optimiser of the same type; `loss_scale` of its state is the scale of the next step.
 
     Raises:
-        ArgumentError: for what is no optimiser, or numbers that make no sense.
+        ArgumentError: `optimizer` is not an optimiser, or numbers are out of range or order.
     """
     who = "automatic_loss_scale"
     check_optimizer(optimizer, who)
-    given = {"initial_scale": initial_scale, "growth_interval": growth_interval, "min_scale": min_scale}
-    for name, value in given.items():
+    positive = {"initial_scale": initial_scale, "growth_interval": growth_interval, "min_scale": min_scale}
+    for name, value in positive.items():
         _check_positive(name, value, who)
     if not factor > 1:
         raise ArgumentValueError(f"factor of ipu.optim.{who}", expected="a number above 1", got=factor)
@@ -131,9 +131,10 @@ def automatic_loss_scale(
     working = floating_dtype(f"dtype of ipu.optim.{who}", dtype)
 
     def init(params: Any) -> AutomaticLossScaleState:
-        good, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two arrays: donated, each goes once
+        good_steps = jnp.zeros((), jnp.int32)
+        skipped_steps = jnp.zeros((), jnp.int32)  # another array: a donated one must not be passed twice
         inner = optimizer.init(_as(params, working))
-        return AutomaticLossScaleState(jnp.float32(initial_scale), good, skipped, inner)
+        return AutomaticLossScaleState(jnp.float32(initial_scale), good_steps, skipped_steps, inner)
 
     def update(grads: Any, state: AutomaticLossScaleState, params: Any = None, **extra: Any) -> Any:
         unscaled = _unscaled(grads, state.scale, working)
@@ -144,8 +145,9 @@ def automatic_loss_scale(
         updates = jax.tree.map(lambda u: jnp.where(is_good, u, jnp.zeros_like(u)), updates)
         inner = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), inner, state.inner)
         grows = is_good & (state.good_steps + 1 >= growth_interval)
-        up, down = jnp.minimum(state.scale * factor, max_scale), jnp.maximum(state.scale / factor, min_scale)
-        scale = jnp.where(grows, up, jnp.where(is_good, state.scale, down))
+        larger = jnp.minimum(state.scale * factor, max_scale)
+        smaller = jnp.maximum(state.scale / factor, min_scale)
+        scale = jnp.where(grows, larger, jnp.where(is_good, state.scale, smaller))
         good_steps = jnp.where(is_good & ~grows, state.good_steps + 1, 0)
         skipped = state.skipped_steps + (~is_good).astype(jnp.int32)
         return updates, AutomaticLossScaleState(scale.astype(jnp.float32), good_steps, skipped, inner)
@@ -154,36 +156,37 @@ def automatic_loss_scale(
 
 
 def loss_scale(state: Any) -> Any:
-    """What the loss is to be multiplied by, float32[].
+    """Return the factor of the loss, float32[].
 
     Args:
-        state: state of an optimiser that scales the loss, also inside that of `optax.chain` and its like.
+        state: state of an optimiser that scales the loss, or a tree that contains it, as that of `optax.chain`.
 
     Raises:
-        ArgumentError: if no optimiser in it scales the loss, or several do.
+        ArgumentError: the tree has no such state, or several.
     """
     kinds = (StaticLossScaleState, AutomaticLossScaleState)
-    found = [part for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)) if isinstance(part, kinds)]
-    if len(found) != 1:
+    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds))
+    states = [part for part in parts if isinstance(part, kinds)]
+    if len(states) != 1:
         raise ArgumentError(
             "ipu.optim.loss_scale needs the state of one optimiser that scales the loss",
-            expected="what its init or update returned",
-            got=f"{len(found)} of them in a {type(state).__name__}",
-            hint="ipu.optim.static_loss_scale(optimizer, scale)" if not found else None,
+            expected="the result of its init or update",
+            got=f"{len(states)} of them in a {type(state).__name__}",
+            hint="ipu.optim.static_loss_scale(optimizer, scale)" if not states else None,
         )
-    return found[0].scale
+    return states[0].scale
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def _as(tree: Any, dtype: Any) -> Any:
-    """Floating-point arrays in a dtype; None stays None."""
+    """Convert floating-point arrays to a dtype; other arrays and None are unchanged."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)
 
 
 def _unscaled(grads: Any, scale: Any, dtype: Any) -> Any:
-    """Gradients of the loss itself: widened first, since what is small enough to need scaling would be lost again."""
+    # Converted first: in half precision the quotients would underflow, which the scale is to prevent.
     return jax.tree.map(lambda g: g / scale.astype(dtype), _as(grads, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Replicated tensor sharding: each replica keeps and updates its part of an optimiser's state.
+"""Replicated tensor sharding: each replica stores and updates its part of an optimiser's state.
 
     optimizer = ipu.optim.shard(optax.adam(1e-3), replicas=4)
     opt_state = optimizer.init(params)
@@ -10,13 +10,13 @@
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, jax.lax.pmean(loss, "replica")
 
-Gradients are reduce-scattered, each replica updates its shard, and the updates are gathered: what is sent is what an
-all-reduce of the gradients would send, and the state takes 1/N of the memory. The optimiser is traced with whole arrays
-and evaluated on shards (`lowering.replicas.sharded_eval`), so its state has the structure it always has, with a `Shard`
-in the place of each large array, and what it decides by shapes and names (masks, labels) stays what it is.
+Gradients are reduce-scattered, each replica updates its shard, and the updates are gathered: the bytes sent are those
+of an all-reduce of the gradients, and the state takes 1/N of the memory. The optimiser is traced with whole arrays and
+evaluated on shards (`lowering.replicas.sharded_eval`), so the structure of its state is unchanged, with a `Shard` in
+place of each large array, and so are its decisions by shapes and names (masks, labels).
 
 Source: PopART's replicated tensor sharding; Rajbhandari et al., "ZeRO" (2020), stage 1.
-Limits: what is not elementwise, nor a sum or the like of all elements, is refused. A replica's other arrays are whole.
+Limits: updates must be elementwise, or use reductions over all elements. A replica's other arrays are whole.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Reduce = Literal["mean", "sum", "none"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard:
-    """An array of which each replica has a part: its elements in order, padded to a multiple of the replicas.
+    """An array in equal parts, one on each replica: its elements in order, padded to a multiple of the replicas.
 
     Args:
-        value: on a replica its part, see `lowering.replicas.Shards`; outside of `ipu.jit` those of all replicas, one
-            after the other.
-        shape: of the array.
+        value: on a replica its part, see `lowering.replicas.Shards`; outside of `ipu.jit` the parts of all replicas,
+            concatenated.
+        shape: shape of the array.
         axis: name of the axis of replicas.
     """
 
@@ -70,33 +70,33 @@ def shard(
     min_elements: int = MIN_ELEMENTS,
     merge_bytes: int = MOST_BYTES,
 ) -> Any:
-    """An optimiser of each replica's own gradients, of which each replica does its share.
+    """Return an optimiser whose state and update are sharded over replicas.
 
     Args:
         optimizer: an `optax.GradientTransformation`, or another named tuple of `init` and `update`, whose update is
-            elementwise; it may also use numbers such as a global norm, which are those of the whole gradient.
+            elementwise; it may also use reductions over all elements, such as a global norm.
         axis: name of the axis of replicas.
-        replicas: how many there are; only needed where `init` is called outside of that axis.
-        reduce: what becomes of the gradients of all replicas: their "mean", their "sum", or "none" where the gradients
-            given are the same on all replicas already.
+        replicas: number of replicas; needed only to call `init` outside of that axis.
+        reduce: reduction of gradients over replicas: "mean", "sum", or "none" for gradients that are equal on all
+            replicas already.
         min_elements: parameters of fewer elements are updated whole by every replica, their gradients all-reduced.
-        merge_bytes: gradients, and updates, of one dtype travel together in as many collectives as this takes, since
-            each costs a sync a round; 0 for a collective each.
+        merge_bytes: largest collective that gradients, or updates, of one dtype share, as each costs a sync a round; 0
+            for a collective each.
 
     Returns:
-        An optimiser of the same type. Its `update` needs the axis, and returns whole updates, the same on all replicas;
+        An optimiser of the same type. Its `update` needs the axis, and returns whole updates, equal on all replicas;
         its state has a `Shard` for each array shaped as a parameter of `min_elements` or more, see `shard_specs`.
 
     Raises:
-        ArgumentError: for settings that make no sense; of `init`, outside of the axis without `replicas`; of `update`,
-            outside of the axis, for a state of another number of replicas, or an optimiser that is not elementwise.
+        ArgumentError: invalid settings; of `init`: outside of the axis without `replicas`; of `update`: outside of the
+            axis, a state of another number of replicas, or an optimiser that is not elementwise.
 
     Source: PopART, see above.
     """
     check_optimizer(optimizer, "shard")
     numbers = ("replicas", 1 if replicas is None else replicas, 1), ("min_elements", min_elements, 0)
-    for name, value, least in (*numbers, ("merge_bytes", merge_bytes, 0)):
-        whole_number(f"{name} of ipu.optim.shard", value, least)
+    for name, value, minimum in (*numbers, ("merge_bytes", merge_bytes, 0)):
+        whole_number(f"{name} of ipu.optim.shard", value, minimum)
     if reduce not in ("mean", "sum", "none"):
         raise ArgumentValueError("reduce of ipu.optim.shard", expected='"mean", "sum" or "none"', got=repr(reduce))
     sharding = _Sharding(optimizer, axis, replicas, reduce, min_elements, merge_bytes)
@@ -104,22 +104,22 @@ def shard(
 
 
 def shard_specs(state: Any) -> Any:
-    """How the state of a sharded optimiser is split, for `in_specs` and `out_specs` of `ipu.jit`.
+    """Return specs of a sharded optimiser's state, for `in_specs` and `out_specs` of `ipu.jit`.
 
     Args:
-        state: what `init` returned, or its shapes (`jax.eval_shape(optimizer.init, params)`); also a larger tree.
+        state: result of `init`, or its shapes (`jax.eval_shape(optimizer.init, params)`), or a tree that contains it.
 
     Returns:
-        The same tree of `PartitionSpec`: split for each `Shard`, `PartitionSpec()` for all else.
+        The same tree of `PartitionSpec`: split for each `Shard`, `PartitionSpec()` for other leaves.
     """
     return jax.tree.map(lambda x: PartitionSpec(x.axis) if _is_shard(x) else PartitionSpec(), state, is_leaf=_is_shard)
 
 
 def unshard(state: Any) -> Any:
-    """The state of the optimiser inside, whole: to save it, or to go on with another number of replicas.
+    """Return the inner optimiser's state with whole arrays, to save it or to change the number of replicas.
 
     Args:
-        state: what a function of `ipu.jit` returned, or `init`, outside of the axis.
+        state: result of a function of `ipu.jit`, or of `init`, outside of the axis.
 
     Returns:
         The same tree with a whole array in place of each `Shard`.
@@ -128,21 +128,21 @@ def unshard(state: Any) -> Any:
         ArgumentValueError: inside of the axis, where a replica has only its part.
     """
 
-    def whole(x: Any) -> Any:
+    def unshard_leaf(x: Any) -> Any:
         if not _is_shard(x):
             return x
         if x.value.size < prod(x.shape):
-            what = "ipu.optim.unshard was given one replica's part"
+            problem = "ipu.optim.unshard was given one replica's part"
             got = f"{x.value.size} of {prod(x.shape)} elements"
-            raise ArgumentValueError(what, expected="all parts", got=got, hint="call it outside of ipu.jit")
+            raise ArgumentValueError(problem, expected="all parts", got=got, hint="call it outside of ipu.jit")
         return x.value[: prod(x.shape)].reshape(x.shape)
 
-    return jax.tree.map(whole, state, is_leaf=_is_shard)
+    return jax.tree.map(unshard_leaf, state, is_leaf=_is_shard)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """The two functions of a sharded optimiser; for its settings see `shard`."""
+    """`init` and `update` of a sharded optimiser, with the settings of `shard`."""
 
     optimizer: Any
     axis: str
@@ -152,18 +152,18 @@ class _Sharding:
     merge_bytes: int
 
     def init(self, params: Any) -> Any:
-        """The state, with a `Shard` for each large array."""
+        """Return the state, with a `Shard` for each large array."""
         size = _axis_size(self.axis)
         large = {np.shape(x) for x in jax.tree.leaves(params) if self._is_large(x)}
         if size is not None:
             parts = self._parts(size)
-            operands = [_whole(x) for x in jax.tree.leaves(params)]
-            held, tree = _evaluated(self.optimizer.init, (params,), operands, parts)
-            kept = [_kept(parts, x, _is_like(x.value.dtype, x.shape, large)) for x in held]
-            return jax.tree.unflatten(tree, kept)
+            operands = [_whole_operand(x) for x in jax.tree.leaves(params)]
+            results, tree = _evaluate_sharded(self.optimizer.init, (params,), operands, parts)
+            state = [_to_state(parts, x, _is_like(x.value.dtype, x.shape, large)) for x in results]
+            return jax.tree.unflatten(tree, state)
         if self.replicas is None:
             raise ArgumentValueError(
-                f"init of ipu.optim.shard is called where no axis is called {self.axis!r}, and replicas= is not given",
+                f"init of ipu.optim.shard must be called inside of the axis {self.axis!r}, or with replicas=",
                 where=calling_line() or None,
                 expected="the number of replicas, or a call inside of ipu.jit(..., replicas=N)",
                 hint="ipu.optim.shard(optimizer, replicas=N)",
@@ -173,16 +173,16 @@ class _Sharding:
 
         def split(x: Any) -> Any:
             is_like = _is_like(jnp.result_type(x), np.shape(x), large)
-            return Shard(_one_after_the_other(rows(jnp.asarray(x))), np.shape(x), self.axis) if is_like else x
+            return Shard(_concatenate_parts(rows(jnp.asarray(x))), np.shape(x), self.axis) if is_like else x
 
         return jax.tree.map(split, state)
 
     def update(self, grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        """The whole updates, and the next state."""
+        """Return the whole updates, and the next state."""
         size = _axis_size(self.axis)
         if size is None:
             raise ArgumentValueError(
-                f"update of ipu.optim.shard is called where no axis is called {self.axis!r}",
+                f"update of ipu.optim.shard must be called inside of the axis {self.axis!r}",
                 where=calling_line() or None,
                 expected="a call in what one replica computes",
                 hint="ipu.jit(train_step, replicas=N, in_specs=..., out_specs=...)",
@@ -190,107 +190,117 @@ class _Sharding:
         parts = self._parts(size)
         gradients = jax.tree.leaves(grads)
         before, state_tree = jax.tree.flatten(state, is_leaf=_is_shard)
-        more, more_tree = jax.tree.flatten((params, extra))
-        arrays = [n for n, x in enumerate(more) if isinstance(x, jax.Array | np.ndarray)]
-        given = [more[n] for n in arrays]
+        update_args, update_args_tree = jax.tree.flatten((params, extra))
+        positions = [n for n, x in enumerate(update_args) if isinstance(x, jax.Array | np.ndarray)]
+        arrays = [update_args[n] for n in positions]
 
-        def whole_update(grads: Any, state: Any, given: Sequence[Any]) -> Any:
-            values = dict(zip(arrays, given, strict=True))
-            params, extra = jax.tree.unflatten(more_tree, [values.get(n, x) for n, x in enumerate(more)])
+        def whole_update(grads: Any, state: Any, arrays: Sequence[Any]) -> Any:
+            values = dict(zip(positions, arrays, strict=True))
+            params, extra = jax.tree.unflatten(update_args_tree, [values.get(n, x) for n, x in enumerate(update_args)])
             return self.optimizer.update(grads, state, params, **extra)
 
-        operands = [*self._reduced(parts, gradients), *(_held(parts, x) for x in before), *map(_whole, given)]
-        held, tree = _evaluated(whole_update, (grads, state, given), operands, parts)
+        operands = [
+            *self._reduce(parts, gradients),
+            *(_from_state(parts, x) for x in before),
+            *map(_whole_operand, arrays),
+        ]
+        results, tree = _evaluate_sharded(whole_update, (grads, state, arrays), operands, parts)
         updates_tree, after_tree = tree.children()
-        count = updates_tree.num_leaves
-        were_shards = map(_is_shard, before) if after_tree == state_tree else (x.kind == "shard" for x in held[count:])
-        after = [_kept(parts, x, is_shard) for x, is_shard in zip(held[count:], were_shards, strict=True)]
-        updates = jax.tree.unflatten(updates_tree, self._gathered(parts, held[:count]))
+        num_updates = updates_tree.num_leaves
+        state_results = results[num_updates:]
+        # A state of the same structure is sharded as before, of another one as the evaluation left each array.
+        are_shards = map(_is_shard, before) if after_tree == state_tree else (x.kind == "shard" for x in state_results)
+        after = [_to_state(parts, x, is_shard) for x, is_shard in zip(state_results, are_shards, strict=True)]
+        updates = jax.tree.unflatten(updates_tree, self._gather(parts, results[:num_updates]))
         return updates, jax.tree.unflatten(after_tree, after)
 
     def _is_large(self, x: Any) -> bool:
-        """Whether a parameter, or its gradient, is sharded."""
+        """Return whether a parameter, or its gradient, is sharded."""
         is_number = jnp.issubdtype(jnp.result_type(x), jnp.inexact)
         return is_number and np.size(x) >= max(self.min_elements, 2)
 
     def _parts(self, size: int) -> Shards:
         if self.replicas is not None and self.replicas != size:
             raise ArgumentValueError(
-                "ipu.optim.shard was made for another number of replicas",
+                "replicas of ipu.optim.shard must be those of the function",
                 where=calling_line() or None,
                 expected=f"replicas={size}, as many as the function has",
                 got=f"replicas={self.replicas}",
             )
         return Shards(self.axis, size)
 
-    def _reduced(self, parts: Shards, gradients: Sequence[Any]) -> list[Held]:
-        """The gradients of all replicas together."""
-        reduced = [_whole(x) for x in gradients]
+    def _reduce(self, parts: Shards, gradients: Sequence[Any]) -> list[Held]:
+        """Reduce gradients over replicas; of large ones each replica gets its shard."""
+        reduced = [_whole_operand(x) for x in gradients]
         if self.reduce == "none":
             return reduced
         is_mean = self.reduce == "mean"
         for n, x in enumerate(gradients):
             if not self._is_large(x):
-                reduced[n] = _whole((lax.pmean if is_mean else lax.psum)(x, self.axis))
+                reduced[n] = _whole_operand((lax.pmean if is_mean else lax.psum)(x, self.axis))
         for numbers in self._buckets({n: x for n, x in enumerate(gradients) if self._is_large(x)}):
-            # Divided before: sums of half precision stay small, and what was made transposed lies in order when cut.
-            own = [jnp.asarray(gradients[n]) for n in numbers]
-            rows = [parts.rows(x / parts.replicas if is_mean else x) for x in own]
-            mine = lax.psum_scatter(_side_by_side(rows, 1), self.axis)
-            for n, x in zip(numbers, _apart(mine, [row.shape[1:] for row in rows], 0), strict=True):
+            # Divided before the sum, which then stays small in half precision; the division also brings a gradient that
+            # was computed transposed into row-major order before it is cut.
+            local = [jnp.asarray(gradients[n]) for n in numbers]
+            rows = [parts.rows(x / parts.replicas if is_mean else x) for x in local]
+            merged = lax.psum_scatter(_merge(rows, 1), self.axis)
+            for n, x in zip(numbers, _unmerge(merged, [row.shape[1:] for row in rows], 0), strict=True):
                 reduced[n] = Held(x, np.shape(gradients[n]), "shard")
         return reduced
 
-    def _gathered(self, parts: Shards, updates: Sequence[Held]) -> list[jax.Array]:
-        """The whole updates."""
+    def _gather(self, parts: Shards, updates: Sequence[Held]) -> list[jax.Array]:
+        """Gather the shards of updates to whole arrays."""
         shards = {n: x.value for n, x in enumerate(updates) if x.kind == "shard"}
-        whole = {n: parts.as_whole(x) for n, x in enumerate(updates) if n not in shards}
+        arrays = {n: parts.as_whole(x) for n, x in enumerate(updates) if n not in shards}
         for numbers in self._buckets(shards):
-            own = [shards[n] for n in numbers]
-            everyone = lax.all_gather(_side_by_side(own, 0), self.axis)
-            for n, x in zip(numbers, _apart(everyone, [x.shape for x in own], 1), strict=True):
-                whole[n] = parts.whole(x, updates[n].shape)
-        return [whole[n] for n in range(len(updates))]
+            local = [shards[n] for n in numbers]
+            merged = lax.all_gather(_merge(local, 0), self.axis)
+            for n, x in zip(numbers, _unmerge(merged, [x.shape for x in local], 1), strict=True):
+                arrays[n] = parts.whole(x, updates[n].shape)
+        return [arrays[n] for n in range(len(updates))]
 
     def _buckets(self, arrays: Mapping[int, Any]) -> Iterator[list[int]]:
-        """Which arrays travel together: those of one dtype, in order, up to `merge_bytes`."""
+        """Yield the numbers of arrays that share a collective: of one dtype, in order, up to `merge_bytes`."""
         dtypes = {n: jnp.result_type(x) for n, x in arrays.items()}
         for dtype in dict.fromkeys(dtypes.values()):
             bucket: list[int] = []
-            held = 0
+            bucket_bytes = 0
             for n in (n for n in arrays if dtypes[n] == dtype):
                 num_bytes = np.size(arrays[n]) * dtype.itemsize
-                if bucket and held + num_bytes > self.merge_bytes:
+                if bucket and bucket_bytes + num_bytes > self.merge_bytes:
                     yield bucket
-                    bucket, held = [], 0
+                    bucket = []
+                    bucket_bytes = 0
                 bucket.append(n)
-                held += num_bytes
+                bucket_bytes += num_bytes
             if bucket:
                 yield bucket
 
 
-def _evaluated(fun: Any, trees: Sequence[Any], operands: Sequence[Held], parts: Shards) -> tuple[list[Held], Any]:
-    """What a function of whole arrays returns, as a replica holds it, and its tree."""
+def _evaluate_sharded(
+    fun: Any, trees: Sequence[Any], operands: Sequence[Held], parts: Shards
+) -> tuple[list[Held], Any]:
+    """Return the results of a function of whole arrays, whole or as this replica's shard, and their tree."""
 
-    def described(x: Any) -> jax.ShapeDtypeStruct:
+    def whole_shape(x: Any) -> jax.ShapeDtypeStruct:
         if _is_shard(x):
             return jax.ShapeDtypeStruct(x.shape, x.value.dtype)
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
-    shapes = jax.tree.map(described, tuple(trees), is_leaf=_is_shard)
+    shapes = jax.tree.map(whole_shape, tuple(trees), is_leaf=_is_shard)
     jaxpr, results = jax.make_jaxpr(fun, return_shape=True)(*shapes)
     return sharded_eval(jaxpr, operands, parts, partial(_refuse, parts.axis)), jax.tree.structure(results)
 
 
-def _held(parts: Shards, x: Any) -> Held:
-    """A part of the state."""
+def _from_state(parts: Shards, x: Any) -> Held:
+    """Return a leaf of the state as operand, after a check of its number of replicas."""
     if not _is_shard(x):
-        return _whole(x)
+        return _whole_operand(x)
     expected = prod(parts.shape(x.shape))
     if x.value.shape != parts.shape(x.shape):
         raise ArgumentValueError(
-            f"the state given to ipu.optim.shard is no replica's of {parts.replicas}",
+            f"the state of ipu.optim.shard must be that of {parts.replicas} replicas",
             where=calling_line() or None,
             expected=f"{expected} elements of an array of shape {x.shape}",
             got=f"{x.value.size} elements",
@@ -299,12 +309,11 @@ def _held(parts: Shards, x: Any) -> Held:
     return Held(x.value, x.shape, "shard")
 
 
-def _kept(parts: Shards, held: Held, is_shard: bool) -> Any:
-    """A part of the next state."""
-    return Shard(parts.as_shard(held), held.shape, parts.axis) if is_shard else parts.as_whole(held)
+def _to_state(parts: Shards, result: Held, is_shard: bool) -> Any:
+    return Shard(parts.as_shard(result), result.shape, parts.axis) if is_shard else parts.as_whole(result)
 
 
-def _whole(x: Any) -> Held:
+def _whole_operand(x: Any) -> Held:
     return Held(jnp.asarray(x), np.shape(x), "whole")
 
 
@@ -313,33 +322,36 @@ def _is_shard(x: Any) -> bool:
 
 
 def _is_like(dtype: Any, shape: tuple[int, ...], large: Collection[tuple[int, ...]]) -> bool:
-    """Whether an array of a state is one for each element of a sharded parameter; unsigned integers may be keys."""
+    """Return whether an array of a state has an entry for each element of a sharded parameter.
+
+    Unsigned integers are not sharded: they may be keys.
+    """
     return shape in large and not jnp.issubdtype(dtype, jnp.unsignedinteger) and jnp.issubdtype(dtype, np.generic)
 
 
-def _one_after_the_other(rows: jax.Array) -> jax.Array:
-    """Parts, [replicas, *shape], without their first dimension."""
+def _concatenate_parts(rows: jax.Array) -> jax.Array:
+    """Concatenate parts [replicas, n, *shape] to [replicas · n, *shape]."""
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
-def _side_by_side(arrays: Sequence[jax.Array], outer: int) -> jax.Array:
-    """Arrays as one: one array as it is, of several those behind the outer dimensions flat, one after the other."""
+def _merge(arrays: Sequence[jax.Array], outer: int) -> jax.Array:
+    """Concatenate arrays, flat behind `outer` dimensions; a single array is unchanged."""
     if len(arrays) == 1:
         return arrays[0]
     return jnp.concatenate([x.reshape(*x.shape[:outer], -1) for x in arrays], axis=-1)
 
 
-def _apart(together: jax.Array, shapes: Sequence[tuple[int, ...]], outer: int) -> list[jax.Array]:
-    """The arrays, of some shapes behind the outer dimensions, that are side by side in one."""
+def _unmerge(merged: jax.Array, shapes: Sequence[tuple[int, ...]], outer: int) -> list[jax.Array]:
+    """Split the result of `_merge` into arrays of these shapes behind `outer` dimensions."""
     if len(shapes) == 1:
-        return [together]
-    ends = np.cumsum([prod(shape) for shape in shapes])[:-1]
-    parts = jnp.split(together, [int(end) for end in ends], axis=-1)
+        return [merged]
+    cuts = np.cumsum([prod(shape) for shape in shapes])[:-1]
+    parts = jnp.split(merged, [int(cut) for cut in cuts], axis=-1)
     return [x.reshape(*x.shape[:outer], *shape) for x, shape in zip(parts, shapes, strict=True)]
 
 
 def _axis_size(axis: str) -> int | None:
-    """Replicas over an axis, None where there is no such axis."""
+    """Return the number of replicas over an axis, None where it does not exist."""
     try:
         return int(lax.axis_size(axis))
     except NameError:
@@ -347,7 +359,7 @@ def _axis_size(axis: str) -> int | None:
 
 
 def _refuse(axis: str, path: Path) -> NoReturn:
-    """Refuses an equation that a shard is not enough for."""
+    """Raise the error of an equation that needs whole arrays."""
     eqn = path[-1]
     function = next((name for name in map(library_function, path) if name), "the optimiser")
     shapes = ", ".join(str(atom.aval) for atom in eqn.invars)

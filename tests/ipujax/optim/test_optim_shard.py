@@ -353,7 +353,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "update outside": (
         lambda: shard(optax.adam(1.0)).update(PARAMS, adam_state()[0]),
-        "no axis is called 'replica'\n.*test_optim_shard.py",
+        "inside of the axis 'replica'\n.*test_optim_shard.py",
     ),
     "other replicas": (
         lambda: run_with(shard(optax.adam(1.0)), *adam_state(), 2),
@@ -361,7 +361,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of others": (
         lambda: run_with(shard(optax.adam(1.0), replicas=None), *adam_state(), 2),
-        r"no replica's of 2\n.*\n.*expected: 11 elements of an array of shape \(7, 3\)\n.*got: 12 elements",
+        r"must be that of 2 replicas\n.*\n.*expected: 11 elements of an array of shape \(7, 3\)\n.*got: 12 elements",
     ),
     "state not split": (
         lambda: run_with(shard(optax.adam(1.0)), adam_state()[0], SAME, 4),
