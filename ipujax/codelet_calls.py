@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.rules import codelet_call_p
-from ipujax.poplar.arguments import held
+from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.vertex import (
     NUM_DIMS,
     Vertex,
@@ -141,7 +141,7 @@ def _converted(cls: type[Vertex], name: str, value: Any) -> Any:
     (field,) = (field for field in state_fields(cls) if field.attribute == name)
     problem = f"codelet_call of {cls.vertex_name}: state {name}"
     try:
-        return held(value, field.dtype, problem).item()
+        return cast_values(value, field.dtype, problem).item()
     except GraphError as error:
         expected = f"a number that {dtype_name(field.dtype)} holds"
         raise ArgumentError(problem, expected=expected, got=repr(value)) from error

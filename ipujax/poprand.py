@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.arguments import held
+from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.library import add, check_arguments, check_tensors, registrar
 from ipujax.poputil import clone
 from ipujax.public import public_names
@@ -113,7 +113,7 @@ def uniform(
     if not low <= high:
         raise GraphError(f"{name}: bounds", expected="low at most high", got=f"{low}, {high}")
     if dtype.kind in "iu":
-        held(np.array([low, high]), dtype, f"{name}: bounds")
+        cast_values(np.array([low, high]), dtype, f"{name}: bounds")
     else:
         _check_floats(name, dtype)
 

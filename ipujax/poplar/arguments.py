@@ -42,9 +42,9 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     return dtype, sizes
 
 
-def filled(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
+def fill_array(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
     """Broadcasts one value, or reshapes one value for each element in row-major order, to an array of a shape."""
-    array = held(values, dtype, f"values of {name}")
+    array = cast_values(values, dtype, f"values of {name}")
     if array.size == 1:
         return np.full(shape, array.reshape(())[()], dtype)
     if array.size != np.prod(shape, dtype=int):
@@ -52,7 +52,7 @@ def filled(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.nda
     return array.reshape(shape)
 
 
-def held(values: Any, dtype: Any, name: str) -> np.ndarray:
+def cast_values(values: Any, dtype: Any, name: str) -> np.ndarray:
     """Converts values to a type that can represent them; floats may be rounded, anything else must be exact.
 
     Args:

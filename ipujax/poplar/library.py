@@ -138,7 +138,7 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
         raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
 
 
-def known(kind: str, table: Mapping[str, Any], noun: str) -> Any:
+def look_up(kind: str, table: Mapping[str, Any], noun: str) -> Any:
     """Looks up an entry of a table by its kind.
 
     Args:

@@ -19,7 +19,7 @@ from ipujax.lowering.emit import placing
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.poplin import convolution as _convolution
 from ipujax.poplar.library import add
-from ipujax.poplin.operands import Options, settings, where_used
+from ipujax.poplin.operands import Options, create_mapped_operands, settings
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -171,7 +171,7 @@ def _conv_operand(graph: Graph, params: ConvParams, which: int, name: str, optio
         _convolve(scratch, x, weights, params, Program(), name, options)
 
     shapes = [(params.input_shape, params.dtype), (params.weights_shape, params.dtype)]
-    (made,) = where_used(graph, shapes, build, [which], [name])
+    (made,) = create_mapped_operands(graph, shapes, build, [which], [name])
     return made
 
 

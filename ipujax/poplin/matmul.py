@@ -11,7 +11,7 @@ from typing import Any
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import matmul as _matmul
 from ipujax.poplar.library import same_type
-from ipujax.poplin.operands import Options, settings, where_used
+from ipujax.poplin.operands import Options, create_mapped_operands, settings
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Graph, Sequence as Program
@@ -151,5 +151,5 @@ def _mat_mul_input(
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
         _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
 
-    (made,) = where_used(graph, [(shape, dtype) for shape in shapes], build, [which], [name])
+    (made,) = create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [which], [name])
     return made

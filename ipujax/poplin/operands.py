@@ -54,7 +54,7 @@ def _proportion(given: Any) -> float:
     return share
 
 
-def where_used(
+def create_mapped_operands(
     graph: Graph,
     operands: Sequence[tuple[Sequence[int], Any]],
     build: Callable[[Graph, Sequence[Tensor]], object],

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.poplar.library import add
-from ipujax.poplin.operands import where_used
+from ipujax.poplin.operands import create_mapped_operands
 from ipujax.popnn.ctc_paths import loss_and_gradient, loss_of_paths
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -59,7 +59,7 @@ def _created(
     def build(scratch: Graph, tensors: Sequence[Tensor]) -> None:
         add(scratch, lambda *arrays: loss_of_paths(*arrays, blank=0), tensors, Program(), name)
 
-    (made,) = where_used(graph, operands, build, [which], [name])
+    (made,) = create_mapped_operands(graph, operands, build, [which], [name])
     return made
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, known
+from ipujax.poplar.library import add, look_up
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
@@ -102,7 +102,7 @@ def calc_loss(
 
     Source: popnn::calcLoss, whose types are "sum_squared" and "cross_entropy".
     """
-    function: Loss = known(loss_type, LOSSES, "loss")
+    function: Loss = look_up(loss_type, LOSSES, "loss")
     _check_expected(name, outputs, expected, dense=True)
     scalings = [s for s in (deltas_scale, model_output_scaling) if s is not None]
     if any(s.size != 1 for s in scalings):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.library import add, known
+from ipujax.poplar.library import add, look_up
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
@@ -36,12 +36,12 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
     """A non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
-    return add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
+    return add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
 def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
     """As `non_linearity`, but overwrites the tensor."""
-    add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
+    add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
 
 
 def non_linearity_input_gradient(
@@ -57,7 +57,7 @@ def non_linearity_input_gradient(
         prog: program the steps are added to.
         name: debug name.
     """
-    forward = known(kind, NON_LINEARITIES, "non-linearity")
+    forward = look_up(kind, NON_LINEARITIES, "non-linearity")
 
     def from_operand(x: jax.Array, g: jax.Array) -> jax.Array:
         (grad,) = jax.vjp(forward, x)[1](g)

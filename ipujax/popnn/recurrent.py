@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.poplar.library import add, known
-from ipujax.poplin.operands import where_used
+from ipujax.poplar.library import add, look_up
+from ipujax.poplin.operands import create_mapped_operands
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -63,7 +63,7 @@ class RecurrentParams:
         if sorted(self.cell_order) != sorted(self.UNITS):
             raise GraphError("cell_order", expected=f"each of {', '.join(self.UNITS)} once", got=self.cell_order)
         for kind in (self.activation, self.recurrent_activation):
-            known(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
+            look_up(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
         if not jnp.issubdtype(self.data_type, jnp.floating):
             raise GraphError("a recurrent layer", expected="FLOAT or HALF", got=dtype_name(self.data_type))
         sizes = [self.batch_size, self.time_steps, *self.layer_sizes]
@@ -178,7 +178,7 @@ def create_operands(
         add(scratch, forward, operands, Program(), "layer")
 
     operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
-    return where_used(graph, operands, build, which, names)
+    return create_mapped_operands(graph, operands, build, which, names)
 
 
 def check(

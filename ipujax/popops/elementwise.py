@@ -100,21 +100,21 @@ _NEW_TYPE = frozenset(  # results are BOOL, so that there is no in-place form
 
 
 def _operation(name: str, *, in_place: bool) -> Operation:
-    """The user's function for one row of the tables."""
+    """Make the public function of one row of the tables."""
     fun = OPERATIONS[name]
     count = 1 if name in UNARY else 2 if name in BINARY else 3
-
     names = "abc"[:count]
 
     def operation(*args: Any, **kwargs: Any) -> Tensor:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        graph, *operands, prog, debug_name = given.args
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        graph, *operands, prog, debug_name = call.args
         same_type(name, operands[: NUM_OF_ONE_TYPE.get(name)])
         if name == "select":
             _check_predicate(operands[2])
         return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
 
+    # A signature of its own, so that `help`, completion and `checked` see the operands by name.
     kinds = {"graph": Graph, **dict.fromkeys(names, Tensor), "prog": Program}
     parameters = [Parameter(word, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind) for word, kind in kinds.items()]
     debug = Parameter("name", Parameter.POSITIONAL_OR_KEYWORD, annotation=str, default=name)
@@ -136,12 +136,12 @@ FUNCTIONS |= {f"{name}_in_place": _operation(name, in_place=True) for name in OP
 
 
 def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map") -> Tensor:
-    """Computes an expression of tensors elementwise: `map(graph, Add(_1, Mul(_2, Const(3))), [a, b], prog)`.
+    """Compute an expression of tensors elementwise: `map(graph, Add(_1, Mul(_2, Const(3))), [a, b], prog)`.
 
     Args:
         graph: graph to add to.
-        expression: made of `popops.expr`; `_1` stands for the first tensor.
-        tensors: of shapes that broadcast.
+        expression: of `popops.expr`; `_1` stands for the first tensor.
+        tensors: operands, of shapes that broadcast.
         prog: program the steps are added to.
         name: debug name.
 
@@ -149,8 +149,8 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
         A new tensor.
 
     Raises:
-        GraphError: a placeholder without a tensor, tensors that do not fit or differ in type, or a constant that their
-            type does not hold.
+        GraphError: a placeholder without a tensor, tensors that do not broadcast or differ in type, or a constant that
+            their type cannot represent.
     """
     return _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
 
@@ -158,10 +158,10 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
 def map_in_place(
     graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map"
 ) -> None:
-    """As `map`, but writes to the first tensor."""
+    """Write an expression of tensors to the first of them; arguments as of `map`."""
     _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, tensors[:1])
 
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:
-    """A tensor converted to a type; the tensor itself if it has it."""
+    """Convert a tensor to a type; returns the tensor itself if it has that type."""
     return _add(graph, lambda a: a.astype(dtype), [x], prog, name)

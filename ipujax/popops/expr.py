@@ -3,7 +3,7 @@
     expression ::= PlaceHolder(n) (_1, _2, …) | Const(number) | Cast(expression, dtype)
                  | Apply(operation, expression, …)
 
-`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; makers are named as in PopLibs. Operators are Python's, `&`, `|`,
+`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes, under PopLibs' names. Operators are Python's, `&`, `|`,
 `^` and `~` those of bits, `>>` keeps the sign; `==` compares expressions themselves, so equality is `Equal(_1, _2)`.
 """
 
@@ -16,28 +16,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.arguments import held
+from ipujax.poplar.arguments import cast_values
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.tensor import dtype_name
 
-NUM_OF_ONE_TYPE = {"select": 2}  # leading operands of one type, where it is not all of them
+NUM_OF_ONE_TYPE = {"select": 2}  # leading operands that must be of one type; all of them for other operations
 
 
 def _maker(operation: str) -> Callable[..., Expression]:
     def make(*operands: Any) -> Expression:
         return Apply(operation, *operands)
 
-    make.__doc__ = f"The expression `popops.{operation}` of expressions or numbers."
+    make.__doc__ = f"Return the expression `popops.{operation}` of expressions or numbers."
     return make
 
 
 def _operators(operation: str) -> tuple[Callable[..., Expression], Callable[..., Expression]]:
-    """A binary operator, and its reflected form."""
+    # The second is the reflected form: Python calls it for `number + expression` with the operands swapped.
     return _maker(operation), lambda a, b: Apply(operation, b, a)
 
 
 class Expression:
-    """Base of all expressions; operators make further ones."""
+    """Node of an expression tree; Python's operators build larger trees."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Expression:
     __neg__, __invert__, __abs__ = map(_maker, ("neg", "bitwise_not", "abs"))
 
     def __bool__(self) -> bool:
-        """Refused: a chained comparison or `and` would drop a part of the expression."""
+        """Raise `GraphError`: a chained comparison or `and` would drop a part of the expression."""
         raise GraphError(
             "an expression has no truth value",
             expected="operators on expressions",
@@ -68,7 +68,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class PlaceHolder(Expression):
-    """Stands for a tensor, by its number from 1."""
+    """Tensor of an expression, by its number from 1."""
 
     number: int
 
@@ -78,7 +78,7 @@ class PlaceHolder(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expression):
-    """A number, which takes the type of the other operands; it must hold it."""
+    """Number, cast to the type of the other operands, which must be able to represent it."""
 
     value: Any
 
@@ -88,14 +88,14 @@ class Const(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expression):
-    """An expression converted to a type."""
+    """Expression converted to a type."""
 
     operand: Expression
     dtype: Any
 
 
 class Apply(Expression):
-    """An operation of `popops` by name, on expressions or numbers."""
+    """Operation of `popops` by name, on expressions or numbers."""
 
     __slots__ = ("operands", "operation")
 
@@ -110,12 +110,12 @@ class Apply(Expression):
 def evaluate(
     expression: Expression, arrays: Sequence[jax.Array], operations: Mapping[str, Callable[..., Any]]
 ) -> jax.Array:
-    """The value of an expression.
+    """Compute an expression of arrays.
 
     Args:
-        expression: what to compute.
+        expression: tree of placeholders, constants and operations.
         arrays: values of the placeholders, in order.
-        operations: functions by name.
+        operations: functions of arrays by name.
 
     Raises:
         GraphError: a placeholder without an array, an expression of constants alone, operands that differ in type, or a
@@ -130,24 +130,26 @@ def evaluate(
         case Cast(operand, dtype):
             return evaluate(operand, arrays, operations).astype(dtype)
         case Apply():
-            known = [evaluate(x, arrays, operations) for x in expression.operands if not isinstance(x, Const)]
-            if not known:
+            values = [evaluate(x, arrays, operations) for x in expression.operands if not isinstance(x, Const)]
+            if not values:
                 raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
-            # A number takes the type of the first operand that is no truth value, unlike the condition of a select.
-            dtype = next((v.dtype for v in known if v.dtype != bool), known[0].dtype)
-            left, what = iter(known), f"a constant of {expression!r}"
+            # The predicate of a select is BOOL and must not decide the type of a number.
+            dtype = next((v.dtype for v in values if v.dtype != bool), values[0].dtype)
+            unused_values = iter(values)
             operands = [
-                jnp.asarray(held(x.value, dtype, what)) if isinstance(x, Const) else next(left)
+                jnp.asarray(cast_values(x.value, dtype, f"a constant of {expression!r}"))
+                if isinstance(x, Const)
+                else next(unused_values)
                 for x in expression.operands
             ]
             types = [dtype_name(v.dtype) for v in operands[: NUM_OF_ONE_TYPE.get(expression.operation)]]
             if len(set(types)) > 1:
-                what = f"operands of {expression!r} differ in type"
-                raise GraphError(what, where=user_line(), got=", ".join(types), hint="popops.expr.Cast")
+                message = f"operands of {expression!r} differ in type"
+                raise GraphError(message, where=user_line(), got=", ".join(types), hint="popops.expr.Cast")
             shape = jnp.broadcast_shapes(*(v.shape for v in operands))
-            # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.
-            spread = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
-            return operations[expression.operation](*spread)
+            # Scalars are broadcast first, so that they become immediates of the vertex whatever the operation.
+            broadcast = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
+            return operations[expression.operation](*broadcast)
     raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
 
 

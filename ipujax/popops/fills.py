@@ -15,35 +15,35 @@ from jax import lax
 
 from ipujax.lowering.emit import placing
 from ipujax.lowering.layout import map_linearly
-from ipujax.poplar.arguments import held
+from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.library import add, check_tensors
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat, dtype_name
 
-MASKED_LABEL_CODE = 0xFFFFFFFF  # an index that stands for none; -1 as INT (popops EncodingConstants.hpp)
+MASKED_LABEL_CODE = 0xFFFFFFFF  # index of no class; -1 as INT (popops EncodingConstants.hpp)
 _COLOURS = 3
-_PADDED_COLOURS = 4
+_PADDED_COLOURS = 4  # popops pads images to four channels (NormaliseImage.hpp)
 
 
 def fill(graph: Graph, x: Tensor, prog: Program, value: Any, name: str = "fill") -> None:
-    """Writes one value to all elements of a tensor.
+    """Write one value to all elements of a tensor.
 
     Raises:
-        GraphError: a value that the tensor's type does not hold.
+        GraphError: a value that the tensor's type cannot represent.
     """
     check_tensors(name, x)
-    number = held(value, x.dtype, f"{name}: the value")
+    number = cast_values(value, x.dtype, f"{name}: the value")
     add(graph, lambda: jnp.full(x.shape, number, x.dtype), [], prog, name, [x])
 
 
 def zero(graph: Graph, x: Tensor, prog: Program, name: str = "zero") -> None:
-    """Writes zeros to all elements of a tensor."""
+    """Write zeros to all elements of a tensor."""
     fill(graph, x, prog, 0, name)
 
 
 def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota") -> None:
-    """Writes start, start + 1, … to a vector.
+    """Write start, start + 1, … to a vector.
 
     Raises:
         GraphError: a tensor that is no vector of integers.
@@ -64,7 +64,7 @@ def encode_one_hot(
     off: float | Tensor = 0,
     name: str = "one_hot",
 ) -> None:
-    """Writes `on` where the column is the row's index, and `off` elsewhere.
+    """Write `on` where the column is the row's index, and `off` elsewhere.
 
     Args:
         graph: graph to add to.
@@ -82,13 +82,14 @@ def encode_one_hot(
     """
     if encoded.ndim != 2 or indices.shape != encoded.shape[:1]:
         got = f"{list(indices.shape)} and {list(encoded.shape)}"
-        raise GraphError(f"{name}: not a row for each index", expected="[n] and [n, classes]", got=got)
+        raise GraphError(f"{name}: `encoded` must have a row for each index", expected="[n] and [n, classes]", got=got)
     values = [on, off]
 
-    def one_hot(i: jax.Array, *given: jax.Array) -> jax.Array:
-        left = iter(given)
+    def one_hot(i: jax.Array, *scalars: jax.Array) -> jax.Array:
+        # `scalars` are the arrays of those values that are tensors, in the order of `values`.
+        unused = iter(scalars)
         hit, miss = (
-            next(left).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else np.asarray(v, encoded.dtype)
+            next(unused).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else np.asarray(v, encoded.dtype)
             for v in values
         )
         return jnp.where(lax.broadcasted_iota(i.dtype, encoded.shape, 1) == i[:, None], hit, miss)
@@ -106,7 +107,7 @@ def pad(
     *,
     mode: Literal["constant", "edge", "reflect"] = "constant",
 ) -> Tensor:
-    """A view of a tensor with padding around it; nothing runs until it is used.
+    """Return a view of a tensor with padding around it; nothing runs until it is used.
 
     Args:
         graph: graph to add the constant to.
@@ -127,29 +128,29 @@ def pad(
     """
     if not len(lower) == len(upper) == x.ndim:
         got = f"{list(lower)}, {list(upper)}"
-        raise GraphError(f"{name}: not one number a dimension", expected=f"{x.ndim} each", got=got)
+        raise GraphError(f"{name}: each dimension needs one number", expected=f"{x.ndim} each", got=got)
     if mode not in ("constant", "edge", "reflect"):
         expected = '"constant", "edge" or "reflect"'
-        raise GraphError(f"{name}: no such mode", expected=expected, got=repr(mode))
+        raise GraphError(f"{name}: unknown mode", expected=expected, got=repr(mode))
+    # Dimension by dimension: later ones extend the padding of earlier ones into the corners.
     for dim, (low, high) in enumerate(zip(lower, upper, strict=True)):
-        least = min(0, low) + min(0, high) + x.shape[dim]
-        if least < 0:
+        if min(0, low) + min(0, high) + x.shape[dim] < 0:
             got = f"{low} and {high} of {x.shape[dim]} elements"
             raise GraphError(f"{name}: crops more than the dimension", got=got)
-        cut = [slice(None)] * x.ndim
-        cut[dim] = slice(max(0, -low), x.shape[dim] - max(0, -high))
-        x = x[tuple(cut)]
-        low, high = max(0, low), max(0, high)
-        if low or high:
-            before, after = _around(graph, x, dim, low, high, value, mode, name)
+        crop = [slice(None)] * x.ndim
+        crop[dim] = slice(max(0, -low), x.shape[dim] - max(0, -high))
+        x = x[tuple(crop)]
+        if low > 0 or high > 0:
+            before, after = _make_padding(graph, x, dim, max(0, low), max(0, high), value, mode, name)
+            # Empty parts are dropped, except around an empty tensor, where they still change its shape.
             x = concat([part for part in (before, x, after) if part.size or not x.size], dim)
     return x
 
 
-def _around(
+def _make_padding(
     graph: Graph, x: Tensor, dim: int, low: int, high: int, value: float, mode: str, name: str
 ) -> tuple[Tensor, Tensor]:
-    """The padding before and after a tensor along one dimension."""
+    """Return the padding before and after a tensor along one dimension, as views."""
     extent = x.shape[dim]
 
     def part(begin: int, end: int) -> Tensor:
@@ -182,7 +183,7 @@ def normalise_image(
     prog: Program,
     name: str = "normalise_image",
 ) -> Tensor:
-    """Colours as `(x · in_scale - offset) · scale`, with a fourth channel of zeros.
+    """Compute colours as `(x · in_scale - offset) · scale`, and add a fourth channel of zeros.
 
     Args:
         graph: graph to add to.
@@ -204,13 +205,13 @@ def normalise_image(
     dtype = np.dtype(np.float16) if x.dtype == np.uint8 else x.dtype
     if x.shape[-1:] != (_COLOURS,) or not offsets.shape == scales.shape == (_COLOURS,):
         got = f"{list(x.shape)}, {list(offsets.shape)} and {list(scales.shape)}"
-        raise GraphError(f"{name}: not an image of three colours", expected="[..., 3], [3] and [3]", got=got)
+        raise GraphError(f"{name}: the image must have three colours", expected="[..., 3], [3] and [3]", got=got)
     if dtype not in (np.float16, np.float32) or not offsets.dtype == scales.dtype == dtype:
         got = ", ".join(dtype_name(t.dtype) for t in (x, offsets, scales))
         raise GraphError(f"{name}: types", expected="offsets and scales of the result's type", got=got)
 
-    def normalised(a: jax.Array, offset: jax.Array, scale: jax.Array) -> jax.Array:
+    def normalise(a: jax.Array, offset: jax.Array, scale: jax.Array) -> jax.Array:
         colours = (a.astype(dtype) * jnp.asarray(in_scale, dtype) - offset) * scale
         return jnp.pad(colours, [(0, 0)] * (a.ndim - 1) + [(0, _PADDED_COLOURS - _COLOURS)])
 
-    return add(graph, normalised, [x, offsets, scales], prog, name)
+    return add(graph, normalise, [x, offsets, scales], prog, name)

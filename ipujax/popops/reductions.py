@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, check_tensors, known
+from ipujax.poplar.library import add, check_tensors, look_up
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -33,7 +33,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "square_add": lambda x, axis: jnp.sum(lax.square(x), axis),
     "log_add": jax.nn.logsumexp,
 }
-_SUMS = ("add", "square_add")  # those that may scale and update (popops: "only valid with ADD or SQUARE_ADD")
+_SUMS = ("add", "square_add")  # the ones that scale and update (popops: "only valid with ADD or SQUARE_ADD")
 _TRUTHS = ("logical_and", "logical_or")
 
 
@@ -49,7 +49,7 @@ def reduce(
     update: Tensor | None = None,
     out_type: Any = None,
 ) -> Tensor:
-    """Reduces a tensor over some dimensions.
+    """Reduce a tensor over some dimensions.
 
     Args:
         graph: graph to add to.
@@ -63,7 +63,7 @@ def reduce(
         out_type: type of the result; that of `update`, or of `x`, when None.
 
     Returns:
-        A tensor of the shape without `dims`: new, or `update`.
+        A tensor of the shape of `x` without `dims`: new, or `update`.
 
     Raises:
         GraphError: an unknown operation, a dimension out of range, or a scale or update without a sum.
@@ -72,13 +72,15 @@ def reduce(
     """
     _check(name, x, dims, operation, summing=scale is not None or update is not None)
     dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
+    # A scale that is a number becomes an immediate; only tensors are operands.
     operands = [x, *([scale] if isinstance(scale, Tensor) else []), *([] if update is None else [update])]
 
-    def reduced(a: jax.Array, *rest: jax.Array) -> jax.Array:
-        result = _reduced(a, dims, operation, rest[0] if isinstance(scale, Tensor) else scale, dtype)
-        return result if update is None else rest[-1] + result
+    def reduce_and_update(a: jax.Array, *scale_and_update: jax.Array) -> jax.Array:
+        factor = scale_and_update[0] if isinstance(scale, Tensor) else scale
+        result = _reduce_array(a, dims, operation, factor, dtype)
+        return result if update is None else scale_and_update[-1] + result
 
-    return add(graph, reduced, operands, prog, name, [] if update is None else [update])
+    return add(graph, reduce_and_update, operands, prog, name, [] if update is None else [update])
 
 
 def reduce_with_output(
@@ -93,7 +95,7 @@ def reduce_with_output(
     scale: Scale | None = None,
     update: bool = False,
 ) -> None:
-    """As `reduce`, written to `out`, or added to it with `update`; the result has the type of `out`.
+    """Write a reduction to `out`, or add it with `update`; arguments as of `reduce`, the type is that of `out`.
 
     Raises:
         GraphError: as `reduce`, or an output of another shape.
@@ -105,30 +107,30 @@ def reduce_with_output(
         return
     _check(name, x, dims, operation, summing=scale is not None)
 
-    def reduced(a: jax.Array, *given: jax.Array) -> jax.Array:
-        return _reduced(a, dims, operation, given[0] if isinstance(scale, Tensor) else scale, out.dtype)
+    def reduce_scaled(a: jax.Array, *factor: jax.Array) -> jax.Array:
+        return _reduce_array(a, dims, operation, factor[0] if factor else scale, out.dtype)
 
-    add(graph, reduced, [x, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [out])
+    add(graph, reduce_scaled, [x, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [out])
 
 
-def _reduced(a: jax.Array, dims: Sequence[int], operation: str, scale: Any, dtype: Any) -> jax.Array:
-    # A sum of halves that is wanted in float is not rounded to half on the way.
-    wide = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
-    result = _REDUCTIONS[operation](a.astype(dtype) if wide else a, axis=tuple(dims)).astype(dtype)
+def _reduce_array(a: jax.Array, dims: Sequence[int], operation: str, scale: Any, dtype: Any) -> jax.Array:
+    # A sum of halves with a float result is not rounded to half on the way.
+    widens = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
+    result = _REDUCTIONS[operation](a.astype(dtype) if widens else a, axis=tuple(dims)).astype(dtype)
     return result if scale is None else result * jnp.asarray(scale).reshape(()).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class SingleReduceOp:
-    """One reduction of `reduce_many`; fields as the arguments of `reduce`.
+    """Reduction of `reduce_many`; fields as the arguments of `reduce`.
 
     Args:
         x: the tensor.
         dims: dimensions to reduce.
         operation: see `reduce`.
         scale: factor of a sum.
-        update: whether a sum is added to its output.
-        out_type: type of a result that is made.
+        update: add a sum to its output.
+        out_type: type of a new result.
         name: debug name.
     """
 
@@ -149,11 +151,11 @@ def reduce_many(
     *,
     outputs: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Reduces several tensors.
+    """Reduce several tensors.
 
     Args:
         graph: graph to add to.
-        reductions: what to reduce.
+        reductions: tensors, dimensions and operations.
         prog: program the steps are added to.
         name: debug name.
         outputs: tensors to write, one for each reduction; new tensors when empty.
@@ -167,35 +169,35 @@ def reduce_many(
     Source: popops::reduceMany.
     """
     if outputs and len(outputs) != len(reductions):
-        raise GraphError(f"{name}: not one output a reduction", expected=len(reductions), got=len(outputs))
-    if not outputs and any(one.update for one in reductions):
+        raise GraphError(f"{name}: each reduction must have one output", expected=len(reductions), got=len(outputs))
+    if not outputs and any(r.update for r in reductions):
         raise GraphError(f"{name}: an update needs an output", hint="outputs=")
-    names = [f"{name}/{one.name or number}" for number, one in enumerate(reductions)]
+    names = [f"{name}/{r.name or number}" for number, r in enumerate(reductions)]
     if not outputs:
         return [
-            reduce(graph, one.x, one.dims, one.operation, prog, own, scale=one.scale, out_type=one.out_type)
-            for one, own in zip(reductions, names, strict=True)
+            reduce(graph, r.x, r.dims, r.operation, prog, full_name, scale=r.scale, out_type=r.out_type)
+            for r, full_name in zip(reductions, names, strict=True)
         ]
-    for one, own, out in zip(reductions, names, outputs, strict=True):
-        reduce_with_output(graph, one.x, out, one.dims, one.operation, prog, own, scale=one.scale, update=one.update)
+    for r, full_name, out in zip(reductions, names, outputs, strict=True):
+        reduce_with_output(graph, r.x, out, r.dims, r.operation, prog, full_name, scale=r.scale, update=r.update)
     return list(outputs)
 
 
 def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
     check_tensors(name, x)
-    known(operation, _REDUCTIONS, f"operation of {name}")
+    look_up(operation, _REDUCTIONS, f"operation of {name}")
     if summing and operation not in _SUMS:
         expected = " or ".join(_SUMS)
         raise GraphError(f"{name}: only sums scale and update", expected=expected, got=operation)
     if len(set(dims)) != len(dims) or not all(0 <= d < x.ndim for d in dims):
         expected = f"different numbers from 0 to {x.ndim - 1}"
-        raise GraphError(f"{name}: not dimensions of the tensor", expected=expected, got=list(dims))
+        raise GraphError(f"{name}: dims must be dimensions of the tensor", expected=expected, got=list(dims))
     if operation in _TRUTHS and x.dtype != np.bool_:
         raise GraphError(f"{name}: {operation} takes BOOL operands", expected="bool", got=dtype_name(x.dtype))
 
 
 def all_true(graph: Graph, x: Tensor, prog: Program, name: str = "all_true") -> Tensor:
-    """Whether all elements of a BOOL tensor are true, as a BOOL scalar.
+    """Return a BOOL scalar: true if all elements of a BOOL tensor are.
 
     Source: popops::allTrue.
     """
@@ -203,7 +205,7 @@ def all_true(graph: Graph, x: Tensor, prog: Program, name: str = "all_true") -> 
 
 
 def has_nan(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan") -> Tensor:
-    """Whether any element is NaN, as a BOOL scalar.
+    """Return a BOOL scalar: true if any element is NaN.
 
     Source: popops::hasNaN.
     """
@@ -211,7 +213,7 @@ def has_nan(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan") -> Te
 
 
 def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_or_inf") -> Tensor:
-    """Whether any element is NaN or infinite, as a BOOL scalar.
+    """Return a BOOL scalar: true if any element is NaN or infinite.
 
     Source: popops::hasNaNOrInf.
     """

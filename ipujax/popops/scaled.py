@@ -30,7 +30,7 @@ def scaled_add_to(
     scale_a: Scale | None = None,
     speciality: Speciality = "default",
 ) -> None:
-    """Computes `a = scale_a · a + scale · b`, in place.
+    """Compute `a = scale_a · a + scale · b`, in place.
 
     Args:
         graph: graph to add to.
@@ -47,7 +47,7 @@ def scaled_add_to(
 
     Source: popops::scaledAddTo, where the order is A, scaleA, B, scaleB; ScaledAddSpecialisation.
     """
-    _scaled(graph, a, b, scale, scale_a, 1, speciality, prog, name)
+    _add_scaled(graph, a, b, scale, scale_a, 1, speciality, prog, name)
 
 
 def scaled_subtract_from(
@@ -60,14 +60,14 @@ def scaled_subtract_from(
     *,
     scale_a: Scale | None = None,
 ) -> None:
-    """Computes `a = scale_a · a - scale · b`, in place; as `scaled_add_to`.
+    """Compute `a = scale_a · a - scale · b`, in place; arguments as of `scaled_add_to`.
 
     Source: popops::scaledSubtractFrom.
     """
-    _scaled(graph, a, b, scale, scale_a, -1, "default", prog, name)
+    _add_scaled(graph, a, b, scale, scale_a, -1, "default", prog, name)
 
 
-def _scaled(
+def _add_scaled(
     graph: Graph,
     a: Tensor,
     b: Tensor,
@@ -85,17 +85,18 @@ def _scaled(
         raise GraphError(f"{name}: a scale is one number", got=[s.shape for s in scales])
     if speciality not in ("default", "x_minus_ax_plus_by") or (speciality != "default" and scale_a is None):
         expected = '"default", or "x_minus_ax_plus_by" with scale_a'
-        raise GraphError(f"{name}: no such speciality", expected=expected, got=repr(speciality))
+        raise GraphError(f"{name}: unknown speciality", expected=expected, got=repr(speciality))
 
-    def scaled(x: jax.Array, y: jax.Array, *given: jax.Array) -> jax.Array:
-        left = iter(given)
+    def compute(x: jax.Array, y: jax.Array, *scalars: jax.Array) -> jax.Array:
+        unused = iter(scalars)
 
-        def factor(one: Scale) -> jax.Array:
-            return next(left).reshape(()).astype(x.dtype) if isinstance(one, Tensor) else jnp.asarray(one, x.dtype)
+        # Called for `scale` first, then for `scale_a`: the order of `scales`.
+        def factor(s: Scale) -> jax.Array:
+            return next(unused).reshape(()).astype(x.dtype) if isinstance(s, Tensor) else jnp.asarray(s, x.dtype)
 
-        term = y.astype(x.dtype) * factor(scale)
-        part = x if scale_a is None else x * factor(scale_a)
-        own = part if speciality == "default" else x - part
-        return own + term if sign > 0 else own - term
+        term_b = y.astype(x.dtype) * factor(scale)
+        scaled_a = x if scale_a is None else x * factor(scale_a)
+        term_a = scaled_a if speciality == "default" else x - scaled_a
+        return term_a + term_b if sign > 0 else term_a - term_b
 
-    add(graph, scaled, [a, b, *scales], prog, name, [a])
+    add(graph, compute, [a, b, *scales], prog, name, [a])

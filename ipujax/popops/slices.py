@@ -25,14 +25,14 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def create_sliceable_tensor(
     graph: Graph, dtype: Any, shape: Sequence[int], dims: Sequence[int], sizes: Sequence[int], name: str = "sliceable"
 ) -> Tensor:
-    """A tensor mapped for slices without exchange: each tile holds the sliced dimensions whole.
+    """Create a tensor mapped for slices without exchange: no sliced dimension is split over tiles.
 
     Args:
         graph: graph to add to.
         dtype: type of its elements.
-        shape: its sizes.
-        dims: the dimensions to slice.
-        sizes: sizes of the slices in them.
+        shape: sizes of its dimensions.
+        dims: dimensions to slice.
+        sizes: sizes of the slices in `dims`.
         name: debug name.
 
     Raises:
@@ -41,7 +41,7 @@ def create_sliceable_tensor(
     Source: popops::createSliceableTensor.
     """
     tensor = graph.add_variable(tuple(shape), np.dtype(dtype), name)
-    _box(name, tensor, dims, sizes)
+    _slice_shape(name, tensor, dims, sizes)
     with placing(graph):
         map_for_slicing(graph, tensor, dims)
     return tensor
@@ -56,14 +56,14 @@ def dynamic_slice(
     prog: Program,
     name: str = "dynamic_slice",
 ) -> Tensor:
-    """Slices a box at a run-time offset.
+    """Slice a tensor at a run-time offset.
 
     Args:
         graph: graph to add to.
         x: the tensor.
         offset: integers, the first index in each of `dims`; clamped to the tensor.
-        dims: the dimensions that are sliced.
-        sizes: size of the box in each of `dims`.
+        dims: dimensions to slice.
+        sizes: size of the slice in each of `dims`.
         prog: program the steps are added to.
         name: debug name.
 
@@ -71,7 +71,7 @@ def dynamic_slice(
         A new tensor.
 
     Raises:
-        GraphError: a box that does not fit, or not one offset a dimension.
+        GraphError: a slice that does not fit, or another number of offsets than of `dims`.
     """
     return add_new(graph, _slicer(x, offset, dims, sizes, name), [x, offset], prog, name)
 
@@ -86,7 +86,7 @@ def dynamic_slice_with_output(
     prog: Program,
     name: str = "dynamic_slice",
 ) -> None:
-    """As `dynamic_slice`, written to `out`.
+    """Write a slice at a run-time offset to `out`; arguments as of `dynamic_slice`.
 
     Source: popops::dynamicSliceWithOutput.
     """
@@ -96,14 +96,14 @@ def dynamic_slice_with_output(
 def _slicer(
     x: Tensor, offset: Tensor, dims: Sequence[int], sizes: Sequence[int], name: str
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    box = _box(name, x, dims, sizes)
+    shape = _slice_shape(name, x, dims, sizes)
     _check_offset(name, offset, dims)
 
-    def sliced(a: jax.Array, starts: jax.Array) -> jax.Array:
-        at = dict(zip(dims, starts.reshape(-1), strict=True))
-        return lax.dynamic_slice(a, [at.get(d, jnp.zeros((), starts.dtype)) for d in range(a.ndim)], box)
+    def slice_array(a: jax.Array, starts: jax.Array) -> jax.Array:
+        start_of = dict(zip(dims, starts.reshape(-1), strict=True))
+        return lax.dynamic_slice(a, [start_of.get(d, jnp.zeros((), starts.dtype)) for d in range(a.ndim)], shape)
 
-    return sliced
+    return slice_array
 
 
 def dynamic_update(
@@ -116,8 +116,8 @@ def dynamic_update(
     prog: Program,
     name: str = "dynamic_update",
 ) -> None:
-    """Overwrites a box at a run-time offset, in place; arguments as of `dynamic_slice`."""
-    expected = _box(name, x, dims, sizes)
+    """Overwrite a slice at a run-time offset, in place; arguments as of `dynamic_slice`."""
+    expected = _slice_shape(name, x, dims, sizes)
     if update.shape != expected:
         raise GraphError(f"{name}: the update has another shape", expected=expected, got=update.shape)
     _check_offset(name, offset, dims)
@@ -136,33 +136,34 @@ def multi_slice(
     prog: Program,
     name: str = "multi_slice",
 ) -> Tensor:
-    """Slices boxes at many offsets; `multi_slice(graph, table, indices, [0], [1], prog)` looks up rows of a table.
+    """Slice at many offsets; `multi_slice(graph, table, indices, [0], [1], prog)` looks up rows of a table.
 
     Args:
         graph: graph to add to.
         x: the tensor.
         offsets: [n, dims], or [n] for one dimension, integers; clamped to the tensor.
-        dims: the dimensions that are sliced.
-        sizes: size of a box in each of `dims`.
+        dims: dimensions to slice.
+        sizes: size of a slice in each of `dims`.
         prog: program the steps are added to.
         name: debug name.
 
     Returns:
-        A new tensor [n, box…], the box of the rank of `x`.
+        A new tensor [n, slice…], the slices of the rank of `x`.
 
     Raises:
-        GraphError: a box that does not fit, or not one offset a dimension.
+        GraphError: a slice that does not fit, or another number of offsets than of `dims`.
 
     Source: popops::multiSlice.
     """
-    box = _box(name, x, dims, sizes)
+    shape = _slice_shape(name, x, dims, sizes)
     _check_offsets(name, offsets, dims)
+    # Dimension 0 of the result numbers the slices, the others run along them; none is collapsed.
     numbers = lax.GatherDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))
 
-    def sliced(a: jax.Array, at: jax.Array) -> jax.Array:
-        return lax.gather(a, at.reshape(-1, len(dims)), numbers, box, mode=lax.GatherScatterMode.CLIP)
+    def slice_rows(a: jax.Array, starts: jax.Array) -> jax.Array:
+        return lax.gather(a, starts.reshape(-1, len(dims)), numbers, shape, mode=lax.GatherScatterMode.CLIP)
 
-    return add_new(graph, sliced, [x, offsets], prog, name)
+    return add_new(graph, slice_rows, [x, offsets], prog, name)
 
 
 def multi_update(
@@ -175,9 +176,9 @@ def multi_update(
     prog: Program,
     name: str = "multi_update",
 ) -> None:
-    """Overwrites boxes at many offsets, in place; with duplicate offsets any of the boxes may remain.
+    """Overwrite slices at many offsets, in place; with duplicate offsets any of the slices may remain.
 
-    `slices` is [n, box…], other arguments are as of `multi_slice`; a box out of bounds is dropped.
+    `slices` is [n, slice…], other arguments are as of `multi_slice`; a slice out of bounds is dropped.
 
     Source: popops::multiUpdate.
     """
@@ -195,7 +196,7 @@ def multi_update_add(
     prog: Program,
     name: str = "multi_update_add",
 ) -> None:
-    """Adds `scale · slices` to boxes at many offsets, in place; as `multi_update`.
+    """Add `scale · slices` at many offsets, in place; other arguments as of `multi_update`.
 
     Source: popops::multiUpdateAdd.
     """
@@ -212,7 +213,7 @@ def multi_update_max(
     prog: Program,
     name: str = "multi_update_max",
 ) -> None:
-    """Takes the maximum of boxes at many offsets and `slices`, in place; as `multi_update`.
+    """Write the maximum of a tensor and `slices` at many offsets, in place; arguments as of `multi_update`.
 
     Source: popops::multiUpdateMax.
     """
@@ -231,39 +232,43 @@ def _update(
     prog: Program,
     name: str,
 ) -> None:
-    box = _box(name, x, dims, sizes)
+    shape = _slice_shape(name, x, dims, sizes)
     _check_offsets(name, offsets, dims)
     same_type(name, [x, slices])
-    if slices.shape != (expected := (offsets.shape[0], *box)):
+    if slices.shape != (expected := (offsets.shape[0], *shape)):
         raise GraphError(f"{name}: the slices have another shape", expected=expected, got=slices.shape)
     numbers = lax.ScatterDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))
 
-    def updated(a: jax.Array, s: jax.Array, at: jax.Array, *given: jax.Array) -> jax.Array:
+    def update(a: jax.Array, s: jax.Array, starts: jax.Array, *factor: jax.Array) -> jax.Array:
         if scale is not None:
-            s = s * (given[0].reshape(()).astype(a.dtype) if given else jnp.asarray(scale, a.dtype))
-        return scatter(a, at.reshape(-1, len(dims)), s, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+            s = s * (factor[0].reshape(()).astype(a.dtype) if factor else jnp.asarray(scale, a.dtype))
+        # Unlike a slice, an update out of bounds must not be clamped: it would change other elements.
+        return scatter(a, starts.reshape(-1, len(dims)), s, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
-    add(graph, updated, [x, slices, offsets, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [x])
+    add(graph, update, [x, slices, offsets, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [x])
 
 
-def _box(name: str, x: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a slice."""
+def _slice_shape(name: str, x: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    # Checks the arguments too; a size of 0 is a slice without elements.
     fits = len(dims) == len(sizes) == len(set(dims)) and all(0 <= d < x.ndim for d in dims)
     if not fits or not all(0 <= n <= x.shape[d] for d, n in zip(dims, sizes, strict=True)):
         expected = f"different dimensions of {list(x.shape)}, and sizes within them"
-        raise GraphError(f"{name}: not a box of the tensor", expected=expected, got=f"{list(dims)}, {list(sizes)}")
-    at = dict(zip(dims, sizes, strict=True))
-    return tuple(at.get(d, n) for d, n in enumerate(x.shape))
+        raise GraphError(
+            f"{name}: the slice must fit the tensor", expected=expected, got=f"{list(dims)}, {list(sizes)}"
+        )
+    size_of = dict(zip(dims, sizes, strict=True))
+    return tuple(size_of.get(d, n) for d, n in enumerate(x.shape))
 
 
 def _check_offset(name: str, offset: Tensor, dims: Sequence[int]) -> None:
     if offset.size != len(dims) or offset.dtype not in (np.int32, np.uint32):
-        expected, got = f"{len(dims)} of INT or UNSIGNED_INT", f"{dtype_name(offset.dtype)}{list(offset.shape)}"
-        raise GraphError(f"{name}: not one offset a dimension", expected=expected, got=got)
+        got = f"{dtype_name(offset.dtype)}{list(offset.shape)}"
+        raise GraphError(f"{name}: must have one offset a dimension", expected=f"{len(dims)} integers", got=got)
 
 
 def _check_offsets(name: str, offsets: Tensor, dims: Sequence[int]) -> None:
-    columns = offsets.shape[1:] in ((len(dims),), () if len(dims) == 1 else None)
-    if offsets.ndim not in (1, 2) or not columns or offsets.dtype not in (np.int32, np.uint32):
-        expected, got = f"[n, {len(dims)}] of integers", f"{dtype_name(offsets.dtype)}{list(offsets.shape)}"
-        raise GraphError(f"{name}: not one offset a dimension", expected=expected, got=got)
+    # Popops' shape is [n, dims]; [n] is accepted too where the dimension of size 1 says nothing.
+    columns_fit = offsets.shape[1:] in ((len(dims),), () if len(dims) == 1 else None)
+    if offsets.ndim not in (1, 2) or not columns_fit or offsets.dtype not in (np.int32, np.uint32):
+        got = f"{dtype_name(offsets.dtype)}{list(offsets.shape)}"
+        raise GraphError(f"{name}: must have one offset a dimension", expected=f"[n, {len(dims)}] of integers", got=got)

@@ -21,19 +21,19 @@ SortOrder = Literal["none", "ascending", "descending"]
 
 
 def sort(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> Tensor:
-    """Sorts a tensor along one dimension, ascending, into a new one."""
+    """Sort a tensor along one dimension, ascending, into a new one."""
     return add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
 
 
 def sort_in_place(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> None:
-    """Sorts a tensor along one dimension, ascending, in place."""
+    """Sort a tensor along one dimension, ascending, in place."""
     add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name, [x])
 
 
 def sort_key_value(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> tuple[Tensor, Tensor]:
-    """Sorts keys along one dimension, ascending, and their values with them, into new tensors.
+    """Sort keys along one dimension, ascending, and their values with them, into new tensors.
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
@@ -43,7 +43,7 @@ def sort_key_value(
 def sort_key_value_in_place(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> None:
-    """Sorts keys along one dimension, ascending, and their values with them, in place; the two must not overlap."""
+    """Sort keys along one dimension, ascending, and their values with them, in place; the two must not overlap."""
     add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name, [keys, values])
 
 
@@ -57,19 +57,19 @@ def top_k(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, elements along the last dimension, and their indices.
+    """Return the k largest, or smallest, elements along the last dimension, and their indices.
 
     Args:
         graph: graph to add to.
         x: [..., n].
-        k: how many, at most n.
+        k: number of elements, at most n.
         prog: program the steps are added to.
         name: debug name.
-        largest: else the smallest.
+        largest: select the largest, else the smallest.
         sort_order: "descending", "ascending", or "none", any order; the best first when None.
 
     Returns:
-        Values [..., k], and their UNSIGNED_INT indices; of equal ones those of least index.
+        Values [..., k], and their UNSIGNED_INT indices; of equal elements those with the smallest index.
 
     Raises:
         GraphError: `k` out of range, or an unknown order.
@@ -77,7 +77,7 @@ def top_k(
     Source: popops::topKWithPermutation with TopKParams(k, largest, sortOrder).
     """
     _check(name, x, k, sort_order)
-    return add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
+    return add(graph, lambda a: _select_top_k(a, k, largest, sort_order), [x], prog, name)
 
 
 def top_k_key_value(
@@ -91,7 +91,7 @@ def top_k_key_value(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, keys along the last dimension, and their values.
+    """Return the k largest, or smallest, keys along the last dimension, and their values.
 
     Arguments as of `top_k`; `values` has the shape of `keys`.
 
@@ -101,19 +101,20 @@ def top_k_key_value(
     if keys.shape != values.shape:
         raise GraphError(f"{name}: keys and values differ in shape", expected=keys.shape, got=values.shape)
 
-    def best(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found, at = _best(a, k, largest, sort_order)
-        return found, jnp.take_along_axis(b, at.astype(jnp.int32), -1)
+    def select(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        top_keys, indices = _select_top_k(a, k, largest, sort_order)
+        return top_keys, jnp.take_along_axis(b, indices.astype(jnp.int32), -1)
 
-    return add(graph, best, [keys, values], prog, name)
+    return add(graph, select, [keys, values], prog, name)
 
 
-def _best(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:
-    # The opposite of an integer need not exist, its complement does and falls as the integer rises.
-    turned = jnp.bitwise_not if np.dtype(x.dtype).kind in "iu" else jnp.negative
-    values, indices = lax.top_k(x if largest else turned(x), k)
-    values, indices = values if largest else turned(values), indices.astype(jnp.uint32)
-    if order in ("none", None) or (order == "descending") == largest:
+def _select_top_k(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:
+    # Of an integer the complement: it decreases as the integer increases, and never overflows, unlike the negative.
+    reverse = jnp.bitwise_not if np.dtype(x.dtype).kind in "iu" else jnp.negative
+    values, indices = lax.top_k(x if largest else reverse(x), k)
+    values = values if largest else reverse(values)
+    indices = indices.astype(jnp.uint32)
+    if order in ("none", None) or (order == "descending") == largest:  # `top_k` returns the best first
         return values, indices
     return jnp.flip(values, -1), jnp.flip(indices, -1)
 
@@ -121,7 +122,7 @@ def _best(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple
 def _check(name: str, x: Tensor, k: int, order: str | None) -> None:
     if not x.ndim or not 1 <= k <= x.shape[-1]:
         expected = f"1 to {x.shape[-1]}" if x.ndim else "a tensor with a dimension"
-        raise GraphError(f"{name}: no such number of elements", expected=expected, got=k)
+        raise GraphError(f"{name}: k must be a number of elements", expected=expected, got=k)
     if order not in (None, "none", "ascending", "descending"):
         expected = '"none", "ascending" or "descending"'
-        raise GraphError(f"{name}: no such order", expected=expected, got=repr(order))
+        raise GraphError(f"{name}: unknown order", expected=expected, got=repr(order))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.arguments import filled, type_and_shape
+from ipujax.poplar.arguments import fill_array, type_and_shape
 from ipujax.poplar.device import Device, Target
 from ipujax.poplar.graph.groups import Groups
 from ipujax.poplar.graph.host_side import HostSide
@@ -123,7 +123,7 @@ class GraphBase(HostSide):
         if not isinstance(dtype, np.dtype | type):  # as the runtime calls it: value, name, mapping
             return super().add_constant(dtype, name or str(shape), mapping if mapping is not None else values)
         dtype, shape = type_and_shape(dtype, shape, name)
-        return super().add_constant(filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
+        return super().add_constant(fill_array(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
 
     def clone(self, tensor: Tensor, name: str = "") -> Tensor:
         """Adds a variable with the shape, type and tile mapping of a tensor.
@@ -148,7 +148,7 @@ class GraphBase(HostSide):
         if isinstance(what, FieldRef):
             self.vertices.set_state(*self.vertices.field_numbers_of(what), value)
             return
-        flat = np.asarray(filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
+        flat = np.asarray(fill_array(value, what.shape, what.dtype, repr(what))).reshape(-1)
         for tensor in in_each_replica(self._top(), what):
             self._set_elements(tensor, flat)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.arguments import held
+from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.vertex.codelets import (
     Shapes,
     codelet_with_state,
@@ -168,7 +168,7 @@ class VertexStore:
         if not field.is_state:
             raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
         message = f"value of {field.name} of {self.name(vertex)}"
-        number = held(value, field.dtype, message)
+        number = cast_values(value, field.dtype, message)
         if number.shape != ():
             raise GraphError(message, expected="one number", got=f"shape {number.shape}")
         self._connections[vertex][field_index] = number[()]

@@ -162,11 +162,10 @@ def test_operators_of_expressions():
         np.testing.assert_array_equal(outputs[name], expected, name)
 
 
-def test_every_maker_of_expressions_names_an_operation():
-    makers = [
-        m for n, m in vars(expr).items() if n[0].isupper() and m.__doc__ and m.__doc__.startswith("The expression")
-    ]
-    operations = {m(_1, _2, _3).operation for m in makers}
+def test_constructors_of_expressions_name_all_operations():
+    names = vars(expr).items()
+    constructors = [f for n, f in names if n[0].isupper() and (f.__doc__ or "").startswith("Return the expression")]
+    operations = {f(_1, _2, _3).operation for f in constructors}
     assert operations == set(UNARY | BINARY | TERNARY)
 
 

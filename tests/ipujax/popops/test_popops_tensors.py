@@ -53,7 +53,7 @@ def test_reduce_many():
     np.testing.assert_allclose(found["out"], 10 + 2 * X.sum(2), rtol=1e-6)
 
 
-def test_questions_about_all_elements():
+def test_predicates_of_all_elements():
     graph, prog = new_graph(), Sequence()
     spoiled, endless = X[0].copy(), X[0].copy()
     spoiled[1, 2], endless[1, 2] = np.nan, np.inf
@@ -147,7 +147,7 @@ def test_slices_in_several_dimensions():
     assert not graph.fallbacks
 
 
-def test_slices_at_known_places_are_no_views():
+def test_slices_at_constant_offsets_are_new_variables():
     graph, prog = new_graph(), Sequence()
     x = variable(graph, [3, 4, 5], value=X)
     sliced = popops.dynamic_slice(graph, x, indices(graph, [1]), [0], [1], prog)
@@ -159,7 +159,7 @@ def test_slices_at_known_places_are_no_views():
     np.testing.assert_array_equal(found["x"][1], 0)
 
 
-def test_a_sliceable_tensor_is_sliced_where_it_lies():
+def test_slicing_a_sliceable_tensor_exchanges_only_the_offset():
     def exchange_cycles(make):
         graph, prog = new_graph(), Sequence()
         at = graph.add_variable(poplar.UNSIGNED_INT, [1])
@@ -169,7 +169,7 @@ def test_a_sliceable_tensor_is_sliced_where_it_lies():
 
     spread = exchange_cycles(lambda g: variable(g, [64, 64]))
     aligned = exchange_cycles(lambda g: popops.create_sliceable_tensor(g, poplar.FLOAT, [64, 64], [0], [1]))
-    assert aligned < spread / 4  # only the offset moves
+    assert aligned < spread / 4
 
 
 # --- gather and scatter ---
@@ -257,7 +257,7 @@ def test_wrong_operands():
     graph, prog = new_graph(), Sequence()
     x, y, i = variable(graph, [4, 5], name="x"), variable(graph, [4], name="y"), indices(graph, [0, 1])
     cases = [
-        (lambda: popops.reduce(graph, x, [2], "add", prog), r"not dimensions(.|\n)*from 0 to 1(.|\n)*\[2\]"),
+        (lambda: popops.reduce(graph, x, [2], "add", prog), r"must be dimensions(.|\n)*from 0 to 1(.|\n)*\[2\]"),
         (lambda: popops.reduce(graph, x, [0], "max", prog, scale=2.0), "only sums scale"),
         (lambda: popops.all_true(graph, x, prog), r"takes BOOL operands(.|\n)*float32"),
         (lambda: popops.reduce_with_output(graph, x, y, [0], "add", prog), r"float32\[5\](.|\n)*float32\[4\]"),
@@ -265,20 +265,20 @@ def test_wrong_operands():
         (lambda: popops.scaled_add_to(graph, x, x, y, prog), "a scale is one number"),
         (lambda: popops.scaled_add_to(graph, x, x, 1, prog, speciality="x_minus_ax_plus_by"), "speciality"),
         (lambda: popops.top_k(graph, x, 6, prog), r"1 to 5(.|\n)*6"),
-        (lambda: popops.top_k(graph, x, 2, prog, sort_order="up"), "no such order"),
-        (lambda: popops.dynamic_slice(graph, x, i, [0, 1], [5, 1], prog), "not a box"),
+        (lambda: popops.top_k(graph, x, 2, prog, sort_order="up"), "unknown order"),
+        (lambda: popops.dynamic_slice(graph, x, i, [0, 1], [5, 1], prog), "must fit the tensor"),
         (lambda: popops.dynamic_slice(graph, x, i, [0], [1], prog), "one offset a dimension"),
         (lambda: popops.dynamic_update(graph, x, y, i, [0, 1], [1, 1], prog), "another shape"),
         (lambda: popops.multi_slice(graph, x, y, [0], [1], prog), r"integers(.|\n)*float32\[4\]"),
         (lambda: popops.multi_update(graph, x, y, i, [0], [1], prog), r"another shape(.|\n)*\(2, 1, 5\)"),
-        (lambda: popops.gather(graph, x, i, 2, [1], [1, 5], [0], [0], prog), "no indices"),
+        (lambda: popops.gather(graph, x, i, 2, [1], [1, 5], [0], [0], prog), "indices must be integers"),
         (lambda: popops.gather(graph, x, i, 1, [0, 1], [1, 5], [0], [0], prog), "gather: "),
         (lambda: popops.scatter(graph, x, i, x, 1, [1], [0], [0], prog, update_computation="ad"), "try: 'add'"),
-        (lambda: popops.select_scalar_from_rows(graph, x, i, prog), "not an index a row"),
+        (lambda: popops.select_scalar_from_rows(graph, x, i, prog), "one index a row"),
         (lambda: popops.pad(graph, x, [0], [0, 1]), "2 each"),
         (lambda: popops.pad(graph, x, [0, -3], [0, -3]), "crops more"),
         (lambda: popops.pad(graph, x, [4, 0], [0, 0], mode="reflect"), "too few elements to mirror"),
-        (lambda: popops.pad(graph, x, [4, 0], [0, 0], mode="wrap"), "no such mode"),
+        (lambda: popops.pad(graph, x, [4, 0], [0, 0], mode="wrap"), "unknown mode"),
         (lambda: popops.normalise_image(graph, x, 1, y, y, prog), "three colours"),
         (lambda: popops.iota(graph, x, 0, prog), "a vector"),
         (lambda: popops.encode_one_hot(graph, i, x, prog), "a row for each index"),
