@@ -183,12 +183,23 @@ def interval_runs(
         base = np.full(len(block), bases[node.variable] + node.offset)
         return _subdim_runs(canonical(node.subdims), base, block, start, length, max_runs)
     if isinstance(node, Indexed):
-        row, within, weight = list_or_sample(start, length, max_runs)
-        at = start[row] + within
-        offsets = np.array([bases[v] for v in node.variables])
-        element = offsets[node.which.reshape(-1)[at]] + node.index.reshape(-1)[at]
-        return [Runs(block[row], element, np.ones(len(element), np.int64), weight)]
+        return [_listed_runs(node, block, start, start + length, bases, max_runs)]
     return _concat_intervals(node, block, start, length, bases, max_runs)
+
+
+def _listed_runs(
+    node: Indexed, block: np.ndarray, start: np.ndarray, stop: np.ndarray, bases: Bases, max_runs: float
+) -> Runs:
+    """Return runs of intervals of a list of elements; the list is cut into runs before any sample is drawn."""
+    offsets = np.array([bases[v] for v in node.variables])
+    element = (offsets[node.which] + node.index).reshape(-1)
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(element) != 1) + 1, [len(element)]))
+    first = np.searchsorted(bounds, start, "right") - 1
+    last = np.searchsorted(bounds, stop - 1, "right") - 1
+    row, within, weight = list_or_sample(first, last - first + 1, max_runs)
+    run = first[row] + within
+    begin = np.maximum(bounds[run], start[row])
+    return Runs(block[row], element[begin], np.minimum(bounds[run + 1], stop[row]) - begin, weight)
 
 
 def _subdim_runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from ipujax.runtime.exchange import count as counting, demand as demands, homes 
 from ipujax.runtime.exchange.count import count_traffic, cut_at_homes
 from ipujax.runtime.exchange.demand import access_demand, copy_demand, grid_of
 from ipujax.runtime.exchange.homes import find_homes, home_table
-from ipujax.runtime.exchange.runs import Runs
+from ipujax.runtime.exchange.runs import Runs, flat_bases, interval_runs
 from ipujax.runtime.exchange.sample import ragged_rows, sample_rows, sampling_steps
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.exchange.traffic import Traffic, independent_parts
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, element
-from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.tensor import Indexed, Tensor, concat
 from ipujax.runtime.tensor.mapping import Flat, TileMapping, even_cuts, grid, linear
 from ipujax.runtime.tensor.variable import Variable
 
@@ -192,3 +193,18 @@ def test_ragged_rows() -> None:
     row, within = ragged_rows(np.array([2, 0, 3]))
     assert row.tolist() == [0, 0, 2, 2, 2]
     assert within.tolist() == [0, 1, 0, 1, 2]
+
+
+# --- lists of elements ------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_elements_is_cut_into_runs_before_it_is_sampled() -> None:
+    whole = Variable((64, 100), F32, "x")
+    index = np.arange(6400).reshape(64, 100)[::-1, 10:90]  # rows of 80 elements, in falling order
+    node = Indexed((whole,), np.zeros(index.size, np.int8), index.reshape(-1))
+    bounds = np.array([0, 1000, 5119])
+    for max_runs, listed in ((inf, [65]), (1000, [65]), (32, range(2, 20))):
+        (runs,) = interval_runs(node, np.arange(2), bounds[:-1], np.diff(bounds), flat_bases([whole]), max_runs)
+        assert len(runs.block) in listed
+        weight = np.ones(len(runs.block)) if runs.weight is None else runs.weight
+        np.testing.assert_allclose(np.bincount(runs.block, weight), [13, 52])
