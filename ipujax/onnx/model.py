@@ -104,11 +104,11 @@ def load(
     values = checked_static(graph, static or {})
     bounds = checked_bounds(graph, max_sizes or {})
     _say_narrowed(graph)
-    return Model(graph, _params(graph), values, Settings(bounds))
+    return Model(graph, _params(graph, values), values, Settings(bounds))
 
 
-def _params(graph: Graph) -> dict[str, jax.Array]:
-    sources = shape_sources(graph)
+def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:
+    sources = shape_sources(graph, [info.name for info in graph.inputs if info.name not in static])
     floating = {name: array for name, array in graph.constants.items() if jnp.issubdtype(array.dtype, jnp.floating)}
     return {name: jnp.asarray(x) for name, x in floating.items() if name in graph.initializers and name not in sources}
 

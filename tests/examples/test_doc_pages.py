@@ -25,6 +25,7 @@ PAGES = [
             "frameworks",
             "ipu_in_ten_minutes",
             "one_gpt_block",
+            "onnx",
             "pipelines",
             "poplar",
             "profile",

@@ -5,7 +5,7 @@ They are constants of a model, not parameters: a traced value cannot decide a sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ipujax.onnx.graphs import Graph, Node
 
@@ -46,21 +46,38 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
 _STATIC_RESULTS = frozenset({"Shape", "Size", "SequenceLength", "OptionalHasElement"})
 
 
-def shape_sources(graph: Graph) -> frozenset[str]:
-    """Return the names of values that operands which decide shapes depend on."""
+def shape_sources(graph: Graph, traced: Collection[str] = ()) -> frozenset[str]:
+    """Return the names of values that operands which decide shapes depend on.
+
+    Args:
+        graph: a graph.
+        traced: names of inputs that are traced: what depends on them is left out, for it cannot be static.
+    """
     nodes = list(graph.all_nodes())
     producers = {name: node for node in nodes for name in node.outputs}
+    dependent = _dependent(nodes, traced)
     sources: set[str] = set()
     pending = [name for node in nodes for name in _shape_operands(node)]
     while pending:
         name = pending.pop()
-        if name in sources:
+        if name in sources or name in dependent:
             continue
         sources.add(name)
         producer = producers.get(name)
         if producer is not None and producer.op_type not in _STATIC_RESULTS:
             pending += [*filter(None, producer.inputs), *_results_of_subgraphs(producer)]
     return frozenset(sources)
+
+
+def _dependent(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
+    """Return the names of traced values and of all that are computed from them, shapes left out."""
+    dependent = set(traced)
+    for node in nodes:
+        inner = (each for graph in node.subgraphs() for each in graph.all_nodes())
+        reads = {*node.inputs, *(name for each in inner for name in each.inputs)}
+        if node.op_type not in _STATIC_RESULTS and not dependent.isdisjoint(reads):
+            dependent.update(node.outputs)
+    return dependent
 
 
 def _shape_operands(node: Node) -> Iterator[str]:

@@ -113,6 +113,17 @@ def test_shapes_fold_while_tracing():
     assert jaxpr.out_avals[0].shape == (16, 2)
 
 
+def test_weights_behind_a_size_that_depends_on_data_stay_parameters():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("ReduceMax", ["h"], ["m"], keepdims=0),
+        helper.make_node("Range", ["zero", "m", "one"], ["y"]),
+    ]
+    arrays = {"w": np.eye(8, dtype=np.float32), "zero": np.zeros((), np.float32), "one": np.ones((), np.float32)}
+    model = ipujax.onnx.load(model_of(nodes, [info("x", shape=(4, 8))], [info("y", shape=(None,))], arrays))
+    assert sorted(model.params) == ["w"]
+
+
 def test_inputs_that_decide_shapes_are_static_by_name():
     traced = ipujax.onnx.load(reshaped("input"))
     with pytest.raises(TracedOperandError, match=r"node 'Reshape_5' \(Reshape\)") as caught:

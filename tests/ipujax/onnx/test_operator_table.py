@@ -1,0 +1,106 @@
+"""The table of operators of `docs/onnx.md`, and tables of the package that must agree with the operators.
+
+`pytest --update-golden` writes the table, else it is compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import onnx
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+from ipujax.onnx import operators  # noqa: F401, fills the table
+from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS
+from ipujax.onnx.reading import has_body
+from ipujax.onnx.registry import OPERATORS, Operator
+from tests.ipujax.onnx.guide_cases import ENTRIES
+from tests.test_layering import ROOT
+
+PAGE = ROOT / "docs" / "onnx.md"
+BEGIN, END = "<!-- operators: written by tests/ipujax/onnx/test_operator_table.py -->\n", "<!-- end of operators -->"
+DOMAINS = ("", "ai.onnx.preview", "ai.onnx.preview.training")
+CONVERTED = {"Upsample": "Resize", "Scatter": "ScatterElements"}  # deprecated: no newest form
+
+
+def node_types(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    """Yield domain and operator of each node of a graph and its subgraphs."""
+    for node in graph.node:
+        yield node.domain, node.op_type
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from node_types(attribute.g)
+
+
+def implementation(domain: str, op_type: str) -> str:
+    """Return how an operator is computed."""
+    if op_type in CONVERTED and not domain:
+        return f"converted, to {CONVERTED[op_type]}"
+    if (domain, op_type) in OPERATORS:
+        return "direct"
+    return "function body" if has_body(domain, op_type) else "–"
+
+
+def drawing() -> str:
+    """Return the table as Markdown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cases = load_model_tests(kind="node")
+    counts = Counter(key for case in cases for key in set(node_types(case.model.graph)))
+    guide = Counter(entry.rpartition("-")[0] for entry in ENTRIES)
+    schemas = sorted(onnx.defs.get_all_schemas(), key=lambda schema: (schema.domain, schema.name))
+    rows = ["| operator | since opset | implementation | node cases | guide entries |", "|---|---|---|---|---|"]
+    for schema in schemas:
+        if schema.domain in DOMAINS:
+            name = f"{schema.domain}:{schema.name}" if schema.domain else schema.name
+            tests = f"{counts[schema.domain, schema.name] or ''} | {'' if schema.domain else guide[schema.name] or ''}"
+            rows.append(f"| {name} | {schema.since_version} | {implementation(schema.domain, schema.name)} | {tests} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_operators_are_listed_in_the_page(request: pytest.FixtureRequest):
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    drawn, after = rest.split(END)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(before + BEGIN + drawing() + END + after, encoding="utf-8")
+    else:
+        assert drawn == drawing(), "pytest --update-golden tests/ipujax/onnx/test_operator_table.py writes it"
+
+
+def test_every_operator_but_those_of_text_is_implemented():
+    missing = {line.split(" | ")[0].lstrip("| ") for line in drawing().splitlines() if " | – | " in line}
+    text = {"RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"}
+    assert missing == text | {"ImageDecoder", "ai.onnx.preview.training:Gradient"}
+
+
+def static_positions(entry: Operator) -> set[int]:
+    """Return the positions of operands that an operator passes to `static`."""
+    source = textwrap.dedent(inspect.getsource(entry.function))
+    tree = ast.parse(re.sub(r"^@.*\n", "", source, flags=re.MULTILINE))
+    names = [p.name for p in inspect.signature(entry.function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    first = (call.args[0] for call in calls if getattr(call.func, "id", "") == "static" and call.args)
+    return {names.index(arg.id) for arg in first if isinstance(arg, ast.Name) and arg.id in names}
+
+
+# Positions are integers; regions of interest come from a network, and are static for adaptive sampling alone.
+NO_SOURCES = {"RoiAlign", "SequenceAt", "SequenceErase", "SequenceInsert"}
+
+
+def test_operands_that_must_be_static_are_sources_of_shapes():
+    wrong = {}
+    for (domain, op_type), entry in OPERATORS.items():
+        listed = SHAPE_OPERANDS.get(op_type, ())
+        is_lambda = entry.function.__name__ == "<lambda>"  # one expression of its operands
+        positions = set() if domain or is_lambda else static_positions(entry)
+        if listed is not None and op_type not in NO_SOURCES and not positions <= set(listed):
+            wrong[op_type] = positions - set(listed)
+    assert not wrong
