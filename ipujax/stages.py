@@ -53,7 +53,7 @@ from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls, wait_for_calls
 from ipujax.runtime.logs import watch_compilation
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -484,7 +484,7 @@ class Compiled(Stage):
         return check_compiled_call(self._lowered.name, signature, args, kwargs, local_avals)
 
     def _repr_html_(self) -> str:
-        return joined([tag("p", f"Compiled {self._lowered.name}"), Markup(self.profile._repr_html_())])
+        return join_markup([tag("p", f"Compiled {self._lowered.name}"), Markup(self.profile._repr_html_())])
 
     def __repr__(self) -> str:
         return f"Compiled({self._lowered.name}: {self.profile.brief})"

@@ -224,6 +224,7 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
     timings = dict[str, float]()
     graph = _copy(graph)
     effects = EffectsOf(graph)
+    # Cheap checks first: the steps below may take minutes.
     _check_trip_counts(program, options)
     _check_streaming_memory(graph, program)
     if _LOG.is_on(DEBUG):
@@ -242,6 +243,7 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
             check(memory)
     with step(_LOG, "clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
+    # Answers for the next compilation; the rest would stay in memory while the program runs.
     keep_recent()
     frozen = MappingProxyType
     return Executable(
@@ -262,7 +264,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
     """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions."""
     set_costs: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
-    joining = joining_streams(program)
+    joining = joining_streams(program)  # transfers that share the host exchange of the one before them
 
     def transfer_cost(leaf: Leaf, channel: HostStream | RemoteBuffer, tensor: Tensor) -> StreamCost:
         before = costs.get(joining[leaf]) if leaf in joining else None
@@ -342,6 +344,7 @@ def _check_streaming_memory(graph: Graph, program: Program) -> None:
 
 def _streaming_bytes(graph: Graph, program: Program) -> dict[Variable, int]:
     """Return the bytes of each remote buffer in streaming memory, by its variable."""
+    # Buffers of the graph take their memory even if no step moves them.
     memories = {*graph.off_chip, *remote_memories(program)}
     memories -= {memory for memory, buffer in graph.off_chip.items() if buffer.on_host}
     return {memory: memory.size * element_bytes(memory.dtype) for memory in memories}

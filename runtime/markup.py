@@ -22,7 +22,7 @@ def escaped(value: object) -> Markup:
     return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
 
 
-def joined(parts: Iterable[object], separator: str = "") -> Markup:
+def join_markup(parts: Iterable[object], separator: str = "") -> Markup:
     """Return parts one after the other, with a separator, HTML, between them; values other than markup are escaped."""
     return Markup(separator.join(map(escaped, parts)))
 
@@ -42,7 +42,7 @@ def tag(name: str, *content: object, **attributes: object) -> Markup:
         if value is not None and value is not False
     ]
     start = f"<{' '.join([name, *texts])}>"
-    return Markup(start if name in _VOID else f"{start}{joined(content)}</{name}>")
+    return Markup(start if name in _VOID else f"{start}{join_markup(content)}</{name}>")
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> Markup:
@@ -59,6 +59,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str
 
 
 def _cell(column: int, value: object) -> Markup:
+    # A bool is an int in Python.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if column == 0:
         return tag("th", value, scope="row", style="text-align:left")

@@ -30,14 +30,13 @@ class Options:
     """Choices for one compilation.
 
     Args:
-        exact_splits: compute the lowered program, every axis block by block as the tiles do, in place of the function
-            as it was traced. Numbers then round exactly as split, and running is slower. Cycles and memory do not
-            change.
+        exact_splits: compute the lowered program, every axis block by block as the tiles do, instead of the traced
+            function. Numbers then round as on the tiles, and runs are slower. Cycles and memory do not change.
         allow_out_of_memory: compile a program that overflows tiles instead of raising `TileMemoryError`; the profile
             still reports what each tile would need.
         trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,
-            or `while[k]`, k counting such loops from 0 in program order. Static profiles need it for their cycles; what
-            is computed does not depend on it.
+            or `while[k]`, k counting such loops from 0 in program order. Static profiles need it for their cycles;
+            results do not depend on it.
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
@@ -45,19 +44,18 @@ class Options:
         byte_cost: cycles that planners add for each byte of data or code on the fullest tile: a higher cost usually
             makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
             tiles; a number is fixed. Without the tiles' limit (`allow_out_of_memory`) None is ½ and does not climb.
-        recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
-            or from what enters a stage or a phase; "standard" as PopART does, what lies between places with few bytes
-            to keep; "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in
-            each. A loop over layers is one operation: what its iterations keep is for a `jax.checkpoint` in its body to
-            say.
+        recompute: values that a gradient computes again instead of storing them. "none"; "all", from the arguments of
+            the function, stage or phase; "standard" as PopART does, all between two places with few live bytes; "auto"
+            as few as the program needs to fit its tiles. A `jax.checkpoint` keeps its meaning in each. A loop over
+            layers is one operation, whose body may have a `jax.checkpoint`.
         io_tiles: tiles of each IPU that only move data from and to the host and streaming memory, while the others
-            compute; arguments that are not donated, results and what is offloaded go through them. 0: all tiles
-            compute, and wait for such transfers.
-        prefetch_depth: batches of loads that I/O tiles are ahead of what computes, each with room of its own there.
+            compute; arguments that are not donated, results and offloaded values go through them. 0: all tiles compute,
+            and wait for such transfers.
+        prefetch_depth: batches of loads that I/O tiles are ahead of the other tiles; each takes their memory.
         progress: show a line of progress on a terminal once compiling has taken two seconds; the program is the same.
-        label: what profiles of the program are called besides their function's name, in titles and comparisons; see
-            also `profile.labelled`.
-        verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
+        label: name of profiles of the program in titles and comparisons, besides that of their function; see also
+            `profile.labelled`.
+        verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
         ArgumentError: a value of another type, an unknown name, or a number out of range: trip counts and `io_tiles`

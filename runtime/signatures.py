@@ -35,6 +35,7 @@ def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO
     def decorate(target: Any) -> Any:
         fun = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         signature = inspect.signature(fun)
+        # A bool as an index: True skips the first parameter.
         is_method = next(iter(signature.parameters), "") == first
         users_signature = signature.replace(parameters=list(signature.parameters.values())[is_method:])
 
@@ -97,10 +98,10 @@ def shown_signature(who: str, signature: inspect.Signature) -> str:
 
 
 def _show(value: Any) -> str:
-    return shortened(value) if isinstance(value, bool | int | float | str) else described(value)
+    return shortened(value) if isinstance(value, bool | int | float | str) else describe(value)
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return shape and dtype of an array, `float32[2,3]`; the name of the type of other values."""
     try:
         return jax.typeof(value).str_short()

@@ -24,7 +24,7 @@ from ipujax.runtime.errors import (
     file_name,
     is_installed,
 )
-from ipujax.runtime.signatures import check_call, described, shown_signature
+from ipujax.runtime.signatures import check_call, describe, shown_signature
 from ipujax.runtime.target import nearest
 
 _AN_ARRAY = "a jax or numpy array of a dtype JAX has, or a Python number"
@@ -387,7 +387,7 @@ def check_not_deleted(who: str, place: str, leaf: Any) -> None:
         raise DeletedArgumentError(
             f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",
             expected="an array that was not donated",
-            got=f"deleted {described(leaf)}",
+            got=f"deleted {describe(leaf)}",
             hint="what the earlier call returned in its place, or leave it out of donate_argnums",
         )
 

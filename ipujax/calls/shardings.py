@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, context_mesh
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import describe
 
 _EXPECTED = "arrays that are whole on each device: ipu.jit does not partition a program by shardings"
 _REMEDY = (
@@ -65,7 +65,7 @@ def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any
                     f"argument {name}{jax.tree_util.keystr(path)} of {who} is sharded over"
                     f" {leaf.sharding.num_devices} devices",
                     expected=_EXPECTED,
-                    got=f"{described(leaf)}, {_in_words(leaf.sharding)}",
+                    got=f"{describe(leaf)}, {_in_words(leaf.sharding)}",
                     hint=_REMEDY,
                 )
 
@@ -108,7 +108,7 @@ def _check_jaxpr(who: str, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
         if _is_split(constant):
             user = next((eqn for eqn in jaxpr.eqns if var in eqn.invars), None)
             problem = f"{who} closes over an array that is sharded over {constant.sharding.num_devices} devices"
-            raise _refusal(problem, user, f"{described(constant)}, {_in_words(constant.sharding)}")
+            raise _refusal(problem, user, f"{describe(constant)}, {_in_words(constant.sharding)}")
     for eqn in jaxpr.eqns:
         inner = list(_inner(eqn.params))
         _check_equation(who, eqn, has_jaxprs=bool(inner))

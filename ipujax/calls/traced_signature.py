@@ -14,7 +14,7 @@ import jax
 
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import describe
 
 _ONE_DEVICE = ".sharding of an argument or a result: the arrays of a process are on one device of the host"
 _INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -89,7 +89,7 @@ class Signature:
                 raise DeletedArgumentError(
                     f"{who} was given one array as {names[0]} and as {names[1]}",
                     expected="a donated array as one argument only: its buffer is reused",
-                    got=described(leaf),
+                    got=describe(leaf),
                     hint="a copy, as jnp.copy makes; or leave it out of donate_argnums",
                 )
 

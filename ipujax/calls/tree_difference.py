@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import describe
 
 EVERYWHERE = "its arguments"  # the place of a difference in the number or the names of arguments
 _MAX_KEYS = 8  # listed in a message
@@ -47,7 +47,7 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
     keys = list(jax.tree.unflatten(in_kwargs, range(in_kwargs.num_leaves)))
     if len(args) != len(in_args.children()) or set(kwargs) != set(keys):
         expected = [*names, *(f"{key}=…" for key in keys)]
-        got = [*map(described, args), *(f"{key}={described(value)}" for key, value in kwargs.items())]
+        got = [*map(describe, args), *(f"{key}={describe(value)}" for key, value in kwargs.items())]
         return Difference(EVERYWHERE, f"({', '.join(expected)})", f"({', '.join(got)})")
     places = [*zip(names, in_args.children(), args, strict=True)]
     places += [(key, child, kwargs[key]) for key, child in zip(keys, in_kwargs.children(), strict=True)]
@@ -95,7 +95,7 @@ def _in_words(tree: PyTreeDef, value: Any) -> str:
     """Return the outermost node of a pytree in words; `value` has that structure, or is None if unknown."""
     node = tree.node_data()
     if node is None:
-        return "an array" if value is None else described(value)
+        return "an array" if value is None else describe(value)
     kind, data = node
     if kind is type(None):
         return "None"

@@ -46,7 +46,7 @@ from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.host import AXIS
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import describe
 
 _Combine = Callable[[jax.Array, Any], jax.Array]
 _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
@@ -182,7 +182,7 @@ def share(tree: Any, specs: Any = _SPLIT) -> Any:
     for (path, x), dim in zip(paths, dims, strict=True):
         if dim is not None and (dim >= jnp.ndim(x) or jnp.shape(x)[dim] % count):
             what = f"{count} instances cannot share operand{jax.tree_util.keystr(path)} equally"
-            raise ArgumentValueError(what, expected=f"a multiple of {count} in dimension {dim}", got=described(x))
+            raise ArgumentValueError(what, expected=f"a multiple of {count} in dimension {dim}", got=describe(x))
         each = 0 if dim is None else jnp.shape(x)[dim] // count
         parts.append(x if dim is None else x[(slice(None),) * dim + (slice(index * each, (index + 1) * each),)])
     return jax.tree.unflatten(structure, parts)
@@ -205,7 +205,7 @@ def gather(tree: Any, specs: Any = _SPLIT) -> Any:
     for (path, x), dim in zip(jax.tree.leaves_with_path(tree), dims, strict=True):
         if dim is not None and dim >= jnp.ndim(x):
             what = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
-            raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=described(x))
+            raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=describe(x))
     return _together("ipu.distributed.gather", _all_shares, tree, dims)
 
 
@@ -220,9 +220,9 @@ def _together(what: str, combine: _Combine, tree: Any, settings: Iterable[Any], 
     leaves = [_array(what, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
     for place, x in zip(places, leaves, strict=True):
         if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
-            got = f"{described(x)} at {place}"
+            got = f"{describe(x)} at {place}"
             raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
-    texts = [*zip(places, map(described, leaves), strict=True), ("the structure", stable(structure))]
+    texts = [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))]
     meet(what, Facts.of(texts))
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
@@ -236,7 +236,7 @@ def _array(what: str, place: str, leaf: Any) -> jax.Array:
     try:
         return jnp.asarray(leaf)
     except TypeError as error:
-        got = f"{described(leaf)} at {place}"
+        got = f"{describe(leaf)} at {place}"
         raise ArgumentTypeError(f"{what} takes arrays", expected="arrays or numbers", got=got) from error
 
 

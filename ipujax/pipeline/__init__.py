@@ -42,7 +42,7 @@ from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.options import check_recompute
-from ipujax.runtime.signatures import checking_calls, described
+from ipujax.runtime.signatures import checking_calls, describe
 from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
@@ -325,7 +325,7 @@ class _Call:
             raise ArgumentValueError(
                 f"the batch of ipu.pipeline({self.who}) has first axes of unequal size",
                 expected="equally many examples in each array",
-                got=", ".join(f"{x.name} {described(x.value)}" for x in operands),
+                got=", ".join(f"{x.name} {describe(x.value)}" for x in operands),
                 hint=self._batch_hint(),
             )
 

@@ -28,9 +28,11 @@ Tensors = tuple[Tensor, ...]
 class Program:
     """Base of all program nodes."""
 
+    # Nodes are dataclasses with slots; a base without would give each of them a `__dict__`.
     __slots__ = ()
 
     def __post_init__(self) -> None:
+        # A wrong child is refused where the node is made, so that the error has the user's line.
         for child in self.children():
             check_program(child)
 
@@ -103,6 +105,7 @@ class Decision(Program):
     __slots__ = ()
 
     origin: Origin
+    # Class variables, so that a new decision names its field and dtypes, and all passes find its tensor.
     decider_field: ClassVar[str] = "predicate"
     decider_dtypes: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(bool),)
 

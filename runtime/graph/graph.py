@@ -161,6 +161,7 @@ class Graph:
 
     def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
         """Add a constant, an array of any shape, and return its tensor."""
+        # JAX arrays stay what they are: NumPy has no dtype of PRNG keys.
         value = value if hasattr(value, "dtype") else np.asarray(value)
         variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
         return self._add(variable, mapping)
@@ -256,6 +257,7 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
     Raises:
         GraphError: a field is not connected, or to a tensor of another dtype or rank; or not every block has a tile.
     """
+    # The verifier checks dtypes again; here the line that adds the vertices is still running.
     codelet = group.codelet
     where = compute_set.origin
     if len(group.accesses) != len(codelet.fields):

@@ -22,6 +22,8 @@ class Execute(Leaf):
 
     compute_set: ComputeSet
 
+    # It has no `reads` and `writes`: those of its vertices are in the graph, see `analysis.EffectsOf`.
+
     def __post_init__(self) -> None:
         if not isinstance(self.compute_set, ComputeSet):
             raise GraphError(
@@ -175,6 +177,7 @@ class RemoteIn(Leaf):
     origin: Origin = Origin()
     overlaps: bool = False
 
+    # The buffer is off-chip, so it is among neither `reads` nor `writes`.
     @property
     def reads(self) -> Tensors:
         return () if self.offset is None else (self.offset,)
@@ -243,6 +246,8 @@ class WriteUndef(Program):
     """
 
     destination: Tensor
+
+    # No `Leaf`: it has no cost, and no place on a timeline.
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, Tensor):

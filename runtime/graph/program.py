@@ -93,6 +93,7 @@ class Sequence(Block):
         stack: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
         while stack:
             for child in stack[next(reversed(stack))]:
+                # A subclass, such as a `Collective`, stays one program.
                 if type(child) is not Sequence:
                     programs.append(child)
                 elif child in stack:
@@ -158,6 +159,7 @@ class Repeat(Loop):
     origin: Origin = Origin()
 
     def __post_init__(self) -> None:
+        # NumPy's integers become int: the listing and saved profiles write the count.
         object.__setattr__(self, "count", whole_number(self.count, "the count of a Repeat"))
         check_program(self.body)
 
@@ -222,6 +224,7 @@ class If(Branch):
     def choice(self, value: Any) -> int:
         return 0 if value else 1
 
+    # The engine records the predicate of an `If`, and the number of the child of other branches.
     def recorded_choice(self, outcome: int) -> int:
         return self.choice(outcome)
 
@@ -250,7 +253,7 @@ class Switch(Branch):
 
     def choice(self, value: Any) -> int:
         values = self.values or range(len(self.cases))
-        return values.index(value) if value in values else len(self.cases)
+        return values.index(value) if value in values else len(self.cases)  # the default is the last child
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -287,6 +290,7 @@ class Call(Block):
 
     def rebuild(self, children: Items[Program]) -> Program:
         (body,) = children
+        # A new function for this call alone: others keep the old one.
         return replace(self, function=replace(self.function, body=body))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ipujax.runtime.tensor import Affine, Concat, Indexed, Node, Reshaped, Tensor, Variable
 
-Table = Mapping[Variable, Variable]
+Table = Mapping[Variable, Variable]  # one to one: a view of two variables that became one would show elements twice
 
 
 def substitute(tensor: Tensor, table: Table) -> Tensor:

@@ -29,7 +29,7 @@ from ipujax.runtime.graph.codelet import Codelet
 from ipujax.runtime.tensor import Origin, Tensor
 
 Kind = Literal["map", "reduce", "literal"]
-NO_TILE = -1
+NO_TILE = -1  # tile of a block that has no vertex
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,6 +103,7 @@ class Access:
         """Return whether both surely give each vertex the same elements in the same order, so it can work in place."""
         a = self.tensor
         b = other.tensor
+        # Nodes compare by value: two slices of one variable, made apart, are equal.
         return self is other or (self.dims == other.dims and (a is b or a.node == b.node))
 
 
@@ -201,15 +202,17 @@ def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
         bounds = first * term.coeff, last * term.coeff
         low = low + np.minimum(*bounds).reshape(shape)
         high = high + np.maximum(*bounds).reshape(shape)
+    # The first multiple of the divisor from `low` on (−(−a // b) rounds up), and the last one up to `high`.
     start = np.clip(-(-low // dim.divisor), 0, size)
     stop = np.clip(high // dim.divisor + 1, start, size)
+    # A block outside of the tensor is all fill, and all of it counts as `pad_low`.
     empty = stop == start
     pad_low = np.where(empty, high - low + 1, start * dim.divisor - low)
     pad_high = np.where(empty, 0, high - (stop - 1) * dim.divisor)
     return Extent(start, stop - start, pad_low, pad_high)
 
 
-_NO_FILL = np.zeros((), np.int64)
+_NO_FILL = np.zeros((), np.int64)  # shared by the many dimensions without fill
 
 
 def _axis_extent(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
@@ -252,6 +255,7 @@ def unsplit(group: VertexGroup, literal_axes: frozenset[int] = frozenset()) -> V
         axis if number in literal_axes or axis.extent == 0 else replace(axis, cuts=axis.cuts[[0, -1]])
         for number, axis in enumerate(group.axes)
     )
+    # Every block has a vertex now, on tile 0: an engine does not look at tiles.
     counts = [axis.blocks for axis in axes]
     return replace(group, axes=axes, tile=np.zeros(counts, np.int32))
 

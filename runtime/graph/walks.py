@@ -31,7 +31,7 @@ def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
             visited.add(node)
             yield node
             if into_calls or not isinstance(node, Call):
-                stack.extend(reversed(node.children()))
+                stack.extend(reversed(node.children()))  # the last one is popped first
 
 
 def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program], Value]:
@@ -40,7 +40,7 @@ def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program]
     Args:
         combine: value of a node, from the node and the values of its children, in order; called once for each node.
     """
-    cached: dict[Program, Value] = {}
+    cached: dict[Program, Value] = {}  # by identity, and for the life of the returned function
 
     def value(program: Program) -> Value:
         if program not in cached:

@@ -49,6 +49,7 @@ class HostData:
         )
 
     def __sub__(self, other: HostData) -> HostData:
+        # A difference of two sums over a loop: the batches of one part of it.
         negative = replace(
             other,
             batches=-other.batches,

@@ -41,6 +41,7 @@ class Instances:
         """Return the values of the local replicas, [local, …], from those of all, [replicas, …]."""
         if self.count == 1:
             return all_values
+        # Every instance has the values of all, and its replicas are one contiguous part of them.
         local = self.count_local(all_values.shape[0])
         return lax.dynamic_slice_in_dim(all_values, lax.axis_index(AXIS) * local, local)
 

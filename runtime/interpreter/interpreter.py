@@ -247,6 +247,7 @@ class _Machine(Runner):
         self._exchange_fields(groups, actor, results=False)
         for number in self._rng.permutation(len(vertices)):
             run_vertex(vertices[number], self._memory, races, self._views)
+        # All results leave after the last vertex: no vertex reads a result of its own compute set.
         self._exchange_fields(groups, actor, results=True)
         self._memory.check_results_home(actor)
         self._memory.retire()

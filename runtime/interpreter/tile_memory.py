@@ -248,6 +248,7 @@ class RaceLog:
     _reader: dict[Variable, np.ndarray] = field(default_factory=dict)
 
     def _tables(self, variable: Variable) -> tuple[np.ndarray, np.ndarray]:
+        # Made when first asked for: most compute sets use few variables.
         for log in (self._writer, self._reader):
             if variable not in log:
                 log[variable] = np.full(variable.size, NO_VERTEX)
@@ -268,6 +269,7 @@ class RaceLog:
         """Record a write; refuse it if any vertex wrote the element, or another read it."""
         writer, reader = self._tables(variable)
         twice = np.flatnonzero(writer[elements] != NO_VERTEX)
+        # One vertex may not write an element twice either: a block has no order.
         if twice.size or len(np.unique(elements)) < elements.size:
             element = elements[twice[0]] if twice.size else elements[0]
             raise actor.error("write-race", "writes, already written,", variable, element)

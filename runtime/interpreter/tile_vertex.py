@@ -164,6 +164,7 @@ def _elements(vertex: Vertex, access: Access, views: Views) -> dict[Variable, np
 
 def _origins(vertex: Vertex) -> tuple[np.ndarray, ...]:
     """Return the first index of the block along each axis in `VertexGroup.origins`."""
+    # As arrays, not ints: equal blocks at other origins share one compiled codelet.
     first = {axis.name: axis.cuts[b] for axis, b in zip(vertex.group.axes, vertex.block, strict=True)}
     return tuple(np.asarray(first[name], np.int32) for name in vertex.group.origins)
 

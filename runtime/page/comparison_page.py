@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar
 from ipujax.runtime.page.document import Section, document, sentence
 
@@ -55,15 +55,15 @@ def comparison_page(
         rows: the operations that differ, largest change first.
     """
     before, after = titles
-    intro = joined([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
+    intro = join_markup([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
     sections = [
-        Section("summary", "Summary", joined([intro, _verdict(verdict, totals), _pairs("Figure", totals)])),
+        Section("summary", "Summary", join_markup([intro, _verdict(verdict, totals), _pairs("Figure", totals)])),
         Section(
             "phases",
             "Phases",
-            joined([sentence("Cycles of the IPU that is busy for most cycles."), _pairs("Phase", phases)]),
+            join_markup([sentence("Cycles of the IPU that is busy for most cycles."), _pairs("Phase", phases)]),
         ),
-        Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
+        Section("categories", "Memory", join_markup([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
         Section("layers", "Layers", _layers(layers)),
         Section("operations", "Operations", _operations(rows)),
     ]
@@ -106,7 +106,7 @@ def _layers(layers: Pairs) -> Markup:
     if not layers:
         return sentence("No layer differs, or one profile was saved without layers.")
     listed = dict(list(layers.items())[:MAX_ROWS])
-    return joined([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", listed)])
+    return join_markup([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", listed)])
 
 
 def _operations(rows: Sequence[ComparedFigures]) -> Markup:
@@ -127,7 +127,7 @@ def _operations(rows: Sequence[ComparedFigures]) -> Markup:
     body = tag("tbody", *(_row(row) for row in rows[:MAX_ROWS]))
     listing = tag("table", tag("thead", tag("tr", *head)), body, class_="sortable", id="operations-table")
     note = f" {len(rows) - MAX_ROWS:,} smaller changes are left out." if len(rows) > MAX_ROWS else ""
-    return joined(
+    return join_markup(
         [
             sentence(f"Second minus first, and both; operations are matched by line, layer and name.{note}"),
             tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),

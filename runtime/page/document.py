@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.markup import Markup, escaped, joined, tag
+from ipujax.runtime.markup import Markup, escaped, join_markup, tag
 
 # `<` would end the script in `</script>`, the separators would end a line of it; & and > for old parsers.
 _JS_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -96,14 +96,14 @@ def document(
     data = {name: value for section in sections for name, value in section.data.items()}
     resources, places, drawing = _embed_charts(charts) if charts else (Markup(), {}, Markup())
     links = (tag("a", section.title, href=f"#{section.key}") for section in sections)
-    head = joined(
+    head = join_markup(
         [
             Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
             tag("title", f"{alarm.kind}: {title}" if alarm else title),
             tag("style", Markup(_file("page.css"))),
         ]
     )
-    body = joined(
+    body = join_markup(
         [
             tag("a", "Skip to the report", href="#main", class_="skip"),
             tag("header", *_heading(title, alarm), tag("p", subtitle), _ways(alarm)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
@@ -41,7 +41,7 @@ def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Secti
         aria_label="Layers",
         data_search="layers",
     )
-    return Section("layers", "Layers", joined([sentence(intro), _icicle(root, anchors), fold_buttons(), tree]))
+    return Section("layers", "Layers", join_markup([sentence(intro), _icicle(root, anchors), fold_buttons(), tree]))
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
@@ -92,7 +92,7 @@ def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anch
 def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
     by_part = [tag("span", f"{node.parts[part] / max(1, total):.1%}", class_="share") for part in parts]
     limiting = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
-    label = joined(
+    label = join_markup(
         [
             tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{level}rem"),
             tag("span", anchors.trace("layer", node.path) if node.cycles else "", class_="links"),
@@ -105,7 +105,7 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
             tag("span", size(node.peak_bytes), class_="share"),
             tag("span", size(node.always_bytes), class_="share"),
             " ",
-            tag("span", joined(map(anchors.line, node.lines[:2]), ", "), class_="line"),
+            tag("span", join_markup(map(anchors.line, node.lines[:2]), ", "), class_="line"),
         ]
     )
     anchor = anchors.layers.get(node.path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import (
     ACCENT,
@@ -37,7 +37,7 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
     worst = int(view.tile_bytes.argmax())
     used = int(view.tile_bytes.max())
     num_over = _count_overflowed(view)
-    body = joined(
+    body = join_markup(
         [
             sentence(
                 f"{len(view.tile_bytes):,} tiles of {size(view.bytes_per_tile)}; the fullest is tile {worst:,} with "
@@ -93,7 +93,7 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
     last = len(view.tile_bytes) - 1
     number = tag("input", type="number", id="tile", min=0, max=last, value=worst, inputmode="numeric")
     note = f"Known of the {len(view.listed):,} fullest tiles." if len(view.listed) < last + 1 else ""
-    return joined(
+    return join_markup(
         [
             tag("p", tag("label", f"Tile (0 to {last:,}) ", number), " ", tag("output", id="tile-total"), for_=None),
             tag("div", id="tile-contents", aria_live="polite", data_search="tile"),
@@ -188,7 +188,7 @@ def liveness_section(view: LivenessView) -> Section:
     name = view.names[peak] if view.names else "nothing"
     slider = tag("input", type="range", id="step", min=0, max=last, value=peak, aria_label="Step of the program")
     note = f" (of {view.num_steps:,}; of neighbours the one with most)" if view.num_steps > len(view.names) else ""
-    body = joined(
+    body = join_markup(
         [
             sentence(
                 f"At most {size(peak_bytes)} live on all tiles together, at {name}; {size(view.always_bytes)} of it "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import MAX_OPERATIONS, Anchors
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
@@ -44,7 +44,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target, anchors: An
     """
     num_omitted = len(rows) - MAX_OPERATIONS
     note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""
-    body = joined(
+    body = join_markup(
         [
             sentence(
                 "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
@@ -83,9 +83,9 @@ def _table(rows: Sequence[OperationRow], anchors: Anchors) -> Markup:
 def _row(row: OperationRow, max_cycles: int, anchors: Anchors) -> Markup:
     computes = bool(row.flops)
     cells = (  # contents, and the value by which the column is sorted
-        (joined([row.name, " ", anchors.trace("op", row.number), _layer(row, anchors)]), row.name),
+        (join_markup([row.name, " ", anchors.trace("op", row.number), _layer(row, anchors)]), row.name),
         (anchors.line(row.line, row.file), row.line),
-        (joined([f"{row.cycles:,}", bar(row.cycles, max_cycles)]), row.cycles),
+        (join_markup([f"{row.cycles:,}", bar(row.cycles, max_cycles)]), row.cycles),
         (f"{row.share:.1%}", row.share),
         (size(row.moved_bytes), row.moved_bytes),
         (size(row.variable_bytes), row.variable_bytes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors, anchors_of, link
 from ipujax.runtime.page.document import Alarm, Section, document, sentence
 from ipujax.runtime.page.layer_section import layer_section
@@ -68,7 +68,7 @@ def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors
 
 def _summary(profile: Figures, anchors: Anchors) -> Section:
     cards = tag("div", *(_answer(answer, anchors) for answer in answers(profile)), class_="answers")
-    return Section("summary", "Summary", joined([cards, _totals(profile)]))
+    return Section("summary", "Summary", join_markup([cards, _totals(profile)]))
 
 
 def _answer(answer: Answer, anchors: Anchors) -> Markup:
@@ -147,7 +147,9 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
     def origin_links(origin: Origin) -> Markup:
         layer = visible_layer(origin.layer)
         links = [anchors.line(str(origin), origin.file), anchors.layer(layer) if layer else ""]
-        return joined([*filter(None, links), anchors.trace("line", *filter(None, [anchors.line_id(str(origin))]))], " ")
+        return join_markup(
+            [*filter(None, links), anchors.trace("line", *filter(None, [anchors.line_id(str(origin))]))], " "
+        )
 
     fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, origin_links(f.origin)) for f in profile.fallbacks]
     emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, origin_links(e.origin)) for e in profile.emulated]

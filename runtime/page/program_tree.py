@@ -5,7 +5,7 @@ Input: `ProgramNode`. Output: a section.
 
 from __future__ import annotations
 
-from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
@@ -23,12 +23,12 @@ def program_section(root: ProgramNode, anchors: Anchors) -> Section:
     )
     label = {"role": "region", "aria_label": "Program", "data_search": "program"}
     tree = tag("div", _node(root, root.cycles, 0, anchors), class_="tree scroll", id="tree", tabindex=0, **label)
-    body = joined([sentence(intro), fold_buttons(), tree])
+    body = join_markup([sentence(intro), fold_buttons(), tree])
     return Section("program", "Program", body)
 
 
 def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup:
-    label = joined(
+    label = join_markup(
         [
             tag("span", f"{node.cycles:,}", class_="cycles"),
             tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, format_thousands, legend
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
@@ -47,11 +47,13 @@ def by_role(view: MemoryView) -> Markup:
     worst = int(view.tile_bytes.argmax())
     if not view.roles:
         chart_only = chart_place("roles", "Bytes of tiles, the fullest first")
-        return joined([tag("h3", "By role"), chart_only, tag("p", f"Not known: {view.missing}.", class_="missing")])
+        return join_markup(
+            [tag("h3", "By role"), chart_only, tag("p", f"Not known: {view.missing}.", class_="missing")]
+        )
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
     totals = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
     title = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
-    return joined(
+    return join_markup(
         [
             tag("h3", "By role"),
             chart_place("roles", f"{title}; on all tiles together {totals}; the table has all"),
@@ -76,7 +78,7 @@ def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
     """Return the place of the chart of the fullest tile over time, and a table of its contents at the peak."""
     worst = int(view.tile_bytes.argmax())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
-    return joined([title, _over_time(view), _items(view, worst, int(view.tile_bytes[worst]), anchors)])
+    return join_markup([title, _over_time(view), _items(view, worst, int(view.tile_bytes[worst]), anchors)])
 
 
 def _over_time(view: MemoryView) -> Markup:
@@ -92,7 +94,7 @@ def _over_time(view: MemoryView) -> Markup:
         f"At most {peak_size} at step {live.peak + 1:,} of {len(live.steps):,}, {name}; {size(live.always_bytes)} are "
         f"always there, and on average {size(float(live.num_bytes.mean()))}. Gaps come on top.{note}"
     )
-    return joined([sentence(text), chart_place("fullest", f"Bytes of the fullest tile at each step. {text}")])
+    return join_markup([sentence(text), chart_place("fullest", f"Bytes of the fullest tile at each step. {text}")])
 
 
 def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
@@ -102,7 +104,7 @@ def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
         (
             f"{item.num_bytes:,}",
             size(item.whole_bytes) if item.whole_bytes else "",
-            joined([item.readable, " ", anchors.trace_at(str(item.origin), item.layer)]),
+            join_markup([item.readable, " ", anchors.trace_at(str(item.origin), item.layer)]),
             item.role or item.category,
             anchors.line(str(item.origin), item.origin.file) if item.origin.line or item.origin.path else "",
             anchors.layer(item.layer) if item.layer else "",

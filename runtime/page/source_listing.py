@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import MAX_FILES, Anchors, listed_files
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
@@ -27,14 +27,14 @@ def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
     num_omitted = sum(bool(file.cycles) for file in files) - MAX_FILES
     note = f"{num_omitted:,} more files are left out." if num_omitted > 0 else ""
     intro = "Cycles of a line are those of all its operations. Files are shown as they were when this page was made."
-    return Section("source", "Source", joined([sentence(f"{intro} {note}"), *listings]))
+    return Section("source", "Source", join_markup([sentence(f"{intro} {note}"), *listings]))
 
 
 def _file(file: SourceFile, max_cycles: int, is_open: bool, anchors: Anchors) -> Markup:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     costliest = max(file.costs, key=lambda number: file.costs[number].cycles)  # `page.js` scrolls to it
     rows = (_line(file, number, max_cycles, number == costliest, anchors) for number in file.listed_lines())
-    title = joined([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
+    title = join_markup([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")
     label = {"role": "region", "aria_label": file.name}
@@ -58,7 +58,7 @@ def _line(file: SourceFile, number: int | None, max_cycles: int, is_costliest: b
         f"{cost.cycles:,}" if cost.cycles else "",
         bar(cost.cycles, max_cycles) if cost.cycles else "",
         f"{cost.share:.1%}" if cost.cycles else "",
-        joined(_links(cost, anchor, anchors), " "),
+        join_markup(_links(cost, anchor, anchors), " "),
         number,
         tag("code", text),
         size(cost.moved_bytes) if cost.moved_bytes else "",

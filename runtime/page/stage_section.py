@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
@@ -35,7 +35,7 @@ def stages_section(profile: Figures, anchors: Anchors) -> Section:
         return Section("stages", "Stages", Markup())
     tasks = profile.tasks
     cells = [
-        (joined([name, " ", _trace_of_stage(tasks, row, anchors)]), *figures)
+        (join_markup([name, " ", _trace_of_stage(tasks, row, anchors)]), *figures)
         for row in rows
         for name, *figures in [stage_cells(row, profile.cycles, len(pipelines) > 1)]
     ]
@@ -46,10 +46,10 @@ def stages_section(profile: Figures, anchors: Anchors) -> Section:
     label = {"role": "region", "aria_label": "Stages"}
     parts.append(tag("div", table(head, cells, caption), class_="scroll", tabindex=0, **label))
     if not len(tasks):
-        return Section("stages", "Stages", joined(parts))
+        return Section("stages", "Stages", join_markup(parts))
     view = task_view(profile)
     parts += _tasks_over_time(view, anchors)
-    return Section("stages", "Stages", joined(parts), {"tasks": _tasks(view)})
+    return Section("stages", "Stages", join_markup(parts), {"tasks": _tasks(view)})
 
 
 def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Markup:
@@ -84,7 +84,7 @@ def _list_tasks(view: TaskView, anchors: Anchors) -> Markup:
     rows = []
     for n in range(min(_MAX_LISTED, len(view.labels))):
         ipu, start, end, busy, waited = (int(column[n]) for column in columns)
-        name = joined([view.labels[n], " ", anchors.trace("span", ipu, start, end)])
+        name = join_markup([view.labels[n], " ", anchors.trace("span", ipu, start, end)])
         rows.append((name, ipu, start, end, busy, waited))
     title = f"All {len(rows):,} tasks" if len(rows) == len(view.labels) else f"The first {len(rows):,} tasks"
     head = ("Task", "IPU", "Starts at", "Ends at", "Cycles of work", "Cycles waited before or in it")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import PHASE_COLOURS, chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
@@ -49,7 +49,7 @@ def trace_section(
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
     colours = PHASE_COLOURS if tasks is None else PHASE_COLOURS | task_legend(tasks)
     notes += [] if tasks is None else [f"Above its slices each IPU has its tasks of pipelines. {LINES_NOTE}"]
-    body = joined(
+    body = join_markup(
         [
             sentence(
                 " ".join(

@@ -36,7 +36,7 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.host import Instances
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import describe
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "
@@ -166,7 +166,7 @@ class Spread:
             self._check_share(place, x, dim)
         facts = Facts.of(
             (
-                *((place, described(x)) for x, (place, _) in zip(leaves, found, strict=True)),
+                *((place, describe(x)) for x, (place, _) in zip(leaves, found, strict=True)),
                 *((place, stable(value)) for place, value in settings),
                 ("the structure of the arguments", stable(tree)),
             )
@@ -212,7 +212,7 @@ class Spread:
             raise ArgumentValueError(
                 f"this instance's share of argument {place} cannot be split over the {here} replicas it holds",
                 expected=f"a multiple of {here} in dimension {dim}",
-                got=described(x),
+                got=describe(x),
                 hint=f"a share of {-(-shape[dim] // here) * here}",
             )
 
@@ -268,7 +268,7 @@ def _to_all(x: Any, dim: int | None) -> Any:
 
 def _form(x: Any) -> Any:
     """What facts about an argument depend on."""
-    return (x.shape, x.dtype, getattr(x, "weak_type", False)) if isinstance(x, jax.Array) else described(x)
+    return (x.shape, x.dtype, getattr(x, "weak_type", False)) if isinstance(x, jax.Array) else describe(x)
 
 
 def _digest(x: Any) -> str:
