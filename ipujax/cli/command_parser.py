@@ -1,14 +1,11 @@
-"""The parser of one command, as all commands have it.
-
-Input: its name, help and example. Output: a parser, whose arguments the command adds.
-"""
+"""Parser of a command. Input: its name, help texts and example. Output: a parser for its arguments."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-Commands = argparse._SubParsersAction  # of `argparse`, which has no public name for what `add_subparsers` returns
+Commands = argparse._SubParsersAction  # the result of `add_subparsers`, whose type has no public name
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -18,29 +15,26 @@ def add_command(
     run: Run,
     *,
     summary: str,
-    more: str,
+    description: str,
     example: str,
     usage: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Adds a command.
+    """Add a command and return its parser.
 
     Args:
-        commands: those of `ipujax`.
-        name: its name.
-        run: what it does with its arguments; returns the exit code.
+        commands: commands of `ipujax`.
+        name: name of the command.
+        run: function of the parsed arguments; returns the exit code.
         summary: a line for the list of commands.
-        more: what it does, for its own help.
-        example: how it is called.
-        usage: shown in place of what argparse would make of the arguments.
-
-    Returns:
-        Its parser.
+        description: text of the command's help.
+        example: a command line.
+        usage: usage line in place of argparse's.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
         usage=usage,
-        description=more,
+        description=description,
         epilog=f"example: {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -38,7 +38,7 @@ The exit code is 0, or 2 for invalid arguments and files; `profile` and `run` en
 
 example: ipujax profile train.py --epochs 1
 """
-# Each adds its commands, and says for each what runs it.
+# Functions that add commands to the parser, in the order of the help text.
 _ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     info_command.add,
     demo_command.add,
@@ -50,7 +50,7 @@ _ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Args:
         arguments: without the name of the program; those of this process when None.
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     _check_name(parser, words)
-    given, unknown = parser.parse_known_args(words)
-    command: argparse.ArgumentParser = given.command
+    args, unknown = parser.parse_known_args(words)
+    command: argparse.ArgumentParser = args.command
     if unknown:
         options = re.findall(r"--[\w-]+", command.format_usage())
         hint = next(filter(None, (nearest(word, options) for word in unknown if word.startswith("-"))), None)
         command.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"\n  try: {hint}" if hint else ""))
     try:
-        code: int = given.run(given)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except IpuError as error:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.print_usage(sys.stderr)
         print(f"{command.prog}: error: " + "\n".join(rows), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # as in `ipujax … | head`
+    except BrokenPipeError:  # `ipujax … | head`
         _drop_output()
         return _BROKEN_PIPE
     except OSError as error:  # as on a disk that is full
@@ -91,15 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_name(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Ends with the nearest command where the first word is none; argparse alone lists them all."""
-    names, given = parser.get_default("names"), next((word for word in words if not word.startswith("-")), None)
-    if given is not None and given not in names:
-        hint = nearest(given, names) or "ipujax --help"
-        parser.error(f"there is no command {given!r}\n  expected: one of {', '.join(names)}\n  try: {hint}")
+    """Exit with an error that has the nearest command, where the first word is not one; argparse would list all."""
+    names = parser.get_default("names")
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in names:
+        hint = nearest(name, names) or "ipujax --help"
+        parser.error(f"there is no command {name!r}\n  expected: one of {', '.join(names)}\n  try: {hint}")
 
 
 def _drop_output() -> None:
-    """Loses what is left to write, if it cannot be: Python writes it at its end, and would complain."""
+    """Redirect buffered output that cannot be written: Python flushes it at exit, and would print an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -107,7 +108,6 @@ def _drop_output() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="ipujax",
         description=_DESCRIPTION,

@@ -16,11 +16,11 @@ from ipujax.cli.terminal import has_colours, say
 from ipujax.runtime.target import PRESETS
 
 _STEPS, _RATE, _SHAPE = 20, 0.5, (128, 64, 256, 10)  # examples, features, hidden units, classes
-_MORE = """
+_HELP = """
 Trains a network of two layers for a few steps on a simulated IPU, in plain JAX, and shows what one step costs. Takes a
 few seconds. The first lines are what a program of your own looks like.
 """
-# What is shown is what runs, as a file of this name: lines of the profile are lines of it.
+# The program is printed and run under this file name, so that lines of the profile are its lines.
 _FILE = "demo.py"
 _PROGRAM = """import jax, jax.numpy as jnp, ipujax as ipu
 
@@ -36,13 +36,13 @@ def train_step(params, images, labels):
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Adds the command `demo`."""
+    """Add the command `demo`."""
     summary = "compile, run and profile a small training step"
-    parser = add_command(commands, "demo", _run, summary=summary, more=_MORE, example="ipujax demo --arch bow")
+    parser = add_command(commands, "demo", _run, summary=summary, description=_HELP, example="ipujax demo --arch bow")
     parser.add_argument("--arch", choices=list(PRESETS), default="mk2", help="the machine (default mk2)")
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     examples, features, hidden, classes = _SHAPE
     keys = jax.random.split(jax.random.key(0), 3)
     params = {
@@ -51,7 +51,8 @@ def _run(given: argparse.Namespace) -> int:
     }
     images = jax.random.normal(keys[2], (examples, features))
     labels = jnp.argmax(images[:, :classes], axis=1)
-    program, names = _PROGRAM.format(arch=given.arch, rate=_RATE), dict[str, Any]()
+    program = _PROGRAM.format(arch=args.arch, rate=_RATE)
+    names: dict[str, Any] = {}
     exec(compile(program, _FILE, "exec"), names)
     step = names["train_step"]
     lines = "".join(f"  {number:>2}  {line}".rstrip() + "\n" for number, line in enumerate(program.splitlines(), 1))

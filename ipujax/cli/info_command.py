@@ -16,25 +16,25 @@ from ipujax.runtime.target import PRESETS, Target
 
 _PACKAGES = ("ipujax", "jax", "jaxlib", "numpy")
 _OPTIONAL = ("keras", "cbor2")
-_MORE = """
+_HELP = """
 Says which versions are installed, which machine `ipu.jit` compiles for unless another is named, and which machines
 there are; docs/machine.md has every constant of them, with its source.
 """
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Adds the command `info`."""
+    """Add the command `info`."""
     summary = "show versions, the default device and the machines that are known"
-    add_command(commands, "info", _run, summary=summary, more=_MORE, example="ipujax info")
+    add_command(commands, "info", _run, summary=summary, description=_HELP, example="ipujax info")
 
 
-def _run(given: argparse.Namespace) -> int:
-    del given
+def _run(args: argparse.Namespace) -> int:
+    del args
     versions = [("python", platform.python_version()), *((name, _version(name)) for name in (*_PACKAGES, *_OPTIONAL))]
     head: Row = ("machine", "tiles an IPU", "memory a tile", "clock", "memory an IPU", "")
     default = current_device()
-    own = default.target.name if isinstance(default, IPUModel) else None
-    rows = [_machine(name, target, name == own) for name, target in PRESETS.items()]
+    default_name = default.target.name if isinstance(default, IPUModel) else None
+    rows = [_machine(name, target, name == default_name) for name, target in PRESETS.items()]
     say("\n".join(["Versions:", *table(versions), "", "Machines:", *table([head, *rows]), ""]))
     say(f"Default device:\n  {default!r}")
     return 0

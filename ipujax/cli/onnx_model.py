@@ -36,23 +36,23 @@ def is_onnx_file(path: str | None) -> bool:
     return path is not None and path.endswith(_SUFFIX)
 
 
-def check_no_onnx_arguments(given: argparse.Namespace) -> None:
+def check_no_onnx_arguments(args: argparse.Namespace) -> None:
     """Refuse options of ONNX files without one.
 
     Raises:
         ArgumentError: names the option.
     """
     for option in ("shape", "static"):
-        if getattr(given, option):
+        if getattr(args, option):
             raise ArgumentError(f"--{option} is for ONNX models", expected=f"a file that ends with {_SUFFIX}")
 
 
-def onnx_profile(path: str, given: argparse.Namespace) -> Profile:
+def onnx_profile(path: str, args: argparse.Namespace) -> Profile:
     """Return the profile of one call of a model on random data.
 
     Args:
         path: the file.
-        given: arguments of `add_onnx_arguments`.
+        args: arguments of `add_onnx_arguments`.
 
     Raises:
         ArgumentError: onnx is not installed, or an option has another form.
@@ -62,8 +62,8 @@ def onnx_profile(path: str, given: argparse.Namespace) -> Profile:
         import ipujax.onnx as ipujax_onnx
     except ImportError as error:
         raise ArgumentError(f"{path} cannot be read", got=str(error), hint="pip install 'ipujax[onnx]'") from error
-    shapes = {name: tuple(map(int, sizes)) for name, sizes in _options("shape", given.shape, int).items()}
-    static = {name: _scalar_or_list(values) for name, values in _options("static", given.static, float).items()}
+    shapes = {name: tuple(map(int, sizes)) for name, sizes in _options("shape", args.shape, int).items()}
+    static = {name: _scalar_or_list(values) for name, values in _options("static", args.static, float).items()}
     model = ipujax_onnx.load(path, input_shapes=shapes, static=static)
     model.__name__ = Path(path).stem
     inputs = [_random(info, n) for n, info in enumerate(model.inputs)]

@@ -1,6 +1,6 @@
-"""`ipujax primitives`: what becomes of JAX's primitives.
+"""`ipujax primitives`: kinds of JAX's primitives and their lowering rules.
 
-Input: the name of one, or none. Output: text: all of them by kind, or the kind of one and the rule that lowers it.
+Input: the name of a primitive, or none. Output: text: all primitives by kind, or the kind and the rule of one.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 
 _WIDTH = 118
-_MORE = """
+_HELP = """
 Says which primitives of JAX run on all tiles, by a lowering rule, and which as one vertex. `ipu.jit(f).trace(*args)`
 shows the primitives of a function; docs/primitives.md says how each is tested.
 """
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Adds the command `primitives`."""
+    """Add the command `primitives`."""
     summary = "show which primitives of JAX have a tile-parallel rule"
     parser = add_command(
-        commands, "primitives", _run, summary=summary, more=_MORE, example="ipujax primitives dot_general"
+        commands, "primitives", _run, summary=summary, description=_HELP, example="ipujax primitives dot_general"
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="one primitive; all of them if none is named")
 
 
-def _run(given: argparse.Namespace) -> int:
-    say(_all() if given.name is None else _one(given.name))
+def _run(args: argparse.Namespace) -> int:
+    say(_list_all() if args.name is None else _describe(args.name))
     return 0
 
 
-def _all() -> str:
-    """All primitives by kind."""
+def _list_all() -> str:
     of_kind: dict[Kind, list[str]] = defaultdict(list)
     for name in primitive_names():
         of_kind[primitive_kind(name)].append(name)
@@ -51,12 +50,14 @@ def _all() -> str:
     return "\n\n".join(parts)
 
 
-def _one(name: str) -> str:
-    """One primitive, with the rule that lowers it."""
-    known = primitive_names()
-    if name not in known:
-        what, expected = f"no primitive is called {name!r}", f"one of {len(known)}, which `ipujax primitives` lists"
-        raise ArgumentError(what, expected=expected, got=repr(name), hint=nearest(name, known))
+def _describe(name: str) -> str:
+    """Return the kind of a primitive, and its lowering rule with the first line of its docstring."""
+    names = primitive_names()
+    if name not in names:
+        expected = f"one of {len(names)}, which `ipujax primitives` lists"
+        raise ArgumentError(
+            f"no primitive is called {name!r}", expected=expected, got=repr(name), hint=nearest(name, names)
+        )
     kind = primitive_kind(name)
     lines = [f"{name}: {'others' if kind == '–' else kind}", f"  {OTHERS.get(name, MEANINGS[kind])}"]
     if name in RULES:

@@ -25,13 +25,13 @@ Shows what changed from one saved profile to another, by layer, operation and so
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Adds the commands `report` and `compare`."""
+    """Add the commands `report` and `compare`."""
     report = add_command(
         commands,
         "report",
         _report,
         summary="show a saved profile",
-        more=_REPORT,
+        description=_REPORT,
         example="ipujax report step.profile --operations 10",
     )
     report.add_argument("file", metavar="FILE", help="a saved profile, or an ONNX model")
@@ -46,7 +46,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "compare",
         _compare,
         summary="show what changed from one saved profile to another",
-        more=_COMPARE,
+        description=_COMPARE,
         example="ipujax compare before.profile after.profile",
     )
     difference.add_argument("first", metavar="A", help="a saved profile")
@@ -54,44 +54,43 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     difference.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser, not as text")
 
 
-def _report(given: argparse.Namespace) -> int:
-    profile = _profile(given)
-    if given.html is not None:
-        profile.to_html(given.html)
-        say(f"wrote {given.html}")
-    if given.perfetto is not None:
-        profile.to_perfetto(given.perfetto)
-        say(f"wrote {given.perfetto}")
-    if given.summary or (given.html is None and given.perfetto is None):
-        print(profile.summary(given.operations, colours=has_colours()), end="")
+def _report(args: argparse.Namespace) -> int:
+    profile = _profile(args)
+    if args.html is not None:
+        profile.to_html(args.html)
+        say(f"wrote {args.html}")
+    if args.perfetto is not None:
+        profile.to_perfetto(args.perfetto)
+        say(f"wrote {args.perfetto}")
+    if args.summary or (args.html is None and args.perfetto is None):
+        print(profile.summary(args.operations, colours=has_colours()), end="")
     return 0
 
 
-def _profile(given: argparse.Namespace) -> Profile:
-    if is_onnx_file(given.file):
-        return onnx_profile(given.file, given)
-    check_no_onnx_arguments(given)
-    return Profile.load(given.file)
+def _profile(args: argparse.Namespace) -> Profile:
+    if is_onnx_file(args.file):
+        return onnx_profile(args.file, args)
+    check_no_onnx_arguments(args)
+    return Profile.load(args.file)
 
 
-def _compare(given: argparse.Namespace) -> int:
-    paths = [given.first, *given.others]
+def _compare(args: argparse.Namespace) -> int:
+    paths = [args.first, *args.others]
     profiles = [Profile.load(path) for path in paths]
     if len(profiles) > 2:
-        if given.html is not None:
-            what, hint = "a page compares two profiles", "name two files, or leave --html out"
-            raise ArgumentError(what, expected="A B", got=" ".join(paths), hint=hint)
+        if args.html is not None:
+            hint = "name two files, or leave --html out"
+            raise ArgumentError("a page compares two profiles", expected="A B", got=" ".join(paths), hint=hint)
         say(runs_table(list(zip(map(_label, paths), profiles, strict=True))))
         return 0
     comparison = compare(*profiles)
-    if given.html is None:
+    if args.html is None:
         say(str(comparison))
         return 0
-    comparison.to_html(given.html)
-    say(f"wrote {given.html}")
+    comparison.to_html(args.html)
+    say(f"wrote {args.html}")
     return 0
 
 
 def _label(path: str) -> str:
-    """The label of a run in a table: its file."""
     return Path(path).stem

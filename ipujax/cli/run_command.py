@@ -2,7 +2,7 @@
 
     ipujax run --instances 2 --replicas 4 train.py [argument…]
 
-Input: arguments. Output: the exit code of the first instance that fails, see `_MORE`.
+Input: arguments. Output: the exit code of the first instance that fails, see `_HELP`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch
 from ipujax.distributed.launcher.launch import launch
 
-_MORE = """
+_HELP = """
 Runs a script as several processes that train together, as poprun does for IPUs: each instance holds an equal share of
 the replicas of `ipu.jit(replicas=...)` and feeds its own share of the data. The script calls `ipu.distributed.init()`
 before it uses JAX, and `ipu.distributed.broadcast` to give all instances the weights of instance 0.
@@ -27,13 +27,13 @@ SIGHUP, or is killed, all others are ended: what they started goes with them.
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Adds the command `run`."""
+    """Add the command `run`."""
     parser = add_command(
         commands,
         "run",
-        lambda given: launch(_launch(given)),
+        lambda args: launch(_launch(args)),
         summary="run a script as several processes that share replicas",
-        more=_MORE,
+        description=_HELP,
         example="ipujax run --instances 2 --replicas 4 train.py --epochs 10",
         usage="ipujax run [options] SCRIPT [argument ...]\n       ipujax run [options] -m MODULE [argument ...]",
     )
@@ -59,9 +59,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     add_script_arguments(parser)
 
 
-def _launch(given: argparse.Namespace) -> Launch:
-    """The settings that the arguments give."""
-    command = script_command(given)
-    replicas = given.instances if given.replicas is None else given.replicas
-    only = given.only_stdout_from_instance
-    return Launch(command, given.instances, replicas, given.timeout, given.grace, given.prefix, only)
+def _launch(args: argparse.Namespace) -> Launch:
+    command = script_command(args)
+    replicas = args.instances if args.replicas is None else args.replicas
+    only = args.only_stdout_from_instance
+    return Launch(command, args.instances, replicas, args.timeout, args.grace, args.prefix, only)

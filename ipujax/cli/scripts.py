@@ -16,27 +16,27 @@ from ipujax.runtime.errors import ArgumentError
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a script or a module, with arguments of its own; behind all options."""
+    """Add a script or a module with its arguments, which come after all options."""
     add = parser.add_argument
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as `python -m` does")
     add("script", nargs="?", metavar="SCRIPT", help="a Python file")
     add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the script")
 
 
-def script_command(given: argparse.Namespace) -> tuple[str, ...]:
-    """What to run.
+def script_command(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the Python command line of the script or module.
 
     Args:
-        given: arguments of `add_script_arguments`.
+        args: arguments of `add_script_arguments`.
 
     Raises:
-        ArgumentError: a file or module that is not there, or nothing at all.
+        ArgumentError: a file or module that does not exist, or neither of them.
     """
-    if given.module is not None:
-        _check_module(given.module)
-        return ("-m", *given.module)
-    _check_script(given.script, given.command.prog)
-    return (given.script, *given.arguments)
+    if args.module is not None:
+        _check_module(args.module)
+        return ("-m", *args.module)
+    _check_script(args.script, args.command.prog)
+    return (args.script, *args.arguments)
 
 
 def _check_script(script: str | None, prog: str) -> None:
@@ -54,12 +54,12 @@ def _check_script(script: str | None, prog: str) -> None:
 def _check_module(module: Sequence[str]) -> None:
     if not module:
         raise ArgumentError("no module is named after -m")
-    sys.path.insert(0, os.getcwd())  # as where it runs
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        found = importlib.util.find_spec(module[0].partition(".")[0])  # the rest would import what it lies in
+        spec = importlib.util.find_spec(module[0].partition(".")[0])  # a submodule would import its package
     except (ImportError, ValueError):
-        found = None
+        spec = None
     finally:
         sys.path.pop(0)
-    if found is None:
+    if spec is None:
         raise ArgumentError(f"there is no module {module[0]}", expected="a module that Python can import")

@@ -1,4 +1,4 @@
-"""What commands print: tables, and texts whose headings are coloured on a terminal.
+"""Output of commands: tables, and texts whose headings are coloured on a terminal.
 
 Input: rows, or a text with headings that are not indented. Output: lines on standard output.
 """
@@ -14,11 +14,7 @@ Row = tuple[str, ...]
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Rows of one length as lines, in columns as wide as their widest entry.
-
-    Args:
-        rows: each of as many texts.
-    """
+    """Return the lines of a table; rows have equally many texts, columns the width of their widest one."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -26,10 +22,10 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Prints a text, in colours if standard output is a terminal and the environment does not say otherwise."""
+    """Print a text, in colours if standard output is a terminal, unless the environment decides otherwise."""
     print(coloured(text) if has_colours() else text)
 
 
 def has_colours() -> bool:
-    """Whether standard output gets colours."""
+    """Return whether texts on standard output are coloured."""
     return wants_colours(None, is_terminal=sys.stdout.isatty())
