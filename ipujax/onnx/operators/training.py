@@ -1,10 +1,14 @@
-"""Optimisers of the domain ai.onnx.preview.training: each updates any number of tensors and their state.
+"""The domain ai.onnx.preview.training: gradients, and optimisers of any number of tensors and their state.
 
-Operands are the learning rate, the update count, and then all tensors, all gradients, and all states of each kind.
+Operands of optimisers are the learning rate, the update count, and then all tensors, all gradients, and all states of
+each kind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.operators.operand_types import Array, Value
@@ -22,6 +26,23 @@ def _groups(inputs: tuple[Value, ...], kinds: int) -> list[tuple[Array, ...]]:
 def _transposed(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
     """All new tensors, then all new states of each kind."""
     return tuple(each for kind in zip(*results, strict=True) for each in kind)
+
+
+@operator("Gradient", DOMAIN)
+def gradient(
+    *inputs: Value, body: Callable[..., tuple[Array, ...]], xs: Sequence[str], y: str, zs: Sequence[str] = ()
+) -> tuple[Array, ...]:
+    """Derivatives of the sum of a value by others, at given values of these and of those in `zs`.
+
+    `body` is the part of the graph between them, which reading adds to the node.
+    """
+    variables, others = inputs[: len(xs)], inputs[len(xs) :]
+
+    def target(*operands: Array) -> Array:
+        (result,) = body(*operands, *others)
+        return jnp.sum(result)
+
+    return jax.grad(target, tuple(range(len(xs))))(*map(jnp.asarray, variables))
 
 
 @operator("Adagrad", DOMAIN)

@@ -11,6 +11,7 @@ import onnx
 from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.files import sparse_array, tensor_array
+from ipujax.onnx.reading.gradient_nodes import with_gradient_bodies
 
 _Types = Mapping[str, ValueInfo]
 
@@ -34,7 +35,8 @@ def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) 
             constants[proto.output[0]] = _constant(proto)
         else:
             nodes.append(_node(proto, n, types))
-    return Graph(graph.name, inputs, outputs, constants, _unique(nodes), frozenset(initializers))
+    named = with_gradient_bodies(_unique(nodes), types)
+    return Graph(graph.name, inputs, outputs, constants, named, frozenset(initializers))
 
 
 def value_info(value: onnx.ValueInfoProto) -> ValueInfo:
