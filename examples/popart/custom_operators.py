@@ -1,0 +1,92 @@
+"""Two operators that PopART lacks, cube and leaky ReLU, each with a forward and a backward part.
+
+    python examples/popart/custom_operators.py
+
+An operator is a JAX function that is registered for a domain and a type; `jax.custom_vjp` says what its backward part
+computes. `ipu.codelet_call` in it would run a codelet of the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax.popart as popart
+from ipujax.onnx import register
+
+DOMAIN = "com.acme"
+
+
+# --- cube: x³, with the gradient 3 x² ---------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def cube(x: jax.Array) -> jax.Array:
+    """Return x³."""
+    return x * x * x
+
+
+def cube_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return x³, and what the backward part needs."""
+    return cube(x), x
+
+
+def cube_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    """Return the gradient of x."""
+    return (3 * x * x * gradient,)
+
+
+cube.defvjp(cube_forward, cube_backward)
+register(DOMAIN, "Cube")(lambda x: cube(x))
+
+
+# --- leaky ReLU, with a slope that is an attribute --------------------------------------------------------------------
+
+
+@register(DOMAIN, "LeakyRelu")
+def leaky_relu(x: jax.Array, *, alpha: float = 0.02) -> jax.Array:
+    """Return x where it is positive, alpha · x elsewhere."""
+
+    @jax.custom_vjp
+    def forward(value: jax.Array) -> jax.Array:
+        return jnp.where(value > 0, value, alpha * value)
+
+    forward.defvjp(lambda value: (forward(value), value), lambda value, g: (jnp.where(value > 0, g, alpha * g),))
+    result: jax.Array = forward(x)
+    return result
+
+
+# --- a program with both ----------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """Run both operators with their gradients; print results and profile, return the anchors."""
+    data = np.linspace(-1, 1, 8, dtype=np.float32)
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [8], "x")
+    (cubed,) = builder.customOp(opName="Cube", opVersion=1, domain=DOMAIN, inputs=[x], attributes={})
+    (leaky,) = builder.customOp(
+        opName="LeakyRelu", opVersion=1, domain=DOMAIN, inputs=[cubed], attributes={"alpha": 0.1}, name="leaky"
+    )
+    loss = builder.aiGraphcore.identityloss([leaky], popart.ReductionType.Sum)
+    gradient = popart.reservedGradientPrefix() + x
+    flow = popart.DataFlow(1, [cubed, leaky, gradient])
+    session = popart.TrainingSession(
+        builder.getModelProto(), flow, loss, popart.ConstSGD(0.1),
+        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
+    )  # fmt: skip
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: data}, anchors))
+    for name, values in zip(("x", "cube", "leaky ReLU", "gradient"), (data, *anchors.values()), strict=True):
+        print(f"{name:>10}:", np.array2string(values, precision=3))
+    np.testing.assert_allclose(anchors[gradient], 3 * data**2 * np.where(data > 0, 1, 0.1), rtol=1e-5)
+    print(session.getReport().summary())
+    return anchors
+
+
+if __name__ == "__main__":
+    main()

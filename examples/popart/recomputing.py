@@ -1,0 +1,76 @@
+"""Computes activations of a network of seven layers again in the backward part, by hand or by the compiler.
+
+    python examples/popart/recomputing.py
+
+By hand, `recomputeOutputInBackwardPass` names the results that are not stored, and `checkpointOutput` those that are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+import ipujax.popart as popart
+
+LAYERS = 7
+
+
+def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSession, str, str]:
+    """Return a prepared session that recomputes in a way, and the names of its input and its loss."""
+    rng = np.random.default_rng(0)
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [args.batch_size, args.width], "data")
+    y = x
+    for layer in range(LAYERS):
+        weights = (rng.normal(size=(args.width, args.width)) / args.width**0.5).astype(np.float32)
+        w = builder.addInitializedInputTensor(weights)
+        product = builder.aiOnnx.matmul([y, w])
+        y = builder.aiGraphcore.gelu([product])
+        if way == "manual":
+            builder.recomputeOutputInBackwardPass({product, y})
+            if layer % 2:
+                (y,) = builder.checkpointOutput([y])
+    loss = builder.aiGraphcore.l1loss([y], 0.1)
+    options = popart.SessionOptions()
+    if way == "auto":
+        options.autoRecomputation = popart.RecomputationType.Standard
+    session = popart.TrainingSession(
+        builder.getModelProto(),
+        popart.DataFlow(1, {loss: popart.AnchorReturnType("ALL")}),
+        loss,
+        popart.ConstSGD(0.01),
+        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": args.tiles}),
+        userOptions=options,
+        name=f"recompute_{way}",
+    )
+    session.prepareDevice()
+    return session, x, loss
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
+    """Train with each way; print memory and cycles, return the bytes of the fullest tiles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--tiles", type=int, default=16)
+    args = parser.parse_args(arguments)
+    data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)
+    used: dict[str, int] = {}
+    losses = []
+    for way in ("none", "manual", "auto"):
+        session, x, loss = session_of(way, args)
+        results = session.initAnchorArrays()
+        session.run(popart.PyStepIO({x: data}, results))
+        losses.append(float(results[loss]))
+        report = session.getReport()
+        used[way] = int(report.memory.max_tile_bytes)
+        print(f"{way:>6}: {used[way]:,} bytes on the fullest tile, {report.cycles:,} cycles, loss {losses[-1]:.4f}")
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+    print(report.summary())
+    return used
+
+
+if __name__ == "__main__":
+    main()

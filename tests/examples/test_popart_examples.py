@@ -1,0 +1,86 @@
+"""The examples of `examples/popart/`, each run as a program; small settings where the defaults take long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.popart import (
+    callbacks,
+    custom_operators,
+    kernel_benchmarks,
+    mnist,
+    phased_execution,
+    pipelining,
+    recomputing,
+    sharding,
+    simple_addition,
+)
+
+Printed = pytest.CaptureFixture[str]
+PROFILE = "What limits this program"
+
+
+def test_adds(capsys: Printed) -> None:
+    assert simple_addition.main().shape == (1,)
+    printed = capsys.readouterr().out
+    assert "] = [" in printed and PROFILE in printed
+
+
+@pytest.mark.parametrize(("model", "accuracy"), [("linear", 0.7), ("conv", 0.7)])
+def test_digits_are_learned(
+    model: str, accuracy: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    accuracies = mnist.main(["--model", model, "--epochs", "2"])
+    assert accuracies[-1] > accuracy
+    printed = capsys.readouterr().out
+    assert "epoch 1: loss" in printed and PROFILE in printed
+
+
+@pytest.mark.parametrize("kernel", ["lstm", "conv"])
+@pytest.mark.parametrize("training", [[], ["--train"]])
+def test_kernels_are_timed(kernel: str, training: list[str], capsys: Printed) -> None:
+    settings = ["--size", "16", "--steps", "8", "--batch-size", "4", "--batches", "2"]
+    assert kernel_benchmarks.main(["--kernel", kernel, *training, *settings]) > 0
+    printed = capsys.readouterr().out
+    assert "GFLOP/s" in printed and PROFILE in printed
+
+
+def test_shards_train(capsys: Printed) -> None:
+    losses = sharding.main([])
+    np.testing.assert_allclose(losses, sharding.main(["--ipus", "1"]), rtol=1e-4)
+    assert losses[-1] < losses[0]
+    assert PROFILE in capsys.readouterr().out
+
+
+def test_pipelines_are_faster_than_shards(capsys: Printed) -> None:
+    cycles = pipelining.main([])
+    assert cycles["pipelined"] < cycles["sharded"]
+    assert PROFILE in capsys.readouterr().out
+
+
+def test_phases_need_less_memory(capsys: Printed) -> None:
+    used = phased_execution.main(["--layers", "6"])
+    assert used["phased"] < used["resident"]
+    assert PROFILE in capsys.readouterr().out
+
+
+def test_operators_of_the_user(capsys: Printed) -> None:
+    assert len(custom_operators.main()) == 3
+    printed = capsys.readouterr().out
+    assert "leaky ReLU: [" in printed and PROFILE in printed
+
+
+def test_callbacks(capsys: Printed) -> None:
+    assert all(seconds > 0 for seconds in callbacks.main(["--sizes", "64", "4096"]).values())
+    printed = capsys.readouterr().out
+    assert "4,096 elements" in printed and PROFILE in printed
+
+
+def test_recomputation_needs_less_memory(capsys: Printed) -> None:
+    used = recomputing.main([])
+    assert used["auto"] < used["none"] and used["manual"] < used["none"]
+    assert PROFILE in capsys.readouterr().out
