@@ -1,0 +1,57 @@
+"""`docs/popart.md`: its program as written, and its lists of options, which `--update-golden` writes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ipujax
+from ipujax.popart.options import MAPPED, REFUSED, WITHOUT_EFFECT
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "popart.md"
+BEGIN = "<!-- options: written by tests/ipujax/popart/test_popart_guide.py -->\n"
+END = "<!-- end of options -->"
+TABLES = (
+    ("Mapped", "what it is here", MAPPED),
+    ("Without effect", "why", WITHOUT_EFFECT),
+    ("Refused unless it has its default", "in its place", REFUSED),
+)
+
+
+def lists() -> str:
+    """Return the three lists in Markdown."""
+    parts = []
+    for title, column, table in TABLES:
+        rows = [f"| `{name}` | {meaning} |" for name, (_, meaning) in sorted(table.items())]
+        parts.append("\n".join([f"### {title}", "", f"| option | {column} |", "|---|---|", *rows, ""]))
+    return "\n".join(parts) + "\n"
+
+
+def test_the_lists_are_those_of_the_tables(request: pytest.FixtureRequest) -> None:
+    page = GUIDE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    listed, after = rest.split(END)
+    if request.config.getoption("--update-golden"):
+        GUIDE.write_text(before + BEGIN + lists() + END + after, encoding="utf-8")
+    else:
+        assert listed == lists()
+
+
+def test_options_are_in_one_table() -> None:
+    names = [name for _, _, table in TABLES for name in table]
+    assert len(names) == len(set(names))
+
+
+def test_the_program_runs_as_written(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "program.py").write_text(block, encoding="utf-8")
+    found = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
+    run = "import runpy; runpy.run_path('program.py', run_name='__main__')"
+    command = [sys.executable, "-W", "error", "-c", found + run]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "What limits this program" in done.stdout and "program.py" in done.stdout
