@@ -20,7 +20,7 @@ def rows(question: str) -> np.ndarray:
     return np.full(BYTES // 8, len(question))
 
 
-def test_the_least_recently_asked_for_is_forgotten_first() -> None:
+def test_the_least_recently_used_is_dropped_first() -> None:
     found: list[str] = []
 
     def answer(question: str) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_arrays_of_questions_and_of_dataclasses_count() -> None:
     assert [array.nbytes for array in find_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
 
 
-def test_clear_caches_forgets_what_functions_remember() -> None:
+def test_clear_caches_drops_all_answers() -> None:
     found: list[int] = []
 
     @remembered
@@ -67,7 +67,7 @@ def test_clear_caches_forgets_what_functions_remember() -> None:
     assert double(3) == 6 and found == [3, 3]
 
 
-def test_what_raises_is_not_remembered() -> None:
+def test_exceptions_are_not_cached() -> None:
     memory = Memory(BYTES)
     with pytest.raises(ZeroDivisionError):
         memory.recall("one", lambda: 1 // 0)

@@ -23,7 +23,7 @@ def thresholds():
     gc.set_threshold(*before)
 
 
-def test_the_threshold_is_raised_and_put_back(thresholds):
+def test_the_threshold_is_raised_and_restored(thresholds):
     with collecting_rarely():
         assert gc.get_threshold()[0] > thresholds[0] and gc.get_threshold()[1:] == thresholds[1:]
         raised = gc.get_threshold()
@@ -33,7 +33,7 @@ def test_the_threshold_is_raised_and_put_back(thresholds):
     assert gc.get_threshold() == thresholds
 
 
-def test_it_is_put_back_after_an_error(thresholds):
+def test_the_threshold_is_restored_after_an_error(thresholds):
     with pytest.raises(ValueError, match="of the user"), collecting_rarely():
         raise ValueError("of the user")
     assert gc.get_threshold() == thresholds
@@ -69,7 +69,7 @@ def steps():
     log.setLevel(level)
 
 
-def test_functions_are_traced_lowered_and_compiled_with_it(thresholds, steps):
+def test_functions_are_compiled_with_fewer_collections(thresholds, steps):
     ipu.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
     for module in ("jit", "passes", "lowering", "compile"):
         seen = steps[f"ipujax.{module}"]
@@ -77,7 +77,7 @@ def test_functions_are_traced_lowered_and_compiled_with_it(thresholds, steps):
     assert gc.get_threshold() == thresholds
 
 
-def test_engines_are_compiled_with_it(thresholds, steps):
+def test_engines_are_compiled_with_fewer_collections(thresholds, steps):
     graph = poplar.Graph(poplar.IPUModel(tiles_per_ipu=2).create_device().get_target())
     poplar.Engine(graph, poplar.program.Sequence())
     assert min(steps["ipujax.compile"]) > thresholds[0] and gc.get_threshold() == thresholds

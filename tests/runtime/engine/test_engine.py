@@ -248,7 +248,7 @@ def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: b
 
 
 @pytest.mark.parametrize("seen", ["part of each slot", "slots across", "slots backwards", "elements repeated"])
-def test_partials_of_which_not_each_slot_is_seen_whole_stay(seen: str) -> None:
+def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
     bench, x = Bench(), randn(4, 4, 12)
     a, slots = bench.feed(x), bench.variable(4, 4, 4, monoid="add")
     views = {
@@ -538,7 +538,7 @@ def test_blocks_without_a_vertex_are_left_alone() -> None:
     np.testing.assert_array_equal(bench.run(y)[0], np.where(mask, 2 * x, z))
 
 
-def test_groups_of_a_compute_set_read_what_was_before() -> None:
+def test_groups_of_a_compute_set_read_the_values_before_it() -> None:
     bench, x, y = Bench(), randn(6), randn(6, seed=1)
     a, b = bench.feed(x), bench.feed(y)
     swap = bench.elementwise(lambda v: v, [a], b)
@@ -897,7 +897,7 @@ def test_inputs_are_checked(message: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("result", [lambda x: x[:-1], lambda x: x.astype(jnp.int32), lambda x: (x, x)])
-def test_a_codelet_that_returns_something_else_is_refused(result: Callable[..., Any]) -> None:
+def test_refuses_codelets_with_other_results(result: Callable[..., Any]) -> None:
     bench = Bench()
     a, y = bench.feed(randn(4)), bench.variable(4)
     bench.program.add(bench.elementwise(result, [a], y))

@@ -232,7 +232,7 @@ def test_replicas_meet_in_control_that_is_the_same_for_all(shared):
         interpret(b.graph, b.program, b.inputs)
 
 
-def test_what_replicas_disagree_on_spreads_and_is_forgotten():
+def test_divergence_spreads_and_ends():
     """A flag is the same again once all of it was written with what is the same, but not under a decision."""
     for under_decision in (False, True):
         b = Replicated(2)
@@ -272,7 +272,7 @@ def test_a_copy_to_all_replicas_makes_a_value_the_same():
         (3, ((0, 1), (2, 1)), r"writes twice to replica 1[\s\S]*\[\(0, 1\), \(2, 1\)\]"),
     ],
 )
-def test_a_replica_map_that_cannot_be_is_refused(replicas, pairs, match):
+def test_refuses_invalid_replica_maps(replicas, pairs, match):
     b = Replicated(replicas)
     x = b.given(np.ones((replicas, 2), np.float32))
     b.program.add(CrossReplicaCopy(x, x, pairs))

@@ -120,7 +120,7 @@ def test_views() -> None:
     assert [line.split(" -> ")[0] for line in lines] == list(views)
 
 
-def test_views_that_are_no_pieces() -> None:
+def test_reshaped_and_indexed_views() -> None:
     graph = new_graph()
     x, y = (graph.add_variable((64, 5), F32, name, linear(320, 4, 16)) for name in "xy")
     uneven = concat([x, y], 1).reshape((10, 64))
@@ -157,7 +157,7 @@ def test_indices(dim: Dim, text: str) -> None:
     assert last == f"    %1[i] = C(%0[{text}]?0.5, %1[i]) | i 8/2, k 3/1 literal | 1 vertex on 1 tile"
 
 
-def test_text_depends_on_what_is_built_alone() -> None:
+def test_equal_graphs_have_equal_texts() -> None:
     texts = {listing(*matmul_graph()) for _ in range(3)}
     assert len(texts) == 1
 

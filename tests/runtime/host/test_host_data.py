@@ -20,7 +20,7 @@ def test_figures_are_those_of_a_call() -> None:
 
 
 @pytest.mark.parametrize(("is_ahead", "seconds", "idle"), [(False, 0.4, 1.0), (True, 0.4, 0.6), (True, 1.5, 0.0)])
-def test_what_is_prepared_ahead_is_waited_for_less(is_ahead: bool, seconds: float, idle: float) -> None:
+def test_waits_less_for_batches_prepared_ahead(is_ahead: bool, seconds: float, idle: float) -> None:
     assert HostData(8, 2.0, 0.5, is_ahead, 4).idle_seconds(seconds) == pytest.approx(idle)
 
 
@@ -30,7 +30,7 @@ def test_figures_of_loops_add_up() -> None:
     assert HostData(0, 0.0, 0.0).prepared_seconds_per_call == 0
 
 
-def test_reports_have_them() -> None:
+def test_reports_have_host_data() -> None:
     plain = Profile(trained_program())
     profile = plain.with_host(HOST, batches_per_call=2)
     data = json.loads(json.dumps(profile.execution()))["hostData"]
@@ -47,6 +47,6 @@ def test_reports_have_them() -> None:
 
 
 @pytest.mark.parametrize(("host", "batches"), [(3, 1), (HOST, 0), (HOST, 1.5), (HOST, True)])
-def test_what_is_none(host: object, batches: object) -> None:
+def test_refuses_invalid_host_data(host: object, batches: object) -> None:
     with pytest.raises(ArgumentError, match="with_host"):
         Profile(trained_program()).with_host(host, batches)

@@ -103,7 +103,7 @@ def falling_cuts(b):
 
 
 @must_fail("type-mismatch", "over 1 axes")
-def index_over_an_axis_that_is_not_there(b):
+def index_over_a_missing_axis(b):
     b.run(
         b.group(UNARY, [Axis("i", even_cuts(8, 2))], Access(b.given(8), (element(1),)), along(b.variable(8))),
     )
@@ -205,7 +205,7 @@ def reads_its_neighbour_in_place(b):
 
 
 @must_fail("read-write-race", "is read through field f0")
-def one_group_reads_what_the_other_writes(b):
+def one_group_reads_results_of_the_other(b):
     x, y, z = b.given(8), b.given(8, name="y"), b.variable(8)
     b.run(b.unary(x, y), b.unary(y, z))
 
@@ -370,19 +370,19 @@ def two_groups_on_one_tile_race_all_the_same(b):
 
 
 @must_fail("read-write-race", r"\)\[2\] is read through field f0 .*written by the same vertex through field f1")
-def vertex_that_reads_some_of_what_it_writes(b):
+def vertex_that_reads_some_of_its_results(b):
     x = b.given(6)
     b.run(b.unary(x[:4], x[2:], 1))
 
 
 @must_fail("read-write-race", "by the same vertex")
-def vertex_that_reads_backwards_what_it_writes(b):
+def vertex_that_reads_its_results_backwards(b):
     x = b.given(6)
     b.run(b.unary(x[::-1], x, 1))
 
 
 @must_fail("read-write-race", "by the same vertex")
-def vertex_that_reads_another_part_of_what_it_updates(b):
+def vertex_that_reads_another_part_of_the_region_it_updates(b):
     x = b.given(6)
     b.run(b.group(codelet("in", "inout"), [Axis("i", even_cuts(4, 1))], along(x[:4]), along(x[2:])))
 
@@ -433,7 +433,7 @@ def operand_in_the_middle_of_a_range_of_tiles(b):
 
 
 @must_fail("cross-replica", "names replicas that the graph lacks")
-def copy_to_a_replica_there_is_not(b):
+def copy_to_a_missing_replica(b):
     b.graph.replication_factor = 2
     x = b.given(4)
     b.program.add(CrossReplicaCopy(x, x, ((0, 2),)))
