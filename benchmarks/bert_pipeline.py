@@ -75,6 +75,36 @@ def loss(stages: int) -> Any:
     return fun
 
 
+def training_step(layers: int, stages: int, replicas: int, micro_batches: int, schedule: str) -> tuple[Any, Any]:
+    """The step as `ipu.jit` makes it, and the shapes of its arguments."""
+    optimizer = optax.adam(1e-4)
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        fun = jax.value_and_grad(loss(stages))
+        value, grads = ipu.pipeline(fun, micro_batches=micro_batches, schedule=schedule)(params, batch)
+        value, grads = lax.pmean((value, grads), "replica")
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = parameters(layers)
+    state = jax.eval_shape(optimizer.init, params)
+    rows = replicas * micro_batches * ROWS
+    batch = {
+        "words": jax.ShapeDtypeStruct((rows, SEQUENCE), jnp.int32),
+        "labels": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
+    run = ipu.jit(
+        step,
+        device=ipu.IPUModel(num_ipus=stages * replicas, arch="bow"),
+        replicas=replicas,
+        in_specs=(P(), P(), P("replica")),
+        out_specs=P(),
+        donate_argnums=(0, 1),
+        options=ipu.Options(allow_out_of_memory=True),
+    )
+    return run, (params, state, batch)
+
+
 def main() -> None:
     """Lowers, compiles and profiles one step."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,34 +112,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--schedule", default="1f1b")
     given = parser.parse_args()
-    optimizer = optax.adam(1e-4)
-
-    def step(params: Any, state: Any, batch: Any) -> Any:
-        fun = jax.value_and_grad(loss(given.stages))
-        value, grads = ipu.pipeline(fun, micro_batches=given.micro_batches, schedule=given.schedule)(params, batch)
-        value, grads = lax.pmean((value, grads), "replica")
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    params = parameters(given.layers)
-    state = jax.eval_shape(optimizer.init, params)
-    rows = given.replicas * given.micro_batches * ROWS
-    batch = {
-        "words": jax.ShapeDtypeStruct((rows, SEQUENCE), jnp.int32),
-        "labels": jax.ShapeDtypeStruct((rows,), jnp.int32),
-    }
-    device = ipu.IPUModel(num_ipus=given.stages * given.replicas, arch="bow")
-    run = ipu.jit(
-        step,
-        device=device,
-        replicas=given.replicas,
-        in_specs=(P(), P(), P("replica")),
-        out_specs=P(),
-        donate_argnums=(0, 1),
-        options=ipu.Options(allow_out_of_memory=True),
-    )
+    run, args = training_step(given.layers, given.stages, given.replicas, given.micro_batches, given.schedule)
     start, before = time.perf_counter(), time.process_time()
-    compiled = run.lower(params, state, batch).compile()
+    compiled = run.lower(*args).compile()
     profile = compiled.profile
     print(f"{profile.cycles:,} cycles, {profile.seconds * 1e3:.1f} ms a step")
     elapsed, worked = time.perf_counter() - start, time.process_time() - before
