@@ -1,4 +1,4 @@
-"""Training by several processes: `ipujax run` starts them, this module is what their script says.
+"""Training by several processes, which `ipujax run` starts: functions for their script.
 
     import ipujax as ipu
     ipu.distributed.init()                                          # before JAX computes anything
@@ -10,8 +10,7 @@
 Input: pytrees of arrays. Output: the same on all instances. A script that `ipujax run` did not start is one instance,
 and everything here works for it too.
 
-Limits: all instances run on one machine. What an instance does apart from the others is its own business; a call here
-that only some make ends all of them with an error.
+Limits: all instances run on one machine. A call here that only some instances make ends all of them with an error.
 """
 
 from __future__ import annotations
@@ -58,23 +57,23 @@ _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
 _SPLIT = PartitionSpec(REPLICAS)
 _UNORDERED = (jax.dtypes.prng_key, jnp.complexfloating)
 _REFUSED = {"mean": _UNORDERED[:1], "sum": _UNORDERED[:1], "max": _UNORDERED, "min": _UNORDERED}
-_NO_LIMIT_SECONDS = 10**6  # who waits for whom, and for how long, is the launcher's business
+_NO_LIMIT_SECONDS = 10**6  # the launcher has the timeouts
 
 
 def init() -> None:
-    """Makes this process a member of its run; does nothing the second time, or when it is alone.
+    """Join the run of this process; does nothing the second time, or for a single instance.
 
     Raises:
-        ArgumentError: if JAX has computed something before.
+        ArgumentError: JAX has computed something before.
     """
     me = membership()
     if me.num_instances == 1 or jax.distributed.is_initialized():
         return
     meet("ipu.distributed.init")
     atexit.register(_leave_alone)  # before JAX's own, which is registered already
-    # JAX would catch SIGTERM to announce that a machine goes away; here it means the end.
+    # JAX would catch SIGTERM as a notice of preemption; here it ends the instance.
     jax.config.update("jax_enable_preemption_service", False)
-    jax.config.update("jax_check_proxy_envs", False)  # the launcher sees to them
+    jax.config.update("jax_check_proxy_envs", False)  # the launcher sets them
     try:
         jax.distributed.initialize(
             me.coordinator,
@@ -88,12 +87,12 @@ def init() -> None:
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise
-        what = "ipu.distributed.init() comes after JAX has started to compute"
-        raise ArgumentError(what, hint="call it first of all, before any array is made") from error
+        problem = "ipu.distributed.init() comes after JAX has started to compute"
+        raise ArgumentError(problem, hint="call it first of all, before any array is made") from error
 
 
 def _leave_alone() -> None:
-    """Ends an instance whose script failed without waiting, as JAX does at exit, until all others end too."""
+    """End an instance whose script failed at once: JAX would wait at exit for all others."""
     code = int(os.environ.get(EXIT_CODE, 0))
     if code and membership().num_instances > 1:
         sys.stdout.flush()
@@ -102,38 +101,37 @@ def _leave_alone() -> None:
 
 
 def instance_index() -> int:
-    """The number of this instance, from 0."""
+    """Return the number of this instance, from 0."""
     return membership().instance_index
 
 
 def num_instances() -> int:
-    """The number of instances of this run."""
+    """Return the number of instances of this run."""
     return membership().num_instances
 
 
 def num_replicas() -> int:
-    """The number of replicas of all instances together, as `ipujax run --replicas` says."""
+    """Return the number of replicas of all instances together, that of `ipujax run --replicas`."""
     return membership().num_replicas
 
 
 def local_replicas() -> int:
-    """The number of replicas that this instance holds."""
+    """Return the number of replicas of this instance."""
     return membership().local_replicas
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:
-    """Gives all instances the arrays of one of them, bit by bit.
+    """Copy the arrays of one instance to all, bit for bit.
 
     Args:
         tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
-        root: whose values to take.
+        root: number of the instance with the values.
 
     Returns:
         The tree of that instance, on this one's device.
 
     Raises:
-        ArgumentError: for leaves that are no arrays, under a transformation of JAX, or on all instances if they
-            disagree.
+        ArgumentError: leaves that are not arrays, or a transformation of JAX; on all instances: trees that differ.
     """
     if not isinstance(root, int) or not 0 <= root < num_instances():
         expected = f"a whole number from 0 to {num_instances() - 1}"
@@ -142,7 +140,7 @@ def broadcast(tree: Any, root: int = 0) -> Any:
 
 
 def all_reduce(tree: Any, op: str = "mean") -> Any:
-    """Reduces arrays over instances, on the host.
+    """Reduce arrays over instances, on the host.
 
     Args:
         tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
@@ -152,8 +150,8 @@ def all_reduce(tree: Any, op: str = "mean") -> Any:
         The reduced tree, equal on all instances; dtypes are those of `jax.lax.pmean` and its like.
 
     Raises:
-        ArgumentError: for another operation, leaves that are no arrays, under a transformation of JAX, or on all
-            instances if they disagree.
+        ArgumentError: another operation, leaves that are not arrays, or a transformation of JAX; on all instances:
+            trees that differ.
     """
     if op not in _OPERATIONS:
         raise ArgumentValueError(
@@ -163,91 +161,92 @@ def all_reduce(tree: Any, op: str = "mean") -> Any:
 
 
 def share(tree: Any, specs: Any = _SPLIT) -> Any:
-    """This instance's share of whole arrays: what its replicas are to be given. Nothing is sent.
+    """Return the parts of whole arrays for this instance's replicas; nothing is sent.
 
     Args:
         tree: pytree of arrays.
-        specs: prefix of it, as the `in_specs` of `ipu.jit`; by default all is split along the first dimension.
+        specs: tree prefix, as the `in_specs` of `ipu.jit`; by default all arrays are split along the first dimension.
 
     Returns:
-        The tree, of what is `PartitionSpec()` whole, of the rest a part.
+        The tree with this instance's part of each array that is split; arrays of `PartitionSpec()` are unchanged.
 
     Raises:
-        ArgumentError: for an array that instances cannot share equally, or specs of another structure.
+        ArgumentError: an array that instances cannot share equally, or specs of another structure.
     """
-    count, index = num_instances(), instance_index()
+    count = num_instances()
+    index = instance_index()
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     dims = split_dims("specs of ipu.distributed.share", specs, tree)
     parts = []
     for (path, x), dim in zip(paths, dims, strict=True):
         if dim is not None and (dim >= jnp.ndim(x) or jnp.shape(x)[dim] % count):
-            what = f"{count} instances cannot share operand{jax.tree_util.keystr(path)} equally"
-            raise ArgumentValueError(what, expected=f"a multiple of {count} in dimension {dim}", got=describe(x))
-        each = 0 if dim is None else jnp.shape(x)[dim] // count
-        parts.append(x if dim is None else x[(slice(None),) * dim + (slice(index * each, (index + 1) * each),)])
+            problem = f"{count} instances cannot share operand{jax.tree_util.keystr(path)} equally"
+            raise ArgumentValueError(problem, expected=f"a multiple of {count} in dimension {dim}", got=describe(x))
+        size = 0 if dim is None else jnp.shape(x)[dim] // count
+        parts.append(x if dim is None else x[(slice(None),) * dim + (slice(index * size, (index + 1) * size),)])
     return jax.tree.unflatten(structure, parts)
 
 
 def gather(tree: Any, specs: Any = _SPLIT) -> Any:
-    """The whole arrays of which each instance has a share: what `share` is given, or one process would return.
+    """Return whole arrays from the parts of all instances: the inverse of `share`.
 
     Args:
         tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
-        specs: prefix of it, as the `out_specs` of `ipu.jit`; by default all is split along the first dimension.
+        specs: tree prefix, as the `out_specs` of `ipu.jit`; by default all arrays are split along the first dimension.
 
     Returns:
         The tree of whole arrays, equal on all instances.
 
     Raises:
-        ArgumentError: as `broadcast`; for specs of another structure.
+        ArgumentError: as `broadcast`; specs of another structure.
     """
     dims = split_dims("specs of ipu.distributed.gather", specs, tree)
     for (path, x), dim in zip(jax.tree.leaves_with_path(tree), dims, strict=True):
         if dim is not None and dim >= jnp.ndim(x):
-            what = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
-            raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=describe(x))
+            problem = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
+            raise ArgumentValueError(problem, expected=f"{dim + 1} dimensions or more", got=describe(x))
     return _together("ipu.distributed.gather", _all_shares, tree, dims)
 
 
-def _together(what: str, combine: _Combine, tree: Any, settings: Iterable[Any], refused: Sequence[Any] = ()) -> Any:
-    """Combines the leaves of all instances' trees, each with its setting."""
+def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any], refused: Sequence[Any] = ()) -> Any:
+    """Combine the leaves of all instances' trees, each with its setting."""
     if has_tracer(jax.tree.leaves(tree)):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
-        raise ArgumentError(f"{what} happens on the host, and JAX is tracing its operand", hint=hint)
-    check_joined(what)
+        raise ArgumentError(f"{action} happens on the host, and JAX is tracing its operand", hint=hint)
+    check_joined(action)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
-    leaves = [_array(what, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
+    leaves = [_array(action, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
     for place, x in zip(places, leaves, strict=True):
         if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
             got = f"{describe(x)} at {place}"
-            raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
+            raise ArgumentTypeError(f"{action} is not defined for all leaves", expected="real numbers", got=got)
     texts = [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))]
-    meet(what, Facts.of(texts))
+    meet(action, Facts.of(texts))
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
-    plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
-    each = tuple(islice(settings, len(plain)))
-    outs = to_local(_combined(combine, each, [to_all(x[None], 0) for x in plain])) if plain else []
+    arrays = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
+    leaf_settings = tuple(islice(settings, len(arrays)))
+    outs = to_local(_combined(combine, leaf_settings, [to_all(x[None], 0) for x in arrays])) if arrays else []
     wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
     return jax.tree.unflatten(structure, wrapped)
 
 
-def _array(what: str, place: str, leaf: Any) -> jax.Array:
+def _array(action: str, place: str, leaf: Any) -> jax.Array:
     try:
         return jnp.asarray(leaf)
     except TypeError as error:
         got = f"{describe(leaf)} at {place}"
-        raise ArgumentTypeError(f"{what} takes arrays", expected="arrays or numbers", got=got) from error
+        raise ArgumentTypeError(f"{action} takes arrays", expected="arrays or numbers", got=got) from error
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _combined(combine: _Combine, settings: tuple[Any, ...], stacked: list[jax.Array]) -> Sequence[jax.Array]:
-    """Arrays of shares [instances, *local], each combined to one that is equal on all instances."""
+    """Combine arrays [instances, *local] over instances; results are equal on all instances."""
 
-    def together(*held: jax.Array) -> list[jax.Array]:
-        return [combine(x[0], setting) for x, setting in zip(held, settings, strict=True)]
+    def local_results(*shares: jax.Array) -> list[jax.Array]:
+        return [combine(x[0], setting) for x, setting in zip(shares, settings, strict=True)]
 
-    result: Sequence[jax.Array] = over_instances(together, (0,) * len(stacked), (None,) * len(stacked))(*stacked)
+    result: Sequence[jax.Array] = over_instances(local_results, (0,) * len(stacked), (None,) * len(stacked))(*stacked)
     return result
 
 

@@ -1,9 +1,9 @@
-"""An instance's view of its run: its index, the number of instances, and meetings with the others.
+"""An instance's view of its run: its index, the number of instances, and barriers with the other instances.
 
-Input: what the launcher left in the environment. Output: `membership()`, and `meet`, which returns when all instances
-are about to do the same thing together, and raises on all of them if they are not.
+Input: environment variables of the launcher. Output: `membership()`, and `meet`, a barrier of all instances before a
+joint action, which raises on all of them if their actions or facts differ.
 
-Programs that a script starts inherit its environment, but are no instances: their process number differs.
+Programs that a script starts inherit its environment, but are not instances: their process number differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import jax
 from ipujax.distributed.instance.instance import CONTROL_FD, INSTANCE_PID
 from ipujax.runtime.errors import ArgumentError
 
-COORDINATOR = "IPUJAX_COORDINATOR"  # where instance 0 lets JAX's processes find each other, as "host:port"
+COORDINATOR = "IPUJAX_COORDINATOR"  # address of JAX's coordinator in instance 0, as "host:port"
 INSTANCE_INDEX = "IPUJAX_INSTANCE_INDEX"
 NUM_INSTANCES = "IPUJAX_NUM_INSTANCES"
 NUM_REPLICAS = "IPUJAX_NUM_REPLICAS"
@@ -34,11 +34,11 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What must be equal on all instances.
+    """Descriptions of values that must be equal on all instances.
 
     Args:
-        texts: (place, what is there in words), in an order that is the same everywhere.
-        digest: equal for equal texts.
+        texts: (place, description) of each value, in the same order on all instances.
+        digest: hash of the texts.
     """
 
     texts: tuple[tuple[str, str], ...]
@@ -46,18 +46,18 @@ class Facts:
 
     @staticmethod
     def of(texts: Iterable[tuple[str, str]]) -> Facts:
-        """Facts from their texts."""
-        held = tuple(texts)
-        return Facts(held, _digest(held))
+        """Return facts of (place, description) pairs."""
+        pairs = tuple(texts)
+        return Facts(pairs, _digest(pairs))
 
-    def and_more(self, texts: Iterable[tuple[str, str]]) -> Facts:
-        """Facts with others after them."""
-        more = tuple(texts)
-        return Facts(self.texts + more, _digest((self.digest, more)))
+    def extended(self, texts: Iterable[tuple[str, str]]) -> Facts:
+        """Return these facts followed by further ones."""
+        pairs = tuple(texts)
+        return Facts(self.texts + pairs, _digest((self.digest, pairs)))
 
 
-def _digest(held: object) -> str:
-    return hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest()
+def _digest(value: object) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 _NONE = Facts.of(())
@@ -65,13 +65,13 @@ _NONE = Facts.of(())
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The place of this process in its run.
+    """Position of this process in its run.
 
     Args:
-        instance_index: its number, from 0.
-        num_instances: how many there are.
-        num_replicas: how many replicas they hold together.
-        coordinator: where JAX's processes find each other.
+        instance_index: number of this instance, from 0.
+        num_instances: number of instances.
+        num_replicas: number of replicas of all instances together.
+        coordinator: address of JAX's coordinator.
     """
 
     instance_index: int = 0
@@ -81,12 +81,12 @@ class Membership:
 
     @property
     def local_replicas(self) -> int:
-        """How many replicas this instance holds."""
+        """Number of replicas of this instance."""
         return self.num_replicas // self.num_instances
 
 
 def membership() -> Membership:
-    """The membership of this process; one instance of one replica if `ipujax run` did not start it."""
+    """Return the membership of this process; a single instance of one replica without `ipujax run`."""
     return _membership(os.getpid())
 
 
@@ -99,45 +99,44 @@ def _membership(pid: int) -> Membership:
 
 
 def stable(value: object) -> str:
-    """The `repr` of a value without addresses, equal in every process."""
+    """Return the `repr` of a value without addresses, which is equal in every process."""
     return _ADDRESS.sub("0x…", repr(value))
 
 
 def check_joined(who: str) -> None:
-    """Raises where an instance has not joined its run.
+    """Refuse an instance that has not joined its run.
 
     Args:
-        who: the function that needs all instances, for the message.
+        who: name of the function that needs all instances, for the message.
 
     Raises:
-        ArgumentError: if `init` was not called in an instance.
+        ArgumentError: `init` was not called in an instance.
     """
     if membership().num_instances > 1 and not jax.distributed.is_initialized():
-        what = f"{who} needs all {membership().num_instances} instances, and this one has not joined them"
-        raise ArgumentError(what, hint="call ipu.distributed.init() first of all, before any array is made")
+        problem = f"{who} needs all {membership().num_instances} instances, and this one has not joined them"
+        raise ArgumentError(problem, hint="call ipu.distributed.init() first of all, before any array is made")
 
 
-def meet(what: str, facts: Facts = _NONE, hint: str | None = None) -> None:
-    """Waits until every instance is about to do the same.
+def meet(action: str, facts: Facts = _NONE, hint: str | None = None) -> None:
+    """Wait until every instance is about to start the same joint action.
 
     Args:
-        what: name of the joint action: "train_step".
-        facts: what must be equal on all instances.
-        hint: what to try if they are not.
+        action: name of the action: "train_step".
+        facts: facts that must be equal on all instances.
+        hint: remedy for the message if they differ.
 
     Raises:
-        ArgumentError: on every instance, if they are about to do different things, disagree on a fact, or one of them
-            has ended.
+        ArgumentError: on every instance, if their actions or facts differ, or one of them has ended.
     """
     if membership().num_instances > 1:
-        _connection(os.getpid()).meet(what, facts, hint)
+        _connection(os.getpid()).meet(action, facts, hint)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once, or, where JAX's coordinator is, once the others are ended, which abort without it.
+    """End this process at once, but instance 0, which has JAX's coordinator, after the others: they abort without it.
 
     Args:
-        code: the exit code of a script that failed.
+        code: exit code of a script that failed.
     """
     if membership().instance_index == 0:
         _connection(os.getpid()).ask({"leaving": code})
@@ -151,27 +150,28 @@ def _connection(pid: int) -> _Connection:
 
 
 class _Connection:
-    """The connection to the launcher."""
+    """Connection to the launcher, for one request at a time."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=os.dup(fd))
         self._replies = self._socket.makefile("rb")
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     def ask(self, request: Mapping[str, object]) -> Mapping[str, Mapping[str, str]]:
-        """Sends a request and waits for its answer."""
+        """Send a request and wait for its reply."""
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         reply: Mapping[str, Mapping[str, str]] = json.loads(self._replies.readline() or b'{"lost": {}}')
         return reply
 
-    def meet(self, what: str, facts: Facts, hint: str | None) -> None:
-        request: dict[str, object] = {"what": what, "digest": facts.digest}
-        with self._one_at_a_time:
+    def meet(self, action: str, facts: Facts, hint: str | None) -> None:
+        # Texts of facts are long: they are sent only if the launcher, which compares digests, asks for a report.
+        request: dict[str, object] = {"what": action, "digest": facts.digest}
+        with self._lock:
             reply = self.ask(request)
             if "report" in reply:
                 reply = self.ask({**request, "facts": facts.texts})
         if "lost" in reply:
-            raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")
+            raise ArgumentError(f"the launcher has ended: instances cannot start {action} together")
         if "refused" in reply:
             text = dict(reply["refused"])
             hint = text.pop("hint", hint)

@@ -1,10 +1,10 @@
-"""Instances as devices of JAX: a mesh with one CPU device a process.
+"""Instances as devices of JAX: a mesh with one CPU device of each process.
 
-Input: arrays of this process. Output: arrays of all processes for one computation of XLA, which every process must
-start, and back again. Collectives over the axis go through gloo.
+Input: arrays of this process. Output: arrays of all processes for one XLA computation, which every process must start,
+and the reverse. Collectives over the axis use gloo.
 
-Limits: a process takes part with one device, and waits for each such computation: with two, or with several
-computations under way, gloo was seen to hang.
+Limits: a process has one device in the mesh, and waits for each such computation: with two devices, or two computations
+at once, gloo was measured to hang.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ipujax.runtime.host import AXIS
 
 @cache
 def instance_mesh() -> Mesh:
-    """The first device of each process, in their order."""
+    """Return the mesh of the first device of each process, in order of processes."""
     first = {device.process_index: device for device in reversed(jax.devices())}
     return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
 
 
 def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: Dims) -> Callable[..., Any]:
-    """A function of this instance's shares as one of arrays of all instances, in a trace.
+    """Return a function of arrays of all instances that calls `fun` with this instance's shares; for traces.
 
     Args:
-        fun: takes arrays, gives a list of them; may use collectives over the axis.
-        in_dims: for each operand the dimension of which every instance has a share, None where all have the same.
+        fun: function of arrays that returns a list of them; may use collectives over the axis.
+        in_dims: for each operand the dimension that is split over instances, None where it is equal on all.
         out_dims: the same for each result.
     """
     in_specs, out_specs = (tuple(map(_spec, dims)) for dims in (in_dims, out_dims))
@@ -42,18 +42,18 @@ def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: D
         mesh=instance_mesh(),
         in_specs=in_specs,
         out_specs=out_specs,
-        check_vma=False,  # what is equal on all instances is known from the replicas, see `lowering.replicas.varying`
+        check_vma=False,  # the analysis of replicas decides equality, see `lowering.replicas.varying`
     )
 
 
 def to_all(array: jax.Array, dim: int | None) -> jax.Array:
-    """An array of this process as its part of one of all processes; no data is moved.
+    """Return an array of all processes whose part on this one is `array`; no data is moved.
 
     Args:
-        array: any.
-        dim: the dimension of which every instance has a share, None where all have the same.
+        array: an array of this process.
+        dim: the dimension that is split over instances, None where the array is equal on all.
     """
-    device, sharding = _here(dim)
+    device, sharding = _local_sharding(dim)
     local = array if array.devices() == {device} else jax.device_put(array, device)
     kind = local.sharding.memory_kind
     sharding = sharding if kind is None else sharding.with_memory_kind(kind)
@@ -62,13 +62,13 @@ def to_all(array: jax.Array, dim: int | None) -> jax.Array:
 
 
 def to_local(tree: Any) -> Any:
-    """This process's part of a tree of arrays of all processes, once they are computed."""
+    """Return this process's part of a tree of arrays of all processes, after they are computed."""
     return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
 
 
 @cache
-def _here(dim: int | None) -> tuple[jax.Device, NamedSharding]:
-    """This process's device, and how an array is spread."""
+def _local_sharding(dim: int | None) -> tuple[jax.Device, NamedSharding]:
+    """Return this process's device, and the sharding of arrays split along `dim`."""
     return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
 
 

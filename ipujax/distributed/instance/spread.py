@@ -1,12 +1,12 @@
-"""A function of several replicas among instances: each calls it with its own share, and gets its own share back.
+"""Distribution of a function's replicas over instances: each calls it with its share of arguments and results.
 
-Input: the arguments of one instance's call. Output: the same as arrays of all instances, for one computation that all
-start together, and what must be equal on all before they do: at each call shapes and checksums of the values of what
-is not split, at the first call of each kind also the program.
+Input: the arguments of one instance's call. Output: arrays of all instances, for one computation that all start
+together, and facts that must be equal on all before: at each call shapes, and checksums of values that are not split;
+at the first call with new shapes also the program.
 
-A call reads all values that are not split once for their checksums, also those that the last call returned: an
-instance cannot know whether the others pass on the same array or a copy. Limits: a checksum has 32 bits. Instances of
-one run must be on machines that compute alike.
+A call reads all values that are not split once for their checksums, also results of the last call: an instance cannot
+know whether the others pass the same array or a copy. Limits: a checksum has 32 bits. Machines of all instances must
+compute equal bits.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ _PROGRAMS = "the function must be the same on all instances: it may not ask whic
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Weak:
-    """An array that gives way to the other operand's dtype, which arrays of several processes cannot say."""
+    """A weakly typed array: arrays of several processes have no weak types."""
 
     array: jax.Array
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The arguments of a call.
+    """Arguments of a call.
 
     Args:
-        args: positional arguments as arrays of all instances; static ones as they are.
+        args: positional arguments as arrays of all instances; static ones unchanged.
         kwargs: keyword arguments, likewise.
-        facts: what must be equal on all instances at each call.
-        same: the arrays of this instance that must be equal on all, by place.
+        facts: facts that must be equal on all instances at each call.
+        unsplit: (place, array) of arrays that must be equal on all instances.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     facts: Facts
-    same: tuple[tuple[str, Any], ...]
+    unsplit: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What calls with arguments of the same shapes have in common.
+    """Properties of all calls with arguments of equal shapes.
 
     Args:
-        places: what the user would write for each leaf.
-        dims: the dimension of each that is split, None where it is not.
+        places: Python expression of each leaf.
+        dims: dimension of each leaf that is split, None where it is not.
         facts: see `Operands`.
     """
 
@@ -87,12 +87,12 @@ class _Kind:
 
 @dataclass(eq=False, slots=True)
 class Spread:
-    """Where the replicas of one function are.
+    """Distribution of the replicas of one function over instances.
 
     Args:
-        name: of the function.
-        replication: how it is replicated.
-        instances: how many instances share the replicas.
+        name: name of the function.
+        replication: its replication.
+        instances: the instances that share the replicas.
     """
 
     name: str
@@ -102,10 +102,10 @@ class Spread:
 
     @staticmethod
     def of(name: str, replication: Replication | None) -> Spread | None:
-        """How a function is spread; None if all of it is here: it has one replica, or this process is alone.
+        """Return the distribution of a function; None if it has one replica, or this process is the only instance.
 
         Raises:
-            ArgumentError: replicas that instances cannot share equally.
+            ArgumentError: the number of replicas is not a multiple of that of instances.
         """
         count = membership().num_instances
         if replication is None or replication.replicas == 1 or count == 1:
@@ -122,76 +122,75 @@ class Spread:
     def operands(
         self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str], shapes_only: bool
     ) -> Operands:
-        """Takes the arguments of one instance's call.
+        """Return the arguments of one instance's call as arrays of all instances.
 
         Args:
             args: positional arguments.
             kwargs: keyword arguments.
-            places: names of positional arguments, and the numbers of static ones.
+            places: names of positional arguments, and positions of static ones.
             keywords: names of static keyword arguments.
-            shapes_only: give shapes and dtypes instead of arrays.
+            shapes_only: return shapes and dtypes instead of arrays.
 
         Raises:
-            ArgumentError: for shares that replicas here cannot split.
+            ArgumentError: a share that this instance's replicas cannot split.
         """
         names, static = places
-        moved = [n for n in range(len(args)) if n not in static]
+        dynamic = [n for n in range(len(args)) if n not in static]
         arrays = {key: value for key, value in kwargs.items() if key not in keywords}
-        given = tuple(args[n] for n in moved), arrays
-        leaves, tree = jax.tree.flatten(given)
+        operand_tree = tuple(args[n] for n in dynamic), arrays
+        leaves, tree = jax.tree.flatten(operand_tree)
         settings = [(f"static argument {names[n]}", args[n]) for n in sorted(static)]
         settings += [(f"static argument {key}", kwargs[key]) for key in sorted(kwargs) if key not in arrays]
         key = tree, tuple(map(_form, leaves)), tuple(settings)
         if key not in self._kinds:
-            self._kinds[key] = self._kind(given, [names[n] for n in moved], settings)
+            self._kinds[key] = self._kind(operand_tree, [names[n] for n in dynamic], settings)
         kind = self._kinds[key]
-        convert = self._struct if shapes_only else _to_all
-        new = list(args)
-        whole, more = jax.tree.unflatten(tree, map(convert, leaves, kind.dims))
-        for n, value in zip(moved, whole, strict=True):
-            new[n] = value
-        same = tuple((place, x) for x, place, dim in zip(leaves, kind.places, kind.dims, strict=True) if dim is None)
-        return Operands(tuple(new), {**kwargs, **more}, kind.facts, same)
+        convert = self._global_shape if shapes_only else _to_all
+        global_args = list(args)
+        positional, named = jax.tree.unflatten(tree, map(convert, leaves, kind.dims))
+        for n, value in zip(dynamic, positional, strict=True):
+            global_args[n] = value
+        unsplit = tuple((place, x) for x, place, dim in zip(leaves, kind.places, kind.dims, strict=True) if dim is None)
+        return Operands(tuple(global_args), {**kwargs, **named}, kind.facts, unsplit)
 
     def _kind(
         self,
-        given: tuple[tuple[Any, ...], dict[str, Any]],
+        operand_tree: tuple[tuple[Any, ...], dict[str, Any]],
         names: Sequence[str],
         settings: Sequence[tuple[str, Any]],
     ) -> _Kind:
-        """What is known of arguments from their shapes."""
-        leaves, tree = jax.tree.flatten(given)
-        found = leaf_dims(self.name, self.replication.in_specs, given, names)
-        for x, (place, dim) in zip(leaves, found, strict=True):
+        leaves, tree = jax.tree.flatten(operand_tree)
+        places_and_dims = leaf_dims(self.name, self.replication.in_specs, operand_tree, names)
+        for x, (place, dim) in zip(leaves, places_and_dims, strict=True):
             self._check_share(place, x, dim)
         facts = Facts.of(
             (
-                *((place, describe(x)) for x, (place, _) in zip(leaves, found, strict=True)),
+                *((place, describe(x)) for x, (place, _) in zip(leaves, places_and_dims, strict=True)),
                 *((place, stable(value)) for place, value in settings),
                 ("the structure of the arguments", stable(tree)),
             )
         )
-        return _Kind(tuple(place for place, _ in found), tuple(dim for _, dim in found), facts)
+        return _Kind(tuple(place for place, _ in places_and_dims), tuple(dim for _, dim in places_and_dims), facts)
 
     def meet(self, operands: Operands) -> None:
-        """Waits until every instance is about to call the function with such arguments.
+        """Wait until every instance is about to call the function with equal facts about its arguments.
 
         Raises:
-            ArgumentError: on all instances, if they disagree.
+            ArgumentError: on all instances, if facts differ.
         """
         check_joined(self.name)
-        values = ((f"the values of {place}", _digest(x)) for place, x in operands.same)
-        meet(self.name, operands.facts.and_more(values), _ARGUMENTS)
+        values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
+        meet(self.name, operands.facts.extended(values), _ARGUMENTS)
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
     ) -> tuple[Any, ...]:
-        """Shapes and dtypes of this instance's shares, from those of all."""
-        found = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
-        return tuple(self._share(aval, dim) for aval, (_, dim) in zip(avals, found, strict=True))
+        """Return shapes and dtypes of this instance's shares of arguments, from those of all instances."""
+        places_and_dims = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
+        return tuple(self._share(aval, dim) for aval, (_, dim) in zip(avals, places_and_dims, strict=True))
 
     def local_results(self, results: Any) -> Any:
-        """Shapes and dtypes of what one instance gets, from a tree of those of all."""
+        """Return shapes and dtypes of this instance's shares of results, from a tree of those of all instances."""
         dims = split_dims(f"out_specs of {self.name}", self.replication.out_specs, results)
         leaves, tree = jax.tree.flatten(results)
         return jax.tree.unflatten(tree, map(self._share, leaves, dims))
@@ -201,34 +200,35 @@ class Spread:
         return aval.update(shape=tuple(n // count if d == dim else n for d, n in enumerate(aval.shape)))
 
     def evaluate(self, *operands: Any, jaxpr: ClosedJaxpr, in_dims: Dims, out_dims: Dims, **params: Any) -> Any:
-        """The results of all replicas in plain JAX, of operands of all instances: see `replicated_primitive`."""
+        """Compute all replicas in plain JAX on operands of all instances, see `replicated_primitive`."""
         check_same_program(self.name, jaxpr)
-        here = partial(evaluate, jaxpr=jaxpr, in_dims=in_dims, out_dims=out_dims, instances=self.instances, **params)
-        return list(over_instances(here, in_dims, out_dims)(*operands))
+        local = partial(evaluate, jaxpr=jaxpr, in_dims=in_dims, out_dims=out_dims, instances=self.instances, **params)
+        return list(over_instances(local, in_dims, out_dims)(*operands))
 
     def _check_share(self, place: str, x: Any, dim: int | None) -> None:
-        shape, here = jnp.shape(x), self.instances.count_local(self.replication.replicas)
-        if dim is not None and dim < len(shape) and shape[dim] % here:
+        shape = jnp.shape(x)
+        num_local = self.instances.count_local(self.replication.replicas)
+        if dim is not None and dim < len(shape) and shape[dim] % num_local:
             raise ArgumentValueError(
-                f"this instance's share of argument {place} cannot be split over the {here} replicas it holds",
-                expected=f"a multiple of {here} in dimension {dim}",
+                f"this instance's share of argument {place} cannot be split over its {num_local} replicas",
+                expected=f"a multiple of {num_local} in dimension {dim}",
                 got=describe(x),
-                hint=f"a share of {-(-shape[dim] // here) * here}",
+                hint=f"a share of {-(-shape[dim] // num_local) * num_local}",
             )
 
-    def _struct(self, x: Any, dim: int | None) -> Any:
+    def _global_shape(self, x: Any, dim: int | None) -> Any:
         aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-        whole = jax.core.ShapedArray(
+        global_aval = jax.core.ShapedArray(
             global_shape(aval.shape, dim, self.instances.count), aval.dtype, weak_type=aval.weak_type
         )
-        return on_host_if(whole, is_on_host(aval))
+        return on_host_if(global_aval, is_on_host(aval))
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
-    """Waits until every instance has compiled a function, before the first of them runs it.
+    """Wait until every instance has compiled a function, before the first of them runs it.
 
     Raises:
-        ArgumentError: on all instances, if they have not compiled the same.
+        ArgumentError: on all instances, if their programs differ.
     """
     equations = [(f"equation {n}", text) for n, text in enumerate(_equations(jaxpr))]
     constants = [(f"value {n} that it closes over", _digest(value)) for n, value in enumerate(jaxpr.consts)]
@@ -237,7 +237,7 @@ def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
 
 
 def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:
-    """What each equation computes and gives, those of jaxprs inside it after it."""
+    """Yield a description of each equation, followed by those of the jaxprs inside it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         numbers = ", ".join(str(atom.val) for atom in eqn.invars if isinstance(atom, Literal))
         yield f"{eqn.primitive.name} {numbers} -> {', '.join(var.aval.str_short() for var in eqn.outvars)}"
@@ -246,7 +246,7 @@ def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:
 
 
 def received(tree: Any) -> Any:
-    """Arguments as they come out of `Operands`, in a trace: weakly typed where they were."""
+    """Return traced arguments of `Operands` with their weak types."""
     return jax.tree.map(
         lambda x: with_weak_type(x.array, True) if isinstance(x, _Weak) else x,
         tree,
@@ -255,27 +255,27 @@ def received(tree: Any) -> Any:
 
 
 def _to_all(x: Any, dim: int | None) -> Any:
-    """An argument as array of all instances; numbers of Python's, and what is no array, as they are."""
+    """Return an argument as array of all instances; Python numbers and float0 are unchanged."""
     if isinstance(x, jax.Array):
         array = x
     elif is_float0(jax.typeof(x)) or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)):
         return x
     else:
         array = jnp.asarray(x)
-    whole = to_all(array, dim)
-    return _Weak(whole) if getattr(array, "weak_type", False) else whole  # keys have none
+    global_array = to_all(array, dim)
+    return _Weak(global_array) if getattr(array, "weak_type", False) else global_array  # keys have no weak_type
 
 
 def _form(x: Any) -> Any:
-    """What facts about an argument depend on."""
+    """Return the properties of an argument that facts about it depend on."""
     return (x.shape, x.dtype, getattr(x, "weak_type", False)) if isinstance(x, jax.Array) else describe(x)
 
 
 def _digest(x: Any) -> str:
-    """The values of an array in few words: equal for equal bits."""
+    """Return a text of an array's values that is equal for equal bits."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    held = np.asarray(x)
-    if held.size == 1:
-        return str(held.item())
-    return f"checksum {zlib.crc32(np.ascontiguousarray(held).view(np.uint8).data):08x}"
+    values = np.asarray(x)
+    if values.size == 1:
+        return str(values.item())
+    return f"checksum {zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data):08x}"

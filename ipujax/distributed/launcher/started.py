@@ -22,39 +22,51 @@ _PF_EXITING = 4  # of a task's flags in /proc/*/stat; linux/sched.h
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """One process and its recorded state."""
+    """Process of an instance, and the launcher's record of it.
+
+    Args:
+        index: number of the instance.
+        process: the process, leader of its group.
+        control: socket to the instance.
+        said: incomplete message on the socket.
+        relays: its standard output and errors.
+        last_sign: time of its last sign of life, of `time.monotonic`.
+        sign: description of that sign.
+        ended: exit code of the script, None while it runs.
+        is_reaped: whether the process has been waited for.
+    """
 
     index: int
     process: subprocess.Popen[bytes]
     control: socket.socket
-    said: Lines = field(default_factory=lambda: Lines(None))  # on the control socket
+    said: Lines = field(default_factory=lambda: Lines(None))
     relays: list[Relay] = field(default_factory=list)
     last_sign: float = field(default_factory=time.monotonic)
     sign: str = "its start"
-    ended: int | None = None  # exit code, as soon as the script is over
+    ended: int | None = None
     is_reaped: bool = False
 
     def send(self, number: int, *, whole_group: bool = True) -> None:
-        """Sends a signal, unless the process is gone."""
+        """Send a signal, unless the process has ended."""
         if not self.is_reaped:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, for a zombie
                 (os.killpg if whole_group else os.kill)(self.process.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; it is not reaped here, except on macOS before Python 3.13."""
+        """Return whether the process has ended, without reaping it, except on macOS before Python 3.13."""
         if not hasattr(os, "waitid"):
             return self.process.poll() is not None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def is_dying(self) -> bool:
-        """Whether the process is exiting without having reported the end of its script. Known on Linux only."""
+        """Return whether the process exits without a report of its script's end; False except on Linux."""
         if self.is_reaped or self.ended is not None or sys.platform != "linux":
             return False
         after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return after_name[0] in "XZ" or bool(int(after_name[6]) & _PF_EXITING)
 
     def end(self) -> None:
-        """Kills what is left of the group, and waits for the process."""
-        self.send(signal.SIGKILL)  # before the wait: until then its number is nobody else's
+        """Kill the remaining processes of the group, and wait for the instance."""
+        self.send(signal.SIGKILL)  # before the wait, after which the system may reuse the process number
         self.process.wait()
         self.is_reaped = True

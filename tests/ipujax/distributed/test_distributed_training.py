@@ -312,7 +312,7 @@ assert alone(jnp.ones(3 + index)) == 3 + 2 * index, "a function of one replica i
 if d.num_instances() > 1:
     expect(ipu.ArgumentError, "no profile follows", lambda: compiled.profile_call(w, x))
     expect(ipu.ArgumentError, "no transformation of JAX can trace", lambda: jax.grad(lambda w: fun(w, x)[0])(w))
-    expect(ipu.ArgumentError, "cannot be split over the 2 replicas it holds", lambda: fun(w, x[:3]))
+    expect(ipu.ArgumentError, "cannot be split over its 2 replicas", lambda: fun(w, x[:3]))
     odd = ipu.jit(lambda x: x, device=DEVICES["model"], replicas=3)
     expect(ipu.ArgumentError, "3 replicas of <lambda> cannot be shared equally by 2 instances", lambda: odd(w))
     prints = lambda x: (jax.debug.callback(print, x), x)[1]
