@@ -1,9 +1,9 @@
-"""Which dumps the environment asks for, and where they go.
+"""Dumps requested by environment variables, and their folder.
 
-    IPUJAX_DOT         after:PASS[,after:PASS…]: DOT of the jaxpr after a pass ("trace" is what was traced), and after
+    IPUJAX_DOT         after:PASS[,after:PASS…]: DOT of the jaxpr after a pass ("trace": before the first), and after
                        "lower" of the graph
-    IPUJAX_DUMP        ir, tiles, or both with a comma: JSON of all of it; which tiles hold which variable
-    IPUJAX_DUMP_DIR    their folder, made if it is not there; the current one if it is not set
+    IPUJAX_DUMP        ir, tiles, or both with a comma: JSON of jaxprs, graph and program; tile map of variables
+    IPUJAX_DUMP_DIR    their folder, created if absent; by default the current folder
 
 Input: these variables, read at each lowering. Output: `DumpRequest`.
 Source: PopART user guide, "Environment variables": DOT checks, tensor tile map, the dump of the IR.
@@ -30,12 +30,12 @@ _AFTER = "after:"
 
 @dataclass(frozen=True, slots=True)
 class DumpRequest:
-    """What to write.
+    """Dumps to write.
 
     Args:
-        dots: the steps after which DOT is written.
-        kinds: those of `KINDS` that are written.
-        folder: where.
+        dots: steps after which DOT is written.
+        kinds: dumps of KINDS to write.
+        folder: folder of the files.
     """
 
     dots: frozenset[str]
@@ -44,7 +44,7 @@ class DumpRequest:
 
     @staticmethod
     def from_environment() -> DumpRequest:
-        """What the environment asks for.
+        """Read the request from the environment.
 
         Raises:
             ArgumentError: an unknown pass or kind of dump, with the nearest known name.

@@ -26,11 +26,11 @@ from ipujax.runtime.graph import Graph, Program
 
 
 class Dumps:
-    """What one lowering writes.
+    """Writer of the dumps of one lowering.
 
     Args:
-        name: of the function.
-        request: what is asked for.
+        name: name of the function.
+        request: dumps to write.
 
     Attributes:
         jaxprs: the jaxpr after each pass so far.

@@ -5,10 +5,10 @@
                   "program": node, "listing": text}
     variable ::= {"name", "dtype", "shape", "bytes", "is_constant", "is_in_graph"}
     group    ::= {"codelet", "vertices", "tiles", "axes": [{"name", "extent", "blocks", "kind"}…], "reads", "writes"}
-    node     ::= {"type": as in `runtime.graph.program`, "reads", "writes", "children": [node…]} and what is its own
+    node     ::= {"type": as in `runtime.graph.program`, "reads", "writes", "children": [node…]} and its fields
 
-Compute sets, functions and variables are named by their position; "reads" and "writes" hold numbers of variables. Which
-parts of them are meant is in "listing", see `runtime.graph.listing`; where variables lie, in `tile_map`.
+Compute sets, functions and variables are named by their position; "reads" and "writes" hold numbers of variables. Their
+regions are in "listing", see `runtime.graph.listing`; the tiles of variables in `tile_map`.
 Input: a graph, a program. Output: dicts and lists. Limits: of constants the shape is kept, not the elements.
 """
 
@@ -102,7 +102,7 @@ class _GraphJson:
         }
 
     def variable(self, variable: Variable) -> Json:
-        """What a variable is."""
+        """Return the entry of a variable."""
         return {
             "name": variable.name,
             "dtype": dtype_name(variable.dtype),
@@ -113,11 +113,11 @@ class _GraphJson:
         }
 
     def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
-        found = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
-        return [self.variables.setdefault(variable, len(self.variables)) for variable in found]
+        variables = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
+        return [self.variables.setdefault(variable, len(self.variables)) for variable in variables]
 
     def _facts(self, node: Program) -> Json:
-        """What a node has of its own."""
+        """Return the fields that only this type of node has."""
         match node:
             case Execute(compute_set):
                 return {"compute_set": self.compute_sets[compute_set]}

@@ -1,4 +1,4 @@
-"""All that a compilation has made, as JSON: the jaxpr after each pass, the graph and the program.
+"""Intermediate forms of a compilation as JSON: the jaxpr after each pass, the graph and the program.
 
     {"format": "ipujax ir", "version": 1, "function": "step", "passes": [{"name": "trace", "jaxpr": 0}, …],
      "jaxprs": see `jaxpr_json`, "graph": see `graph_json`, "failed": {"step": "fuse", "error": "TypeError: …"}}
@@ -35,13 +35,13 @@ def intermediate_json(
     lowered: tuple[Graph, Program] | None = None,
     failure: Failure | None = None,
 ) -> dict[str, Any]:
-    """What has been made of a function.
+    """Return the intermediate forms of a function as JSON.
 
     Args:
-        name: of the function.
+        name: name of the function.
         jaxprs: the jaxpr after each pass, in order.
-        lowered: graph and program, if it came so far.
-        failure: what went wrong.
+        lowered: graph and program; None before lowering.
+        failure: the step that failed, and its error.
     """
     numbered = JaxprList()
     passes = [{"name": step, "jaxpr": numbered.number_of(jaxpr)} for step, jaxpr in jaxprs.items()]

@@ -1,4 +1,4 @@
-"""Which tiles hold which variable of a graph, as JSON.
+"""Tile map of a graph as JSON: the tiles of every variable, and its elements on each.
 
     map      ::= {"target", "num_tiles", "variables": [variable…]}
     variable ::= {"name", "dtype", "shape", "line", "tiles": [tile…], "elements": [of each of them…], "mapping"}
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 class TileMap(dict[str, Any]):
-    """Which tiles hold which variable, as a dict that JSON can hold; short in a console, whole as `str`."""
+    """Tile map as a dict of JSON values; a short `repr` for consoles, all of it as `str`."""
 
     def __repr__(self) -> str:
         rows = self["variables"]
@@ -39,7 +39,7 @@ class TileMap(dict[str, Any]):
 
 
 def tile_map(graph: Graph) -> TileMap:
-    """Where every variable lies.
+    """Return the tile map of a graph.
 
     Args:
         graph: variables and their mappings.
@@ -50,15 +50,15 @@ def tile_map(graph: Graph) -> TileMap:
 
 
 def _row(variable: Variable, mapping: TileMapping | None, num_tiles: int) -> Json:
-    held = np.zeros(0, np.int64) if mapping is None else mapping.elements_per_tile(num_tiles)
-    tiles = np.flatnonzero(held)
+    elements = np.zeros(0, np.int64) if mapping is None else mapping.elements_per_tile(num_tiles)
+    tiles = np.flatnonzero(elements)
     return {
         "name": variable.name,
         "dtype": dtype_name(variable.dtype),
         "shape": list(variable.shape),
         "line": variable.origin.line,
         "tiles": tiles.tolist(),
-        "elements": held[tiles].tolist(),
+        "elements": elements[tiles].tolist(),
         "mapping": None if mapping is None else _mapping(mapping),
     }
 

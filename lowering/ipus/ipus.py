@@ -163,7 +163,7 @@ class Ipus:
         return [v for v in tensor.variables() if self.variable_ipu(v) not in (None, ipu)]
 
     def _with_local_constants(self, tensor: Tensor, foreign: Sequence[Variable], ipu: int) -> Tensor:
-        """The same view of local copies of constants, which need no exchange."""
+        """A view with constants of other IPUs replaced by local copies, which need no exchange."""
         table = {}
         for variable in foreign:
             if variable.is_constant:

@@ -83,7 +83,7 @@ def offload(
 
 
 def _for_one_replica(offloading: Offloading, sources: Sequence[int | None], num_results: int) -> Offloading:
-    """The same for the jaxpr of one replica, of which input n is the program's input `places[n]`."""
+    """Offloading of the jaxpr of one replica, whose input n is the program's input `sources[n]`."""
     replica_input = {source: n for n, source in enumerate(sources) if source is not None}
     inputs, hosted = (
         tuple(source is not None and bool(flags) and flags[source] for source in sources)

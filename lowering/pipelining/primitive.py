@@ -32,7 +32,7 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduce)
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """How micro-batches go through a function.
+    """Parameters of a pipeline: micro-batches, the role of each operand, reductions of results.
 
     Args:
         name: name of the function, for messages.
