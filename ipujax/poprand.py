@@ -1,8 +1,8 @@
 """poprand: tensors of random numbers, under PopLibs' names in snake_case.
 
 The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` distinguishes draws
-from one seed. Where PopLibs takes a reference tensor, the result has its shape and tile mapping; with a shape instead,
-the result gets a mapping of its own.
+from one seed. Where PopLibs takes a reference tensor, the result has its shape and tile mapping; for a shape instead
+the library maps it.
 
 The numbers depend on seed, modifier, shape, type and bounds alone, not on tile mappings: they are those of JAX's
 threefry generator for that key, so that a program draws the same numbers on any target and with any split.
@@ -30,8 +30,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 add_codelets = registrar("poprand")
 
-_WIDE = np.dtype(np.float32)
-
+_WIDE = np.dtype(np.float32)  # type of draws that are rounded to the result's type afterwards
 
 Reference = Tensor | Sequence[int]
 
@@ -47,26 +46,27 @@ def _draw(
     name: str,
     operands: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Adds `sample(key, size, *operands)`; a reference that is a tensor gives the result its tile mapping too."""
+    """Add `sample(key, size, *operands)`; the result has the tile mapping of a reference that is a tensor."""
     check_tensors(name, seed)
     if seed.size != 2 or seed.dtype != np.uint32:
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
-        raise GraphError(f"{name}: this is no seed", expected="uint32[2]", got=got)
+        raise GraphError(f"{name}: seed must be a tensor of two words", expected="uint32[2]", got=got)
     if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
         raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
     size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
-    def drawn(words: jax.Array, *arrays: jax.Array) -> jax.Array:
+    def draw(words: jax.Array, *arrays: jax.Array) -> jax.Array:
+        # threefry by name: the default generator is a setting of JAX that must not change a program's numbers.
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
         return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), size, *arrays)
 
-    into = [clone(graph, reference, name, np.dtype(dtype))] if isinstance(reference, Tensor) else []
-    return add(graph, drawn, [seed, *operands], prog, name, into)
+    out = [clone(graph, reference, name, np.dtype(dtype))] if isinstance(reference, Tensor) else []
+    return add(graph, draw, [seed, *operands], prog, name, out)
 
 
 def _check_probability(name: str, probability: float) -> None:
     if not 0 <= probability <= 1:
-        raise GraphError(f"{name}: no probability", expected="0 to 1", got=probability)
+        raise GraphError(f"{name}: must have a probability", expected="0 to 1", got=probability)
 
 
 def _check_floats(name: str, dtype: Any) -> None:
@@ -75,7 +75,7 @@ def _check_floats(name: str, dtype: Any) -> None:
 
 
 def _check_deviation(name: str, std_dev: float) -> None:
-    if not std_dev >= 0:
+    if not std_dev >= 0:  # true for NaN too
         raise GraphError(f"{name}: the standard deviation", expected="at least 0", got=std_dev)
 
 
@@ -90,7 +90,7 @@ def uniform(
     prog: Program,
     name: str = "uniform",
 ) -> Tensor:
-    """Uniformly distributed numbers; integers include both bounds, floats the lower.
+    """Draw uniformly distributed numbers; integers include both bounds, floats the lower.
 
     Args:
         graph: graph to add to.
@@ -98,8 +98,8 @@ def uniform(
         seed_modifier: distinguishes draws from one seed.
         reference: tensor whose shape and tile mapping the result gets, or a shape.
         dtype: FLOAT, HALF or INT.
-        low: least value.
-        high: greatest value.
+        low: lower bound.
+        high: upper bound.
         prog: program the steps are added to.
         name: debug name.
 
@@ -126,12 +126,13 @@ def uniform(
 
 
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
-    """Integers from `low` to `high`, both included; `high + 1` may overflow the type."""
+    # Both bounds are included, but JAX excludes the upper, and `high + 1` may overflow the type.
     limits = np.iinfo(dtype)
     if high < limits.max:
         return jax.random.randint(key, size, low, high + 1, dtype)
     if low > limits.min:
         return jax.random.randint(key, size, low - 1, high, dtype) + np.array(1, dtype)
+    # All values of the type.
     return lax.bitcast_convert_type(jax.random.bits(key, size, f"uint{8 * dtype.itemsize}"), dtype)
 
 
@@ -146,7 +147,7 @@ def normal(
     prog: Program,
     name: str = "normal",
 ) -> Tensor:
-    """Normally distributed numbers; arguments as of `uniform`.
+    """Draw normally distributed numbers; arguments as of `uniform`.
 
     Raises:
         GraphError: an invalid seed, a type that is no float, or a negative deviation.
@@ -172,7 +173,7 @@ def truncated_normal(
     prog: Program,
     name: str = "truncated_normal",
 ) -> Tensor:
-    """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`.
+    """Draw normally distributed numbers within `alpha` deviations of the mean; arguments as of `uniform`.
 
     Raises:
         GraphError: as `normal`, or an `alpha` that is not positive.
@@ -198,7 +199,7 @@ def bernoulli(
     prog: Program,
     name: str = "bernoulli",
 ) -> Tensor:
-    """Ones with a given probability, else zeros; arguments as of `uniform`."""
+    """Draw ones with a probability, else zeros; arguments as of `uniform`."""
     _check_probability(name, probability)
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
@@ -217,14 +218,14 @@ def dropout(
     prog: Program,
     name: str = "dropout",
 ) -> Tensor:
-    """A tensor with elements set to zero, those kept multiplied by `scale`; the same seed drops the same elements.
+    """Set random elements to zero and multiply the others by `scale`; the same seed drops the same elements.
 
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
         seed_modifier: distinguishes draws from one seed.
         x: the tensor.
-        keep_probability: of each element.
+        keep_probability: probability of each element not to be dropped.
         scale: usually 1 / `keep_probability`.
         prog: program the steps are added to.
         name: debug name.
@@ -237,7 +238,7 @@ def dropout(
 
     Source: poprand::dropout, which also takes a reference for the layout of its draw.
     """
-    return _dropped(graph, seed, seed_modifier, x, x.shape, keep_probability, scale, prog, name)
+    return _drop(graph, seed, seed_modifier, x, x.shape, keep_probability, scale, prog, name)
 
 
 def shaped_dropout(
@@ -251,16 +252,16 @@ def shaped_dropout(
     prog: Program,
     name: str = "shaped_dropout",
 ) -> Tensor:
-    """As `dropout`, with one draw for all elements along dimensions in which `reference` has size 1.
+    """Drop slices: as `dropout`, with one draw for all elements along dimensions in which `reference` has size 1.
 
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
         seed_modifier: distinguishes draws from one seed.
         x: the tensor.
-        reference: a tensor of, or just, a shape that broadcasts to that of `x`.
-        keep_probability: of each draw.
-        scale: factor of the kept elements.
+        reference: shape, or tensor of a shape, that broadcasts to that of `x`.
+        keep_probability: probability of each draw not to drop.
+        scale: factor of the elements that are not dropped.
         prog: program the steps are added to.
         name: debug name.
 
@@ -272,11 +273,11 @@ def shaped_dropout(
     shape = reference.shape if isinstance(reference, Tensor) else tuple(reference)
     aligned = (1,) * (x.ndim - len(shape)) + shape
     if len(aligned) != x.ndim or any(n not in (1, m) for n, m in zip(aligned, x.shape, strict=True)):
-        raise GraphError(f"{name}: the reference does not broadcast", expected=list(x.shape), got=list(shape))
-    return _dropped(graph, seed, seed_modifier, x, shape, keep_probability, scale, prog, name)
+        raise GraphError(f"{name}: the reference must broadcast", expected=list(x.shape), got=list(shape))
+    return _drop(graph, seed, seed_modifier, x, shape, keep_probability, scale, prog, name)
 
 
-def _dropped(
+def _drop(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
@@ -290,8 +291,9 @@ def _dropped(
     _check_probability(name, keep_probability)
 
     def sample(key: jax.Array, size: tuple[int, ...], a: jax.Array) -> jax.Array:
-        kept = jax.random.bernoulli(key, keep_probability, size)
-        return jnp.where(kept, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
+        keep = jax.random.bernoulli(key, keep_probability, size)
+        # Selected, not multiplied by zero: a dropped infinity becomes zero.
+        return jnp.where(keep, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
 
     return _draw(graph, seed, seed_modifier, shape, x.dtype, sample, prog, name, [x])
 

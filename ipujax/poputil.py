@@ -34,13 +34,13 @@ add_codelets = registrar("poputil")
 def map_tensor_linearly(
     graph: PoplarGraph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
 ) -> None:
-    """Maps the elements of a tensor to the tiles linearly, in row-major order.
+    """Map the elements of a tensor to the tiles linearly, in row-major order.
 
     Args:
         graph: graph of the tensor.
         x: the tensor.
-        min_elements_per_tile: fewest elements a tile gets, unless there are fewer in all; 128 bytes of them when None.
-        grain_size: elements that stay together; those of a vector of the machine when None.
+        min_elements_per_tile: lower bound of elements on a tile, if the tensor has as many; 128 bytes when None.
+        grain_size: number of elements that are never split; those of a vector of the machine when None.
 
     Raises:
         GraphError: something that is no tensor, or numbers below 1.
@@ -48,55 +48,56 @@ def map_tensor_linearly(
     Source: poputil::mapTensorLinearly.
     """
     check_tensors("map_tensor_linearly", x)
-    mapping = _linear(graph, x.size, x.dtype, min_elements_per_tile, grain_size)
+    mapping = _make_linear_mapping(graph, x.size, x.dtype, min_elements_per_tile, grain_size)
     graph.set_tile_mapping(x, mapping if x.is_whole_variable else owners(mapping))
 
 
 def calc_linear_tile_mapping(
     graph: Graph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
 ) -> list[list[tuple[int, int]]]:
-    """The linear mapping of a tensor: for each tile the `(begin, end)` intervals of flat elements.
+    """Return the linear mapping of a tensor: for each tile the `(begin, end)` intervals of flat elements.
 
     Arguments as of `map_tensor_linearly`.
 
     Source: poputil::calcLinearTileMapping.
     """
-    starts, lengths, tiles = _linear(graph, x.size, x.dtype, min_elements_per_tile, grain_size).runs()
+    starts, lengths, tiles = _make_linear_mapping(graph, x.size, x.dtype, min_elements_per_tile, grain_size).runs()
     intervals: list[list[tuple[int, int]]] = [[] for _ in range(graph.target.num_tiles)]
     for start, length, tile in zip(starts.tolist(), lengths.tolist(), tiles.tolist(), strict=True):
         intervals[tile].append((start, start + length))
     return intervals
 
 
-def _linear(graph: Graph, size: int, dtype: Any, least: int | None, grain: int | None) -> Flat:
-    if least is None and grain is None:
+def _make_linear_mapping(graph: Graph, size: int, dtype: Any, minimum: int | None, grain: int | None) -> Flat:
+    if minimum is None and grain is None:
         return linear_mapping(graph, size, dtype)
     grain = max(1, VECTOR_BYTES // element_bytes(dtype)) if grain is None else grain
-    least = -(-MIN_BYTES_PER_TILE // element_bytes(dtype)) if least is None else least
-    if least < 1 or grain < 1:
-        got = f"{least} elements a tile, grains of {grain}"
+    minimum = -(-MIN_BYTES_PER_TILE // element_bytes(dtype)) if minimum is None else minimum
+    if minimum < 1 or grain < 1:
+        got = f"{minimum} elements a tile, grains of {grain}"
         raise GraphError("a linear mapping", expected="at least 1 of both", got=got)
-    parts = min(graph.target.tiles_per_ipu, max(1, size // (-(-least // grain) * grain)))
+    # The minimum is rounded up to grains, the number of tiles down: no tile has fewer elements, unless all have.
+    parts = min(graph.target.tiles_per_ipu, max(1, size // (-(-minimum // grain) * grain)))
     bounds = even_cuts(size, parts, grain)
     return flat_mapping(size, bounds[:-1], np.arange(len(bounds) - 1, dtype=np.int32))
 
 
 def get_tile_imbalance(graph: Graph, x: Tensor) -> int:
-    """Elements on the fullest tile in excess of an even share of a tensor's variables.
+    """Return the number of elements on the fullest tile in excess of an even share of a tensor's variables.
 
     Raises:
-        GraphError: a variable that lies on no tile.
+        GraphError: a variable without a tile mapping.
     """
     counts = np.zeros(graph.target.num_tiles, np.int64)
     for variable in x.variables():
         if variable not in graph.mappings:
-            raise GraphError(f"{variable!r} lies on no tile", hint="graph.set_tile_mapping")
+            raise GraphError(f"{variable!r} has no tile mapping", hint="graph.set_tile_mapping")
         counts += graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
     return int(counts.max()) - -(-int(counts.sum()) // graph.target.num_tiles)
 
 
 def broadcast_to_match(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Views of tensors with dimensions of size 1 repeated, so that all have one shape, as numpy broadcasts.
+    """Return views of tensors with dimensions of size 1 repeated, so that all have one shape, as numpy broadcasts.
 
     Raises:
         GraphError: shapes that do not broadcast.
@@ -111,7 +112,7 @@ def broadcast_to_match(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def can_broadcast_to_match(*tensors: Tensor) -> bool:
-    """Whether tensors broadcast to one shape."""
+    """Return True if tensors broadcast to one shape."""
     try:
         np.broadcast_shapes(*(x.shape for x in tensors))
     except ValueError:
@@ -120,21 +121,21 @@ def can_broadcast_to_match(*tensors: Tensor) -> bool:
 
 
 def clone(graph: Graph, x: Tensor, name: str = "clone", dtype: Any = None) -> Tensor:
-    """A new variable with the shape and tile mapping of a tensor, and its type or another.
+    """Create a variable with the shape and tile mapping of a tensor, and its type or another.
 
     Raises:
-        MappingError: an element of the tensor lies on no tile.
+        MappingError: an element of the tensor without a tile.
     """
-    dtype, mapping = x.dtype if dtype is None else dtype, mapping_like(graph, x)
-    new = graph.add_variable(x.shape, dtype, name, mapping)
+    mapping = mapping_like(graph, x)
+    new = graph.add_variable(x.shape, x.dtype if dtype is None else dtype, name, mapping)
     if mapping is None and isinstance(graph, PoplarGraph):  # a view whose mapping has no simple form
         graph.set_tile_mapping(new, graph.get_tile_mapping(x))
-    map_linearly(graph, new)
+    map_linearly(graph, new)  # no effect if mapped above
     return new
 
 
 def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -> Tensor:
-    """A copy of a tensor in a new variable with the same tile mapping.
+    """Copy a tensor to a new variable with the same tile mapping.
 
     Source: poputil::duplicate.
     """

@@ -27,16 +27,16 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class ConvParams:
-    """A convolution.
+    """Parameters of a convolution.
 
     Args:
         dtype: type of input and weights.
-        batch_size: images.
+        batch_size: number of images.
         input_field_shape: spatial sizes of the input.
         kernel_shape: spatial sizes of the weights.
-        input_channels_per_conv_group: channels a group reads.
-        output_channels_per_conv_group: channels a group writes.
-        num_conv_groups: groups.
+        input_channels_per_conv_group: number of channels that a group reads.
+        output_channels_per_conv_group: number of channels that a group writes.
+        num_conv_groups: number of groups.
         stride: step of the output in each spatial dimension, 1 when empty.
         padding_lower: zeros before the input, 0 when empty.
         padding_upper: zeros after it, 0 when empty.
@@ -60,9 +60,10 @@ class ConvParams:
     def __post_init__(self) -> None:
         if not jnp.issubdtype(self.dtype, jnp.floating):
             raise GraphError("a convolution", expected="FLOAT or HALF", got=dtype_name(np.dtype(self.dtype)))
-        rank, steps = len(self.input_field_shape), (self.stride, self.input_dilation, self.kernel_dilation)
+        rank = len(self.input_field_shape)
+        steps = (self.stride, self.input_dilation, self.kernel_dilation)
         by_dimension = (*steps, self.padding_lower, self.padding_upper)
-        ranks_fit = len(self.kernel_shape) == rank and all(len(each) in (0, rank) for each in by_dimension)
+        ranks_fit = len(self.kernel_shape) == rank and all(len(numbers) in (0, rank) for numbers in by_dimension)
         if not ranks_fit or min((self.num_conv_groups, *self.kernel_shape, *(n for step in steps for n in step))) < 1:
             expected = "kernel, steps and dilations of at least 1, one for each dimension of the field"
             raise GraphError("a convolution", expected=expected, got=self)
@@ -82,18 +83,22 @@ class ConvParams:
     @property
     def output_shape(self) -> tuple[int, ...]:
         """[batch, channels, field…]."""
+        # From JAX's own shape rule, so that the formula is in one place.
         x, weights = (jax.ShapeDtypeStruct(s, self.dtype) for s in (self.input_shape, self.weights_shape))
         return jax.eval_shape(self.convolve, x, weights).shape
 
     def convolve(self, x: jax.Array, weights: jax.Array) -> jax.Array:
-        """The convolution of arrays."""
+        """Convolve arrays [batch, channels, field…] and [groups, out, in, kernel…]."""
+        # XLA numbers output channels over all groups, PopLibs within a group.
         kernels = weights.reshape(-1, *self.weights_shape[2:])
         return lax.conv_general_dilated(x, kernels, **self.keywords())
 
     def keywords(self) -> dict[str, Any]:
-        """The parameters as keywords of the library's convolution."""
+        """Return the parameters as keywords of the op library's convolution."""
         rank = len(self.input_field_shape)
-        ones, zeros, dims = (1,) * rank, (0,) * rank, tuple(range(rank + 2))
+        ones = (1,) * rank
+        zeros = (0,) * rank
+        dims = tuple(range(rank + 2))  # batch or output channels, then channels, then the field, in all three arrays
         return {
             "dimension_numbers": lax.ConvDimensionNumbers(dims, dims, dims),
             "window_strides": self.stride or ones,
@@ -115,7 +120,7 @@ def convolution(
     transpose_and_flip_weights: bool = False,
     options: Options = None,
 ) -> Tensor:
-    """Convolves an input with weights, as neural networks do (the kernel is not flipped).
+    """Convolve an input with weights, as neural networks do (the kernel is not flipped).
 
     Args:
         graph: graph to add to.
@@ -138,13 +143,13 @@ def convolution(
     if x.shape != params.input_shape or weights.shape != params.weights_shape:
         expected = f"{list(params.input_shape)} and {list(params.weights_shape)}"
         got = f"{list(x.shape)} and {list(weights.shape)}"
-        raise GraphError(f"{name}: not the tensors of these parameters", expected=expected, got=got)
+        raise GraphError(f"{name}: tensors must have the shapes of params", expected=expected, got=got)
     with placing(graph, [x, weights]):
         return _convolve(graph, x, weights, params, prog, name, options)
 
 
 def transposed_and_flipped(weights: Tensor) -> Tensor:
-    """Weights seen with the channels of each group swapped and the kernel reversed."""
+    """Return a view of weights with the channels of each group swapped and the kernel reversed."""
     return weights.transpose((0, 2, 1, *range(3, weights.ndim))).reverse(range(3, weights.ndim))
 
 
@@ -156,27 +161,26 @@ def _convolve(
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:
-    """An input tensor mapped as `convolution` uses it."""
-    return _conv_operand(graph, params, 0, name, options)
+    """Create an input tensor mapped as `convolution` uses it."""
+    return _create_operand(graph, params, 0, name, options)
 
 
 def create_weights(graph: Graph, params: ConvParams, name: str = "weights", options: Options = None) -> Tensor:
-    """A weights tensor mapped as `convolution` uses it."""
-    return _conv_operand(graph, params, 1, name, options)
+    """Create a weights tensor mapped as `convolution` uses it."""
+    return _create_operand(graph, params, 1, name, options)
 
 
-def _conv_operand(graph: Graph, params: ConvParams, which: int, name: str, options: Options) -> Tensor:
+def _create_operand(graph: Graph, params: ConvParams, which: int, name: str, options: Options) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         x, weights = operands
         _convolve(scratch, x, weights, params, Program(), name, options)
 
     shapes = [(params.input_shape, params.dtype), (params.weights_shape, params.dtype)]
-    (made,) = create_mapped_operands(graph, shapes, build, [which], [name])
-    return made
+    return create_mapped_operands(graph, shapes, build, [which], [name])[0]
 
 
 def create_biases(graph: Graph, activations: Tensor, name: str = "biases") -> Tensor:
-    """A tensor [channels] for `add_bias` to activations [batch, channels, field…], spread over the tiles.
+    """Create a tensor [channels] for `add_bias` to activations [batch, channels, field…], mapped linearly.
 
     Source: poplin::createBiases.
     """
@@ -188,10 +192,10 @@ def create_biases(graph: Graph, activations: Tensor, name: str = "biases") -> Te
 
 
 def add_bias(graph: Graph, activations: Tensor, biases: Tensor, prog: Program, name: str = "add_bias") -> None:
-    """Adds to each channel of [batch, channels, field…] its bias, in place.
+    """Add to each channel of [batch, channels, field…] its bias, in place.
 
     Raises:
-        GraphError: not a bias a channel.
+        GraphError: another number of biases than of channels.
 
     Source: poplin::addBias.
     """
@@ -203,4 +207,5 @@ def add_bias(graph: Graph, activations: Tensor, biases: Tensor, prog: Program, n
 def _check_activations(name: str, activations: Tensor, biases: Tensor | None = None) -> None:
     if activations.ndim < 2 or (biases is not None and biases.shape != activations.shape[1:2]):
         got = [list(t.shape) for t in (activations, biases) if t is not None]
-        raise GraphError(f"{name}: not a bias a channel", expected="[batch, channels, field…] and [channels]", got=got)
+        expected = "[batch, channels, field…] and [channels]"
+        raise GraphError(f"{name}: must have one bias a channel", expected=expected, got=got)

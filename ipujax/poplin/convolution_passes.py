@@ -19,23 +19,24 @@ from ipujax.runtime.tensor import Tensor
 
 
 def get_gradient_params(params: ConvParams) -> ConvParams:
-    """The convolution that maps gradients of the output of `params` to gradients of its input.
+    """Return the convolution that maps gradients of the output of `params` to gradients of its input.
 
     Strides and dilations of the input are swapped; a dilated kernel of k elements has padding `k - 1 - padding`.
 
     Source: poplin::getGradientParams.
     """
     rank = len(params.input_field_shape)
-    ones, zeros = (1,) * rank, (0,) * rank
-    strides, dilations = params.stride or ones, params.input_dilation or ones
-    lower = params.padding_lower or zeros
-    reaches = [(k - 1) * d + 1 for k, d in zip(params.kernel_shape, params.kernel_dilation or ones, strict=True)]
-    fields = [(n - 1) * d + 1 for n, d in zip(params.input_field_shape, dilations, strict=True)]
+    ones = (1,) * rank
+    strides = params.stride or ones
+    dilations = params.input_dilation or ones
+    # Sizes with dilation: of the kernel, of the input, and of the output, which the strides dilate in the gradient.
+    kernels = [(k - 1) * d + 1 for k, d in zip(params.kernel_shape, params.kernel_dilation or ones, strict=True)]
+    inputs = [(n - 1) * d + 1 for n, d in zip(params.input_field_shape, dilations, strict=True)]
     out_field = params.output_shape[2:]
-    outs = [(n - 1) * s + 1 for n, s in zip(out_field, strides, strict=True)]
-    before = [k - 1 - low for k, low in zip(reaches, lower, strict=True)]
-    # Input elements after the last window have zero gradients.
-    after = [n + k - 1 - o - b for n, k, o, b in zip(fields, reaches, outs, before, strict=True)]
+    outputs = [(n - 1) * s + 1 for n, s in zip(out_field, strides, strict=True)]
+    before = [k - 1 - low for k, low in zip(kernels, params.padding_lower or (0,) * rank, strict=True)]
+    # So that the result has the size of the input: its elements after the last window have zero gradients.
+    after = [n + k - 1 - o - b for n, k, o, b in zip(inputs, kernels, outputs, before, strict=True)]
     return ConvParams(
         params.dtype,
         params.batch_size,
@@ -55,7 +56,7 @@ def get_gradient_params(params: ConvParams) -> ConvParams:
 def weights_transpose_chans_flip_xy(
     graph: Graph, weights_in: Tensor, weights_out: Tensor, prog: Program, name: str = "weights_transpose_chans_flip_xy"
 ) -> None:
-    """Copies weights [groups, out, in, kernel…] to [groups, in, out, kernel…], the kernel reversed.
+    """Copy weights [groups, out, in, kernel…] to [groups, in, out, kernel…], the kernel reversed.
 
     Raises:
         GraphError: tensors of other shapes or types.
@@ -63,19 +64,20 @@ def weights_transpose_chans_flip_xy(
     Source: poplin::weightsTransposeChansFlipXY.
     """
     if weights_in.ndim < 3:
-        raise GraphError(f"{name}: no weights", expected="[groups, out, in, kernel…]", got=list(weights_in.shape))
+        expected = "[groups, out, in, kernel…]"
+        raise GraphError(f"{name}: must have weights of a convolution", expected=expected, got=list(weights_in.shape))
     prog.add(Copy(transposed_and_flipped(weights_in), weights_out, name, graph.origin))
 
 
 def calculate_weight_deltas(
     graph: Graph, z_deltas: Tensor, activations: Tensor, params: ConvParams, prog: Program, name: str = "weight_deltas"
 ) -> Tensor:
-    """The gradients of a convolution's weights.
+    """Compute the gradients of a convolution's weights.
 
     Args:
         graph: graph to add to.
-        z_deltas: gradients of its output, [batch, channels, field…].
-        activations: its input, [batch, channels, field…].
+        z_deltas: gradients of the output, [batch, channels, field…].
+        activations: input of the convolution, [batch, channels, field…].
         params: the forward convolution.
         prog: program the steps are added to.
         name: debug name.
@@ -91,8 +93,9 @@ def calculate_weight_deltas(
     if z_deltas.shape != params.output_shape or activations.shape != params.input_shape:
         expected = f"{list(params.output_shape)} and {list(params.input_shape)}"
         got = f"{list(z_deltas.shape)} and {list(activations.shape)}"
-        raise GraphError(f"{name}: not the tensors of these parameters", expected=expected, got=got)
+        raise GraphError(f"{name}: tensors must have the shapes of params", expected=expected, got=got)
 
+    # A convolution is linear in its weights: its transpose in them maps gradients of outputs to those of weights.
     def deltas(z: jax.Array, x: jax.Array) -> jax.Array:
         weights = jax.ShapeDtypeStruct(params.weights_shape, x.dtype)
         (gradient,) = jax.linear_transpose(lambda w: params.convolve(x, w), weights)(z)
@@ -111,7 +114,7 @@ def convolution_weight_update(
     prog: Program,
     name: str = "weight_update",
 ) -> None:
-    """Adds `scale` times the gradients of a convolution's weights to them, in place.
+    """Add `scale` times the gradients of a convolution's weights to them, in place.
 
     Arguments as of `calculate_weight_deltas`; the scale is a number or a tensor of one element.
 
@@ -124,7 +127,7 @@ def convolution_weight_update(
 def convolution_bias_update(
     graph: Graph, z_deltas: Tensor, biases: Tensor, scale: float | Tensor, prog: Program, name: str = "bias_update"
 ) -> None:
-    """Adds `scale` times the gradients of biases [channels] to them, in place.
+    """Add `scale` times the gradients of biases [channels] to them, in place.
 
     Source: poplin::convolutionBiasUpdate.
     """

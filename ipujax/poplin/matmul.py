@@ -28,7 +28,7 @@ def mat_mul(
     output_type: Any = None,
     options: Options = None,
 ) -> Tensor:
-    """Multiplies matrices [m, k] by [k, n].
+    """Multiply matrices [m, k] by [k, n].
 
     Args:
         graph: graph to add to.
@@ -37,7 +37,8 @@ def mat_mul(
         prog: program the steps are added to.
         name: debug name.
         output_type: type of the result, that of `a` when None.
-        options: "availableMemoryProportion" of a tile the plan may use, "partialsType" "half" or "float".
+        options: "availableMemoryProportion", the share of a tile that the plan may use; "partialsType", "half" or
+            "float".
 
     Returns:
         A new tensor [m, n].
@@ -62,8 +63,9 @@ def mat_mul_grouped(
     output_type: Any = None,
     options: Options = None,
 ) -> Tensor:
-    """Multiplies groups of matrices, [g, m, k] by [g, k, n]; as `mat_mul`."""
+    """Multiply groups of matrices, [g, m, k] by [g, k, n], to [g, m, n]; arguments as of `mat_mul`."""
     _check_ranks(name, a, b, 3)
+    # Operands without a tile mapping are an error here; only results and temporaries get one.
     with placing(graph, [a, b]):
         return _matmul(Builder(graph, prog, name), a, b, out_dtype=output_type, **settings(options))
 
@@ -79,7 +81,7 @@ def mat_mul_acc(
     *,
     options: Options = None,
 ) -> None:
-    """Adds `scale · a · b` to a matrix `c`, in place; the scale is a number or a tensor of one element.
+    """Add `scale · a · b` to a matrix `c`, in place; the scale is a number or a tensor of one element.
 
     Source: poplin::matMulAcc.
     """
@@ -98,7 +100,7 @@ def mat_mul_grouped_acc(
     *,
     options: Options = None,
 ) -> None:
-    """Adds `scale · a · b` to groups of matrices `c`, in place; as `mat_mul_acc`.
+    """Add `scale · a · b` to groups of matrices `c` [g, m, n], in place; arguments as of `mat_mul_acc`.
 
     Source: poplin::matMulGroupedAcc.
     """
@@ -107,7 +109,7 @@ def mat_mul_grouped_acc(
 
 
 def transpose_grouped_matrix(x: Tensor) -> Tensor:
-    """Groups of matrices [g, m, n] seen as [g, n, m].
+    """Return a view [g, n, m] of groups of matrices [g, m, n].
 
     Raises:
         GraphError: a tensor of another rank.
@@ -115,7 +117,7 @@ def transpose_grouped_matrix(x: Tensor) -> Tensor:
     Source: poplin::transposeGroupedMatrix.
     """
     if x.ndim != 3:
-        raise GraphError("not groups of matrices", expected="[g, m, n]", got=list(x.shape))
+        raise GraphError("x must be groups of matrices", expected="[g, m, n]", got=list(x.shape))
     return x.transpose((0, 2, 1))
 
 
@@ -129,27 +131,27 @@ def _check_ranks(name: str, a: Tensor, b: Tensor, rank: int) -> None:
 def create_mat_mul_input_lhs(
     graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "lhs", options: Options = None
 ) -> Tensor:
-    """A matrix [m, k], or groups [g, m, k], mapped as `mat_mul` or `mat_mul_grouped` with one of `b_shape` uses it."""
-    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 0, name, options)
+    """Create a matrix [m, k] or groups [g, m, k], mapped for `mat_mul` or `mat_mul_grouped` by one of `b_shape`."""
+    return _create_operand(graph, dtype, (a_shape, b_shape), 0, name, options)
 
 
 def create_mat_mul_input_rhs(
     graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "rhs", options: Options = None
 ) -> Tensor:
-    """A matrix [k, n], or groups [g, k, n], mapped as `mat_mul` or `mat_mul_grouped` with one of `a_shape` uses it."""
-    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 1, name, options)
+    """Create a matrix [k, n] or groups [g, k, n], mapped for `mat_mul` or `mat_mul_grouped` of one of `a_shape`."""
+    return _create_operand(graph, dtype, (a_shape, b_shape), 1, name, options)
 
 
+# Both accept matrices and groups of them; PopLibs has two names for each.
 create_mat_mul_grouped_input_lhs = create_mat_mul_input_lhs
 create_mat_mul_grouped_input_rhs = create_mat_mul_input_rhs
 
 
-def _mat_mul_input(
+def _create_operand(
     graph: Graph, dtype: Any, shapes: tuple[Sequence[int], Sequence[int]], which: int, name: str, options: Options
 ) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
         _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
 
-    (made,) = create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [which], [name])
-    return made
+    return create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [which], [name])[0]

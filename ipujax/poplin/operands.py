@@ -1,4 +1,7 @@
-"""Options of Poplar as keywords of the library, and operands mapped as an operation uses them."""
+"""Options of Poplar as keywords of the op library, and operands mapped as an operation uses them.
+
+In: a mapping of options under Poplar's names; shapes, types and an operation. Out: keywords; new mapped variables.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +22,42 @@ _TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}
 
 
 def settings(options: Options) -> dict[str, Any]:
-    """The keywords of the library for options of Poplar.
+    """Return the keywords of the op library for options of Poplar.
 
     Raises:
-        ArgumentError: something else than a mapping, an unknown option, or value of one.
+        ArgumentError: options that are no mapping, or an unknown option or value.
     """
     if options is not None and not isinstance(options, Mapping):
-        expected, got = '{"partialsType": "half"}, or None', repr(options)
-        raise ArgumentError("options of poplin are no mapping", expected=expected, got=got)
+        expected = '{"partialsType": "half"}, or None'
+        raise ArgumentError("options of poplin must be a mapping", expected=expected, got=repr(options))
     keywords: dict[str, Any] = {}
     for name, value in (options or {}).items():
         if name == "availableMemoryProportion":
             keywords["available_memory_proportion"] = _proportion(value)
         elif name == "partialsType":
             if not isinstance(value, str) or value not in _TYPES:
-                what = "option partialsType is no type of partials"
-                raise ArgumentError(what, expected='"half" or "float"', got=repr(value))
+                message = "option partialsType must be a type of partials"
+                raise ArgumentError(message, expected='"half" or "float"', got=repr(value))
             keywords["partials_dtype"] = _TYPES[value]
         else:
-            known = ("availableMemoryProportion", "partialsType")
-            expected, hint = f"one of {', '.join(known)}", nearest(name, known)
-            raise ArgumentError(f"no option {name!r} of poplin", expected=expected, got=repr(name), hint=hint)
+            # Poplar refuses unknown options too: a misspelt one must not be ignored in silence.
+            names = ("availableMemoryProportion", "partialsType")
+            hint = nearest(name, names)
+            raise ArgumentError(
+                f"no option {name!r} of poplin", expected=f"one of {', '.join(names)}", got=repr(name), hint=hint
+            )
     return keywords
 
 
-def _proportion(given: Any) -> float:
+def _proportion(value: Any) -> float:
+    # Poplar's option values are strings; numbers are accepted too, but True is no proportion.
     try:
-        share = float(given) if isinstance(given, str | Real) and not isinstance(given, bool) else None
+        share = float(value) if isinstance(value, str | Real) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
         share = None
     if share is None or not 0 <= share <= 1:
-        what = "option availableMemoryProportion is no proportion"
-        raise ArgumentError(what, expected="a number from 0 to 1", got=repr(given))
+        message = "option availableMemoryProportion must be a proportion"
+        raise ArgumentError(message, expected="a number from 0 to 1", got=repr(value))
     return share
 
 
@@ -61,25 +68,26 @@ def create_mapped_operands(
     which: Sequence[int],
     names: Sequence[str],
 ) -> list[Tensor]:
-    """New variables with the tile mapping that an operation gives its operands, found on a scratch graph.
+    """Create variables with the tile mapping that an operation chooses for its unmapped operands.
 
     Args:
         graph: graph to add to.
         operands: shape and dtype of every operand of the operation.
         build: adds the operation to a graph, on unmapped tensors.
-        which: operands to make.
-        names: debug name of each of those.
+        which: indices of the operands to create.
+        names: debug name of each of `which`.
 
     Returns:
         One tensor for each of `which`.
     """
+    # The operation runs once on a scratch graph; with the same cost per byte, so that its plan is that of the graph.
     scratch = Graph(graph.target, byte_cost_cycles=graph.byte_cost_cycles)
-    tried = [scratch.add_variable(tuple(shape), np.dtype(dtype), "trial") for shape, dtype in operands]
-    build(scratch, tried)
-    made = []
+    trials = [scratch.add_variable(tuple(shape), np.dtype(dtype), "trial") for shape, dtype in operands]
+    build(scratch, trials)
+    tensors = []
     for number, name in zip(which, names, strict=True):
         shape, dtype = operands[number]
-        map_linearly(scratch, tried[number])  # where the operation does not map it
-        mapping = scratch.mappings[tried[number].variables()[0]]
-        made.append(graph.add_variable(tuple(shape), np.dtype(dtype), name, mapping))
-    return made
+        map_linearly(scratch, trials[number])  # no effect if the operation has mapped it
+        mapping = scratch.mappings[trials[number].variables()[0]]
+        tensors.append(graph.add_variable(tuple(shape), np.dtype(dtype), name, mapping))
+    return tensors

@@ -25,14 +25,14 @@ def triangular_mask(
     lower: bool = True,
     unit_diagonal: bool = False,
 ) -> Tensor:
-    """A matrix with zeros outside one triangle.
+    """Return a matrix with zeros outside one triangle.
 
     Args:
         graph: graph to add to.
         a: [..., n, n].
         prog: program the steps are added to.
         name: debug name.
-        lower: which triangle to keep.
+        lower: set the upper triangle to zeros, else the lower.
         unit_diagonal: the diagonal becomes ones.
 
     Returns:
@@ -45,13 +45,13 @@ def triangular_mask(
     """
     _check_square(name, a)
 
-    def masked(x: jax.Array) -> jax.Array:
+    def mask(x: jax.Array) -> jax.Array:
         row, column = (lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - n) for n in (2, 1))
-        kept = column <= row if lower else column >= row
-        x = jnp.where(kept, x, jnp.zeros((), x.dtype))
+        is_in_triangle = column <= row if lower else column >= row
+        x = jnp.where(is_in_triangle, x, jnp.zeros((), x.dtype))
         return jnp.where(row == column, jnp.ones((), x.dtype), x) if unit_diagonal else x
 
-    return add(graph, masked, [a], prog, name)
+    return add(graph, mask, [a], prog, name)
 
 
 def triangular_solve(
@@ -65,7 +65,7 @@ def triangular_solve(
     lower: bool = True,
     unit_diagonal: bool = False,
 ) -> Tensor:
-    """Solves `a · x = b`, or `x · a = b` without `left_side`, for triangular matrices [..., n, n].
+    """Solve `a · x = b`, or `x · a = b` without `left_side`, for triangular matrices [..., n, n].
 
     The other triangle of `a` is not read, nor its diagonal with `unit_diagonal`.
 
@@ -83,7 +83,7 @@ def triangular_solve(
 
 
 def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, lower: bool = True) -> Tensor:
-    """The Cholesky factor of symmetric positive definite matrices [..., n, n], as a lower or an upper triangle.
+    """Return the Cholesky factor of symmetric positive definite matrices [..., n, n], a lower or an upper triangle.
 
     Raises:
         GraphError: a matrix that is not square.
@@ -100,4 +100,4 @@ def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, 
 
 def _check_square(name: str, a: Tensor) -> None:
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise GraphError(f"{name}: no square matrix", expected="[..., n, n]", got=list(a.shape))
+        raise GraphError(f"{name}: must have a square matrix", expected="[..., n, n]", got=list(a.shape))

@@ -116,9 +116,9 @@ def test_refuses_invalid_operands(s, case):
 
 
 BAD_OPTIONS = {
-    "a number": (3, "are no mapping"),
-    "nothing": (0, "are no mapping"),
-    "an array": (np.array([1, 2]), "are no mapping"),
+    "a number": (3, "must be a mapping"),
+    "nothing": (0, "must be a mapping"),
+    "an array": (np.array([1, 2]), "must be a mapping"),
     "an unknown option": ({"partialType": "half"}, "no option 'partialType'(.|\n)*try: 'partialsType'"),
     "a name that is none": ({3: "half"}, "no option 3 of poplin"),
     **{

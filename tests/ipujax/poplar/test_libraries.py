@@ -368,7 +368,7 @@ def test_refuses_invalid_operands():
         (lambda: popops.reduce(graph, x, [0], "ad", prog), r"'ad'(.|\n)*try: 'add'"),
         (lambda: poplin.mat_mul(graph, x, x, prog), "tensors of 2 dimensions"),
         (lambda: popnn.non_linearity(graph, "rleu", x, prog), r"try: 'relu'"),
-        (lambda: poprand.uniform(graph, x, 0, [3], poplar.FLOAT, 0, 1, prog), r"no seed(.|\n)*float32\[3\]"),
+        (lambda: poprand.uniform(graph, x, 0, [3], poplar.FLOAT, 0, 1, prog), r"seed must be(.|\n)*float32\[3\]"),
         (lambda: popops.scaled_add_to(graph, x, y, 1, prog), "differ in shape"),
     ]
     for call, message in cases:

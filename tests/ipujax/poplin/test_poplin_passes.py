@@ -72,7 +72,7 @@ def test_passes_of_a_convolution(case):
     assert not graph.fallbacks
 
 
-def test_biases_lie_on_tiles():
+def test_biases_are_mapped_to_tiles():
     graph, prog = new_graph(), Sequence()
     out = variable(graph, [2, 3, 4], value=np.zeros((2, 3, 4)))
     biases = poplin.create_biases(graph, out)
@@ -120,12 +120,12 @@ def test_wrong_operands():
     x, flat = variable(graph, list(params.input_shape)), variable(graph, [3, 4])
     cases = [
         (lambda: poplin.calculate_weight_deltas(graph, x, x, params, prog), r"\[2, 3, 3, 5\](.|\n)*\[2, 2, 5, 6\]"),
-        (lambda: poplin.add_bias(graph, x, flat[0], prog), "not a bias a channel"),
-        (lambda: poplin.triangular_mask(graph, flat, prog), "no square matrix"),
-        (lambda: poplin.cholesky(graph, flat, prog), "no square matrix"),
-        (lambda: poplin.transpose_grouped_matrix(flat), "not groups of matrices"),
+        (lambda: poplin.add_bias(graph, x, flat[0], prog), "one bias a channel"),
+        (lambda: poplin.triangular_mask(graph, flat, prog), "a square matrix"),
+        (lambda: poplin.cholesky(graph, flat, prog), "a square matrix"),
+        (lambda: poplin.transpose_grouped_matrix(flat), "must be groups of matrices"),
         (lambda: poplin.mat_mul_grouped_acc(graph, x, 1, flat, flat, prog), "tensors of 3 dimensions"),
-        (lambda: poplin.weights_transpose_chans_flip_xy(graph, flat, flat, prog), "no weights"),
+        (lambda: poplin.weights_transpose_chans_flip_xy(graph, flat, flat, prog), "must have weights"),
     ]
     for call, message in cases:
         with pytest.raises(GraphError, match=message) as error:

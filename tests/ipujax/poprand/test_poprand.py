@@ -90,9 +90,9 @@ def test_wrong_operands():
         (lambda: poprand.uniform(graph, seed, -1, x, poplar.FLOAT, 0, 1, prog), "seed_modifier"),
         (lambda: poprand.uniform(graph, seed, 0, x, poplar.FLOAT, 1, 0, prog), "low at most high"),
         (lambda: poprand.bernoulli(graph, seed, 0, x, poplar.INT, 1.5, prog), r"0 to 1(.|\n)*1.5"),
-        (lambda: poprand.dropout(graph, seed, 0, x, -0.5, 1, prog), "no probability"),
-        (lambda: poprand.shaped_dropout(graph, seed, 0, x, [2, 4], 0.5, 1, prog), "does not broadcast"),
-        (lambda: poprand.normal(graph, x, 0, x, poplar.FLOAT, 0, 1, prog), "no seed"),
+        (lambda: poprand.dropout(graph, seed, 0, x, -0.5, 1, prog), "must have a probability"),
+        (lambda: poprand.shaped_dropout(graph, seed, 0, x, [2, 4], 0.5, 1, prog), "must broadcast"),
+        (lambda: poprand.normal(graph, x, 0, x, poplar.FLOAT, 0, 1, prog), "seed must be"),
         (lambda: poputil.map_tensor_linearly(graph, nowhere, 0, 1), "at least 1"),
     ]
     for call, message in cases:
@@ -114,7 +114,7 @@ def test_linear_mapping_with_grains():
     assert graph.get_tile_mapping(small)[0] == [(0, 3)]  # less than 128 bytes
 
 
-def test_linear_mapping_of_a_view_maps_what_it_sees():
+def test_linear_mapping_of_a_view_maps_its_elements():
     graph = new_graph()
     x = graph.add_variable(poplar.FLOAT, [4, 64], "x")
     graph.set_tile_mapping(x, 7)
@@ -137,7 +137,7 @@ def test_integers_up_to_the_ends_of_their_type(low, high):
     assert abs(values.mean() - (low + high) / 2) < max(0.1, span / 20)
 
 
-def test_clones_lie_as_their_tensor():
+def test_clones_have_the_mapping_of_their_tensor():
     graph = new_graph()
     x = on_tiles(graph, graph.add_variable(poplar.FLOAT, [6, 4]))
     for view in (x, x.transpose(), x[1:3, ::2], x.reverse(0)):
