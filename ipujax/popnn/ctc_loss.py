@@ -33,24 +33,24 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def create_data_input(
     graph: Graph, dtype: Any, batch_size: int, max_time: int, num_classes: int, name: str = "ctc_data"
 ) -> Tensor:
-    """A tensor [time, batch, classes] mapped as the loss uses it.
+    """Create a tensor [time, batch, classes] mapped as the loss uses it.
 
     Source: popnn::ctc::createDataInput.
     """
-    return _created(graph, dtype, batch_size, max_time, 1, num_classes, 0, name)
+    return _create_operand(graph, dtype, batch_size, max_time, 1, num_classes, 0, name)
 
 
 def create_labels_input(
     graph: Graph, dtype: Any, batch_size: int, max_label_length: int, name: str = "ctc_labels"
 ) -> Tensor:
-    """A tensor [batch, length] mapped as the loss uses it.
+    """Create a tensor [batch, length] mapped as the loss uses it.
 
     Source: popnn::ctc::createLabelsInput.
     """
-    return _created(graph, dtype, batch_size, 1, max_label_length, 2, 1, name)
+    return _create_operand(graph, dtype, batch_size, 1, max_label_length, 2, 1, name)
 
 
-def _created(
+def _create_operand(
     graph: Graph, dtype: Any, batch: int, time: int, length: int, classes: int, which: int, name: str
 ) -> Tensor:
     data, labels = (dtype, np.int32) if which == 0 else (np.float32, dtype)
@@ -59,8 +59,7 @@ def _created(
     def build(scratch: Graph, tensors: Sequence[Tensor]) -> None:
         add(scratch, lambda *arrays: loss_of_paths(*arrays, blank=0), tensors, Program(), name)
 
-    (made,) = create_mapped_operands(graph, operands, build, [which], [name])
-    return made
+    return create_mapped_operands(graph, operands, build, [which], [name])[0]
 
 
 def calc_ctc_loss(
@@ -74,7 +73,7 @@ def calc_ctc_loss(
     blank_class: int,
     name: str = "ctc_loss",
 ) -> Tensor:
-    """The loss of each sequence.
+    """Compute the loss of each sequence.
 
     Args:
         graph: graph to add to.
@@ -96,7 +95,7 @@ def calc_ctc_loss(
     Source: popnn::ctc::calcCTCLossLogProbabilities.
     """
     operands = [log_probs, labels, data_lengths, label_lengths]
-    return _added(graph, out_type, loss_of_paths, operands, prog, blank_class, name)
+    return _add_loss(graph, out_type, loss_of_paths, operands, prog, blank_class, name)
 
 
 def calc_ctc_loss_logits(
@@ -110,12 +109,12 @@ def calc_ctc_loss_logits(
     blank_class: int,
     name: str = "ctc_loss",
 ) -> Tensor:
-    """As `calc_ctc_loss`, of data before the softmax.
+    """Compute the loss of each sequence from data before the softmax; arguments as of `calc_ctc_loss`.
 
     Source: popnn::ctc::calcCTCLossLogits.
     """
     operands = [logits, labels, data_lengths, label_lengths]
-    return _added(graph, out_type, _of_logits(loss_of_paths), operands, prog, blank_class, name)
+    return _add_loss(graph, out_type, _of_logits(loss_of_paths), operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_log_probabilities(
@@ -131,7 +130,7 @@ def calc_loss_and_gradient_log_probabilities(
     *,
     include_softmax_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each sequence, and its gradient.
+    """Compute the loss of each sequence, and its gradient.
 
     Args:
         graph: graph to add to.
@@ -143,8 +142,7 @@ def calc_loss_and_gradient_log_probabilities(
         prog: program the steps are added to.
         blank_class: the class of no symbol.
         name: debug name.
-        include_softmax_gradient: whether the gradient is that of the operand of the log-softmax that made `log_probs`,
-            or of `log_probs` themselves.
+        include_softmax_gradient: return the gradient of the log-softmax's operand, else that of `log_probs`.
 
     Returns:
         New tensors [batch] and [time, batch, classes].
@@ -156,7 +154,7 @@ def calc_loss_and_gradient_log_probabilities(
     """
     function = partial(loss_and_gradient, include_softmax_gradient=include_softmax_gradient)
     operands = [log_probs, labels, data_lengths, label_lengths]
-    return _added(graph, out_type, function, operands, prog, blank_class, name)
+    return _add_loss(graph, out_type, function, operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_logits(
@@ -170,20 +168,22 @@ def calc_loss_and_gradient_logits(
     blank_class: int,
     name: str = "ctc_loss",
 ) -> tuple[Tensor, Tensor]:
-    """As `calc_loss_and_gradient_log_probabilities`, of data before the softmax, and with the gradient of it.
+    """Compute the loss of each sequence from data before the softmax, and the gradient of that data.
+
+    Arguments as of `calc_loss_and_gradient_log_probabilities`.
 
     Source: popnn::ctc::calcLossAndGradientLogits.
     """
     function = _of_logits(partial(loss_and_gradient, include_softmax_gradient=True))
     operands = [logits, labels, data_lengths, label_lengths]
-    return _added(graph, out_type, function, operands, prog, blank_class, name)
+    return _add_loss(graph, out_type, function, operands, prog, blank_class, name)
 
 
 def _of_logits(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *rest, blank: function(jax.nn.log_softmax(x.astype(jnp.float32), -1), *rest, blank=blank)
 
 
-def _added(
+def _add_loss(
     graph: Graph,
     out_type: Any,
     function: Callable[..., Any],
@@ -204,12 +204,12 @@ def _check(name: str, operands: Sequence[Tensor], blank_class: int) -> None:
     got = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
     if data.ndim != 3 or labels.ndim != 2 or kinds[0] != "f" or any(kind not in "iu" for kind in kinds[1:]):
         expected = "floats [time, batch, classes], integers [batch, length], [batch] and [batch]"
-        raise GraphError(f"{name}: data or labels of no sequences", expected=expected, got=got)
+        raise GraphError(f"{name}: data and labels must be sequences", expected=expected, got=got)
     batch = data.shape[1]
     if labels.shape[0] != batch or not data_lengths.shape == label_lengths.shape == (batch,):
-        raise GraphError(f"{name}: not as many labels and lengths as sequences", expected=f"batch {batch}", got=got)
+        raise GraphError(f"{name}: must have as many labels as sequences", expected=f"batch {batch}", got=got)
     if not data.shape[0] or not 0 <= blank_class < data.shape[2]:
-        raise GraphError(f"{name}: no such blank", expected=f"0 to {data.shape[2] - 1}", got=blank_class)
+        raise GraphError(f"{name}: the blank must be a class", expected=f"0 to {data.shape[2] - 1}", got=blank_class)
 
 
 calc_ctc_loss_log_probabilities = calc_ctc_loss  # its name in PopLibs

@@ -1,8 +1,8 @@
 """Sums over all paths that spell a label: the recursions of connectionist temporal classification.
 
-A label of L symbols is extended to blank, symbol, blank, …, blank: 2 L + 1 places. From one time step to the next a
-path stays at its place, advances by one, or by two over a blank between different symbols. `alpha` sums paths from the
-start to a place, including the emission there, `beta` paths from a place to an end, without it; both are logarithms.
+A label of L symbols is extended to blank, symbol, blank, …, blank: 2 L + 1 positions. From one time step to the next a
+path stays at its position, advances by 1, or by 2 over a blank between different symbols. `alpha` sums paths from the
+start to a position, with its emission, `beta` paths from a position to an end, without it; both are logarithms.
 
 Source: A. Graves et al., ICML 2006, equations 6 to 15.
 """
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_NEVER = np.float32(-1e30)  # the logarithm of no probability: finite, so that differences of two of them are numbers
-_IMPOSSIBLE = np.float32(-1e29)  # no sum of logarithms of probabilities comes near
+_LOG_ZERO = np.float32(-1e30)  # logarithm of probability 0: finite, so that differences of two of them are no NaN
+_IMPOSSIBLE = np.float32(-1e29)  # far below any sum of logarithms of float probabilities
 
 
 def loss_of_paths(
     log_probs: jax.Array, labels: jax.Array, data_lengths: jax.Array, label_lengths: jax.Array, *, blank: int
 ) -> jax.Array:
-    """The negative logarithm of the probability of all paths, float [batch]; infinity where there is none.
+    """Return the negative logarithm of the probability of all paths, float [batch]; infinity without any path.
 
     Args:
         log_probs: [time, batch, classes].
@@ -30,9 +30,9 @@ def loss_of_paths(
         label_lengths: valid symbols [batch].
         blank: class of no symbol.
     """
-    emitted, skips = _emissions(log_probs, labels, blank)
-    alpha, _ = _from_the_beginning(emitted, skips, data_lengths, every=False)
-    total = _total(alpha, _ends(alpha.shape[1], label_lengths))
+    emissions, can_skip = _emissions(log_probs, labels, blank)
+    alpha, _ = _sum_from_start(emissions, can_skip, data_lengths, all_steps=False)
+    total = _sum_over_ends(alpha, _is_end(alpha.shape[1], label_lengths))
     return jnp.where(total > _IMPOSSIBLE, -total, jnp.inf)
 
 
@@ -45,7 +45,7 @@ def loss_and_gradient(
     blank: int,
     include_softmax_gradient: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of `loss_of_paths` and its gradient, floats [batch] and [time, batch, classes].
+    """Return the loss of `loss_of_paths` and its gradient, floats [batch] and [time, batch, classes].
 
     Args:
         log_probs: see `loss_of_paths`, as all that follow.
@@ -53,99 +53,103 @@ def loss_and_gradient(
         data_lengths: [batch].
         label_lengths: [batch].
         blank: class of no symbol.
-        include_softmax_gradient: whether the gradient is that of the operand of the log-softmax that made `log_probs`.
+        include_softmax_gradient: return the gradient of the log-softmax's operand, else that of `log_probs`.
     """
     time, _, classes = log_probs.shape
-    emitted, skips = _emissions(log_probs, labels, blank)
-    ends = _ends(emitted.shape[2], label_lengths)
-    last, alpha = _from_the_beginning(emitted, skips, data_lengths, every=True)
-    assert alpha is not None, "alpha of all steps with `every`"
-    total = _total(last, ends)
-    beta = _to_the_end(emitted, skips, data_lengths, ends)
-    # The probability that a path of the label is at a place, from which follows that of each emitted class.
-    places = jnp.exp(alpha + beta - total[None, :, None])
-    is_class = _walk(labels, blank)[..., None] == jnp.arange(classes, dtype=labels.dtype)
-    emits = jnp.einsum("tbs,bsc->tbc", places, is_class.astype(places.dtype))
-    gradient = jnp.exp(log_probs.astype(emits.dtype)) - emits if include_softmax_gradient else -emits
-    counts = _before(time, data_lengths) & (total > _IMPOSSIBLE)[None]
+    emissions, can_skip = _emissions(log_probs, labels, blank)
+    is_end = _is_end(emissions.shape[2], label_lengths)
+    last, alpha = _sum_from_start(emissions, can_skip, data_lengths, all_steps=True)
+    assert alpha is not None, "alpha of all steps with `all_steps`"
+    total = _sum_over_ends(last, is_end)
+    beta = _sum_to_end(emissions, can_skip, data_lengths, is_end)
+    # The probability that a path of the label is at a position, summed to that of each emitted class.
+    at_position = jnp.exp(alpha + beta - total[None, :, None])
+    is_class = _extend_labels(labels, blank)[..., None] == jnp.arange(classes, dtype=labels.dtype)
+    emits_class = jnp.einsum("tbs,bsc->tbc", at_position, is_class.astype(at_position.dtype))
+    gradient = jnp.exp(log_probs.astype(emits_class.dtype)) - emits_class if include_softmax_gradient else -emits_class
+    # No gradient after the end of a sequence, nor for a label that no path spells: `total` is arbitrary there.
+    counts = _is_valid_step(time, data_lengths) & (total > _IMPOSSIBLE)[None]
     loss = jnp.where(total > _IMPOSSIBLE, -total, jnp.inf)
     return loss, jnp.where(counts[..., None], gradient, 0)
 
 
-def _walk(labels: jax.Array, blank: int) -> jax.Array:
-    """The classes of all places, [batch, 2 length + 1]."""
+def _extend_labels(labels: jax.Array, blank: int) -> jax.Array:
+    """Return the classes of all positions, [batch, 2 length + 1]."""
     blanks = jnp.full_like(labels, blank)
     pairs = jnp.stack([blanks, labels], -1).reshape(labels.shape[0], -1)
     return jnp.concatenate([pairs, jnp.full((labels.shape[0], 1), blank, labels.dtype)], 1)
 
 
 def _emissions(log_probs: jax.Array, labels: jax.Array, blank: int) -> tuple[jax.Array, jax.Array]:
-    """Emission of each place at each time [time, batch, places], and whether a path may skip the place before."""
-    walk = _walk(labels, blank)
-    wide = jnp.maximum(log_probs.astype(jnp.float32), _NEVER)
-    emitted = jnp.take_along_axis(wide, walk[None].astype(jnp.int32), axis=2, mode="clip")
-    two_before = jnp.concatenate([jnp.full((walk.shape[0], 2), blank, walk.dtype), walk], 1)[:, : walk.shape[1]]
-    return emitted, (walk != blank) & (walk != two_before)
+    """Return emissions of positions [time, batch, positions], and a mask of those that an advance by 2 reaches."""
+    extended = _extend_labels(labels, blank)
+    wide = jnp.maximum(log_probs.astype(jnp.float32), _LOG_ZERO)
+    # Labels beyond a sequence's length are arbitrary: an index out of range must not become NaN.
+    emissions = jnp.take_along_axis(wide, extended[None].astype(jnp.int32), axis=2, mode="clip")
+    blanks = jnp.full((extended.shape[0], 2), blank, extended.dtype)
+    two_before = jnp.concatenate([blanks, extended], 1)[:, : extended.shape[1]]
+    return emissions, (extended != blank) & (extended != two_before)
 
 
-def _before(time: int, lengths: jax.Array) -> jax.Array:
-    """Whether each time step is valid, [time, batch]."""
-    return jnp.arange(time, dtype=lengths.dtype)[:, None] < lengths[None]
+def _is_valid_step(time: int, lengths: jax.Array) -> jax.Array:
+    return jnp.arange(time, dtype=lengths.dtype)[:, None] < lengths[None]  # [time, batch]
 
 
-def _ends(places: int, label_lengths: jax.Array) -> jax.Array:
-    """Whether a path may end at a place: at the last symbol, or the blank after it."""
-    place, blanks = jnp.arange(places, dtype=jnp.int32), 2 * label_lengths.astype(jnp.int32)[:, None]
-    return (place == blanks) | (place == blanks - 1)
+def _is_end(num_positions: int, label_lengths: jax.Array) -> jax.Array:
+    # A path ends at the last symbol, or at the blank after it.
+    position = jnp.arange(num_positions, dtype=jnp.int32)
+    last_blank = 2 * label_lengths.astype(jnp.int32)[:, None]
+    return (position == last_blank) | (position == last_blank - 1)
 
 
-def _total(alpha: jax.Array, ends: jax.Array) -> jax.Array:
-    ended = jnp.where(ends, alpha, _NEVER)
-    greatest = jnp.max(ended, 1, keepdims=True)
-    return greatest[:, 0] + jnp.log(jnp.sum(jnp.exp(ended - greatest), 1))
+def _sum_over_ends(alpha: jax.Array, is_end: jax.Array) -> jax.Array:
+    at_end = jnp.where(is_end, alpha, _LOG_ZERO)
+    greatest = jnp.max(at_end, 1, keepdims=True)
+    return greatest[:, 0] + jnp.log(jnp.sum(jnp.exp(at_end - greatest), 1))
 
 
-def _sum(stay: jax.Array, one: jax.Array, two: jax.Array) -> jax.Array:
-    """The logarithm of the sum of three exponentials."""
-    greatest = jnp.maximum(jnp.maximum(stay, one), two)
-    return greatest + jnp.log(jnp.exp(stay - greatest) + jnp.exp(one - greatest) + jnp.exp(two - greatest))
+def _log_sum_exp(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    # Less the greatest, so that no exponential overflows and at least one is 1.
+    greatest = jnp.maximum(jnp.maximum(a, b), c)
+    return greatest + jnp.log(jnp.exp(a - greatest) + jnp.exp(b - greatest) + jnp.exp(c - greatest))
 
 
-def _never(x: jax.Array, places: int) -> jax.Array:
-    return jnp.full((x.shape[0], places), _NEVER)
+def _log_zeros(x: jax.Array, num_positions: int) -> jax.Array:
+    return jnp.full((x.shape[0], num_positions), _LOG_ZERO)
 
 
-def _from_the_beginning(
-    emitted: jax.Array, skips: jax.Array, data_lengths: jax.Array, *, every: bool
+def _sum_from_start(
+    emissions: jax.Array, can_skip: jax.Array, data_lengths: jax.Array, *, all_steps: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`alpha` of the last valid time step [batch, places], and with `every` of all [time, batch, places]."""
-    time, batch, places = emitted.shape
+    """Return `alpha` of the last valid step [batch, positions]; with `all_steps` also [time, batch, positions]."""
+    time, batch, num_positions = emissions.shape
 
-    def step(alpha: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-        emits, counts = now
-        one = jnp.concatenate([_never(alpha, 1), alpha], 1)[:, :places]
-        two = jnp.concatenate([_never(alpha, 2), alpha], 1)[:, :places]
-        new = _sum(alpha, one, jnp.where(skips, two, _NEVER)) + emits
-        alpha = jnp.where(counts, new, alpha)
-        return alpha, alpha if every else None
+    def step(alpha: jax.Array, operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
+        emission, is_valid = operands
+        from_1_before = jnp.concatenate([_log_zeros(alpha, 1), alpha], 1)[:, :num_positions]
+        from_2_before = jnp.concatenate([_log_zeros(alpha, 2), alpha], 1)[:, :num_positions]
+        new = _log_sum_exp(alpha, from_1_before, jnp.where(can_skip, from_2_before, _LOG_ZERO)) + emission
+        alpha = jnp.where(is_valid, new, alpha)
+        return alpha, alpha if all_steps else None
 
     # Before the first step all paths are at the first blank: it leads to that blank and to the first symbol.
-    start = jnp.concatenate([jnp.zeros((batch, 1), emitted.dtype), jnp.full((batch, places - 1), _NEVER)], 1)
-    return lax.scan(step, start, (emitted, _before(time, data_lengths)[..., None]))
+    first = jnp.zeros((batch, 1), emissions.dtype)
+    start = jnp.concatenate([first, jnp.full((batch, num_positions - 1), _LOG_ZERO)], 1)
+    return lax.scan(step, start, (emissions, _is_valid_step(time, data_lengths)[..., None]))
 
 
-def _to_the_end(emitted: jax.Array, skips: jax.Array, data_lengths: jax.Array, ends: jax.Array) -> jax.Array:
-    """`beta` of all time steps, [time, batch, places]."""
-    time = emitted.shape[0]
-    ended = jnp.where(ends, jnp.float32(0), _NEVER)
+def _sum_to_end(emissions: jax.Array, can_skip: jax.Array, data_lengths: jax.Array, is_end: jax.Array) -> jax.Array:
+    """Return `beta` of all time steps, [time, batch, positions]."""
+    time = emissions.shape[0]
+    at_end = jnp.where(is_end, jnp.float32(0), _LOG_ZERO)
 
-    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        emits, goes_on = now
-        one = jnp.concatenate([later, _never(later, 1)], 1)[:, 1:]
-        two = jnp.concatenate([jnp.where(skips, later, _NEVER), _never(later, 2)], 1)[:, 2:]
-        beta = jnp.where(goes_on, _sum(later, one, two), ended)
-        return beta + emits, beta
+    def step(later: jax.Array, operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        emission, has_next = operands
+        to_1_after = jnp.concatenate([later, _log_zeros(later, 1)], 1)[:, 1:]
+        to_2_after = jnp.concatenate([jnp.where(can_skip, later, _LOG_ZERO), _log_zeros(later, 2)], 1)[:, 2:]
+        beta = jnp.where(has_next, _log_sum_exp(later, to_1_after, to_2_after), at_end)
+        return beta + emission, beta
 
-    # Whether another valid step follows each.
-    goes_on = jnp.arange(1, time + 1, dtype=data_lengths.dtype)[:, None] < data_lengths[None]
-    return lax.scan(step, ended, (emitted, goes_on[..., None]), reverse=True)[1]
+    # True for a step that another valid step follows.
+    has_next = jnp.arange(1, time + 1, dtype=data_lengths.dtype)[:, None] < data_lengths[None]
+    return lax.scan(step, at_end, (emissions, has_next[..., None]), reverse=True)[1]

@@ -5,7 +5,7 @@
     y, kept = gru.gru_fwd(graph, params, state, x, weights, prog, keep_intermediates=True)
     d_state, dx, d_weights = gru.gru_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
 
-What a step computes is in `gru_cell`. Weights are [3, in, out] for inputs and [3, out, out] for outputs, biases
+Equations are in `gru_cell`. Weights are [3, in, out] for inputs and [3, out, out] for outputs, biases
 [3, out] or with `reset_after` [3, 2, out], their units in the order reset, update, candidate unless `cell_order` says
 otherwise. The loop over steps is a `Repeat` of the control program.
 Source: popnn `Gru.hpp`, `GruDef.hpp`. Limits: no attention (AUGRU), no recomputation in the backward pass.
@@ -22,11 +22,13 @@ from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
 
-_RESET, _BEFORE = 0, 3  # among the intermediates
+# Indices among the intermediates, in the order in which `gru_cell.forward` returns them.
+_RESET = 0
+_OUTPUT_BEFORE = 3
 
 
 class GruWeights(RecurrentWeights):
-    """The parameters of a layer, or their gradients: [3, in, out], [3, out, out] and [3, out].
+    """Parameters of a layer, or their gradients: [3, in, out], [3, out, out] and [3, out].
 
     With `reset_after` biases are [3, 2, out]: of inputs and of outputs.
     """
@@ -35,35 +37,37 @@ class GruWeights(RecurrentWeights):
 
 
 def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] mapped as `gru_fwd` slices it.
+    """Create a tensor [steps, batch, in] mapped as `gru_fwd` slices it.
 
     Source: popnn::gru::createInput.
     """
-    return _created(graph, params, [0], [name])[0]
+    return _create_operands(graph, params, [0], [name])[0]
 
 
 def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -> Tensor:
-    """A tensor [batch, out] mapped as `gru_fwd` uses it, not yet written.
+    """Create a tensor [batch, out] mapped as `gru_fwd` uses it, not yet written.
 
     Source: popnn::gru::createInitialState.
     """
-    return _created(graph, params, [1], [name])[0]
+    return _create_operands(graph, params, [1], [name])[0]
 
 
 def zero_initial_state(graph: Graph, state: Tensor, prog: Program, name: str = "zero_state") -> None:
-    """Writes zeros to a state."""
+    """Write zeros to a state."""
     zero(graph, state, prog, name)
 
 
 def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> GruWeights:
-    """The parameters of a layer, mapped as `gru_fwd` uses them, not yet written.
+    """Create the parameters of a layer, mapped as `gru_fwd` uses them, not yet written.
 
     Source: popnn::gru::createWeights.
     """
-    return GruWeights(*_created(graph, params, [2, 3, 4], [f"{name}/{part}" for part in ("input", "output", "biases")]))
+    return GruWeights(
+        *_create_operands(graph, params, [2, 3, 4], [f"{name}/{part}" for part in ("input", "output", "biases")])
+    )
 
 
-def _created(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
+def _create_operands(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
     shapes = [params.input_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
 
@@ -80,7 +84,7 @@ def gru_fwd(
     keep_intermediates: bool = False,
     pre_calc_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Runs a layer over sequences.
+    """Run a layer over sequences.
 
     Args:
         graph: graph to add to.
@@ -105,8 +109,8 @@ def gru_fwd(
     """
     check(name, params, {"initial output": state_init}, weights, x)
     operands = [x, state_init, *weights.tensors(), *params.lengths]
-    output, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
-    return output, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
+    output, intermediates = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
+    return output, concat([part.expand_dims(0) for part in intermediates]) if keep_intermediates else None
 
 
 def gru_bwd(
@@ -121,7 +125,7 @@ def gru_bwd(
     output_grad: Tensor,
     name: str = "gru_bwd",
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Runs the backward pass, from the last step to the first.
+    """Run the backward pass, from the last step to the first.
 
     Args:
         graph: graph to add to.
@@ -147,11 +151,12 @@ def gru_bwd(
     check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
-        "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
+        "intermediate": (fwd_intermediates, (params.num_intermediates, *params.sequence_shape)),
     })  # fmt: skip
-    kept = [fwd_intermediates[n] for n in range(params.kept)]
-    operands = [output_grad, weights.input_weights, weights.output_weights, *kept, *params.lengths]
+    intermediates = [fwd_intermediates[n] for n in range(params.num_intermediates)]
+    operands = [output_grad, weights.input_weights, weights.output_weights, *intermediates, *params.lengths]
     d_h, d_x, d_units = add(graph, backward(params), operands, prog, name)
+    # From [steps, batch, units, out], as the scan stacks them.
     return d_h, d_x, d_units.transpose((2, 0, 1, 3))
 
 
@@ -167,7 +172,7 @@ def gru_wu(
     output: Tensor,
     name: str = "gru_wu",
 ) -> GruWeights:
-    """Gradients of the weights, from the intermediates of both passes.
+    """Compute gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -191,10 +196,10 @@ def gru_wu(
     """
     check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
-        "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
+        "intermediate": (fwd_intermediates, (params.num_intermediates, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
     })  # fmt: skip
-    operands = [bwd_intermediates, x, fwd_intermediates[_BEFORE], fwd_intermediates[_RESET]]
+    operands = [bwd_intermediates, x, fwd_intermediates[_OUTPUT_BEFORE], fwd_intermediates[_RESET]]
     return GruWeights(*add(graph, weight_gradients(params), operands, prog, name))
 
 
@@ -210,10 +215,10 @@ def gru_bwd_with_wu(
     output_grad: Tensor,
     name: str = "gru_bwd",
 ) -> tuple[Tensor, Tensor | None, GruWeights]:
-    """`gru_bwd` and `gru_wu`: gradients of the initial output, of the input (or None), and of the weights.
+    """Run `gru_bwd` and `gru_wu`; returns gradients of the initial output, the input (or None), and the weights.
 
     Source: popnn::gru::gruBwdWithWU.
     """
-    same = (graph, params, prog, fwd_output_init, fwd_intermediates)
-    d_h, d_x, units = gru_bwd(*same, weights, x, output, output_grad, name)
-    return d_h, d_x, gru_wu(*same, units, weights, x, output, f"{name}/weights")
+    common = (graph, params, prog, fwd_output_init, fwd_intermediates)
+    d_h, d_x, units = gru_bwd(*common, weights, x, output, output_grad, name)
+    return d_h, d_x, gru_wu(*common, units, weights, x, output, f"{name}/weights")

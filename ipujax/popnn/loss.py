@@ -33,7 +33,7 @@ def _mean_squared(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _log(p: jax.Array) -> jax.Array:
-    """The logarithm, finite for zero."""
+    # Finite for zero: the product with a target of zero must not become NaN.
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
@@ -76,7 +76,7 @@ def calc_loss(
     deltas_scale: Tensor | None = None,
     model_output_scaling: Tensor | None = None,
 ) -> None:
-    """Writes a loss of each sample, and its gradient.
+    """Write a loss of each sample, and its gradient.
 
     - "sum_squared": `Σ (x - t)² / 2`; the gradient is that of the outputs x.
     - "mean_squared": the mean of `(x - t)²`; of the outputs.
@@ -106,18 +106,18 @@ def calc_loss(
     _check_expected(name, outputs, expected, dense=True)
     scalings = [s for s in (deltas_scale, model_output_scaling) if s is not None]
     if any(s.size != 1 for s in scalings):
-        raise GraphError(f"{name}: a scaling is one number", got=[s.shape for s in scalings])
+        raise GraphError(f"{name}: a scaling must be one number", got=[s.shape for s in scalings])
 
-    def computed(x: jax.Array, t: jax.Array, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def compute(x: jax.Array, t: jax.Array, *factors: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = _one_hot(t, x) if t.ndim == 1 else t
         if model_output_scaling is not None:
-            x = x / given[-1].reshape(()).astype(x.dtype)
+            x = x / factors[-1].reshape(()).astype(x.dtype)
         value, delta = function(x, target)
         if deltas_scale is not None:
-            delta = delta * given[0].reshape(()).astype(x.dtype)
+            delta = delta * factors[0].reshape(()).astype(x.dtype)
         return value, delta
 
-    add(graph, computed, [outputs, expected, *scalings], prog, name, [loss, deltas])
+    add(graph, compute, [outputs, expected, *scalings], prog, name, [loss, deltas])
     if num_correct is not None:
         calc_accuracy(graph, outputs, expected, num_correct, prog, f"{name}/accuracy")
 
@@ -129,7 +129,7 @@ def _one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
 def calc_accuracy(
     graph: Graph, outputs: Tensor, expected: Tensor, num_correct: Tensor, prog: Program, name: str = "accuracy"
 ) -> None:
-    """Writes to a scalar how many samples have their greatest output at the expected class.
+    """Write to a scalar the number of samples that have their greatest output at the expected class.
 
     Args:
         graph: graph to add to.
@@ -156,56 +156,56 @@ def calc_accuracy(
 def _check_expected(name: str, outputs: Tensor, expected: Tensor, *, dense: bool) -> None:
     labels = expected.shape == outputs.shape[:1] and np.dtype(expected.dtype).kind in "iu"
     if outputs.ndim != 2 or not (labels or (dense and expected.shape == outputs.shape)):
-        wanted = "[batch, classes], and indices [batch]" + (" or targets [batch, classes]" if dense else "")
+        shapes = "[batch, classes], and indices [batch]" + (" or targets [batch, classes]" if dense else "")
         got = f"{list(outputs.shape)} and {expected.dtype}{list(expected.shape)}"
-        raise GraphError(f"{name}: outputs and labels do not match", expected=wanted, got=got)
+        raise GraphError(f"{name}: outputs and labels must match", expected=shapes, got=got)
 
 
 def arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> Tensor:
-    """The UNSIGNED_INT index of the greatest element of each row [batch, n], the first of equal ones.
+    """Return the UNSIGNED_INT index of the greatest element of each row [batch, n], the first of equal elements.
 
     Source: popnn::argMax.
     """
-    return _extremes(graph, x, prog, name, jnp.argmax, None)
+    return _find_extreme(graph, x, prog, name, jnp.argmax, None)
 
 
 def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Tensor:
-    """The UNSIGNED_INT index of the least element of each row [batch, n], the first of equal ones.
+    """Return the UNSIGNED_INT index of the smallest element of each row [batch, n], the first of equal elements.
 
     Source: popnn::argMin.
     """
-    return _extremes(graph, x, prog, name, jnp.argmin, None)
+    return _find_extreme(graph, x, prog, name, jnp.argmin, None)
 
 
 def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> tuple[Tensor, Tensor]:
-    """The greatest element of each row [batch, n], and its UNSIGNED_INT index.
+    """Return the greatest element of each row [batch, n], and its UNSIGNED_INT index.
 
     Source: popnn::maxAndArgMax.
     """
-    return _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
+    return _find_extreme(graph, x, prog, name, jnp.argmax, jnp.max)
 
 
 def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> tuple[Tensor, Tensor]:
-    """The least element of each row [batch, n], and its UNSIGNED_INT index.
+    """Return the smallest element of each row [batch, n], and its UNSIGNED_INT index.
 
     Source: popnn::minAndArgMin.
     """
-    return _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
+    return _find_extreme(graph, x, prog, name, jnp.argmin, jnp.min)
 
 
-def _extremes(
+def _find_extreme(
     graph: Graph,
     x: Tensor,
     prog: Program,
     name: str,
-    where: Callable[..., jax.Array],
-    what: Callable[..., jax.Array] | None,
+    index_of: Callable[..., jax.Array],
+    value_of: Callable[..., jax.Array] | None,
 ) -> Any:
     if x.ndim != 2 or not x.shape[1]:
-        raise GraphError(f"{name}: no rows of elements", expected="[batch, n]", got=list(x.shape))
+        raise GraphError(f"{name}: must have rows of elements", expected="[batch, n]", got=list(x.shape))
 
-    def found(a: jax.Array) -> Any:
-        index = where(a, axis=1).astype(jnp.uint32)
-        return index if what is None else (what(a, axis=1), index)
+    def find(a: jax.Array) -> Any:
+        index = index_of(a, axis=1).astype(jnp.uint32)
+        return index if value_of is None else (value_of(a, axis=1), index)
 
-    return add(graph, found, [x], prog, name)
+    return add(graph, find, [x], prog, name)

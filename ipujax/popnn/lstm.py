@@ -5,7 +5,7 @@
     y, cell, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
     d_state, dx, d_weights = lstm.lstm_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
 
-What a step computes is in `lstm_cell`. Weights are [4, in, out] for inputs and [4, out, out] for outputs, biases
+Equations are in `lstm_cell`. Weights are [4, in, out] for inputs and [4, out, out] for outputs, biases
 [4, out], their units in the order forget, input, candidate, output unless `cell_order` says otherwise. The loop over
 steps is a `Repeat` of the control program. Gradients of weights are one multiplication over all steps, after the loop.
 Source: popnn `Lstm.hpp`, `LstmDef.hpp`. Limits: one layer a call, no recomputation in the backward pass.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipujax.poplar.library import add
-from ipujax.popnn.lstm_cell import KEPT, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
+from ipujax.popnn.lstm_cell import NUM_INTERMEDIATES, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
 from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -26,40 +26,40 @@ from ipujax.runtime.tensor import Tensor, concat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LstmState:
-    """The recurrent state, or its gradients: output and cell state, each [batch, out]."""
+    """Recurrent state, or its gradients: output and cell state, each [batch, out]."""
 
     output: Tensor
     cell_state: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """Both tensors of an initial state, by their names in errors."""
+        """Return both tensors of an initial state, by their names in errors."""
         return {"initial output": self.output, "initial cell state": self.cell_state}
 
 
 class LstmWeights(RecurrentWeights):
-    """The parameters of a layer, or their gradients: [4, in, out], [4, out, out] and [4, out]."""
+    """Parameters of a layer, or their gradients: [4, in, out], [4, out, out] and [4, out]."""
 
     __slots__ = ()
 
 
 def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] mapped as `lstm_fwd` slices it.
+    """Create a tensor [steps, batch, in] mapped as `lstm_fwd` slices it.
 
     Source: popnn::lstm::createInput.
     """
-    return _created(graph, params, [0], [name])[0]
+    return _create_operands(graph, params, [0], [name])[0]
 
 
 def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") -> LstmState:
-    """Two tensors [batch, out] mapped as `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
+    """Create two tensors [batch, out] mapped as `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
 
     Source: popnn::lstm::createInitialState.
     """
-    return LstmState(*_created(graph, params, [1, 2], [f"{name}/output", f"{name}/cell"]))
+    return LstmState(*_create_operands(graph, params, [1, 2], [f"{name}/output", f"{name}/cell"]))
 
 
 def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str = "zero_state") -> None:
-    """Writes zeros to a state.
+    """Write zeros to a state.
 
     Source: popnn::lstm::zeroInitialState.
     """
@@ -68,15 +68,15 @@ def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str 
 
 
 def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> LstmWeights:
-    """The parameters of a layer, mapped as `lstm_fwd` uses them, not yet written.
+    """Create the parameters of a layer, mapped as `lstm_fwd` uses them, not yet written.
 
     Source: popnn::lstm::createWeights.
     """
     names = [f"{name}/{part}" for part in ("input", "output", "biases")]
-    return LstmWeights(*_created(graph, params, [3, 4, 5], names))
+    return LstmWeights(*_create_operands(graph, params, [3, 4, 5], names))
 
 
-def _created(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
+def _create_operands(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
     shapes = [params.input_shape, params.state_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
 
@@ -93,7 +93,7 @@ def lstm_fwd(
     keep_intermediates: bool = False,
     pre_calc_weights: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Runs a layer over sequences.
+    """Run a layer over sequences.
 
     Args:
         graph: graph to add to.
@@ -118,8 +118,9 @@ def lstm_fwd(
     """
     check(name, params, state_init.named(), weights, x)
     operands = [x, state_init.output, state_init.cell_state, *weights.tensors(), *params.lengths]
-    output, cell, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
-    return output, cell, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
+    run = forward(params, keep_intermediates, pre_calc_weights)
+    output, cell, intermediates = add(graph, run, operands, prog, name)
+    return output, cell, concat([part.expand_dims(0) for part in intermediates]) if keep_intermediates else None
 
 
 def lstm_bwd(
@@ -135,7 +136,7 @@ def lstm_bwd(
     last_cell_state_grad: Tensor | None = None,
     name: str = "lstm_bwd",
 ) -> tuple[LstmState, Tensor | None, Tensor]:
-    """Runs the backward pass, from the last step to the first.
+    """Run the backward pass, from the last step to the first.
 
     Args:
         graph: graph to add to.
@@ -162,13 +163,14 @@ def lstm_bwd(
     check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
-        "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
+        "intermediate": (fwd_intermediates, (NUM_INTERMEDIATES, *params.sequence_shape)),
         **({} if last_cell_state_grad is None else {"cell gradient": (last_cell_state_grad, params.state_shape)}),
     })  # fmt: skip
-    kept = [fwd_intermediates[n] for n in range(KEPT)]
+    intermediates = [fwd_intermediates[n] for n in range(NUM_INTERMEDIATES)]
     cell = [] if last_cell_state_grad is None else [last_cell_state_grad]
-    operands = [output_grad, weights.input_weights, weights.output_weights, *kept, *cell, *params.lengths]
+    operands = [output_grad, weights.input_weights, weights.output_weights, *intermediates, *cell, *params.lengths]
     d_h, d_c, d_x, d_units = add(graph, backward(params, bool(cell)), operands, prog, name)
+    # From [steps, batch, units, out], as the scan stacks them.
     return LstmState(d_h, d_c), d_x, d_units.transpose((2, 0, 1, 3))
 
 
@@ -184,7 +186,7 @@ def lstm_wu(
     output: Tensor,
     name: str = "lstm_wu",
 ) -> LstmWeights:
-    """Gradients of the weights, from the intermediates of both passes.
+    """Compute gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -208,9 +210,10 @@ def lstm_wu(
     """
     check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
-        "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
+        "intermediate": (fwd_intermediates, (NUM_INTERMEDIATES, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
     })  # fmt: skip
+    # Without the full sequence the outputs of earlier steps are recomputed from two intermediates.
     outputs = [output] if params.output_full_sequence else [fwd_intermediates[k] for k in OUTPUT_FACTORS]
     operands = [bwd_intermediates, x, fwd_state_init.output, *outputs]
     return LstmWeights(*add(graph, weight_gradients, operands, prog, name))
@@ -229,10 +232,10 @@ def lstm_bwd_with_wu(
     last_cell_state_grad: Tensor | None = None,
     name: str = "lstm_bwd",
 ) -> tuple[LstmState, Tensor | None, LstmWeights]:
-    """`lstm_bwd` and `lstm_wu`: gradients of the initial state, of the input (or None), and of the weights.
+    """Run `lstm_bwd` and `lstm_wu`; returns gradients of the initial state, the input (or None), and the weights.
 
     Source: popnn::lstm::lstmBwdWithWU.
     """
-    same = (graph, params, prog, fwd_state_init, fwd_intermediates)
-    state, d_x, units = lstm_bwd(*same, weights, x, output, output_grad, last_cell_state_grad, name)
-    return state, d_x, lstm_wu(*same, units, weights, x, output, f"{name}/weights")
+    common = (graph, params, prog, fwd_state_init, fwd_intermediates)
+    state, d_x, units = lstm_bwd(*common, weights, x, output, output_grad, last_cell_state_grad, name)
+    return state, d_x, lstm_wu(*common, units, weights, x, output, f"{name}/weights")

@@ -18,33 +18,33 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.popnn.recurrent import RecurrentParams, running, where
+from ipujax.popnn.recurrent import RecurrentParams, running_mask, where
 
-KEPT = 6  # of each step: f, i, g, o, tanh of the new cell state, the cell state before
-OUTPUT_FACTORS = (3, 4)  # those whose product is the output
+NUM_INTERMEDIATES = 6  # of each step: f, i, g, o, tanh of the new cell state, the cell state before
+OUTPUT_FACTORS = (3, 4)  # indices of the intermediates whose product is the output: o and tanh(c')
 
 State = tuple[jax.Array, jax.Array]  # output and cell state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LstmParams(RecurrentParams):
-    """An LSTM layer; see `RecurrentParams`. `cell_order` orders "forget", "input", "candidate" and "output"."""
+    """LSTM layer; see `RecurrentParams`. `cell_order` orders "forget", "input", "candidate" and "output"."""
 
     UNITS: ClassVar[tuple[str, ...]] = ("forget", "input", "candidate", "output")
 
 
 def forward(params: LstmParams, keep: bool, pre_calc_weights: bool) -> Callable[..., Any]:
-    """The forward pass.
+    """Make the function of the forward pass.
 
     Args:
         params: the layer.
-        keep: whether to return the intermediates for the backward pass.
-        pre_calc_weights: whether to multiply the input by its weights before the loop.
+        keep: return the intermediates for the backward pass.
+        pre_calc_weights: multiply the input by its weights before the loop.
 
     Returns:
         A function of input [t, b, in], initial output and cell state [b, out], weights [4, in, out] and [4, out, out],
         biases [4, out], and lengths [b] if the layer has them; it returns the outputs, the last cell state, and a tuple
-        of what is kept, each [t, b, out].
+        of intermediates, each [t, b, out].
     """
     act, gate = params.activations()
     forget, input_, candidate, output = map(params.unit, params.UNITS)
@@ -52,8 +52,9 @@ def forward(params: LstmParams, keep: bool, pre_calc_weights: bool) -> Callable[
     def run(
         x: jax.Array, h: jax.Array, c: jax.Array, w: jax.Array, u: jax.Array, b: jax.Array, *lengths: jax.Array
     ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
-        def step(state: State, now: tuple[jax.Array, jax.Array | None]) -> tuple[State, Any]:
-            (h, c), (x, mask) = state, now
+        def step(state: State, operands: tuple[jax.Array, jax.Array | None]) -> tuple[State, Any]:
+            h, c = state
+            x, mask = operands
             weighted = x if pre_calc_weights else jnp.einsum("bi,kio->bko", x, w)
             z = weighted + jnp.einsum("bi,kio->bko", h, u) + b
             f, i, o = (gate(z[:, k]) for k in (forget, input_, output))
@@ -65,49 +66,53 @@ def forward(params: LstmParams, keep: bool, pre_calc_weights: bool) -> Callable[
             return (where(mask, new_h, h), where(mask, new_c, c)), (out, (f, i, g, o, s, c) if keep else ())
 
         inputs = jnp.einsum("tbi,kio->tbko", x, w) if pre_calc_weights else x
-        (h, c), (out, kept) = lax.scan(step, (h, c), (inputs, running(params, lengths)))
-        return out if params.output_full_sequence else h, c, kept
+        (h, c), (out, intermediates) = lax.scan(step, (h, c), (inputs, running_mask(params, lengths)))
+        return out if params.output_full_sequence else h, c, intermediates
 
     return run
 
 
 def backward(params: LstmParams, has_cell_gradient: bool) -> Callable[..., Any]:
-    """The backward pass.
+    """Make the function of the backward pass.
 
     Args:
         params: the layer.
-        has_cell_gradient: whether there is a gradient of the last cell state.
+        has_cell_gradient: the function takes a gradient of the last cell state.
 
     Returns:
-        A function of the gradient of the outputs, weights [4, in, out] and [4, out, out], what was kept, the gradient
+        A function of the gradient of the outputs, weights [4, in, out] and [4, out, out], intermediates, the gradient
         of the last cell state if there is one, and lengths [b] if the layer has them; it returns the gradients of the
-        initial output and cell state, of the input (or None), and of what goes into the non-linearities of the units,
+        initial output and cell state, of the input (or None), and of the operands of the units' non-linearities,
         [t, b, 4, out].
     """
     act, gate = params.gradients()
 
     def run(d_out: jax.Array, w: jax.Array, u: jax.Array, *rest: jax.Array) -> tuple[jax.Array | None, ...]:
-        kept, rest = rest[:KEPT], rest[KEPT:]
+        intermediates = rest[:NUM_INTERMEDIATES]
+        lengths = rest[NUM_INTERMEDIATES + has_cell_gradient :]
         zeros = jnp.zeros(params.state_shape, w.dtype)
-        d_c, lengths = (rest[0], rest[1:]) if has_cell_gradient else (zeros, rest)
+        d_c = rest[NUM_INTERMEDIATES] if has_cell_gradient else zeros
+        # Only the last output has a gradient, or each step adds that of its output.
         d_h, d_outs = (zeros, d_out) if params.output_full_sequence else (d_out, None)
 
-        def step(state: State, now: Any) -> tuple[State, jax.Array]:
-            (d_h, d_c), (d_out, (f, i, g, o, s, before), mask) = state, now
-            here = d_h if d_out is None else d_h + d_out
-            cell = d_c + act(s, here * o)
+        def step(state: State, operands: Any) -> tuple[State, jax.Array]:
+            d_h, d_c = state
+            d_out, (f, i, g, o, s, c_before), mask = operands
+            d_new_h = d_h if d_out is None else d_h + d_out
+            d_new_c = d_c + act(s, d_new_h * o)
             units = {
-                "forget": gate(f, cell * before),
-                "input": gate(i, cell * g),
-                "candidate": act(g, cell * i),
-                "output": gate(o, here * s),
+                "forget": gate(f, d_new_c * c_before),
+                "input": gate(i, d_new_c * g),
+                "candidate": act(g, d_new_c * i),
+                "output": gate(o, d_new_h * s),
             }
             stacked = jnp.stack([units[k] for k in params.cell_order], 1)
             d_units = where(None if mask is None else mask[:, None], stacked, 0)
-            back = jnp.einsum("bko,kio->bi", d_units, u)
-            return (where(mask, back, d_h), where(mask, cell * f, d_c)), d_units
+            d_h_before = jnp.einsum("bko,kio->bi", d_units, u)
+            return (where(mask, d_h_before, d_h), where(mask, d_new_c * f, d_c)), d_units
 
-        (d_h, d_c), d_units = lax.scan(step, (d_h, d_c), (d_outs, kept, running(params, lengths)), reverse=True)
+        operands = (d_outs, intermediates, running_mask(params, lengths))
+        (d_h, d_c), d_units = lax.scan(step, (d_h, d_c), operands, reverse=True)
         d_x = jnp.einsum("tbko,kio->tbi", d_units, w) if params.calc_input_gradients else None
         return d_h, d_c, d_x, d_units
 
@@ -117,7 +122,7 @@ def backward(params: LstmParams, has_cell_gradient: bool) -> Callable[..., Any]:
 def weight_gradients(
     d_units: jax.Array, x: jax.Array, first: jax.Array, *outputs: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of weights and biases.
+    """Return gradients of weights [4, in, out] and [4, out, out], and of biases [4, out].
 
     Args:
         d_units: from the backward pass, [4, t, b, out].
@@ -125,7 +130,7 @@ def weight_gradients(
         first: initial output [b, out].
         outputs: the outputs [t, b, out], or the two factors of them.
     """
-    every = outputs[0] if len(outputs) == 1 else outputs[0] * outputs[1]
-    before = jnp.concatenate([first[None], every[:-1]])
+    all_outputs = outputs[0] if len(outputs) == 1 else outputs[0] * outputs[1]
+    before = jnp.concatenate([first[None], all_outputs[:-1]])
     d_w, d_u = (jnp.einsum("tbi,ktbo->kio", inputs, d_units) for inputs in (x, before))
     return d_w, d_u, jnp.sum(d_units, (1, 2))

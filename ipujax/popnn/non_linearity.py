@@ -14,7 +14,7 @@ from ipujax.poplar.library import add, look_up
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
-# By PopLibs' names; softmax is over the last dimension, and its stable form the only one here.
+# By PopLibs' names; softmax is over the last dimension, and always in its stable form.
 NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sigmoid": jax.nn.sigmoid,
     "hard_sigmoid": lambda x: jnp.clip(x * 0.2 + 0.5, 0, 1),  # slope and offset of popnn's
@@ -35,19 +35,19 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
-    """A non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
+    """Return a non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
     return add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
 def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
-    """As `non_linearity`, but overwrites the tensor."""
+    """Overwrite a tensor by a non-linearity of it; kinds as of `non_linearity`."""
     add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
 
 
 def non_linearity_input_gradient(
     graph: Graph, kind: str, activations: Tensor, gradient: Tensor, prog: Program, name: str = "non_linearity_gradient"
 ) -> Tensor:
-    """The gradient of a non-linearity's operand.
+    """Return the gradient of a non-linearity's operand.
 
     Args:
         graph: graph to add to.
@@ -67,12 +67,12 @@ def non_linearity_input_gradient(
 
 
 def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Tensor:
-    """Softmax over the last dimension."""
+    """Return the softmax over the last dimension."""
     return non_linearity(graph, "softmax", x, prog, name)
 
 
 def log_softmax(graph: Graph, x: Tensor, prog: Program, name: str = "log_softmax") -> Tensor:
-    """The logarithm of the softmax over the last dimension, computed directly.
+    """Return the logarithm of the softmax over the last dimension, not computed from the softmax.
 
     Source: popnn::logSoftmax.
     """

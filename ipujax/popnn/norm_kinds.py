@@ -12,23 +12,37 @@ from ipujax.popnn.norms import Norm
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
-_BATCH, _GROUP = Norm("batch", lambda channels: None), Norm("group", lambda channels: 1)  # statistics of _GROUP: below
-_INSTANCE, _LAYER = Norm("instance", lambda channels: channels), Norm("layer", lambda channels: 1)
+_BATCH = Norm("batch", lambda channels: None)
+_INSTANCE = Norm("instance", lambda channels: channels)
+_LAYER = Norm("layer", lambda channels: 1)
+_GROUP = Norm("group", lambda channels: 1)  # not for statistics: see `group_norm_statistics`
 
-batch_norm, batch_norm_statistics, batch_norm_whiten = _BATCH.norm, _BATCH.statistics, _BATCH.whiten
-batch_normalise, batch_norm_gradients = _BATCH.normalise, _BATCH.gradients
+batch_norm = _BATCH.norm
+batch_norm_statistics = _BATCH.statistics
+batch_norm_whiten = _BATCH.whiten
+batch_normalise = _BATCH.normalise
+batch_norm_gradients = _BATCH.gradients
 batch_norm_param_gradients = _BATCH.param_gradients
 
-instance_norm, instance_norm_statistics, instance_norm_whiten = _INSTANCE.norm, _INSTANCE.statistics, _INSTANCE.whiten
-instance_normalise, instance_norm_gradients = _INSTANCE.normalise, _INSTANCE.gradients
+instance_norm = _INSTANCE.norm
+instance_norm_statistics = _INSTANCE.statistics
+instance_norm_whiten = _INSTANCE.whiten
+instance_normalise = _INSTANCE.normalise
+instance_norm_gradients = _INSTANCE.gradients
 instance_norm_param_gradients = _INSTANCE.param_gradients
 
-layer_norm, layer_norm_statistics, layer_norm_whiten = _LAYER.norm, _LAYER.statistics, _LAYER.whiten
-layer_normalise, layer_norm_gradients = _LAYER.normalise, _LAYER.gradients
+layer_norm = _LAYER.norm
+layer_norm_statistics = _LAYER.statistics
+layer_norm_whiten = _LAYER.whiten
+layer_normalise = _LAYER.normalise
+layer_norm_gradients = _LAYER.gradients
 layer_norm_param_gradients = _LAYER.param_gradients
 
-group_norm_whiten, group_normalise = _GROUP.whiten, _GROUP.normalise
-group_norm_gradients, group_norm_param_gradients = _GROUP.gradients, _GROUP.param_gradients
+# The number of groups follows from the size of the statistics that these take.
+group_norm_whiten = _GROUP.whiten
+group_normalise = _GROUP.normalise
+group_norm_gradients = _GROUP.gradients
+group_norm_param_gradients = _GROUP.param_gradients
 
 
 def group_norm_statistics(
@@ -41,7 +55,7 @@ def group_norm_statistics(
     stable_algo: bool = False,
     name: str = "group_norm_statistics",
 ) -> tuple[Tensor, Tensor]:
-    """Mean and inverse standard deviation [batch, groups] of groups of channels of each sample.
+    """Return mean and inverse standard deviation [batch, groups] of groups of channels of each sample.
 
     Arguments as of `batch_norm_statistics`; `num_groups` divides the channels.
 
@@ -61,5 +75,5 @@ def group_norm(
     prog: Program,
     name: str = "group_norm",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `batch_norm`; `num_groups` divides the channels."""
+    """Normalise groups of channels of each sample; arguments as of `batch_norm`, `num_groups` divides the channels."""
     return Norm("group", lambda channels: num_groups).norm(graph, x, gamma, beta, epsilon, prog, name)

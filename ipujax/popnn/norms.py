@@ -39,21 +39,21 @@ _WIDE = jnp.float32
 
 
 def create_norm_params(graph: Graph, x: Tensor, name: str = "norm") -> tuple[Tensor, Tensor]:
-    """Tensors `gamma` and `beta` for activations, mapped linearly and not yet written.
+    """Create tensors `gamma` and `beta` [channels] for activations, mapped linearly and not yet written.
 
     Source: poplin::createNormParams, popnn::bn::createBatchNormParams.
     """
     _check(name, x)
-    made = [graph.add_variable(x.shape[1:2], x.dtype, f"{name}/{part}") for part in ("gamma", "beta")]
+    gamma, beta = (graph.add_variable(x.shape[1:2], x.dtype, f"{name}/{part}") for part in ("gamma", "beta"))
     with placing(graph):
-        for tensor in made:
-            map_linearly(graph, tensor)
-    return made[0], made[1]
+        map_linearly(graph, gamma)
+        map_linearly(graph, beta)
+    return gamma, beta
 
 
 @dataclass(frozen=True)
 class Norm:
-    """One kind of normalisation; its methods are the functions under PopLibs' names.
+    """Kind of normalisation; its methods are the functions under PopLibs' names.
 
     Args:
         kind: "batch", "group", "instance" or "layer".
@@ -73,7 +73,7 @@ class Norm:
         stable_algo: bool = False,
         name: str | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Mean and inverse standard deviation, of each channel or of groups of channels of each sample.
+        """Return mean and inverse standard deviation, of each channel or of groups of channels of each sample.
 
         Args:
             graph: graph to add to.
@@ -91,7 +91,7 @@ class Norm:
         Raises:
             GraphError: no activations, too few elements, or groups of unequal size.
 
-        Source: popnn::bn::batchNormStatistics and its like.
+        Source: popnn::bn::batchNormStatistics; gn, in and ln have the same.
         """
         name = name or f"{self.kind}_norm_statistics"
         _check(name, x)
@@ -103,7 +103,7 @@ class Norm:
         if count < (2 if unbiased_var_estimate else 1):
             raise GraphError(f"{name}: too few elements for statistics", got=f"{count} for each")
 
-        def estimated(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def estimate(a: jax.Array) -> tuple[jax.Array, jax.Array]:
             parts = a.astype(_WIDE).reshape(shape)
             mean = jnp.mean(parts, over, keepdims=True)
             if stable_algo:
@@ -112,26 +112,26 @@ class Norm:
                 variance = jnp.maximum(jnp.mean(lax.square(parts), over, keepdims=True) - lax.square(mean), 0)
             if unbiased_var_estimate:
                 variance = variance * (count / (count - 1))
-            kept = [n for d, n in enumerate(shape) if d not in over]
+            sizes = [n for d, n in enumerate(shape) if d not in over]
             inverse = lax.rsqrt(variance + epsilon)
-            return mean.reshape(kept).astype(a.dtype), inverse.reshape(kept).astype(a.dtype)
+            return mean.reshape(sizes).astype(a.dtype), inverse.reshape(sizes).astype(a.dtype)
 
-        return add(graph, estimated, [x], prog, name)
+        return add(graph, estimate, [x], prog, name)
 
     def whiten(
         self, graph: Graph, x: Tensor, mean: Tensor, inv_std_dev: Tensor, prog: Program, name: str | None = None
     ) -> Tensor:
-        """Activations less their mean, times the inverse standard deviation.
+        """Return activations less their mean, times the inverse standard deviation.
 
-        Source: popnn::bn::batchNormWhiten and its like.
+        Source: popnn::bn::batchNormWhiten.
         """
         name = name or f"{self.kind}_norm_whiten"
-        groups = self._groups(name, x, mean, inv_std_dev)
+        groups = self._count_groups(name, x, mean, inv_std_dev)
 
-        def whitened(a: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
-            return _whitened(a, m, i, groups).astype(a.dtype)
+        def whiten(a: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
+            return _whiten(a, m, i, groups).astype(a.dtype)
 
-        return add(graph, whitened, [x, mean, inv_std_dev], prog, name)
+        return add(graph, whiten, [x, mean, inv_std_dev], prog, name)
 
     def normalise(
         self,
@@ -144,7 +144,7 @@ class Norm:
         prog: Program,
         name: str | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Normalised activations, and whitened ones.
+        """Return normalised activations, and whitened activations for the gradients.
 
         Args:
             graph: graph to add to.
@@ -162,35 +162,35 @@ class Norm:
         Raises:
             GraphError: tensors whose shapes do not match.
 
-        Source: popnn::bn::batchNormalise and its like.
+        Source: popnn::bn::batchNormalise.
         """
         name = name or f"{self.kind}_normalise"
-        groups = self._groups(name, x, mean, inv_std_dev)
+        groups = self._count_groups(name, x, mean, inv_std_dev)
         _check(name, x, gamma, beta)
 
-        def normalised(
+        def normalise(
             a: jax.Array, g: jax.Array, b: jax.Array, m: jax.Array, i: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            white = _whitened(a, m, i, groups)
+            white = _whiten(a, m, i, groups)
             out = white * _by_channel(g, a.ndim) + _by_channel(b, a.ndim)
             return out.astype(a.dtype), white.astype(a.dtype)
 
-        return add(graph, normalised, [x, gamma, beta, mean, inv_std_dev], prog, name)
+        return add(graph, normalise, [x, gamma, beta, mean, inv_std_dev], prog, name)
 
     def param_gradients(
         self, graph: Graph, acts_whitened: Tensor, grads_in: Tensor, prog: Program, name: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of `gamma` and `beta` [channels], from whitened activations and gradients of the result.
+        """Return gradients of `gamma` and `beta` [channels], from whitened activations and gradients of the result.
 
-        Source: popnn::bn::batchNormParamGradients and its like.
+        Source: popnn::bn::batchNormParamGradients.
         """
         name = name or f"{self.kind}_norm_param_gradients"
         _check_alike(name, acts_whitened, grads_in)
         over = (0, *range(2, acts_whitened.ndim))
 
         def gradients(w: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-            w, g, dtype = w.astype(_WIDE), g.astype(_WIDE), w.dtype
-            return jnp.sum(w * g, over).astype(dtype), jnp.sum(g, over).astype(dtype)
+            wide = g.astype(_WIDE)
+            return jnp.sum(w.astype(_WIDE) * wide, over).astype(w.dtype), jnp.sum(wide, over).astype(w.dtype)
 
         return add(graph, gradients, [acts_whitened, grads_in], prog, name)
 
@@ -204,21 +204,22 @@ class Norm:
         prog: Program,
         name: str | None = None,
     ) -> Tensor:
-        """The gradient of the activations, through the whole layer with its statistics.
+        """Return the gradient of the activations, through the layer and its statistics.
 
-        Source: popnn::bn::batchNormGradients and its like.
+        Source: popnn::bn::batchNormGradients.
         """
         name = name or f"{self.kind}_norm_gradients"
         _check_alike(name, acts_whitened, grads_in)
         _check(name, acts_whitened, gamma)
-        groups = self._groups(name, acts_whitened, inv_std_dev)
+        groups = self._count_groups(name, acts_whitened, inv_std_dev)
         shape, over = _parts(acts_whitened.shape, groups)
 
         def backward(w: jax.Array, g: jax.Array, i: jax.Array, scale: jax.Array) -> jax.Array:
             white = w.astype(_WIDE).reshape(shape)
-            inner = (g.astype(_WIDE) * _by_channel(scale, g.ndim)).reshape(shape)
-            along = jnp.mean(inner * white, over, keepdims=True)
-            out = (inner - jnp.mean(inner, over, keepdims=True) - white * along) * _kept(i, groups)
+            d_white = (g.astype(_WIDE) * _by_channel(scale, g.ndim)).reshape(shape)
+            # The two means are the gradients that pass through the mean and through the variance.
+            through_variance = white * jnp.mean(d_white * white, over, keepdims=True)
+            out = (d_white - jnp.mean(d_white, over, keepdims=True) - through_variance) * _by_group(i, groups)
             return out.reshape(g.shape).astype(g.dtype)
 
         return add(graph, backward, [acts_whitened, grads_in, inv_std_dev, gamma], prog, name)
@@ -233,13 +234,13 @@ class Norm:
         prog: Program,
         name: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Statistics by the stable algorithm, then `normalise`: result, mean, inverse standard deviation."""
+        """Compute statistics by the stable algorithm and normalise; returns result, mean, inverse deviation."""
         name = name or f"{self.kind}_norm"
         mean, inverse = self.statistics(graph, x, epsilon, prog, stable_algo=True, name=f"{name}/statistics")
         return self.normalise(graph, x, gamma, beta, mean, inverse, prog, name)[0], mean, inverse
 
-    def _groups(self, name: str, x: Tensor, *statistics: Tensor) -> int | None:
-        """The number of groups by the size of the statistics; None for statistics of channels."""
+    def _count_groups(self, name: str, x: Tensor, *statistics: Tensor) -> int | None:
+        # From the size of the statistics; None for statistics of channels.
         _check(name, x)
         batch, channels = x.shape[:2]
         is_grouped = self.kind != "batch"
@@ -247,8 +248,9 @@ class Norm:
         fits = (groups and channels % groups == 0) if is_grouped else True
         size = batch * groups if groups is not None else channels
         if not fits or any(t.size != size for t in statistics):
-            expected, got = "[batch, groups]" if is_grouped else f"[{channels}]", [list(t.shape) for t in statistics]
-            raise GraphError(f"{name}: not the statistics of {list(x.shape)}", expected=expected, got=got)
+            expected = "[batch, groups]" if is_grouped else f"[{channels}]"
+            got = [list(t.shape) for t in statistics]
+            raise GraphError(f"{name}: statistics must fit activations {list(x.shape)}", expected=expected, got=got)
         return groups
 
 
@@ -262,31 +264,31 @@ def norm_param_update(
     prog: Program,
     name: str = "norm_param_update",
 ) -> None:
-    """Adds `scale` times their gradients to `gamma` and `beta`, in place; the scale is a number or one element.
+    """Add `scale` times their gradients to `gamma` and `beta`, in place; the scale is a number or one element.
 
-    Source: popnn::bn::batchNormParamUpdate and its like.
+    Source: popnn::bn::batchNormParamUpdate.
     """
     scaled_add_to(graph, gamma, gamma_delta, scale, prog, f"{name}/gamma")
     scaled_add_to(graph, beta, beta_delta, scale, prog, f"{name}/beta")
 
 
 def _parts(shape: tuple[int, ...], groups: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """[batch, groups, channels of a group, field], and the dimensions that statistics are taken over."""
+    """Return the shape [batch, groups, channels of a group, field], and the dimensions that statistics reduce."""
     batch, channels, *field = shape
     if groups is None:
         return (batch, channels, 1, prod(field)), (0, 2, 3)
     return (batch, groups, channels // groups, prod(field)), (2, 3)
 
 
-def _kept(statistic: jax.Array, groups: int | None) -> jax.Array:
-    """Statistics in a shape that broadcasts with the parts."""
+def _by_group(statistic: jax.Array, groups: int | None) -> jax.Array:
+    # In a shape that broadcasts with that of `_parts`.
     wide = statistic.astype(_WIDE)
     return wide.reshape((1, -1, 1, 1) if groups is None else (-1, groups, 1, 1))
 
 
-def _whitened(x: jax.Array, mean: jax.Array, inverse: jax.Array, groups: int | None) -> jax.Array:
+def _whiten(x: jax.Array, mean: jax.Array, inverse: jax.Array, groups: int | None) -> jax.Array:
     parts = x.astype(_WIDE).reshape(_parts(x.shape, groups)[0])
-    return ((parts - _kept(mean, groups)) * _kept(inverse, groups)).reshape(x.shape)
+    return ((parts - _by_group(mean, groups)) * _by_group(inverse, groups)).reshape(x.shape)
 
 
 def _by_channel(values: jax.Array, rank: int) -> jax.Array:
@@ -296,7 +298,8 @@ def _by_channel(values: jax.Array, rank: int) -> jax.Array:
 def _check(name: str, x: Tensor, *params: Tensor) -> None:
     if x.ndim < 2 or np.dtype(x.dtype).kind != "f" or any(p.shape != x.shape[1:2] for p in params):
         expected = "floats [batch, channels, field…] and [channels]"
-        raise GraphError(f"{name}: no activations", expected=expected, got=[list(t.shape) for t in (x, *params)])
+        got = [list(t.shape) for t in (x, *params)]
+        raise GraphError(f"{name}: must have activations and parameters by channel", expected=expected, got=got)
 
 
 def _check_alike(name: str, whitened: Tensor, gradient: Tensor) -> None:

@@ -21,12 +21,12 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PoolParams:
-    """A pooling of tensors [batch, channels, field…].
+    """Pooling of tensors [batch, channels, field…].
 
     Args:
         pooling_type: "max", "avg" (over elements that are no padding) or "sum".
         kernel_shape: sizes of the window.
-        stride: its step.
+        stride: step of the window in each dimension.
         padding_lower: padding before the input, 0 when empty.
         padding_upper: padding after it, 0 when empty.
     """
@@ -39,8 +39,7 @@ class PoolParams:
 
     def __post_init__(self) -> None:
         if self.pooling_type not in ("max", "avg", "sum"):
-            expected, got = '"max", "avg" or "sum"', repr(self.pooling_type)
-            raise GraphError("no such pooling", expected=expected, got=got)
+            raise GraphError("unknown pooling_type", expected='"max", "avg" or "sum"', got=repr(self.pooling_type))
         rank = len(self.kernel_shape)
         paddings_fit = all(len(padding) in (0, rank) for padding in (self.padding_lower, self.padding_upper))
         if len(self.stride) != rank or not paddings_fit or min((1, *self.kernel_shape, *self.stride)) < 1:
@@ -48,11 +47,11 @@ class PoolParams:
             raise GraphError("a pooling", expected=expected, got=self)
 
 
-def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
-    def pooled(x: jax.Array) -> jax.Array:
-        rank = len(params.kernel_shape)
-        window, strides = (1, 1, *params.kernel_shape), (1, 1, *params.stride)
-        zeros = (0,) * rank
+def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
+    def pool_array(x: jax.Array) -> jax.Array:
+        window = (1, 1, *params.kernel_shape)
+        strides = (1, 1, *params.stride)
+        zeros = (0,) * len(params.kernel_shape)
         pairs = zip(params.padding_lower or zeros, params.padding_upper or zeros, strict=True)
         padding = ((0, 0), (0, 0), *pairs)
         if params.pooling_type == "max":
@@ -60,27 +59,27 @@ def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
         total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
         if params.pooling_type == "sum":
             return total
-        # The number of elements of each window is a constant.
+        # The number of elements of each window, without padding: a constant of the program.
         with jax.ensure_compile_time_eval():
             ones = jnp.ones((1, 1, *x.shape[2:]), jnp.float32)
             count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding)).astype(x.dtype)
         return total / count
 
-    return pooled
+    return pool_array
 
 
 def pool(graph: Graph, params: PoolParams, x: Tensor, prog: Program, name: str = "pool") -> Tensor:
-    """Pools a tensor [batch, channels, field…]; returns a new one."""
-    return add(graph, _pooled(params), [x], prog, name)
+    """Pool a tensor [batch, channels, field…] into a new one."""
+    return add(graph, _pooling(params), [x], prog, name)
 
 
 def pool_input_gradient(
     graph: Graph, params: PoolParams, x: Tensor, gradient: Tensor, prog: Program, name: str = "pool_gradient"
 ) -> Tensor:
-    """The gradient of the operand of `pool`, from that operand and the gradient of the result."""
+    """Return the gradient of the operand of `pool`, from that operand and the gradient of the result."""
 
     def backward(a: jax.Array, g: jax.Array) -> jax.Array:
-        (grad,) = jax.vjp(_pooled(params), a)[1](g)
+        (grad,) = jax.vjp(_pooling(params), a)[1](g)
         return grad
 
     return add(graph, backward, [x, gradient], prog, name)

@@ -23,13 +23,13 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
-# Elementwise non-linearities with gradients by result, since only results are kept.
+# Elementwise non-linearities with gradients by result: only results are among the intermediates.
 ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentParams:
-    """A recurrent layer.
+    """Parameters of a recurrent layer.
 
     Args:
         data_type: type of all its tensors, FLOAT or HALF.
@@ -37,8 +37,8 @@ class RecurrentParams:
         time_steps: steps of the longest sequence.
         layer_sizes: sizes of input and output, `[in, out]`.
         var_time_steps: steps of each sequence, integers [batch]; all of them when None.
-        output_full_sequence: whether results are outputs of all steps, or of the last one.
-        calc_input_gradients: whether the backward pass gives gradients of the input.
+        output_full_sequence: return outputs of all steps, else of the last step.
+        calc_input_gradients: the backward pass returns gradients of the input.
         activation: non-linearity of candidates and cells.
         recurrent_activation: non-linearity of gates.
         cell_order: order of the units in weights and biases; that of the class when empty.
@@ -104,7 +104,7 @@ class RecurrentParams:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the results: all steps, or the last."""
+        """Shape of the results: of all steps, or of the last."""
         return self.sequence_shape if self.output_full_sequence else self.state_shape
 
     @property
@@ -114,31 +114,32 @@ class RecurrentParams:
 
     @property
     def weights_shapes(self) -> list[tuple[int, ...]]:
-        """Of the weights of inputs [units, in, out] and of outputs [units, out, out], and of the biases."""
-        units, out = len(self.UNITS), self.output_size
-        return [(units, self.input_size, out), (units, out, out), self.biases_shape]
+        """Shapes of the weights of inputs [units, in, out] and outputs [units, out, out], and of the biases."""
+        units = len(self.UNITS)
+        weights = [(units, size, self.output_size) for size in self.layer_sizes]
+        return [*weights, self.biases_shape]
 
     @property
     def lengths(self) -> list[Tensor]:
-        """The operand of lengths, if there is one."""
+        """Operands of lengths: one, or none if all sequences run to the end."""
         return [] if self.var_time_steps is None else [self.var_time_steps]
 
     def unit(self, name: str) -> int:
-        """Index of a unit in weights and biases."""
+        """Return the index of a unit in weights and biases."""
         return self.cell_order.index(name)
 
     def activations(self) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
-        """The non-linearities of candidates and of gates."""
+        """Return the non-linearities of candidates and of gates."""
         return ACTIVATIONS[self.activation], ACTIVATIONS[self.recurrent_activation]
 
     def gradients(self) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
-        """For both, the gradient of the operand as a function of the result and its gradient."""
+        """Return for candidates and gates the gradient of the operand, a function of result and its gradient."""
         return GRADIENTS_BY_RESULT[self.activation], GRADIENTS_BY_RESULT[self.recurrent_activation]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentWeights:
-    """The parameters of a layer, or their gradients.
+    """Parameters of a layer, or their gradients.
 
     Args:
         input_weights: [units, in, out].
@@ -151,7 +152,7 @@ class RecurrentWeights:
     biases: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """All parameters, in order."""
+        """Return all parameters, in the order of the fields."""
         return [self.input_weights, self.output_weights, self.biases]
 
 
@@ -163,17 +164,18 @@ def create_operands(
     which: Sequence[int],
     names: Sequence[str],
 ) -> list[Tensor]:
-    """Some operands of a layer's forward pass, as new variables mapped as it uses them.
+    """Create operands of a layer's forward pass, mapped as it uses them.
 
     Args:
         graph: graph to add to.
         params: the layer.
         forward: the pass, a function of arrays of `shapes` and of lengths if the layer has them.
         shapes: of all its operands but lengths.
-        which: indices of the operands to make.
-        names: their debug names.
+        which: indices of the operands to create.
+        names: debug name of each of `which`.
     """
 
+    # The program of the trial is dropped: only the mappings that it leaves on the scratch graph count.
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         add(scratch, forward, operands, Program(), "layer")
 
@@ -187,9 +189,9 @@ def check(
     states: Mapping[str, Tensor],
     weights: RecurrentWeights,
     x: Tensor,
-    others: Mapping[str, tuple[Tensor, tuple[int, ...]]] = MappingProxyType({}),
+    further: Mapping[str, tuple[Tensor, tuple[int, ...]]] = MappingProxyType({}),
 ) -> None:
-    """Refuses tensors that do not have the type and shapes of a layer.
+    """Check that tensors have the type and shapes of a layer.
 
     Args:
         name: debug name of the operation.
@@ -197,24 +199,24 @@ def check(
         states: initial states, by their names in errors.
         weights: parameters.
         x: the input sequence.
-        others: further tensors by name, each with the shape it must have.
+        further: results and gradients by name, each with the shape it must have.
 
     Raises:
         GraphError: naming the first that does not fit.
     """
     parts = zip(("input weight", "output weight", "bias"), weights.tensors(), params.weights_shapes, strict=True)
-    tensors = {"input": (x, params.input_shape), **others}
-    tensors |= {what: (state, params.state_shape) for what, state in states.items()}
-    tensors |= {what: (tensor, shape) for what, tensor, shape in parts}
-    for what, (tensor, shape) in tensors.items():
+    tensors = {"input": (x, params.input_shape), **further}
+    tensors |= {noun: (state, params.state_shape) for noun, state in states.items()}
+    tensors |= {noun: (tensor, shape) for noun, tensor, shape in parts}
+    for noun, (tensor, shape) in tensors.items():
         if tensor.shape != shape or tensor.dtype != params.data_type:
             expected = f"{dtype_name(params.data_type)}{list(shape)}"
             got = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            raise GraphError(f"{name}: the {what} is not of this layer", expected=expected, got=got)
+            raise GraphError(f"{name}: the {noun} must fit the layer", expected=expected, got=got)
 
 
-def running(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array | None:
-    """Whether each sequence still runs at each step, [steps, batch, 1]; None when all do to the end."""
+def running_mask(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array | None:
+    """Return a mask [steps, batch, 1] of the steps before each sequence's end; None without lengths."""
     if not lengths:
         return None
     (length,) = lengths
@@ -222,5 +224,5 @@ def running(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array 
 
 
 def where(mask: jax.Array | None, chosen: jax.Array, other: jax.Array | float) -> jax.Array:
-    """`chosen` where a sequence runs."""
+    """Return `chosen` where a sequence runs, else `other`."""
     return chosen if mask is None else jnp.where(mask, chosen, jnp.asarray(other, chosen.dtype))

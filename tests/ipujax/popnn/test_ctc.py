@@ -141,9 +141,9 @@ def test_wrong_operands():
     x, labels, lengths, used = tensors(graph, LOGITS)
     short, floats = constant(graph, [1, 2], poplar.INT), variable(graph, [4, 3])
     cases = [
-        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, lengths, used, prog, 5), "no such blank"),
+        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, lengths, used, prog, 5), "must be a class"),
         (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, short, used, prog, 0), "as many labels"),
-        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, x, lengths, used, prog, 0), "no sequences"),
+        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, x, lengths, used, prog, 0), "must be sequences"),
         (
             lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, floats, lengths, used, prog, 0),
             "int",

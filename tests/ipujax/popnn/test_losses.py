@@ -103,11 +103,11 @@ def test_wrong_operands():
     loss, deltas = variable(graph, [5]), variable(graph, [5, 4])
     cases = [
         (lambda: popnn.calc_loss(graph, x, labels, loss, deltas, "cross_entrpy", prog), "try: 'cross_entropy'"),
-        (lambda: popnn.calc_loss(graph, x, labels[:3], loss, deltas, "cross_entropy", prog), "do not match"),
+        (lambda: popnn.calc_loss(graph, x, labels[:3], loss, deltas, "cross_entropy", prog), "must match"),
         (lambda: popnn.calc_loss(graph, x, loss, loss, deltas, "cross_entropy", prog), r"float32\[5\]"),
         (lambda: popnn.calc_loss(graph, x, labels, x, deltas, "cross_entropy", prog), r"float32\[5\](.|\n)*\[5, 4\]"),
-        (lambda: popnn.calc_accuracy(graph, x, x, loss, prog), "do not match"),
-        (lambda: popnn.arg_max(graph, labels, prog), "no rows"),
+        (lambda: popnn.calc_accuracy(graph, x, x, loss, prog), "must match"),
+        (lambda: popnn.arg_max(graph, labels, prog), "rows of elements"),
     ]
     for call, message in cases:
         with pytest.raises(GraphError, match=message) as error:

@@ -106,10 +106,10 @@ def test_wrong_operands():
     x, gamma, whole = variable(graph, [3, 4, 2]), variable(graph, [4]), variable(graph, [3, 4], poplar.INT)
     cases = [
         (lambda: popnn.group_norm_statistics(graph, x, 1e-5, prog, 3), "4 channels, 3 groups"),
-        (lambda: popnn.batch_norm_statistics(graph, whole, 1e-5, prog), "no activations"),
-        (lambda: popnn.batch_normalise(graph, x, gamma, gamma[:3], gamma, gamma, prog), "no activations"),
-        (lambda: popnn.batch_norm_whiten(graph, x, gamma, gamma[:3], prog), "not the statistics"),
-        (lambda: popnn.group_norm_whiten(graph, x, gamma, gamma, prog), "not the statistics"),
+        (lambda: popnn.batch_norm_statistics(graph, whole, 1e-5, prog), "must have activations"),
+        (lambda: popnn.batch_normalise(graph, x, gamma, gamma[:3], gamma, gamma, prog), "must have activations"),
+        (lambda: popnn.batch_norm_whiten(graph, x, gamma, gamma[:3], prog), "statistics must fit"),
+        (lambda: popnn.group_norm_whiten(graph, x, gamma, gamma, prog), "statistics must fit"),
         (lambda: popnn.layer_norm_param_gradients(graph, x, x[:, :, :1], prog), "another shape"),
         (lambda: popnn.instance_norm_statistics(graph, x[:, :, :1], 1e-5, prog, True), "too few elements"),
     ]
