@@ -20,7 +20,7 @@ _NUMBERS = "biufcV"  # kinds of NumPy types; V are those that NumPy itself lacks
 
 
 def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Canonical dtype and sizes of a variable; accepts type and shape in either order.
+    """Return the canonical dtype and sizes of a variable; accepts type and shape in either order.
 
     Raises:
         GraphError: an unknown or 64-bit type, or a shape that is no sequence of sizes of at least 0.
@@ -43,7 +43,7 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def fill_array(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
-    """Broadcasts one value, or reshapes one value for each element in row-major order, to an array of a shape."""
+    """Broadcast one value, or reshape one value for each element in row-major order, to an array of a shape."""
     array = cast_values(values, dtype, f"values of {name}")
     if array.size == 1:
         return np.full(shape, array.reshape(())[()], dtype)
@@ -53,7 +53,7 @@ def fill_array(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np
 
 
 def cast_values(values: Any, dtype: Any, name: str) -> np.ndarray:
-    """Converts values to a type that can represent them; floats may be rounded, anything else must be exact.
+    """Convert values to a type that can represent them; floats may be rounded, anything else must be exact.
 
     Args:
         values: a number, or an array or nested list of them.

@@ -29,7 +29,7 @@ class Target(RuntimeTarget):
 
     @classmethod
     def of(cls, target: RuntimeTarget) -> Target:
-        """Adds Poplar's getters to a machine description.
+        """Add Poplar's getters to a machine description.
 
         Raises:
             TargetError: for anything that is no machine description.
@@ -40,7 +40,7 @@ class Target(RuntimeTarget):
         return target if isinstance(target, Target) else cls(**target._values(), sources=target.sources)
 
     def replace(self, **changes: Any) -> Target:
-        """Copy with changed fields; see `ipujax.Target.replace`."""
+        """Return a copy with changed fields; see `ipujax.Target.replace`."""
         return Target.of(super().replace(**changes))
 
     # `sources` is a read-only mapping, which pickle cannot store; a dict can be.
@@ -48,51 +48,51 @@ class Target(RuntimeTarget):
         return _rebuild, (self._values() | {"sources": dict(self.sources)},)
 
     def get_target_type(self) -> str:
-        """Kind of device, "CPU" or "IPU_MODEL"."""
+        """Return the kind of device, "CPU" or "IPU_MODEL"."""
         return "CPU" if self.name == "cpu" else "IPU_MODEL"
 
     def get_target_arch_string(self) -> str:
-        """The name of the machine: "mk1", "mk2", "bow" or "cpu"."""
+        """Return the name of the machine: "mk1", "mk2", "bow" or "cpu"."""
         return self.name
 
     def get_num_ipus(self) -> int:
-        """IPUs of the system."""
+        """Return the number of IPUs of the system."""
         return self.num_ipus
 
     def get_tiles_per_ipu(self) -> int:
-        """Tiles of one IPU."""
+        """Return the number of tiles of one IPU."""
         return self.tiles_per_ipu
 
     def get_num_tiles(self) -> int:
-        """Tiles of all IPUs."""
+        """Return the number of tiles of all IPUs."""
         return self.num_tiles
 
     def get_num_worker_contexts(self) -> int:
-        """Worker threads of one tile."""
+        """Return the number of worker threads of one tile."""
         return self.worker_contexts
 
     def get_bytes_per_tile(self) -> int:
-        """Memory of one tile, in bytes."""
+        """Return the memory of one tile, in bytes."""
         return self.bytes_per_tile
 
     def get_exchange_bytes_per_cycle(self) -> float:
-        """Bytes a tile receives in a cycle of internal exchange."""
+        """Return the bytes that a tile receives in a cycle of internal exchange."""
         return self.exchange_bytes_per_cycle
 
     def get_tile_clock_frequency(self) -> float:
-        """The clock of the tiles, in Hz."""
+        """Return the clock of the tiles, in Hz."""
         return self.clock_hz
 
     def get_data_path_width(self) -> int:
-        """Bits of one vector load or store."""
+        """Return the number of bits of one vector load or store."""
         return self.vector_width_bytes * 8
 
     def get_vector_width(self, dtype: np.dtype) -> int:
-        """Elements of a type in one vector."""
+        """Return the number of elements of a type in one vector."""
         return self.vector_width_bytes // self.get_type_size(dtype)
 
     def get_type_size(self, dtype: np.dtype) -> int:
-        """Bytes of one element of a type."""
+        """Return the number of bytes of one element of a type."""
         return int(np.dtype(dtype).itemsize)
 
 
@@ -117,13 +117,14 @@ class Device:
 
     @staticmethod
     def create_cpu_device() -> Device:
-        """The host's CPU as one tile with one worker: numbers, and no limit of memory."""
+        """Return the host's CPU as one tile with one worker: numbers, and no limit of memory."""
+        # Other constants are those of mk2: a CPU has no profile, see `Engine.profile`.
         target = preset("mk2").replace(name="cpu", tiles_per_ipu=1, worker_contexts=1, bytes_per_tile=_CPU_BYTES)
         return Device(target)
 
     @property
     def target(self) -> Target:
-        """Its machine description."""
+        """Machine description of the device."""
         return self._target
 
     @property
@@ -132,22 +133,22 @@ class Device:
         return self._attached
 
     def get_target(self) -> Target:
-        """Its machine description, under Poplar's name."""
+        """Return the device's machine description, under Poplar's name."""
         return self._target
 
     def get_id(self) -> int:
-        """Its number in the `DeviceManager` that listed it."""
+        """Return the device's number in the `DeviceManager` that listed it."""
         return self._id
 
     def attach(self) -> bool:
-        """Attaches to the device; False if it is attached already."""
+        """Attach to the device; returns False if it is attached already."""
         if self._attached:
             return False
         self._attached = True
         return True
 
     def detach(self) -> None:
-        """Releases the device."""
+        """Release the device."""
         self._attached = False
 
     def __repr__(self) -> str:
@@ -175,7 +176,7 @@ class IPUModel:
     min_ipu_sync_delay: int | None = None
 
     def create_device(self) -> Device:
-        """A device of this model.
+        """Return a device of this model.
 
         Raises:
             TargetError: for an unknown version, or an invalid number.
@@ -210,15 +211,15 @@ class DeviceManager:
 
     @staticmethod
     def create_device_manager(num_ipus: int = 1) -> DeviceManager:
-        """A device manager, under Poplar's name of the constructor."""
+        """Return a device manager, under Poplar's name of the constructor."""
         return DeviceManager(num_ipus)
 
     def get_num_devices(self) -> int:
-        """The number of devices."""
+        """Return the number of devices."""
         return len(self._devices)
 
     def get_devices(self, target_type: str | None = None, num_ipus: int | None = None) -> tuple[Device, ...]:
-        """The devices by number, or only those of a type ("IPU_MODEL" or "CPU") and of a number of IPUs.
+        """Return the devices by number, or only those of a type ("IPU_MODEL" or "CPU") and of a number of IPUs.
 
         Raises:
             TargetError: for an unknown type.
@@ -232,7 +233,7 @@ class DeviceManager:
         )
 
     def acquire_available_device(self, num_ipus: int = 1) -> Device:
-        """Attaches to the first free device with this number of IPUs.
+        """Attach to the first free device with this number of IPUs.
 
         Raises:
             TargetError: if there is none.
@@ -245,7 +246,7 @@ class DeviceManager:
         raise TargetError(f"no device of {num_ipus} IPUs is free", got=f"{len(candidates)}, all taken", hint=hint)
 
     def get_device(self, device_id: int) -> Device:
-        """The device of a number.
+        """Return the device of a number.
 
         Raises:
             TargetError: for a number out of range.

@@ -24,7 +24,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def registrar(library: str) -> Callable[[Graph], None]:
-    """Makes the `add_codelets` of a library."""
+    """Make the `add_codelets` of a library."""
 
     def add_codelets(graph: Graph) -> None:
         graph.libraries.add(library)
@@ -34,7 +34,7 @@ def registrar(library: str) -> Callable[[Graph], None]:
 
 
 def check_arguments(module: dict[str, Any]) -> None:
-    """Makes all functions of a library that users call check their arguments against their annotations.
+    """Make all functions of a library that users call check their arguments against their annotations.
 
     Args:
         module: the library's `globals()`; functions of other libraries in it stay as they are.
@@ -46,7 +46,7 @@ def check_arguments(module: dict[str, Any]) -> None:
 
 
 def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that it refuses arguments of the wrong number, name or kind.
+    """Wrap a function so that it refuses arguments of the wrong number, name or kind.
 
     Args:
         name: the name that users call.
@@ -86,7 +86,8 @@ _NUMBERS = {int: "__index__", float: "__float__"}  # the method that a number of
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Tests a value against an annotation; literals and numbers are checked further by the functions themselves."""
+    """Test a value against an annotation; literals and numbers are checked further by the functions themselves."""
+    # Unions may be nested in sequences, and sequences in unions.
     origin = get_origin(kind)
     kinds = get_args(kind)
     if origin in (Union, UnionType):
@@ -114,7 +115,7 @@ def _kind_in_words(kind: Any) -> str:
 
 
 def check_tensors(name: str, *operands: Any) -> None:
-    """Checks that all operands are tensors.
+    """Check that all operands are tensors.
 
     Raises:
         GraphError: naming the first.
@@ -126,7 +127,7 @@ def check_tensors(name: str, *operands: Any) -> None:
 
 
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:
-    """Checks that operands have one type: Poplar does not convert implicitly.
+    """Check that operands have one type: Poplar does not convert implicitly.
 
     Raises:
         GraphError: naming the types, or an operand that is no tensor.
@@ -139,10 +140,10 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def look_up(kind: str, table: Mapping[str, Any], noun: str) -> Any:
-    """Looks up an entry of a table by its kind.
+    """Look up an entry of a table by its kind.
 
     Args:
-        kind: its key.
+        kind: key of the entry.
         table: entries by key.
         noun: word for an entry, for the error.
 
@@ -164,7 +165,7 @@ def add(
     name: str,
     into: Sequence[Tensor | None] = (),
 ) -> Any:
-    """Adds the operations of a JAX function of the operands; see `lowering.emit`.
+    """Add the operations of a JAX function of the operands; see `lowering.emit`.
 
     Raises:
         GraphError: operands that are no tensors, have no tile mapping, or have shapes that the function rejects.
@@ -175,6 +176,7 @@ def add(
         raise GraphError(
             f"{name}: no graph and program to add to", where=user_line(), expected="a Graph and a Sequence", got=got
         )
+    # JAX's own errors of shapes and types, with the user's line and operands.
     try:
         return emit(graph, fun, operands, prog, name, into)
     except (TypeError, ValueError) as error:
@@ -183,12 +185,13 @@ def add(
 
 
 def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
-    """Adds the operations of a function like `add`, and copies a result that aliases an operand.
+    """Add the operations of a function like `add`, and copy a result that aliases an operand.
 
     Raises:
         GraphError: see `add`.
     """
     result: Tensor = add(graph, fun, operands, prog, name)
+    # Slices at constant offsets are views: a later write to the operand would change such a result.
     if not {v for x in operands for v in x.variables()} & {v for v in result.variables() if not v.is_constant}:
         return result
     with placing(graph):

@@ -33,12 +33,12 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import Origin, Tensor, dtype_name
 
-Place = Tensor | DataStream | RemoteBuffer
+Place = Tensor | DataStream | RemoteBuffer  # source or destination of a copy
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrintStream(HostStream):
-    """The stream of a `PrintTensor`: the host prints the tensor under a title.
+    """Stream of a `PrintTensor`: the host prints the tensor under a title.
 
     Args:
         title: printed before the tensor.
@@ -51,7 +51,7 @@ class PrintStream(HostStream):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AbortStream(HostStream):
-    """The stream of an `AbortOn` (a flag) or an `ErrorProgram` (the tensor to show).
+    """Stream of an `AbortOn` (a flag) or an `ErrorProgram` (the tensor to show).
 
     Args:
         message: the error message.
@@ -71,7 +71,7 @@ def _user_origin() -> Origin:
 
 
 def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: str = "copy") -> Program:
-    """Moves data between tensors, from or to a stream, or from or to rows of a remote buffer.
+    """Move data between tensors, from or to a stream, or from or to rows of a remote buffer.
 
     Args:
         source: tensor, host-to-device stream or remote buffer.
@@ -94,6 +94,7 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
             )
         case Tensor(), DataStream():
             program = nodes.StreamOut(source.flatten(), _channel(destination, source, "device_to_host", origin), origin)
+        # An offset is valid from here on only: the cases above fall through to its check.
         case RemoteBuffer(), Tensor():
             return nodes.RemoteIn(source.remote, *_remote(source, destination, offset, origin), origin)
         case Tensor(), RemoteBuffer():
@@ -115,7 +116,7 @@ def CrossReplicaCopy(
     replica_map: Mapping[int, int] | Items[tuple[int, int]],
     name: str = "cross-replica copy",
 ) -> Program:
-    """Copies a tensor of each replica to a tensor of others.
+    """Copy a tensor of each replica to a tensor of others.
 
     Args:
         source: the tensor to send.
@@ -162,7 +163,7 @@ def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin)
 def _remote(
     buffer: RemoteBuffer, tensor: Tensor, offset: Tensor | None, origin: Origin
 ) -> tuple[Tensor, Tensor | None]:
-    """The tensor as rows of a remote buffer, and the row numbers."""
+    """Return the tensor as rows of a remote buffer, and the row numbers."""
     rows = buffer.repeats if offset is None else offset.size
     if tensor.size != rows * buffer.num_elements or tensor.dtype != buffer.dtype:
         message = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
@@ -176,7 +177,7 @@ def _remote(
 
 
 def Repeat(count: int, body: Program) -> Program:
-    """Runs a program a fixed number of times.
+    """Run a program a fixed number of times.
 
     Raises:
         GraphError: a count that is no whole number from 0 to 4,294,967,295.
@@ -185,12 +186,12 @@ def Repeat(count: int, body: Program) -> Program:
 
 
 def RepeatWhileTrue(condition: Program, predicate: Tensor, body: Program) -> Program:
-    """Runs `condition`; while the BOOL element it wrote to `predicate` is true, `body` and `condition` again."""
+    """Run `condition`; while the BOOL element it wrote to `predicate` is true, `body` and `condition` again."""
     return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _user_origin())
 
 
 def RepeatWhileFalse(condition: Program, predicate: Tensor, body: Program) -> Program:
-    """Runs `condition`; while the BOOL element it wrote to `predicate` is false, `body` and `condition` again."""
+    """Run `condition`; while the BOOL element it wrote to `predicate` is false, `body` and `condition` again."""
     return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _user_origin(), until=True)
 
 
@@ -198,14 +199,14 @@ RepeatWhile = RepeatWhileTrue
 
 
 def If(predicate: Tensor, true_body: Program, false_body: Program | None = None) -> Program:
-    """Runs one of two programs by a BOOL element."""
+    """Run one of two programs by a BOOL element."""
     return nodes.If(_scalar(predicate, "predicate", BOOL), true_body, false_body or Sequence(), _user_origin())
 
 
 def Switch(
     control: Tensor, cases: Mapping[int, Program] | Items[tuple[int, Program]], default: Program | None = None
 ) -> Program:
-    """Runs the program of the case that an INT or UNSIGNED_INT element names.
+    """Run the program of the case that an INT or UNSIGNED_INT element names.
 
     Args:
         control: one element.
@@ -234,27 +235,27 @@ def Switch(
 
 
 def Sync(kind: SyncKind = "external") -> Program:
-    """Makes the tiles of each IPU ("internal"), or all IPUs and the host ("external"), wait for one another."""
+    """Make the tiles of each IPU ("internal"), or all IPUs and the host ("external"), wait for one another."""
     if kind not in ("internal", "external"):
         raise GraphError("no such sync", expected='"internal" or "external"', got=repr(kind))
     return nodes.Sync(kind, _user_origin())
 
 
 def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
-    """Prints a tensor on the host, as `title: {1,2}`; the title may be left out for the name of its variable."""
+    """Print a tensor on the host, as `title: {1,2}`; the title may be left out for the name of its variable."""
     if isinstance(title, Tensor):
         names = ", ".join(v.name or "<anon>" for v in title.variables())
         return PrintTensor(names, title)
     if not isinstance(tensor, Tensor):
         raise GraphError(f"PrintTensor({title!r}) prints no tensor", got=tensor, hint="PrintTensor(title, tensor)")
-    # A print is a transfer to the host, so the profile counts it as one.
+    # A print is a transfer to the host: the profile counts it as host exchange.
     return nodes.StreamOut(
         tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _user_origin()
     )
 
 
 def AbortOn(predicate: Tensor, message: str = "") -> Program:
-    """Ends the run with an `EngineError` if a BOOL element is true."""
+    """End the run with an `EngineError` if a BOOL element is true."""
     origin = _user_origin()
     predicate = _scalar(predicate, "predicate", BOOL)
     name = f"abort {message}".rstrip()
@@ -263,7 +264,7 @@ def AbortOn(predicate: Tensor, message: str = "") -> Program:
 
 
 def ErrorProgram(message: str, tensor: Tensor) -> Program:
-    """Ends the run with an `EngineError` that shows a tensor."""
+    """End the run with an `EngineError` that shows a tensor."""
     origin = _user_origin()
     if not isinstance(tensor, Tensor):
         raise GraphError(f"ErrorProgram({message!r}) shows no tensor", got=repr(tensor))
@@ -272,7 +273,7 @@ def ErrorProgram(message: str, tensor: Tensor) -> Program:
 
 
 def _items(pairs: Any) -> Any:
-    """The items of a mapping; pairs stay as they are."""
+    """Return the items of a mapping; pairs stay as they are."""
     return pairs.items() if isinstance(pairs, Mapping) else pairs
 
 

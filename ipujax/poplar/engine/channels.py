@@ -18,7 +18,7 @@ AnyChannel = CircularBuffer | CallbackChannel | ReplicaChannels
 
 
 def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
-    """Connects a stream to an array of transfers, [replicas, …] for separate data; ArgumentError if it does not fit."""
+    """Connect a stream to an array of transfers, [replicas, …] for separate data; raises ArgumentError for a misfit."""
     is_written = stream.direction == "device_to_host"
     if not stream.is_by_replica:
         return CircularBuffer.of(stream.host, buffer, is_written=is_written)
@@ -35,7 +35,7 @@ def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
 def callback_channel(
     stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, current: AnyChannel | None
 ) -> AnyChannel:
-    """Connects a stream to a callback.
+    """Connect a stream to a callback.
 
     Args:
         stream: the stream.
@@ -62,7 +62,7 @@ def callback_channel(
 
 
 def unconnected(channel: AnyChannel | None) -> str | None:
-    """Reason why a stream cannot be used yet, in words that follow its name; None if it is connected."""
+    """Return the reason that a stream cannot be used yet, in words that follow its name; None if it is connected."""
     if channel is None:
         return "is not connected"
     missing = channel.missing() if isinstance(channel, ReplicaChannels) else []

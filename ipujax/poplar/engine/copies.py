@@ -29,7 +29,7 @@ from ipujax.runtime.tensor import Tensor, element_bytes
 
 
 def check_stream_sizes(graph: Graph, program: Program) -> None:
-    """Raises EngineError for a stream copy that moves more to or from an IPU than its stream buffer has room for."""
+    """Raise EngineError for a stream copy that moves more to or from an IPU than its stream buffer has room for."""
     limit_bytes = graph.target.stream_buffer_limit_bytes
     for node in distinct(program):
         match node:
@@ -49,13 +49,14 @@ def check_stream_sizes(graph: Graph, program: Program) -> None:
 
 
 def split_large_copies(program: Program, limit_bytes: int) -> Program:
-    """Splits every stream copy over the limit into copies within it."""
+    """Split every stream copy over the limit into copies within it."""
     # A function that is called twice must stay one function.
     functions: dict[Function, Function] = {}
 
     def visit(node: Program) -> Program:
         match node:
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
+                # Tensors in copies of users' streams are flat.
                 if tensor.size * element_bytes(tensor.dtype) > limit_bytes and tensor.ndim == 1:
                     return _split_copy(node, stream, tensor, limit_bytes)
             case Call(function):
@@ -68,7 +69,7 @@ def split_large_copies(program: Program, limit_bytes: int) -> Program:
 
 
 def _split_copy(node: StreamIn | StreamOut, stream: HostStream, tensor: Tensor, limit_bytes: int) -> Program:
-    """Copies of one transfer in parts, a sync between any two."""
+    """Return copies of the parts of one transfer, a sync between any two."""
     part_elements = max(1, limit_bytes // element_bytes(tensor.dtype))
     program = Sequence()
     for start in range(0, tensor.size, part_elements):
@@ -76,7 +77,7 @@ def _split_copy(node: StreamIn | StreamOut, stream: HostStream, tensor: Tensor, 
         shape = part.shape
         name = stream.name
         part_stream = StreamPart(name, shape, stream.dtype, broadcast=stream.broadcast, transfer=stream, start=start)
-        if start:
+        if start:  # the host refills its one buffer between parts
             program.add(Sync("external", node.origin))
         is_in = isinstance(node, StreamIn)
         program.add(StreamIn(part_stream, part, node.origin) if is_in else StreamOut(part, part_stream, node.origin))

@@ -29,7 +29,7 @@ class DeviceMemory:
         return shape if self._replicas == 1 else (self._replicas, *shape)
 
     def __getitem__(self, variable: Variable) -> jax.Array:
-        """Value of a variable, as a JAX array that may be donated."""
+        """Return the value of a variable, as a JAX array that may be donated."""
         value = self._values.get(variable)
         if not isinstance(value, jax.Array):
             shape = self._shape(variable.shape)
@@ -38,11 +38,11 @@ class DeviceMemory:
         return value
 
     def update(self, values: Iterable[tuple[Variable, jax.Array]]) -> None:
-        """Replaces the values of variables."""
+        """Replace the values of variables."""
         self._values.update(values)
 
     def write(self, name: str, tensor: Tensor, value: Any) -> None:
-        """Writes a tensor.
+        """Write a tensor.
 
         Args:
             name: its handle in error messages.
@@ -68,7 +68,7 @@ class DeviceMemory:
         )
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        """Reads a tensor."""
+        """Read a tensor."""
         return np.array(
             self._in_each_replica(lambda values: read(tensor, values), {v: self._value(v) for v in tensor.variables()})
         )
@@ -80,7 +80,7 @@ class DeviceMemory:
         return constant if variable.by_replica else jax.numpy.broadcast_to(constant, self._shape(variable.shape))
 
     def _in_each_replica(self, fun: Callable[..., Any], values: Values, *operands: jax.Array) -> Any:
-        """Applies a function of the variables' values in each replica."""
+        """Apply a function of the variables' values in each replica."""
         if self._replicas == 1:
             return fun(values, *operands)
         variables = list(values)  # a list: JAX sorts the keys of dicts, and variables have no order

@@ -114,7 +114,7 @@ class Engine:
         self._history = Runs()
 
     def _persistent_variables(self) -> frozenset[Variable]:
-        """Variables whose values persist between runs."""
+        """Return the variables whose values persist between runs."""
         effects = EffectsOf(self._machine)
         handles = [*self._readable.values(), *self._writable.values()]
         variables = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
@@ -123,10 +123,11 @@ class Engine:
             variables |= effects(program).reads
             variables |= set(remote_memories(program))
             written |= effects(program).writes
+        # A result that nothing on the tiles reads would be dead code, but the host may ask for it.
         return frozenset(v for v in variables | (written - self._read_on_tiles()) if not v.is_constant)
 
     def _read_on_tiles(self) -> set[Variable]:
-        """Variables that vertices or copies between tensors read."""
+        """Return the variables that vertices or copies between tensors read."""
         variables: set[Variable] = set()
         for node in distinct(self._all_programs):
             tensors: list[Tensor] = []
@@ -139,7 +140,8 @@ class Engine:
         return variables
 
     def _compiled(self) -> Executable:
-        """Compiles all programs to one executable; persistent variables occupy memory before, during and after each."""
+        """Compile all programs to one executable; persistent variables occupy memory before, during and after each."""
+        # Resident streams in and out of each program keep persistent variables live around it, at no cost.
         sequence = Sequence()
         persistent = [v for v in self._machine.variables if v in self._persistent]
         for program in self._programs:
@@ -162,7 +164,7 @@ class Engine:
         return executable
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
-        """A program as a function of memory, plain and jitted; overwritten variables are donated."""
+        """Return a program as a function of memory, plain and jitted; overwritten variables are donated."""
         if index not in self._functions:
             function = StateFunction(
                 self._executable.graph,
@@ -173,6 +175,7 @@ class Engine:
                 record=self._history.record if self._options.instrument else None,
             )
 
+            # By number: JAX sorts the keys of dicts, and variables have no order.
             def step(changed: dict[int, Any], read_only: dict[int, Any]) -> list[Any]:
                 arrays = changed | read_only
                 values = function({v: arrays[number] for number, v in enumerate(function.reads)})
@@ -182,7 +185,7 @@ class Engine:
         return self._functions[index]
 
     def load(self, device: Device) -> None:
-        """Loads the compiled programs; variables hold their initial values, or zeros.
+        """Load the compiled programs; variables hold their initial values, or zeros.
 
         Raises:
             EngineError: a device of another machine than the graph's, or no device, or while a program runs.
@@ -200,12 +203,12 @@ class Engine:
         self._state = DeviceMemory(self._graph.initial_values, self._graph.replication_factor)
 
     def load_and_run(self, device: Device, index: int = 0) -> None:
-        """Loads the programs and runs one of them."""
+        """Load the programs and run one of them."""
         self.load(device)
         self.run(index)
 
     def run(self, index: int = 0) -> None:
-        """Runs a program and waits for its end.
+        """Run a program and wait for its end.
 
         Raises:
             EngineError: nothing loaded, no such program, a stream not connected, or a program that ended itself.
@@ -216,6 +219,7 @@ class Engine:
             raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
         has_transfers = self._check_connections(self._programs[index])
         function, jitted = self._function(int(index))
+        # Only arrays that the program overwrites are donated; the others stay in `state`.
         read_only = {number: state[v] for number, v in enumerate(function.reads)}
         changed = {number: read_only.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
         self._history.start(int(index))
@@ -223,9 +227,10 @@ class Engine:
         try:
             results = jax.block_until_ready(jitted(changed, read_only))
             if has_transfers or self._options.instrument:
-                jax.effects_barrier()
+                jax.effects_barrier()  # callbacks may run after the results are ready
         finally:
             self._is_running = False
+        # Before the error of a callback: donated arrays are gone, so that the new ones must be stored.
         state.update(zip(function.writes, results, strict=True))
         self._guard.raise_error()
 
@@ -241,7 +246,7 @@ class Engine:
             raise EngineError(f"{action} while a program of the engine runs", hint=hint)
 
     def connect_stream(self, handle: str | DataStream, buffer: np.ndarray) -> None:
-        """Connects a stream to an array, used as a circular buffer of transfers.
+        """Connect a stream to an array, used as a circular buffer of transfers.
 
         Args:
             handle: the stream, or its name.
@@ -261,7 +266,7 @@ class Engine:
         callback: StreamCallback | Callable[[np.ndarray], Any],
         replica: int | None = None,
     ) -> None:
-        """Connects a stream to a callback, or to a function that is called with a flat array at each transfer.
+        """Connect a stream to a callback, or to a function that is called with a flat array at each transfer.
 
         The array is to be filled for a stream to the device, and holds the data for one from it.
 
@@ -291,7 +296,7 @@ class Engine:
         return streams[name]
 
     def _check_connections(self, program: Program) -> bool:
-        """Checks that all streams of a program are connected; True if it moves data to or from the host."""
+        """Check that all streams of a program are connected; returns True if it moves data to or from the host."""
         has_transfers = False
         for node in distinct(program):
             if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
@@ -305,7 +310,7 @@ class Engine:
         return has_transfers
 
     def set_print_stream(self, stream: TextIO) -> None:
-        """Sets the stream that `PrintTensor` prints to; the default is the standard error stream.
+        """Set the stream that `PrintTensor` prints to; the default is the standard error stream.
 
         Raises:
             ArgumentError: something that cannot be printed to.
@@ -315,7 +320,7 @@ class Engine:
         self._host.print_to = stream
 
     def write_tensor(self, handle: str, value: Any) -> None:
-        """Writes a tensor that has a host write handle.
+        """Write a tensor that has a host write handle.
 
         Args:
             handle: its name.
@@ -331,7 +336,7 @@ class Engine:
         state.write(handle, tensor, value)
 
     def read_tensor(self, what: str | Tensor) -> np.ndarray:
-        """Reads a tensor by its host read handle, or itself if its variables outlive runs; of replicas all of theirs.
+        """Read a tensor, by its host read handle or itself if its variables persist; of replicas, [replicas, *shape].
 
         Raises:
             EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
@@ -341,6 +346,7 @@ class Engine:
             tensor = all_replicas(self._graph, what)
         else:
             tensor = self._handle(what, self._readable, "read")
+        # The memory of other variables may be reused by the end of the run.
         transient = [v for v in tensor.variables() if v not in self._persistent and not v.is_constant]
         if transient:
             hint = "graph.create_host_read before making the engine"
@@ -357,7 +363,7 @@ class Engine:
         return tensors[handle]
 
     def get_target(self) -> Target:
-        """The machine it was compiled for."""
+        """Return the machine that the programs are compiled for."""
         return self._graph.target
 
     @cached_property
@@ -375,11 +381,11 @@ class Engine:
         return self._history.profile(self._executable, self._programs, is_recorded=self._options.instrument)
 
     def get_graph_profile(self) -> dict[str, Any]:
-        """The graph profile: memory and cycle estimates, JSON-able."""
+        """Return the graph profile: memory and cycle estimates, JSON-able."""
         return self.profile.graph()
 
     def get_execution_profile(self) -> dict[str, Any]:
-        """The execution profile of all runs since the last reset, JSON-able.
+        """Return the execution profile of all runs since the last reset, JSON-able.
 
         Raises:
             ProfileError: loops with data-dependent trip counts ran without `debug.instrument`.
@@ -387,11 +393,11 @@ class Engine:
         return self.execution.execution()
 
     def reset_execution_profile(self) -> None:
-        """Discards the record of all runs so far."""
+        """Discard the record of all runs so far."""
         self._history.reset()
 
     def print_profile_summary(self, stream: TextIO | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Prints a human-readable summary of both profiles.
+        """Print a human-readable summary of both profiles.
 
         Args:
             stream: the output, standard output when None.

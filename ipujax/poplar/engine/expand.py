@@ -34,7 +34,7 @@ _PER_REPLICA = (Decision, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
 
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
-    """Expands programs on templates to programs of all replicas, with the graph that holds these."""
+    """Expand programs on templates to programs of all replicas, with the graph that holds these."""
     if not graph.replicated:
         return graph, tuple(programs)
     _check_parents_vertices(graph, programs)
@@ -49,7 +49,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
 
 
 def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
-    """Refuses vertices of the parent that are connected to templates."""
+    """Refuse vertices of the parent that are connected to templates."""
     for node in (node for program in programs for node in distinct(program)):
         if isinstance(node, nodes.Execute) and node.compute_set in graph.groups:
             for group in graph.groups[node.compute_set]:
@@ -80,7 +80,7 @@ class _Expander:
         return self._expanded[key]
 
     def in_all(self, node: Program) -> Program:
-        """Node that runs in all replicas."""
+        """Return the node for all replicas."""
         return self._memoised(node, lambda: self._in_all_replicas(node))
 
     def _in_all_replicas(self, node: Program) -> Program:
@@ -107,7 +107,7 @@ class _Expander:
             raise GraphError(message, where=getattr(node, "origin", None), got=tensor, hint=hint)
 
     def _stacked(self, tensor: Tensor, graph: Replicas) -> Tensor:
-        """Tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
+        """Return the tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
         if replicated_graph_of(self._graph, tensor) is not None:
             return all_replicas(self._graph, tensor)
         return tensor.expand_dims(0).broadcast(graph.replicas, 0)
@@ -119,7 +119,7 @@ class _Expander:
             raise error
         for tensor in (node.source, node.destination):
             self._check_receiver(node, tensor)
-        if not node.replica_map:
+        if not node.replica_map:  # no replica sends: there is nothing to concatenate
             return nodes.Sequence()
         sources = [graph.in_replica(node.source, sender).expand_dims(0) for sender, _ in node.replica_map]
         destinations = [graph.in_replica(node.destination, receiver).expand_dims(0) for _, receiver in node.replica_map]
@@ -143,13 +143,14 @@ class _Expander:
         return nodes.StreamOut(tensor, stream_of_all, node.origin)
 
     def _stream_of_all(self, stream: nodes.HostStream, replicas: int) -> nodes.HostStream:
+        # Prints and aborts show each replica's part under its number.
         shape = (replicas, *stream.shape)
         if isinstance(stream, PrintStream | AbortStream):
             return replace(stream, shape=shape, replicated=True)
         return replace(stream, shape=shape)
 
     def in_replica_of(self, node: Program, graph: Replicas, replica: int) -> Program:
-        """Node that runs in one replica only."""
+        """Return the node for one replica."""
         return self._memoised((node, graph, replica), lambda: self._in_replica(node, graph, replica))
 
     def _in_replica(self, node: Program, graph: Replicas, replica: int) -> Program:
@@ -193,7 +194,7 @@ class _Expander:
         return self._memoised((buffer, replica), lambda: replace(buffer, memory=memory))
 
     def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
-        """Compute set of the vertices of one replica in a compute set."""
+        """Make a compute set of the vertices of one replica in a compute set."""
         groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
         if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
             message = f"compute set {compute_set.name} has vertices of the parent graph too"
@@ -206,7 +207,7 @@ class _Expander:
         return instance
 
     def _children(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
-        """Applies `visit` to the child programs of a node, and to the body of a called function once for each key."""
+        """Apply `visit` to the child programs of a node, and to the body of a called function once for each key."""
         if isinstance(node, nodes.Call):
             body = node.function.body
             function = self._memoised((node.function, key), lambda: replace(node.function, body=visit(body)))

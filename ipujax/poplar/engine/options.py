@@ -39,7 +39,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
-        """Options of a program, overridden by those of the environment.
+        """Return the options of a program, overridden by those of the environment.
 
         Args:
             options: values by option name.

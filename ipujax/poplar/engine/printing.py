@@ -17,7 +17,7 @@ import numpy as np
 
 
 def format_tensor(value: np.ndarray) -> str:
-    """Text of an array of any shape; a scalar has no braces."""
+    """Return the text of an array of any shape; a scalar has no braces."""
     if value.ndim == 0:
         return _number(value[()])
     if value.ndim == 1:
@@ -26,7 +26,7 @@ def format_tensor(value: np.ndarray) -> str:
 
 
 def _rows(value: np.ndarray, depth: int) -> str:
-    """Blocks of an array of two or more dimensions, indented by one blank a level."""
+    """Return the blocks of an array of two or more dimensions, indented by one blank a level."""
     indent = " " * depth
     if value.ndim == 2:
         return ",\n".join(indent + format_tensor(row) for row in value)
@@ -34,4 +34,5 @@ def _rows(value: np.ndarray, depth: int) -> str:
 
 
 def _number(value: Any) -> str:
+    # Kind "V": types that NumPy itself lacks, such as bfloat16.
     return format(float(value), "g") if value.dtype.kind in "fV" else str(int(value))

@@ -19,27 +19,27 @@ class Runs:
     """Runs of an engine since the last reset."""
 
     def __init__(self) -> None:
-        self._order: list[list[int]] = []  # program and how often in a row
-        self._choices: dict[Program, list[int]] = {}
+        self._order: list[list[int]] = []  # pairs: index of a program, number of consecutive runs
+        self._choices: dict[Program, list[int]] = {}  # trip counts and branches by node, in the order of execution
 
     def start(self, index: int) -> None:
-        """Records the start of a program."""
+        """Record the start of a program."""
         if self._order and self._order[-1][0] == index:
             self._order[-1][1] += 1
         else:
             self._order.append([index, 1])
 
     def record(self, node: Program, choice: Any) -> None:
-        """Records a trip count or a branch of a node of data-dependent control flow; see `StateFunction`."""
+        """Record a trip count or a branch of a node of data-dependent control flow; see `StateFunction`."""
         self._choices.setdefault(node, []).append(int(choice))
 
     def reset(self) -> None:
-        """Discards all records."""
+        """Discard all records."""
         self._order.clear()
         self._choices.clear()
 
     def profile(self, executable: Executable, programs: Items[Program], *, is_recorded: bool) -> Profile:
-        """Profile of all runs; raises ProfileError if a loop with a data-dependent trip count ran unrecorded."""
+        """Return the profile of all runs; raises ProfileError for an unrecorded loop of data-dependent trip count."""
         executed = {programs[index] for index, _ in self._order}
         if not is_recorded:
             for loop in (loop for program in executed for loop in data_loops(program)):

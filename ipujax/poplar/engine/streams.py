@@ -38,15 +38,15 @@ class StreamCallback(ABC):
 
     @abstractmethod
     def fetch(self, buffer: np.ndarray) -> None:
-        """Fills the flat buffer of a transfer to the device, or reads that of a transfer from it."""
+        """Fill the flat buffer of a transfer to the device, or read that of a transfer from it."""
 
     def prefetch(self, buffer: np.ndarray) -> bool:
-        """Fills a buffer ahead of time, in order, from another thread; False if there is nothing yet."""
+        """Fill a buffer ahead of time, in order, from another thread; returns False if there is no data yet."""
         del buffer
         return False
 
     def complete(self) -> None:  # noqa: B027 - an optional hook
-        """Called after each transfer."""
+        """Handle the end of a transfer."""
 
 
 class _Function(StreamCallback):
@@ -57,6 +57,7 @@ class _Function(StreamCallback):
         self._fills = fills
 
     def fetch(self, buffer: np.ndarray) -> None:
+        # A function that returns data instead of filling the buffer would send zeros in silence.
         returned = self._fun(buffer)
         if self._fills and isinstance(returned, np.ndarray | jax.Array | list | tuple):
             message = f"stream callback {getattr(self._fun, '__qualname__', self._fun)} does not fill its buffer"
@@ -65,7 +66,7 @@ class _Function(StreamCallback):
 
 
 def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills: bool = False) -> StreamCallback:
-    """Wraps a function as a callback, one that has to fill its buffer if `fills`; a callback stays as it is."""
+    """Wrap a function as a callback, one that has to fill its buffer if `fills`; a callback stays as it is."""
     if isinstance(callback, StreamCallback):
         return callback
     if not callable(callback):
@@ -83,7 +84,7 @@ class CircularBuffer:
 
     @classmethod
     def of(cls, stream: HostStream, array: Any, *, is_written: bool) -> CircularBuffer:
-        """Connects an array to a stream; raises ArgumentError for a wrong type, size or layout, or read-only memory."""
+        """Connect an array to a stream; raises ArgumentError for a wrong type, size or layout, or read-only memory."""
         (elements,) = stream.shape
         name = stream.name
         expected = f"a contiguous numpy array of {dtype_name(stream.dtype)}, n × {elements} elements"
@@ -98,11 +99,11 @@ class CircularBuffer:
         return cls(array.reshape(-1, elements))
 
     def pull(self) -> np.ndarray:
-        """Next row."""
-        return self._advance().copy()
+        """Return the next row."""
+        return self._advance().copy()  # the user may change the array during the run
 
     def push(self, value: np.ndarray) -> None:
-        """Overwrites the next row."""
+        """Overwrite the next row."""
         self._advance()[:] = value
 
     def _advance(self) -> np.ndarray:
@@ -130,19 +131,20 @@ class CallbackChannel:
         self._stopped = Event()
 
     def pull(self) -> np.ndarray:
-        """Next value, prefetched or from `fetch`."""
+        """Return the next value, prefetched or from `fetch`."""
         value = self._prefetched()
         if value is None:
             value = self._buffer()
             self._callback.fetch(value)
         self._callback.complete()
+        # Prefetches begin after the first transfer, so that the callback sees transfers in order.
         if self._executor is not None:
             while len(self._ahead) < self._depth:
                 self._ahead.append(self._executor.submit(self._prefetch))
         return value
 
     def push(self, value: np.ndarray) -> None:
-        """Passes a copy of a value to the callback."""
+        """Pass a copy of a value to the callback."""
         self._callback.fetch(np.array(value))
         self._callback.complete()
 
@@ -158,17 +160,17 @@ class CallbackChannel:
             self._restart()
             raise
         if value is None:
-            self._restart()
+            self._restart()  # `fetch` has the next transfer, and the queue starts after it
         return value
 
     def _restart(self) -> None:
-        """Discards the prefetches queued after a failed one; none of them has run."""
+        """Discard the prefetches queued after a failed one; none of them has run."""
         while self._ahead:
             self._ahead.popleft().result()
         self._stopped.clear()
 
     def _prefetch(self) -> np.ndarray | None:
-        """Runs one prefetch in the thread; None if it, or an earlier one, had no data."""
+        """Run one prefetch in the thread; returns None if it, or an earlier one, had no data."""
         if self._stopped.is_set():
             return None
         buffer = self._buffer()
@@ -192,21 +194,21 @@ class ReplicaChannels:
         self._channels: list[Channel | None] = [None] * replicas
 
     def connect(self, channel: Channel, replica: int | None = None) -> None:
-        """Connects one replica, or all to one channel, which is then used in the order of their numbers."""
+        """Connect one replica, or all to one channel, which is then used in the order of their numbers."""
         for number in range(len(self._channels)):
             if replica is None or number == replica:
                 self._channels[number] = channel
 
     def missing(self) -> list[int]:
-        """The replicas that are not connected."""
+        """Return the replicas that are not connected."""
         return [number for number, channel in enumerate(self._channels) if channel is None]
 
     def pull(self) -> np.ndarray:
-        """Next value of every replica."""
+        """Return the next value of every replica."""
         return np.stack([channel.pull() for channel in self._channels if channel is not None])
 
     def push(self, value: np.ndarray) -> None:
-        """Passes on a value of every replica."""
+        """Pass on a value of every replica."""
         for channel, replica_value in zip(self._channels, value, strict=True):
             if channel is not None:
                 channel.push(replica_value)
@@ -245,7 +247,7 @@ class StreamHost:
         self._split_transfers: dict[HostStream, np.ndarray] = {}
 
     def pull(self, stream: HostStream) -> np.ndarray:
-        """Next value of a stream to the device."""
+        """Return the next value of a stream to the device."""
         if not isinstance(stream, StreamPart):
             return _for_all(stream, self.channels[stream.name].pull())
         if stream.start == 0:
@@ -256,7 +258,7 @@ class StreamHost:
         return _for_all(stream, buffer[..., stream.start : stream.stop])
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
-        """Passes a value from the device to its channel, prints it, or ends the run."""
+        """Pass a value from the device to its channel, print it, or end the run."""
         match stream:
             case PrintStream():
                 for name, replica_value in _by_replica(stream, value):
@@ -277,12 +279,12 @@ class StreamHost:
 
 
 def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
-    """Value to the device, broadcast if all replicas receive the same."""
+    """Return the value to the device, broadcast if all replicas receive the same."""
     return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
 
 
 def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Value of each replica, with a suffix that names the replica if there are several."""
+    """Return the value of each replica, with a suffix that names the replica if there are several."""
     if stream.replicated or value.ndim > len(stream.shape):
         return [(f" (replica {replica})", replica_value) for replica, replica_value in enumerate(value)]
     return [("", value)]

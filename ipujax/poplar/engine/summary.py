@@ -28,7 +28,7 @@ _OPTIONS = {
 
 
 def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str, Any]) -> None:
-    """Prints the sections of a profile's summary that Poplar's options request, in colours on a terminal."""
+    """Print the sections of a profile's summary that Poplar's options request, in colours on a terminal."""
     stream = sys.stdout if stream is None else stream
     arguments: dict[str, Any] = {_OPTIONS[name]: value for name, value in _checked(options).items()}
     is_terminal = bool(getattr(stream, "isatty", lambda: False)())
@@ -48,7 +48,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def serialize_to_json(out: Where, profile: Mapping[str, Any], pretty_print: bool = False) -> None:
-    """Writes a graph or an execution profile as JSON.
+    """Write a graph or an execution profile as JSON.
 
     Args:
         out: a path, or a file open for text or bytes.
@@ -59,7 +59,7 @@ def serialize_to_json(out: Where, profile: Mapping[str, Any], pretty_print: bool
 
 
 def serialize_to_cbor(out: Where, profile: Mapping[str, Any]) -> None:
-    """Writes a graph or an execution profile as CBOR.
+    """Write a graph or an execution profile as CBOR.
 
     Args:
         out: a path, or a file open for bytes.

@@ -41,7 +41,7 @@ class Graph(GraphBase):
     """
 
     def get_top_level_graph(self) -> Graph:
-        """The graph that this graph is a view of, or this graph itself.
+        """Return the graph that this graph is a view of, or this graph itself.
 
         Raises:
             GraphError: replicas made by `replication_factor`, which have no parent graph.
@@ -53,7 +53,7 @@ class Graph(GraphBase):
         return top
 
     def create_virtual_graph(self, tiles: int | Iterable[int], upper: int | None = None) -> VirtualGraph:
-        """A view of this graph that has some of its tiles, numbered from 0.
+        """Return a view of this graph that has some of its tiles, numbered from 0.
 
         Args:
             tiles: with `upper`, the first tile of a range; else the tiles to have of every IPU, as a number, or a list
@@ -66,7 +66,7 @@ class Graph(GraphBase):
         return VirtualGraph(self, chosen_tiles(self.target, tiles, upper))
 
     def create_replicated_graph(self, replicas: int) -> ReplicatedGraph:
-        """Copies of a graph, each on an equal share of this graph's tiles; additions apply to all copies.
+        """Return a graph of copies, each on an equal share of this graph's tiles; additions apply to all copies.
 
         Args:
             replicas: number of copies; divides the IPUs, or the tiles of a single one.
@@ -77,7 +77,7 @@ class Graph(GraphBase):
         return ReplicatedGraph(self, replicas)
 
     def get_non_replicated_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor of all replicas, `[replicas, *shape]`, from one of a graph that `create_replicated_graph` made.
+        """Return a tensor of all replicas, `[replicas, *shape]`, for one of a graph by `create_replicated_graph`.
 
         Raises:
             GraphError: a tensor of no such graph.

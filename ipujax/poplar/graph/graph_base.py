@@ -54,22 +54,22 @@ class GraphBase(HostSide):
         self.initial_values: dict[Variable, np.ndarray] = {}
 
     def get_target(self) -> Target:
-        """The machine the graph is built for."""
+        """Return the machine the graph is built for."""
         return Target.of(self.target)
 
     def _top(self) -> GraphBase:
-        """The top-level graph, which is compiled."""
+        """Return the top-level graph, which is compiled."""
         return self
 
     def _tiles_in_top_level(self) -> np.ndarray:
-        """The top-level graph's number of each tile, int32[num_tiles]."""
+        """Return the top-level graph's number of each tile, int32[num_tiles]."""
         return np.arange(self.target.num_tiles, dtype=np.int32)
 
     def _for_host(self, tensor: Tensor) -> Tensor:
         return all_replicas(self._top(), tensor)
 
     def get_replication_factor(self) -> int:
-        """The number of replicas of the graph."""
+        """Return the number of replicas of the graph."""
         return self.replication_factor
 
     @property
@@ -87,7 +87,7 @@ class GraphBase(HostSide):
         mapping: TileMapping | None = None,
         monoid: str | None = None,
     ) -> Tensor:
-        """Adds a variable without a tile mapping.
+        """Add a variable without a tile mapping.
 
         Args:
             dtype: type of its elements, `FLOAT`, `INT`…
@@ -108,7 +108,7 @@ class GraphBase(HostSide):
     def add_constant(  # type: ignore[override]
         self, dtype: Any, shape: Any = "", values: Any = None, name: str = "", mapping: TileMapping | None = None
     ) -> Tensor:
-        """Adds a constant: `add_constant(FLOAT, [4], [1, 1.5, 2, 2.5], "c1")`.
+        """Add a constant: `add_constant(FLOAT, [4], [1, 1.5, 2, 2.5], "c1")`.
 
         Args:
             dtype: type of its elements.
@@ -126,7 +126,7 @@ class GraphBase(HostSide):
         return super().add_constant(fill_array(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
 
     def clone(self, tensor: Tensor, name: str = "") -> Tensor:
-        """Adds a variable with the shape, type and tile mapping of a tensor.
+        """Add a variable with the shape, type and tile mapping of a tensor.
 
         Raises:
             MappingError: an element of the tensor is mapped to no tile.
@@ -136,7 +136,7 @@ class GraphBase(HostSide):
         return copy
 
     def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
-        """Sets the value of a tensor before the first program runs, or of a state field of a vertex.
+        """Set the value of a tensor before the first program runs, or of a state field of a vertex.
 
         Args:
             what: a tensor, or a state field `vertex["name"]`.
@@ -148,12 +148,13 @@ class GraphBase(HostSide):
         if isinstance(what, FieldRef):
             self.vertices.set_state(*self.vertices.field_numbers_of(what), value)
             return
+        # One value for all replicas.
         flat = np.asarray(fill_array(value, what.shape, what.dtype, repr(what))).reshape(-1)
         for tensor in in_each_replica(self._top(), what):
             self._set_elements(tensor, flat)
 
     def _set_elements(self, tensor: Tensor, values: np.ndarray) -> None:
-        """Sets the values of a tensor's elements before the first program runs."""
+        """Set the values of a tensor's elements before the first program runs."""
         # Arrays [size]: the number of the variable in `variables()`, and the flat element in it.
         which, index = (indices.reshape(-1) for indices in tensor.flat_indices())
         for number, variable in enumerate(tensor.variables()):
@@ -176,7 +177,7 @@ class GraphBase(HostSide):
             self._placement.place_variable(variable, mapping)
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
-        """Maps a tensor, or a vertex, to tiles.
+        """Map a tensor, or a vertex, to tiles.
 
         Args:
             what: a tensor (any view), a vertex, or a variable.
@@ -222,7 +223,7 @@ class GraphBase(HostSide):
         return int(mapping) if isinstance(mapping, int | np.integer) else mapping
 
     def get_tile_mapping(self, tensor: Tensor) -> list[list[Interval]]:
-        """For every tile the `(begin, end)` intervals of a tensor's flat elements that are mapped to it.
+        """Return for every tile the `(begin, end)` intervals of a tensor's flat elements that are mapped to it.
 
         Raises:
             MappingError: an element that is mapped to no tile.
@@ -230,7 +231,7 @@ class GraphBase(HostSide):
         return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
 
     def _tiles_of(self, tensor: Tensor) -> np.ndarray:
-        """The tile of every element."""
+        """Return the tile of every element."""
         tiles = self._placement.tiles(tensor)
         if np.any(tiles == UNMAPPED):
             element = int(np.flatnonzero(tiles == UNMAPPED)[0])
@@ -240,7 +241,7 @@ class GraphBase(HostSide):
     # --- codelets and vertices ---
 
     def add_codelets(self, source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> None:
-        """Registers codelets by their names.
+        """Register codelets by their names.
 
         Args:
             source: a codelet class, several, or a module: all codelets it defines.
@@ -254,7 +255,7 @@ class GraphBase(HostSide):
                 raise GraphError(f"two codelets are called {cls.vertex_name}", got=namesakes)
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
-        """Adds all vertices of a group of the runtime to a compute set; see `ipujax.runtime.graph.graph.Graph`."""
+        """Add all vertices of a group of the runtime to a compute set; see `ipujax.runtime.graph.graph.Graph`."""
         self.check_compute_set(compute_set)
         check_group(group, compute_set)
         self._groups_added(compute_set).append(group)
@@ -267,7 +268,7 @@ class GraphBase(HostSide):
     def add_vertex(
         self, compute_set: ComputeSet, codelet: str | type[Vertex], connections: Mapping[str, Any] | None = None
     ) -> VertexRef:
-        """Adds one vertex to a compute set.
+        """Add one vertex to a compute set.
 
         Args:
             compute_set: of this graph.
@@ -292,7 +293,7 @@ class GraphBase(HostSide):
         return vertex
 
     def check_compute_set(self, compute_set: ComputeSet) -> None:
-        """Refuses a compute set of another graph.
+        """Check that a compute set is of this graph.
 
         Raises:
             GraphError: naming it.
@@ -319,7 +320,7 @@ class GraphBase(HostSide):
         (store.set_state if is_state else store.connect)(vertex.number, number, connection)
 
     def connect(self, field: FieldRef, what: Tensor | Sequence[Tensor]) -> None:
-        """Connects a field of a vertex.
+        """Connect a field of a vertex.
 
         Args:
             field: `vertex["name"]`.
@@ -331,7 +332,7 @@ class GraphBase(HostSide):
         self.vertices.connect(*self.vertices.field_numbers_of(field), what)
 
     def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
-        """Sets the cycles of one run of a vertex on its worker.
+        """Set the cycles of one run of a vertex on its worker.
 
         Raises:
             GraphError: anything else than a whole number from 0 to 4,294,967,295.
@@ -341,7 +342,7 @@ class GraphBase(HostSide):
     set_cycle_estimate = set_perf_estimate  # its older name
 
     def add_replication_index_constant(self, name: str = "replication index") -> Tensor:
-        """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica, unmapped.
+        """Add a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica, unmapped.
 
         Args:
             name: debug name.

@@ -52,7 +52,7 @@ class Groups(GroupTable):
         return groups + [group for graph in self.replicated for group in graph.groups_of_replicas(compute_set)]
 
     def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """The mutable list of the groups that were added as groups."""
+        """Return the mutable list of the groups that were added as groups."""
         return super().__getitem__(compute_set)
 
 

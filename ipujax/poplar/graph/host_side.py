@@ -28,11 +28,11 @@ class HostSide(RuntimeGraph):
         self.remote_buffers: dict[str, RemoteBuffer] = {}
 
     def _for_host(self, tensor: Tensor) -> Tensor:
-        """A tensor in the host's view, with all replicas."""
+        """Return a tensor in the host's view, with all replicas."""
         return tensor
 
     def create_host_write(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host write a tensor by this name; with several replicas it is [replicas, *shape].
+        """Let the host write a tensor by this name; with several replicas it is [replicas, *shape].
 
         Raises:
             GraphError: a duplicate name, a constant, or a view with a repeated element of memory.
@@ -47,7 +47,7 @@ class HostSide(RuntimeGraph):
         _claim(self.host_writes, handle, self._for_host(tensor), "host write")
 
     def create_host_read(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host read a tensor by this name; with several replicas it is [replicas, *shape].
+        """Let the host read a tensor by this name; with several replicas it is [replicas, *shape].
 
         Raises:
             GraphError: a duplicate name.
@@ -62,7 +62,7 @@ class HostSide(RuntimeGraph):
         num_elements: int,
         replication_mode: ReplicatedStreamMode = ReplicatedStreamMode.REPLICATE,
     ) -> DataStream:
-        """Adds a stream from the host of `num_elements` a transfer, for each replica or one for all.
+        """Add a stream from the host of `num_elements` a transfer, for each replica or one for all.
 
         Raises:
             GraphError: a duplicate name, or an invalid replication mode.
@@ -74,7 +74,7 @@ class HostSide(RuntimeGraph):
         return self._add_stream(handle, dtype, num_elements, "host_to_device", is_broadcast)
 
     def add_device_to_host_fifo(self, handle: str, dtype: Any, num_elements: int) -> DataStream:
-        """Adds a stream to the host of `num_elements` a transfer, for each replica.
+        """Add a stream to the host of `num_elements` a transfer, for each replica.
 
         Raises:
             GraphError: a duplicate name.
@@ -91,7 +91,7 @@ class HostSide(RuntimeGraph):
         return stream
 
     def add_remote_buffer(self, handle: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
-        """Adds memory outside of the IPU, of `repeats` rows of `num_elements`, for each replica.
+        """Add memory outside of the IPU, of `repeats` rows of `num_elements`, for each replica.
 
         Raises:
             GraphError: a duplicate name.

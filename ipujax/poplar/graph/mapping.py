@@ -25,12 +25,12 @@ class Placement:
 
     def __init__(self) -> None:
         self._mappings: dict[Variable, TileMapping] = {}
-        self._owners: dict[Variable, np.ndarray] = {}
+        self._owners: dict[Variable, np.ndarray] = {}  # tile of each element, of variables that are mapped by slices
         # Variables whose `Flat` mapping is out of date; converted once, at the next look at `mappings`.
         self._changed: dict[Variable, None] = {}
 
     def mappings(self) -> dict[Variable, TileMapping]:
-        """Mappings of the variables whose elements are all mapped; the same dict every time."""
+        """Return the mappings of the variables whose elements are all mapped; the same dict every time."""
         for variable in self._changed:
             mapping = _as_flat(self._owners[variable])
             if mapping is not None:
@@ -39,13 +39,14 @@ class Placement:
         return self._mappings
 
     def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
-        """Maps all elements of a variable."""
+        """Map all elements of a variable."""
         self._owners.pop(variable, None)
         self._changed.pop(variable, None)
         self._mappings[variable] = mapping
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        """Maps the elements of a view to one tile, or each to its own: int32[tensor.size] in flat order."""
+        """Map the elements of a view to one tile, or each to its own: int32[tensor.size] in flat order."""
+        # From the cheapest form of a mapping to the general one.
         node = tensor.node
         if isinstance(tile, int) and tensor.is_whole_variable:
             self.place_variable(tensor.variables()[0], on_one_tile(tensor.size, tile))
@@ -59,7 +60,7 @@ class Placement:
                 self._owners_of(variable)[index.reshape(-1)[is_of_variable]] = tiles[is_of_variable]
 
     def tiles(self, tensor: Tensor) -> np.ndarray:
-        """Tile of every element of a tensor in flat order, −1 where it has none; int32[size]."""
+        """Return the tile of every element of a tensor in flat order, −1 where it has none; int32[size]."""
         which, index = (array.reshape(-1) for array in tensor.flat_indices())
         result = np.full(tensor.size, UNMAPPED, np.int32)
         for number, variable in enumerate(tensor.variables()):
@@ -75,7 +76,7 @@ class Placement:
         return np.full(variable.size, UNMAPPED, np.int32)
 
     def _owners_of(self, variable: Variable) -> np.ndarray:
-        """Mutable array of the tiles of a variable's elements."""
+        """Return the mutable array of the tiles of a variable's elements."""
         if variable not in self._owners:
             self._owners[variable] = np.array(self._current_owners(variable), np.int32)
         self._changed[variable] = None
@@ -83,7 +84,7 @@ class Placement:
 
 
 def _contiguous(node: Affine) -> tuple[int, int] | None:
-    """First element and size of a view that is one contiguous interval of its variable, else None."""
+    """Return the first element and size of a view that is one contiguous interval of its variable, else None."""
     radices = canonical(node.subdims)
     if not radices:
         return node.offset, 1
@@ -91,7 +92,7 @@ def _contiguous(node: Affine) -> tuple[int, int] | None:
 
 
 def _as_flat(tiles: np.ndarray) -> TileMapping | None:
-    """Mapping of every element to its tile; None if an element has no tile."""
+    """Return the mapping of every element to its tile; None if an element has no tile."""
     if tiles.size and tiles.min() < 0:
         return None
     starts = np.flatnonzero(np.diff(tiles, prepend=UNMAPPED))
@@ -99,7 +100,7 @@ def _as_flat(tiles: np.ndarray) -> TileMapping | None:
 
 
 def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_tiles: int, name: str) -> np.ndarray:
-    """Tile of every element, int32[size], from Poplar's form of a mapping.
+    """Return the tile of every element, int32[size], from Poplar's form of a mapping.
 
     Args:
         intervals: `intervals[tile]` are the `(begin, end)` of that tile; there may be fewer entries than tiles.
@@ -122,6 +123,7 @@ def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_t
             if np.any(tiles[begin:end] != UNMAPPED):
                 raise MappingError(f"mapping of {name} maps elements twice", got=f"({begin}, {end}) on tile {tile}")
             tiles[begin:end] = tile
+    # One call maps a tensor entirely, or is an error.
     if np.any(tiles == UNMAPPED):
         missing = int(np.flatnonzero(tiles == UNMAPPED)[0])
         raise MappingError(f"mapping of {name} leaves elements out", expected=f"{size} elements", got=f"no {missing}")
@@ -138,7 +140,7 @@ def _bounds(interval: Interval, tile: int, name: str) -> Interval:
 
 
 def intervals_of_tiles(tiles: np.ndarray, num_tiles: int) -> list[list[Interval]]:
-    """Poplar's form of a mapping from the tile of every element; the reverse of `tiles_of_intervals`."""
+    """Return Poplar's form of a mapping from the tile of every element; the reverse of `tiles_of_intervals`."""
     # No tile is UNMAPPED − 1, so the first element always starts an interval.
     starts = np.flatnonzero(np.diff(tiles, prepend=UNMAPPED - 1))
     stops = np.append(starts[1:], tiles.size)

@@ -37,7 +37,7 @@ class HasReplicas(Protocol):
 
 
 def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
-    """Finds the replicated graph of some tensors, None if they have none.
+    """Find the replicated graph of tensors; returns None without one.
 
     Raises:
         GraphError: tensors of several replicated graphs.
@@ -50,25 +50,25 @@ def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
 
 
 def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
-    """Instance of a template in each replica; a tensor that is no template stays as it is."""
+    """Return the instance of a template in each replica; a tensor that is no template stays as it is."""
     graph = replicated_graph_of(top, tensor)
     return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
 
 
 def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
-    """Instances of a template as one tensor, [replicas, *shape]; a tensor that is no template stays as it is."""
+    """Return the instances of a template as one tensor, [replicas, *shape]; other tensors stay as they are."""
     if replicated_graph_of(top, tensor) is None:
         return tensor
     return concat([instance.expand_dims(0) for instance in in_each_replica(top, tensor)])
 
 
 def share_of_ipus(target: Target, replicas: int) -> Target:
-    """Machine of one of several replicas, in entire IPUs; raises GraphError if they do not divide the IPUs."""
+    """Return the machine of one replica, in entire IPUs; raises GraphError if replicas do not divide the IPUs."""
     return target.replace(num_ipus=_share(target.num_ipus, replicas, "IPUs"))
 
 
 def share_of_tiles(target: Target, replicas: int) -> Target:
-    """Machine of one of several replicas: entire IPUs if there are several, else tiles of the single one."""
+    """Return the machine of one of several replicas: entire IPUs if there are several, else tiles of the single one."""
     if target.num_ipus > 1:
         return share_of_ipus(target, replicas)
     return target.replace(tiles_per_ipu=_share(target.tiles_per_ipu, replicas, "tiles"))

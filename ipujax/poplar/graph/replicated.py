@@ -74,12 +74,13 @@ class ReplicatedBase(GraphBase):
         return super()._add(variable, mapping)
 
     def _instance(self, variable: Variable, replica: int) -> Variable:
+        # A new object each: variables are compared by identity.
         if variable.by_replica:
             return replace(variable, value=variable.value[replica], by_replica=False)
         return replace(variable)
 
     def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
-        """Instance of a template in one replica; a tensor that is no template stays as it is."""
+        """Return the instance of a template in one replica; a tensor that is no template stays as it is."""
         return substitute(tensor, self._tables[replica])
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
@@ -96,7 +97,7 @@ class ReplicatedBase(GraphBase):
             return self._parent.add_compute_set(name)
 
     def group_in_replica(self, group: VertexGroup, replica: int) -> VertexGroup:
-        """Vertices of a group of this graph in one replica, on tiles of the top-level graph."""
+        """Return the vertices of a group of this graph in one replica, on tiles of the top-level graph."""
         if group not in self._groups_by_replica:
             self._groups_by_replica[group] = tuple(
                 self._group_on_tiles_of(group, number) for number in range(self.replicas)
@@ -109,7 +110,7 @@ class ReplicatedBase(GraphBase):
         return replace(group, tile=tile, accesses=tuple(accesses))
 
     def groups_of_replicas(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """Vertex groups of all replicas in a compute set, on tiles of the top-level graph."""
+        """Return the vertex groups of all replicas in a compute set, on tiles of the top-level graph."""
         groups = self.groups[compute_set]
         return [self.group_in_replica(group, replica) for replica in range(self.replicas) for group in groups]
 

@@ -26,7 +26,7 @@ from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
 
 
 def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:
-    """Tiles of a virtual graph, int32[n], from the arguments of `Graph.create_virtual_graph`; raises as that does."""
+    """Return the tiles of a virtual graph, int32[n], from the arguments of `Graph.create_virtual_graph`."""
     if isinstance(tiles, bool | float | str):
         expected = "a number of tiles of each IPU, a range, or a list of tiles"
         raise GraphError("invalid `tiles` argument of a virtual graph", expected=expected, got=repr(tiles))
@@ -52,7 +52,7 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
 
 
 def virtual_target(target: Target, tiles: np.ndarray) -> Target:
-    """Target with some tiles of another; raises GraphError unless every IPU has equally many, listed IPU by IPU."""
+    """Return a target with some tiles of another; raises GraphError unless all IPUs have equally many, IPU by IPU."""
     ipus = tiles // target.tiles_per_ipu
     num_ipus = len(np.unique(ipus))
     # One row an IPU: valid if all tiles of a row are of one IPU.
@@ -133,9 +133,8 @@ class _VirtualGroups(GroupTable):
         super().__init__()
         self._parent = parent
         self._inverse = inverse
-        self._renumbered: dict[
-            VertexGroup, VertexGroup
-        ] = {}  # groups are compared by identity, so each is renumbered once
+        # Groups are compared by identity, so each is renumbered once.
+        self._renumbered: dict[VertexGroup, VertexGroup] = {}
 
     def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
         groups = self._parent.groups[compute_set]
@@ -189,13 +188,14 @@ class VirtualBase(GraphBase):
         return self._parent._tiles_in_top_level()[self._tiles]
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
+        # The parent maps nothing: `mapping` is in tile numbers of this graph.
         tensor = self._parent._add(variable, None)
         if mapping is not None:
             self.set_tile_mapping(variable, mapping)
         return tensor
 
     def get_tiles(self) -> list[int]:
-        """The parent's number of each tile."""
+        """Return the parent's number of each tile."""
         return self._tiles.tolist()
 
     def add_compute_set(self, name: str) -> ComputeSet:

@@ -37,37 +37,38 @@ _POINTER_BYTES = 4  # assumed: a pointer or a length in the vertex state
 
 
 def connected_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
-    """The fields that connect to tensors, in order."""
+    """Return the fields that connect to tensors, in order."""
     return tuple(field for field in cls.fields if not field.is_state)
 
 
 def state_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
-    """The fields that are state of the vertex, in order."""
+    """Return the fields that are state of the vertex, in order."""
     return tuple(field for field in cls.fields if field.is_state)
 
 
 def num_elements(field: VertexField, shape: tuple[int, ...]) -> int:
-    """Elements of a field whose connection has this shape."""
+    """Return the number of elements of a field whose connection has this shape."""
     return sum(shape) if field.kind == "list" else prod(shape)
 
 
 def place_of(cls: type[Vertex], function: str = "compute") -> str:
-    """Source place of a codelet's function, for errors."""
+    """Return the source line of a codelet's function, for errors."""
     code = getattr(getattr(cls, function), "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
 
 @remembered
 def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
-    """Codelet of vertices without state, memoised; raises GraphError if `compute` does not match the written fields."""
+    """Return the codelet of vertices without state; raises GraphError if `compute` does not match written fields."""
     return _codelet(cls, shapes, lambda *blocks: _run(cls, shapes, {}, blocks))
 
 
+# Not memoised: the state is an array of this group's vertices.
 def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np.ndarray]) -> Codelet:
-    """Codelet of a group of vertices with state; `state` has by attribute the value of each vertex, [vertices]."""
+    """Return the codelet of vertices with state; `state` has by attribute the value of each vertex, [vertices]."""
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...]) -> Any:
-        (number,) = origins
+        (number,) = origins  # index of the block along the axis "vertex"
         return _run(cls, shapes, {name: jnp.asarray(values)[number] for name, values in state.items()}, blocks)
 
     return replace(_codelet(cls, shapes, compute), takes=("origins",))
@@ -75,7 +76,7 @@ def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np
 
 @remembered
 def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
-    """Codelet of vertices that all have the same state; see `vertex_codelet`.
+    """Return the codelet of vertices that all have the same state; see `vertex_codelet`.
 
     Args:
         cls: the codelet class.
@@ -94,7 +95,7 @@ def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, A
 
 
 def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Shape of each written field that `compute` returns for these shapes of the read fields.
+    """Return the shape of each written field that `compute` returns for these shapes of the read fields.
 
     Raises:
         GraphError: `compute` does not return one value a field, of the field's rank, and of the same shape as the read
@@ -124,7 +125,7 @@ def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
-    """Codelet with these cycles of each vertex, int64 broadcastable to the grid; −1 keeps the estimate."""
+    """Return a codelet with these cycles of each vertex, int64 broadcastable to the grid; −1 keeps the estimate."""
 
     def estimated_cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return cycles if np.all(cycles >= 0) else np.where(cycles >= 0, cycles, codelet.cycles(shapes, target))
@@ -149,7 +150,7 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
 
 
 def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """Arguments of `_run`: blocks of non-empty read fields, and the state by attribute."""
+    """Return the arguments of `_run`: blocks of non-empty read fields, and the state by attribute."""
     pairs = zip(connected_fields(cls), shapes, strict=True)
     blocks = [
         jax.ShapeDtypeStruct((sum(shape),) if field.kind == "list" else shape, field.dtype)
@@ -161,6 +162,7 @@ def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct
 
 def _state_bytes(field: VertexField, shape: tuple[int, ...]) -> int:
     # A vector has a pointer and a length; a list of vectors has these of its table, and of each vector.
+    # A scalar is a pointer alone.
     words = {"scalar": 1, "vector": 2, "list": 2 + 2 * len(shape)}[field.kind]
     return words * _POINTER_BYTES
 
@@ -174,12 +176,13 @@ def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target]
     def flat(*values: jax.Array) -> Any:
         return _run(cls, shapes, dict(zip(names, values[len(blocks) :], strict=True)), values[: len(blocks)])
 
-    counted = instructions(flat, [*blocks, *state.values()])
-    return lambda blocks, target: np.asarray(counted, np.int64)
+    # Counted once, when the codelet is made: the estimate depends on shapes only, not on the target.
+    count = instructions(flat, [*blocks, *state.values()])
+    return lambda blocks, target: np.asarray(count, np.int64)
 
 
 def _declared_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
-    """Cycles of one vertex by the `cycles` of its class."""
+    """Return the cycles of one vertex by the `cycles` of its class."""
     estimate = cls.cycles
     pairs = list(zip(connected_fields(cls), shapes, strict=True))
     assert estimate is not None
@@ -193,15 +196,16 @@ def _declared_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
 
 
 def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
-    """Shape and dtype of a field's connection; of each vector of a list."""
+    """Return the shape and dtype of a field's connection; of each vector of a list."""
     if field.kind == "list":
         return tuple(jax.ShapeDtypeStruct((n,), field.dtype) for n in shape)
     return jax.ShapeDtypeStruct(shape, field.dtype)
 
 
 def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Calls `compute` of one vertex: takes the blocks of non-empty read fields, returns those of written fields."""
+    """Call `compute` of one vertex on the blocks of non-empty read fields; returns those of written fields."""
     arguments = dict(state)
+    # `blocks` has none for an empty connection: `compute` sees an empty array in its place.
     remaining_blocks = iter(blocks)
     connected = list(zip(connected_fields(cls), shapes, strict=True))
     for field, shape in connected:
@@ -223,8 +227,9 @@ def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def _by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
-    """Sorts the result of `compute` by written field."""
+    """Sort the result of `compute` by written field."""
     names = [field.name for field in written]
+    # A dict may use names or attributes of fields: `in` or `in_`.
     if isinstance(result, Mapping):
         values_by_name = {_field_name(written, key): value for key, value in result.items()}
         if set(values_by_name) != set(names):
@@ -243,7 +248,7 @@ def _field_name(written: Sequence[VertexField], key: str) -> str:
 
 
 def _written_block(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
-    """Block of a written field, after a check of type and shape."""
+    """Return the block of a written field, after a check of type and shape."""
     if field.kind != "list":
         return _array(cls, field, shape, value)
     vectors = list(value)
@@ -271,7 +276,7 @@ def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
 
 
 def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:
-    """Codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
+    """Return the codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
 
     Raises:
         GraphError: for anything else, or a codelet without `compute` or without a field that is written.
@@ -280,7 +285,7 @@ def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> l
         classes = [
             value for value in vars(source).values() if _is_codelet(value) and value.__module__ == source.__name__
         ]
-        classes = [cls for cls in classes if hasattr(cls, "compute")]
+        classes = [cls for cls in classes if hasattr(cls, "compute")]  # without one it is a base of codelets
     else:
         classes = list(source) if isinstance(source, list | tuple) else [source]
     for cls in classes:

@@ -25,7 +25,7 @@ _FREE = frozenset(_MOVES | _VIEWS)
 
 
 def instructions(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]) -> int:
-    """Instructions of one call of a codelet's function of arrays."""
+    """Count the instructions of one call of a codelet's function of arrays."""
     jaxpr = jax.make_jaxpr(function)(*arguments)
     accessed_elements = sum(prod(aval.shape) for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
     return OVERHEAD_CYCLES + accessed_elements + _instructions_of_jaxpr(jaxpr.jaxpr)
@@ -38,19 +38,21 @@ def _instructions_of_jaxpr(jaxpr: Any) -> int:
 def _instructions_of_equation(eqn: Any) -> int:
     body_counts = [_instructions_of_jaxpr(jaxpr) for jaxpr in _jaxprs(eqn.params)]
     if body_counts:
+        # `length` is the trip count of a scan; a `while` has none and counts once.
         return (max if eqn.primitive.name == "cond" else sum)(body_counts) * int(eqn.params.get("length", 1))
     if eqn.primitive.name in _FREE:
         return 0
     computed_elements = max((prod(var.aval.shape) for var in eqn.outvars), default=0)
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
+        # A multiplication and an addition; with the two loads of its operands, 4 instructions an element.
         return 2 * computed_elements * prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
     read_elements = max((prod(var.aval.shape) for var in eqn.invars), default=0)
     return max(computed_elements, read_elements)
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    """The jaxprs among an equation's parameters."""
+    """Return the jaxprs among an equation's parameters."""
     flat = [
         parameter for value in params.values() for parameter in (value if isinstance(value, tuple | list) else (value,))
     ]

@@ -19,25 +19,26 @@ _MAX_RADICES = 4  # deeper nested loops become lists of elements
 
 
 def is_same(tensors: Sequence[Tensor]) -> bool:
-    """Tests that all tensors are one view."""
+    """Test that all tensors are one view."""
     reference = tensors[0]
     # Identity first: comparing long element lists is slow, and most vertices share one tensor.
     return all(tensor is reference or tensor.node == reference.node for tensor in tensors)
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stacks tensors, at least one and all of one shape and dtype, along a new first dimension."""
+    """Stack tensors, at least one and all of one shape and dtype, along a new first dimension."""
     template = tensors[0]
     shape = (len(tensors), *template.shape)
     offsets, patterns = _by_pattern(tensors)
     if len(patterns) == 1 and template.size:
-        (only,) = patterns
+        # All rows are one affine view at different offsets: affine too, if the offsets are.
+        (pattern,) = patterns
         rows = mixed_radix(offsets)
-        if only is not None and rows is not None:
-            variable, dims = only
+        if pattern is not None and rows is not None:
+            variable, dims = pattern
             return Tensor(Affine(variable, int(offsets[0]), (rows, *dims)), shape, template.dtype)
     variables: dict[Variable, int] = {}
-    # which: number of the variable of each element; index: flat element in that variable.
+    # An index piece: `which` is the number of each element's variable, `index` the flat element in it.
     which = np.zeros((len(tensors), template.size), np.int64)
     index = np.zeros((len(tensors), template.size), np.int64)
     for pattern, numbers in patterns.items():
@@ -54,7 +55,7 @@ _Pattern = tuple[Variable, tuple[Group, ...]]
 
 
 def _by_pattern(tensors: Sequence[Tensor]) -> tuple[np.ndarray, dict[_Pattern | None, np.ndarray]]:
-    """Offset of each affine view, int64[n], and the rows of each pattern of strides; None for other views."""
+    """Return offsets of affine views, int64[n], and the rows of each pattern of strides, None for other views."""
     offsets = [0] * len(tensors)
     rows = dict[_Pattern | None, list[int]]()
     for row, tensor in enumerate(tensors):
@@ -70,7 +71,7 @@ def _by_pattern(tensors: Sequence[Tensor]) -> tuple[np.ndarray, dict[_Pattern | 
 def _list_elements(
     tensors: Sequence[Tensor], rows: np.ndarray, variables: dict[Variable, int], which: np.ndarray, index: np.ndarray
 ) -> None:
-    """Fills in the rows of views that are not affine."""
+    """Fill in the rows of views that are not affine."""
     for row in rows.tolist():
         node = tensors[row].node
         numbers = np.array([variables.setdefault(v, len(variables)) for v in node.variables])
@@ -81,6 +82,7 @@ def _list_elements(
 
 def mixed_radix(values: np.ndarray, max_digits: int = _MAX_RADICES) -> Group | None:
     """(size, stride) of each digit of `first + Σ digit · stride`, outermost first; None for any other int64[n]."""
+    # With a bounded number of digits, since each costs a pass over the values.
     if len(values) == 1:
         return ()
     step = int(values[1] - values[0])
@@ -97,7 +99,7 @@ def mixed_radix(values: np.ndarray, max_digits: int = _MAX_RADICES) -> Group | N
 
 
 def repeated_element(tensor: Tensor) -> tuple[Variable, int, int, int] | None:
-    """Finds an element that occurs twice in a stacked tensor: variable, flat element, and its two rows."""
+    """Find an element that occurs twice in a stacked tensor: variable, flat element, and its two rows."""
     which, index = (np.broadcast_to(indices, tensor.shape).reshape(-1) for indices in tensor.flat_indices())
     # Sorted by variable and element, equal elements are neighbours: O(n log n).
     order = np.lexsort((index, which))

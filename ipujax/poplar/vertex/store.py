@@ -48,7 +48,7 @@ class VertexRef:
 
     @property
     def codelet(self) -> type[Vertex]:
-        """Its codelet."""
+        """Codelet of the vertex."""
         return self.store.codelets[self.number]
 
     def __repr__(self) -> str:
@@ -91,12 +91,12 @@ class VertexStore:
         self._tiles_per_ipu = tiles_per_ipu
         self.codelets: list[type[Vertex]] = []
         self._compute_sets: list[ComputeSet] = []
-        self._ranks: list[int] = []  # the number of each among the vertices of its compute set
+        self._ranks: list[int] = []  # number of each vertex in its compute set, for its name
         self._places: list[Place | None] = []
         self._tiles: list[int] = []
         self._connections: list[list[Any]] = []  # one a field: Tensor, VectorListTensors, number, or None
         self._estimates: dict[int, int] = {}
-        self._members: dict[ComputeSet, list[int]] = {}
+        self._members: dict[ComputeSet, list[int]] = {}  # vertices of each compute set
         # Groups of each compute set; an entry is dropped when a vertex of the set changes.
         self._groups: dict[ComputeSet, list[VertexGroup]] = {}
 
@@ -110,7 +110,7 @@ class VertexStore:
         return f"vertex {rank} ({self.codelets[number].vertex_name}) of compute set {compute_set.name}"
 
     def add(self, compute_set: ComputeSet, cls: type[Vertex], place: Place | None) -> VertexRef:
-        """Adds a vertex without connections or tile."""
+        """Add a vertex without connections or tile."""
         number = len(self.codelets)
         self.codelets.append(cls)
         self._compute_sets.append(compute_set)
@@ -124,7 +124,7 @@ class VertexStore:
         return VertexRef(self, number)
 
     def remove_last(self, vertex: VertexRef) -> None:
-        """Removes the vertex that was added last."""
+        """Remove the vertex that was added last."""
         assert vertex.number == len(self.codelets) - 1, "only the last vertex can be removed"
         compute_set = self._compute_sets[-1]
         for table in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
@@ -141,7 +141,7 @@ class VertexStore:
         return vertex.number
 
     def field_numbers_of(self, field: Any) -> tuple[int, int]:
-        """Numbers of a vertex and of its field; raises GraphError for anything but a field of this graph."""
+        """Return the numbers of a vertex and of its field; raises GraphError for anything but a field of this graph."""
         if not isinstance(field, FieldRef):
             names = [f.name for f in field.codelet.fields] if isinstance(field, VertexRef) else []
             hint = " or ".join(f'vertex["{name}"]' for name in names)
@@ -149,7 +149,7 @@ class VertexStore:
         return self.number_of(field.vertex), field.number
 
     def connect(self, vertex: int, field_index: int, tensors: Any) -> None:
-        """Connects a field to a tensor, a vector list to several; raises GraphError if connected already or unfit."""
+        """Connect a field to a tensor, a vector list to several; raises GraphError for a misfit or a second one."""
         field = self.codelets[vertex].fields[field_index]
         if self._connections[vertex][field_index] is not None:
             defect = "has a value already" if field.is_state else "is connected twice"
@@ -159,11 +159,12 @@ class VertexStore:
                 f"field {field.name} of {self.name(vertex)} is state, not connected to tensors",
                 hint="graph.set_initial_value",
             )
+        # Checked before anything changes, so that a refused connection leaves the vertex as it was.
         self._connections[vertex][field_index] = self._connection(vertex, field, tensors)
         self._groups.pop(self._compute_sets[vertex], None)
 
     def set_state(self, vertex: int, field_index: int, value: Any) -> None:
-        """Sets the value of a state field; raises GraphError for a connected field, or more than one number."""
+        """Set the value of a state field; raises GraphError for a connected field, or more than one number."""
         field = self.codelets[vertex].fields[field_index]
         if not field.is_state:
             raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
@@ -175,21 +176,21 @@ class VertexStore:
         self._groups.pop(self._compute_sets[vertex], None)
 
     def set_tile(self, vertex: int, tile: int) -> None:
-        """Maps a vertex to a tile of the target."""
+        """Map a vertex to a tile of the target."""
         self._tiles[vertex] = whole_number(tile, f"{self.name(vertex)} is mapped to tile {tile}", self._num_tiles - 1)
         self._groups.pop(self._compute_sets[vertex], None)
 
     def set_estimate(self, vertex: int, cycles: int) -> None:
-        """Sets the cycles of one run of a vertex on a worker, 0 to `MAX_COUNT`."""
+        """Set the cycles of one run of a vertex on a worker, 0 to `MAX_COUNT`."""
         self._estimates[vertex] = whole_number(cycles, f"cycles of {self.name(vertex)}")
         self._groups.pop(self._compute_sets[vertex], None)
 
     def _connection(self, vertex: int, field: VertexField, tensors: Any) -> Any:
-        """Connection of a field, in the field's form."""
+        """Return the connection of a field by its kind: a tensor, or the tensors of a vector list."""
         if field.kind != "list":
             return self._checked_tensor(vertex, field, tensors)
         if isinstance(tensors, Tensor) and tensors.ndim == 2:
-            tensors = list(tensors)
+            tensors = list(tensors)  # its rows
         if not isinstance(tensors, list | tuple) or not tensors:
             raise self._unfit(vertex, field, "vectors, or one tensor of two dimensions", tensors)
         return VectorListTensors([self._checked_tensor(vertex, field, vector) for vector in tensors])
@@ -202,7 +203,7 @@ class VertexStore:
             raise self._unfit(vertex, field, dtype_name(field.dtype), dtype_name(tensor.dtype))
         if tensor.ndim == num_dims:
             return tensor
-        if num_dims == 0 and tensor.size == 1:
+        if num_dims == 0 and tensor.size == 1:  # a view of one element, such as x[0:1]
             return tensor.reshape(())
         expected = "one element" if num_dims == 0 else "one dimension"
         raise self._unfit(vertex, field, expected, f"shape {list(tensor.shape)}")
@@ -212,7 +213,7 @@ class VertexStore:
         return GraphError(message, expected=expected, got=got)
 
     def groups(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """Groups of the vertices of a compute set; raises GraphError for an unmapped vertex or an unconnected field."""
+        """Return the vertex groups of a compute set; raises GraphError for unmapped vertices or unconnected fields."""
         if compute_set not in self._members:
             return []
         if compute_set not in self._groups:
@@ -221,7 +222,7 @@ class VertexStore:
         return self._groups[compute_set]
 
     def _by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
-        """Sorts vertices by codelet, shapes and IPU."""
+        """Sort vertices by codelet, shapes and IPU."""
         vertices_by_shape: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
         # Once a class, not once a vertex: a graph may have 100,000 of them.
         connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
@@ -250,14 +251,14 @@ class VertexStore:
         return None if place is None else shown_place(place)
 
     def _group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
-        """Group of vertices of equal shapes."""
+        """Build the group of vertices of equal shapes."""
         rows = [self._connections[v] for v in vertices]
         fields = [
             (field, shape, [_tensor(row[number]) for row in rows])
             for (field, shape, number) in zip(
                 connected_fields(cls), shapes, [n for n, _ in _connected_numbers(cls)], strict=True
             )
-            if num_elements(field, shape)
+            if num_elements(field, shape)  # the codelet has no field for an empty connection
         ]
         # One axis for each size of a block dimension: dimensions of equal size share it, and none is cut.
         extents = sorted({n for _, _, tensors in fields for n in tensors[0].shape})
@@ -275,6 +276,7 @@ class VertexStore:
                 accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))
         tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
         state = {f.attribute: self._state(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
+        # A state of each vertex is a table in the codelet, which the block number of "vertex" indexes.
         codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
         if not self._estimates.keys().isdisjoint(vertices):
             cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
@@ -283,7 +285,7 @@ class VertexStore:
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
 
     def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
-        """Stacked tensor of a field; a written field may have no repeated element."""
+        """Return the stacked tensor of a field; a written field may have no repeated element."""
         tensor = stacked(tensors)
         if not field.is_written or tensor.is_writable:
             return tensor
@@ -301,7 +303,7 @@ class VertexStore:
         )
 
     def _state(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
-        """Value of a state field in each vertex."""
+        """Return the value of a state field in each vertex."""
         set_values = [self._connections[v][number] for v in vertices]
         values = [field.default if value is None else value for value in set_values]
         if None in values:

@@ -176,11 +176,11 @@ class Vertex:
         cls.cycle_parameters = _parameters(cls, "cycles", "connected fields", [*connected, "shapes", "target"])
 
 
-_RESERVED = frozenset(Vertex.__annotations__)
+_RESERVED = frozenset(Vertex.__annotations__)  # names that a codelet may annotate without declaring a field
 
 
 def _declared(cls: type[Vertex]) -> list[VertexField]:
-    """The fields that a class itself declares."""
+    """Return the fields that a class itself declares."""
     try:
         # Evaluated, because `from __future__ import annotations` leaves text.
         annotations = inspect.get_annotations(cls, eval_str=True)
@@ -208,11 +208,12 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
 
 
 def _parameters(cls: type[Vertex], function: str, description: str, allowed: list[str]) -> tuple[str, ...]:
-    """The parameters of `compute` or `cycles`; an unknown one is an error, unless it has a default."""
+    """Return the parameters of `compute` or `cycles`; an unknown one is an error, unless it has a default."""
     fun = getattr(cls, function, None)
     if fun is None:
         return ()
     declared = inspect.signature(fun).parameters.values()
+    # A parameter that is no field keeps its default, if it has one.
     parameters = tuple(p.name for p in declared if p.name in allowed or p.default is p.empty)
     for name in parameters:
         if name not in allowed:
