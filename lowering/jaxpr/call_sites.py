@@ -1,4 +1,4 @@
-"""Where each equation was traced, noted while calls are inlined: frames of the whole call stack, lines of the callers.
+"""Call sites of equations, recorded while calls are inlined: frames of the call stack, and lines of the callers.
 
 Input: equations in the order in which `inline` copies them, and the calls it inlines. Output: the equations with notes
 of their layers.
@@ -15,7 +15,7 @@ from typing import Any
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr.activations import Frames
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
-from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, Traced
+from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, TracedEquation
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.source_info import Note, name_stack, noted, shown_calls, traced_from
@@ -26,12 +26,12 @@ _CHECKPOINTS = ("remat2", "checkpoint")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CallSite:
-    """Where an equation is; equal only to itself.
+    """Call stack of an equation; equal only to itself.
 
     Args:
-        frames: those it was traced in, those of the calls it is inlined from before its own.
-        lines: the user's lines that called what it is inlined from, innermost first.
-        repetition: the call that computes again what a checkpoint has not kept; None outside of such.
+        frames: frames that it was traced in, after those of the calls that it is inlined from.
+        lines: the user's lines that called the inlined functions around it, innermost first.
+        repetition: the recomputing call of a checkpoint around it; None without one.
     """
 
     frames: Frames = Frames()
@@ -40,10 +40,10 @@ class CallSite:
 
 
 class Bodies:
-    """All jaxprs of one program.
+    """Omitted calls and gradients among all jaxprs of one program.
 
     Args:
-        program: the outermost of them.
+        program: the outermost jaxpr.
     """
 
     def __init__(self, program: Jaxpr) -> None:
@@ -52,11 +52,11 @@ class Bodies:
 
 
 class CallSites:
-    """The places of the equations of one jaxpr, in order.
+    """Call sites of the equations of one jaxpr, in order.
 
     Args:
-        jaxpr: before inlining.
-        bodies: those of the program it is of.
+        jaxpr: the jaxpr before inlining.
+        bodies: all jaxprs of its program.
     """
 
     def __init__(self, jaxpr: Jaxpr, bodies: Bodies) -> None:
@@ -64,56 +64,57 @@ class CallSites:
         self._bodies = bodies
         self._gradient = bodies.gradients.gradient(jaxpr)
         self._sites: list[CallSite] = []
-        self._known: dict[tuple[CallSite, Any, bool, OmittedCall | None], CallSite] = {}
+        self._site_of: dict[tuple[CallSite, Any, bool, OmittedCall | None], CallSite] = {}
         self._repetitions = 0
 
     def omitted(self, jaxpr: Jaxpr, of_library: bool) -> dict[int, OmittedCall]:
-        """The calls that JAX has left out of the frames of equations of a jaxpr, by number of the equation."""
+        """Return the calls that JAX leaves out of the frames of a jaxpr's equations, by number of the equation."""
         return {} if of_library else self._bodies.omitted.of(jaxpr)
 
     def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool, omitted: OmittedCall | None) -> CallSite:
-        """The place of an equation of a function that is called at `site`.
+        """Return the call site of an equation of a function that is called at `site`.
 
         Args:
-            eqn: as the function has it.
-            site: of what it calls the function; of nothing for the outermost.
-            of_library: whether lines of the function are left out, see `inline`.
+            eqn: the equation before inlining.
+            site: call site of the call of the function; an empty one for the outermost jaxpr.
+            of_library: leave out lines of the function, see `inline`.
             omitted: a call between both that the frames of the equation leave out.
         """
+        # Memoised, so that equations of one traceback share a site: sites are compared by identity.
         key = site, eqn.source_info.traceback, of_library, omitted
-        if key not in self._known:
-            outer = site if omitted is None else _in_call(site, omitted)
+        if key not in self._site_of:
+            outer = site if omitted is None else _nest_call(site, omitted)
             run = 0 if omitted is None else omitted.number
-            frames = frames_of(eqn, outer.frames, _no_code if of_library else _is_users, run)
-            self._known[key] = replace(outer, frames=frames)
-        return self._known[key]
+            frames = frames_of(eqn, outer.frames, _no_code if of_library else _is_user_code, run)
+            self._site_of[key] = replace(outer, frames=frames)
+        return self._site_of[key]
 
-    def inside(self, call: JaxprEqn, callee: Jaxpr, here: CallSite) -> CallSite:
-        """The place that a callee is called at.
+    def inside(self, call: JaxprEqn, callee: Jaxpr, site: CallSite) -> CallSite:
+        """Return the call site around the equations of a callee.
 
         Args:
             call: the equation that calls, with its line and name stack after inlining.
-            callee: what it calls.
-            here: its place.
+            callee: jaxpr of the called function.
+            site: call site of `call`.
         """
         if not is_installed(traced_from(callee)[1].rpartition(":")[0]):
-            here = replace(here, lines=(*shown_calls(call), *here.lines))
+            site = replace(site, lines=(*shown_calls(call), *site.lines))
         is_in_gradient = self._gradient is not None or is_transposed(name_stack(call))
         if call.primitive.name in _CHECKPOINTS and is_in_gradient:
             self._repetitions += 1
-            here = replace(here, repetition=Repetition(self._repetitions, len(here.frames.calls)))
-        return here
+            site = replace(site, repetition=Repetition(self._repetitions, len(site.frames.calls)))
+        return site
 
     def add(self, site: CallSite) -> None:
-        """Notes the place of the next equation that is kept."""
+        """Record the call site of the next equation of the inlined jaxpr."""
         self._sites.append(site)
 
     @contextmanager
     def bodies_of(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> Iterator[None]:
-        """Goes through the bodies of loops and branches, which are inlined meanwhile.
+        """Relate the bodies of a loop or branch, inlined inside the `with`, to the values outside.
 
         Args:
-            eqn: the equation that holds them, with its name stack after inlining.
+            eqn: the loop or branch, with its name stack after inlining.
             operands: its operands after inlining.
             results: its results after inlining.
         """
@@ -122,34 +123,32 @@ class CallSites:
         self._bodies.gradients.leave(eqn, operands, results)
 
     def with_layers(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-        """All equations that are kept, with their layers.
+        """Return the inlined equations, with notes of their layers and lines.
 
         Args:
-            eqns: the equations.
-            results: what the jaxpr returns.
+            eqns: one equation for each recorded call site.
+            results: results of the jaxpr.
         """
         pairs = list(zip(eqns, self._sites, strict=True))
-        names = LayerNames([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs], self._gradient)
+        names = LayerNames([TracedEquation(eqn, site.frames, site.repetition) for eqn, site in pairs], self._gradient)
         if self._gradient is None:
             self._bodies.gradients.add(self._jaxpr, names, results)
-        layers = names.layers
-        notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal ones are one object, which is soon compared
-        done = []
-        for (eqn, site), layer in zip(pairs, layers, strict=True):
+        notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal notes are one object, quick to compare
+        labelled = []
+        for (eqn, site), layer in zip(pairs, names.layers, strict=True):
             key = eqn.source_info.name_stack, layer, site.lines
             if key not in notes:
                 notes[key] = noted(eqn.source_info.name_stack, Note(layer, lines=site.lines))
-            done.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
-        return done
+            labelled.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
+        return labelled
 
 
-def _in_call(site: CallSite, call: OmittedCall) -> CallSite:
-    """The place of a call at another."""
+def _nest_call(site: CallSite, call: OmittedCall) -> CallSite:
     frames = Frames((*site.frames.calls, *call.frames.calls), call.frames.tail)
     return replace(site, frames=frames, lines=(*call.lines, *site.lines))
 
 
-def _is_users(code: CodeType) -> bool:
+def _is_user_code(code: CodeType) -> bool:
     return is_of_user(code.co_filename)
 
 

@@ -42,7 +42,7 @@ class EquationNumbers:
         return literal.aval, value.dtype.name, value.tobytes()
 
     def _value(self, value: Any) -> Hashable:
-        """Canonical hashable form of an equation parameter."""
+        """Return the canonical hashable form of an equation parameter."""
         if isinstance(value, ClosedJaxpr | Jaxpr):
             return "jaxpr", self._jaxpr(value)
         if isinstance(value, tuple | list):

@@ -1,10 +1,10 @@
-"""Bodies of loops and branches that belong to a gradient, and the forward bodies they are made of.
+"""Bodies of loops and branches that belong to a gradient, and the forward bodies that they derive from.
 
 JAX makes two loops of one that is differentiated. The body of the second has the frames of the first one's equations,
-in reverse order, and no name that says so; it reads what the first has kept for it.
+in reverse order, and no name that says so; it reads values that the first has stored for it.
 
 Input: the loops and branches of a program, while calls around them are inlined, those of the forward part first.
-Output: for a body whether it is a gradient's, the forward bodies that it shares values with, and which these are.
+Output: for a body of a gradient the forward bodies that it shares values with, and these values.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Names = TypeVar("Names")
 
 @dataclass(frozen=True, slots=True)
 class GradientBody(Generic[Names]):
-    """A body of a gradient.
+    """Body of a gradient.
 
     Args:
-        forward: names of the forward bodies that share values with it.
-        values: its operands that are values of forward bodies, with these.
+        forward: layer names of the forward bodies that share values with it.
+        values: for its inputs that are values of forward bodies: names of those bodies, and the variables inside.
     """
 
     forward: tuple[Names, ...] = ()
@@ -36,37 +36,37 @@ class GradientBody(Generic[Names]):
 
 
 class GradientBodies(Generic[Names]):
-    """The bodies of one program, as far as it has been gone through."""
+    """Bodies of one program, complete up to the equation that is being inlined."""
 
     def __init__(self) -> None:
         self._names: dict[int, Names] = {}  # of forward bodies, by the jaxpr before inlining
         self._results: dict[int, Sequence[Atom]] = {}  # of the same, after inlining
         self._inside: dict[Var, list[tuple[int, Var]]] = defaultdict(list)  # values in bodies, by the value outside
         self._gradients: dict[int, GradientBody[Names]] = {}
-        self._jaxprs: list[Jaxpr] = []  # whose ids are keys
+        self._jaxprs: list[Jaxpr] = []  # jaxprs whose ids are keys: they must stay alive
 
     def enter(self, eqn: JaxprEqn, operands: Sequence[Atom], is_in_gradient: bool) -> None:
-        """Goes on to a loop or branches.
+        """Record the bodies of a loop or branch of a gradient, before they are inlined.
 
         Args:
-            eqn: the equation that holds them, with its name stack after inlining.
+            eqn: the loop or branch, with its name stack after inlining.
             operands: its operands after inlining.
-            is_in_gradient: whether the jaxpr that holds the equation is a gradient's.
+            is_in_gradient: True if the jaxpr of the equation is a body of a gradient.
         """
         if not (is_in_gradient or is_transposed(name_stack(eqn))):
             return
         for inner in inner_jaxprs(eqn.replace(invars=list(operands))):
             values = {
-                var: known
+                var: sources
                 for var, atom in zip(inner.jaxpr.invars, inner.operands, strict=True)
-                if isinstance(atom, Var) and (known := self._values(atom))
+                if isinstance(atom, Var) and (sources := self._values(atom))
             }
-            forward = dict.fromkeys(names for known in values.values() for names, _ in known)
+            forward = dict.fromkeys(names for sources in values.values() for names, _ in sources)
             self._gradients[id(inner.jaxpr)] = GradientBody(tuple(forward), values)
             self._jaxprs.append(inner.jaxpr)
 
     def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
-        """Notes the values that a forward loop or branch shares with what is outside of it.
+        """Record the values that a forward loop or branch shares with the equations around it.
 
         Args:
             eqn: the equation before bodies are inlined.
@@ -77,6 +77,7 @@ class GradientBodies(Generic[Names]):
             number = id(inner.jaxpr)
             if number not in self._names:
                 continue
+            # A carried value differs in each iteration: only constants, scanned values and stacked results are shared.
             carried = range(inner.first_carry, inner.first_carry + inner.carried)
             for place, (var, atom) in enumerate(zip(inner.jaxpr.invars, inner.operands, strict=True)):
                 if isinstance(atom, Var) and place not in carried:
@@ -86,19 +87,19 @@ class GradientBodies(Generic[Names]):
                     self._inside[var].append((number, value))
 
     def add(self, jaxpr: Jaxpr, names: Names, results: Sequence[Atom]) -> None:
-        """Notes the names of a forward body.
+        """Record the layer names of a forward body.
 
         Args:
             jaxpr: the body before inlining.
-            names: those of its equations.
-            results: what it returns after inlining.
+            names: layer names of its equations.
+            results: results of the body after inlining.
         """
         self._names[id(jaxpr)] = names
         self._results[id(jaxpr)] = results
         self._jaxprs.append(jaxpr)
 
     def gradient(self, jaxpr: Jaxpr) -> GradientBody[Names] | None:
-        """What is known of a body of a gradient; None for another.
+        """Return the record of a body of a gradient; None for another jaxpr.
 
         Args:
             jaxpr: the body before inlining.

@@ -18,7 +18,7 @@ _CACHE = bytes([dis.opmap["CACHE"]])
 
 @lru_cache(maxsize=_MAX_FUNCTIONS)
 def loops_of(code: CodeType) -> tuple[Loop, ...]:
-    """Loops of a function, inner ones first."""
+    """Return the loops of a function, inner ones first."""
     if _BACKWARD.isdisjoint(code.co_code[::2]):  # true of most functions
         return ()
     last_jumps: dict[int, int] = {}  # a loop with `continue` has several jumps to its start
@@ -28,7 +28,7 @@ def loops_of(code: CodeType) -> tuple[Loop, ...]:
 
 
 def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
-    """Place and target of each backward jump; `dis` decodes all instructions, which takes ten times as long."""
+    """Yield the place and target of each backward jump; `dis` would decode all instructions, ten times as slow."""
     extended_bits = 0  # higher bytes of the next argument
     for offset in range(0, len(instructions), 2):
         opcode = instructions[offset]
@@ -42,5 +42,5 @@ def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
 
 
 def loop_around(code: CodeType, *places: int) -> Loop | None:
-    """Innermost loop of a function around all places, None if there is none."""
+    """Return the innermost loop of a function around all places, None if there is none."""
     return next((loop for loop in loops_of(code) if all(loop[0] <= x <= loop[1] for x in places)), None)

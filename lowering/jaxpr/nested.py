@@ -24,7 +24,7 @@ _JAXPR_TYPES = frozenset({Jaxpr, ClosedJaxpr})
 
 
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
-    """Rewrites every jaxpr in the parameters of an equation; an equation without changes stays the same object.
+    """Rewrite every jaxpr in the parameters of an equation; an equation without changes stays the same object.
 
     Args:
         eqn: the equation.
@@ -38,7 +38,7 @@ def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def holds_jaxprs(eqn: JaxprEqn) -> bool:
-    """True if the parameters of an equation contain a jaxpr."""
+    """Return True if the parameters of an equation contain a jaxpr."""
     for value in eqn.params.values():  # a plain loop: every pass calls this for every equation
         if isinstance(value, tuple):
             if not _JAXPR_TYPES.isdisjoint(map(type, value)):
@@ -64,7 +64,7 @@ def _rewritten(value: Any, rewrite: Rewrite) -> Any:
 
 
 def once(rewrite: Rewrite) -> Rewrite:
-    """Memoises a rewrite by jaxpr: one that several equations hold stays one object."""
+    """Memoise a rewrite by jaxpr: one that several equations hold stays one object."""
     results: dict[tuple[int, ...], tuple[ClosedJaxpr, ClosedJaxpr]] = {}
 
     def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -77,7 +77,7 @@ def once(rewrite: Rewrite) -> Rewrite:
 
 
 def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrite:
-    """Makes a rewrite recursive; a jaxpr that several equations hold stays one object.
+    """Make a rewrite recursive; a jaxpr that several equations hold stays one object.
 
     Args:
         rewrite: maps a jaxpr, and the rewrite of jaxprs inside its equations, to an equal jaxpr.
@@ -91,12 +91,12 @@ def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrit
 
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
-    """Names of the primitives of a jaxpr and of the jaxprs inside it."""
+    """Return the names of the primitives of a jaxpr and of the jaxprs inside it."""
     return (eqn.primitive.name for eqn in equations(jaxpr))
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Equations of a jaxpr and of the jaxprs inside them, outer ones first."""
+    """Yield the equations of a jaxpr and of the jaxprs inside them, outer ones first."""
     for eqn in jaxpr.eqns:
         yield eqn
         if holds_jaxprs(eqn):
@@ -104,23 +104,23 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """Equations of the jaxprs in an equation, at any depth."""
+    """Yield the equations of the jaxprs in an equation, at any depth."""
     for inner in jaxprs_in_params(eqn.params):
         yield from equations(getattr(inner, "jaxpr", inner))
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
-    """Variables among atoms."""
+    """Return the variables among atoms."""
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def variables_read(eqn: JaxprEqn) -> list[Var]:
-    """Operands of an equation that are no literals."""
+    """Return the operands of an equation that are no literals."""
     return variables(eqn.invars)
 
 
 def results_in_memories(jaxpr: ClosedJaxpr) -> tuple[Any, ...]:
-    """Abstract values of results, in the memories where `jax.jit` of JAX 0.10 leaves them.
+    """Return the abstract values of results, in the memories where `jax.jit` of JAX 0.10 leaves them.
 
     All are on the device unless an argument is on the host, or a value is put there; constants of the function and
     values computed from them have no influence.

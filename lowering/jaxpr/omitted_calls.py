@@ -26,14 +26,14 @@ Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OmittedCall:
-    """A call that equations of its callee have no frames of.
+    """Call that the frames of its callee's equations leave out.
 
     Args:
-        frames: of the call, within the function of the jaxpr that holds the equations.
-        lines: the user's lines in them, innermost first.
-        operands: what it reads in that jaxpr.
-        is_reversed: whether it is of a gradient, whose calls come in reverse order.
-        number: of the call; 0 for several at one place that nothing tells apart.
+        frames: frames of the call, within the function of the jaxpr that has the equations.
+        lines: the user's lines in these frames, innermost first.
+        operands: variables of that jaxpr that the call reads.
+        is_reversed: True for a call of a gradient, where calls are in reverse order.
+        number: number of the call; 0 for several at one place that cannot be distinguished.
     """
 
     frames: Frames
@@ -44,15 +44,15 @@ class OmittedCall:
 
     @property
     def runs(self) -> Hashable:
-        """Places and numbers of the calls."""
+        """Places and numbers of the calls: equal for calls that cannot be distinguished."""
         return self.frames.runs, self.number
 
 
-_MOST_READERS = 64  # of a value, beyond which it tells no calls apart: a mask of all layers, a constant
+_MAX_READERS = 64  # a value with more distinguishes no calls: a mask of all layers, a constant
 
 
 class OmittedCalls:
-    """The calls of all jaxprs of one program, found as they are asked for."""
+    """Calls in all jaxprs of one program, searched on demand."""
 
     def __init__(self, program: Jaxpr) -> None:
         self._program = program
@@ -61,30 +61,31 @@ class OmittedCalls:
         self._number = 0  # of calls
 
     def of(self, jaxpr: Jaxpr) -> dict[int, OmittedCall]:
-        """The omitted call of those equations of a jaxpr that have one, by number."""
+        """Return the omitted calls of a jaxpr's equations, by number of the equation."""
         omitted: dict[Root, list[int]] = defaultdict(list)
         root = traced_from(jaxpr)
         for number, eqn in enumerate(jaxpr.eqns):
-            outermost = _outermost(eqn)
+            outermost = _outermost_frame(eqn)
             if outermost is not None and (function := root_of(outermost[0])) != root:
                 omitted[function].append(number)
         calls = dict[int, OmittedCall]()
         for function, numbers in omitted.items():
             eqns = [jaxpr.eqns[n] for n in numbers]
-            calls.update(zip(numbers, self._matched(jaxpr, function, eqns), strict=False))  # none for other functions
+            calls.update(zip(numbers, self._match(jaxpr, function, eqns), strict=False))  # empty without candidates
         return calls
 
-    def _matched(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
+    def _match(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
         candidates = self._calls_in(jaxpr).get(function, [])
         if candidates:
-            return _by_values(eqns, candidates)
-        for other in self._traced_from(traced_from(jaxpr)):
+            return _match_by_values(eqns, candidates)
+        # A gradient's body calls nothing itself, but the forward body traced from the same function does.
+        for other in self._jaxprs_of(traced_from(jaxpr)):
             candidates = self._calls_in(other).get(function, [])
             if candidates:
-                return _by_order(eqns, candidates)
+                return _match_by_order(eqns, candidates)
         return []
 
-    def _traced_from(self, root: Root) -> list[Jaxpr]:
+    def _jaxprs_of(self, root: Root) -> list[Jaxpr]:
         if self._jaxprs is None:
             self._jaxprs = defaultdict(list)
             for jaxpr in _all_jaxprs(self._program):
@@ -92,35 +93,35 @@ class OmittedCalls:
         return self._jaxprs[root]
 
     def _calls_in(self, jaxpr: Jaxpr) -> dict[Root, list[OmittedCall]]:
-        """The calls of functions in a jaxpr, and in what it calls."""
+        """Return by called function the calls in a jaxpr and in its callees."""
         if id(jaxpr) not in self._calls:
             calls: dict[Root, list[OmittedCall]] = defaultdict(list)
             for eqn in jaxpr.eqns:
                 param = CALLEES.get(eqn.primitive.name)
-                if param is None or _outermost(eqn) is None:
+                if param is None or _outermost_frame(eqn) is None:
                     continue
                 callee = closed(eqn.params[param]).jaxpr
                 self._number += 1
-                call = _call(eqn, self._number)
+                call = _make_call(eqn, self._number)
                 calls[traced_from(callee)].append(call)
                 for function, inner in self._calls_in(callee).items():
-                    calls[function] += _distinct([_inside(call, item) for item in inner])
+                    calls[function] += _remove_duplicates([_nest_call(call, item) for item in inner])
             self._calls[id(jaxpr)] = calls
         return self._calls[id(jaxpr)]
 
 
 def root_of(code: CodeType) -> Root:
-    """The name and place of a function, as jaxprs have those of the function they were traced from."""
+    """Return the name and first line of a function, in the form that jaxprs have them."""
     return code.co_name, f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], run: int = 0) -> Frames:
-    """The frames of an equation behind those of the call that it is in.
+    """Return the frames of an equation, after those of the call around it.
 
     Args:
         eqn: the equation.
         before: frames of the call.
-        is_shown: whether frames of a function are not JAX's or ours.
+        is_shown: True for functions that are neither JAX's nor ipujax's.
         run: number of the call, see `Call`.
     """
     calls = list(before.calls)
@@ -139,49 +140,50 @@ def _is_user_code(code: CodeType) -> bool:
     return is_of_user(code.co_filename)
 
 
-def _outermost(eqn: JaxprEqn) -> Place | None:
-    """The outermost frame of an equation that is not JAX's or ours."""
+def _outermost_frame(eqn: JaxprEqn) -> Place | None:
+    # Of those that are neither JAX's nor ipujax's; `raw_frames` are innermost first.
     return next((place for place in reversed(raw_frames(eqn)) if _is_user_code(place[0])), None)
 
 
-def _call(eqn: JaxprEqn, number: int) -> OmittedCall:
+def _make_call(eqn: JaxprEqn, number: int) -> OmittedCall:
     operands = frozenset(atom for atom in eqn.invars if isinstance(atom, Var))
     frames = frames_of(eqn, Frames(), _is_user_code)
     is_reversed = bool(eqn.params.get("differentiated", False))
     return OmittedCall(frames, tuple(shown_calls(eqn)), operands, is_reversed, number)
 
 
-def _inside(call: OmittedCall, inner: OmittedCall) -> OmittedCall:
-    """A call in the callee of another."""
-    first, *others = inner.frames.calls
+def _nest_call(call: OmittedCall, inner: OmittedCall) -> OmittedCall:
+    """Return a call of a callee as a call of the jaxpr that calls the callee."""
+    first, *further = inner.frames.calls
     first = replace(first, before=(*call.frames.tail, *first.before), run=call.number)
-    frames = Frames((*call.frames.calls, first, *others), inner.frames.tail)
+    frames = Frames((*call.frames.calls, first, *further), inner.frames.tail)
     return replace(call, frames=frames, lines=(*inner.lines, *call.lines), number=0)
 
 
-def _distinct(calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """The calls, one of those that nothing tells apart."""
+def _remove_duplicates(calls: Sequence[OmittedCall]) -> list[OmittedCall]:
+    # One of each set of calls that cannot be distinguished.
     return list({call.runs: call for call in calls}.values())
 
 
 def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
-    """A jaxpr and all inside of it, each once."""
-    known, stack = {id(program)}, [program]
+    """Yield a jaxpr and all jaxprs inside it, each once."""
+    visited = {id(program)}
+    stack = [program]
     while stack:
         jaxpr = stack.pop()
         yield jaxpr
         for eqn in jaxpr.eqns:
             for inner in jaxprs_in_params(eqn.params):
                 nested = closed(inner).jaxpr
-                if id(nested) not in known:
-                    known.add(id(nested))
+                if id(nested) not in visited:
+                    visited.add(id(nested))
                     stack.append(nested)
 
 
-def _by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """For each equation the call that reads the same values; those between go with the equations before them.
+def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
+    """Return for each equation the call that reads the same values.
 
-    An equation at the place where the callee begins goes with those behind it.
+    Equations without one belong to the call of those before them, or after them from the place where the callee begins.
     """
     readers: dict[Var, set[int]] = defaultdict(set)
     for number, call in enumerate(calls):
@@ -189,9 +191,9 @@ def _by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[O
             readers[var].add(number)
     start = raw_frames(eqns[0])
     chosen = list[OmittedCall]()
-    pending = 0  # equations whose call is that of the next one that is known
+    pending = 0  # number of last equations that belong to the next call
     for eqn in eqns:
-        reading = _reader(eqn, readers, calls)
+        reading = _find_reader(eqn, readers, calls)
         if reading is not None:
             chosen += [reading] * (pending + 1)
             pending = 0
@@ -199,39 +201,40 @@ def _by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[O
             pending += 1
         else:
             chosen.append(chosen[-1])
-    rest = chosen[-1] if chosen else _in_common(calls)
+    rest = chosen[-1] if chosen else _common_call(calls)
     return chosen + [rest] * pending
 
 
-def _reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[OmittedCall]) -> OmittedCall | None:
-    """The one call that reads what an equation reads."""
+def _find_reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[OmittedCall]) -> OmittedCall | None:
+    """Return the call that reads the same operands as an equation; None for several."""
     common = set[int]()
     for var in eqn.invars:
-        known = readers.get(var, set()) if isinstance(var, Var) else set[int]()
-        if 0 < len(known) <= _MOST_READERS:
-            common = common & known or common or known
+        numbers = readers.get(var, set()) if isinstance(var, Var) else set[int]()
+        # Each operand narrows the calls; one that contradicts the others is ignored.
+        if 0 < len(numbers) <= _MAX_READERS:
+            common = common & numbers or common or numbers
     return calls[min(common)] if len({calls[n].runs for n in common}) == 1 else None
 
 
-def _by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """For each equation the call of its number, if as many equal runs of equations follow each other as calls."""
-    count, period = len(calls), len(eqns) // len(calls)
-    does = [(raw_frames(eqn), eqn.primitive.name) for eqn in eqns]
-    if period * count != len(eqns) or does[period:] != does[: len(eqns) - period]:
-        return [_in_common(calls)] * len(eqns)
+def _match_by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
+    """Return for each equation the call of its number, if equations repeat once for each call."""
+    period = len(eqns) // len(calls)
+    signatures = [(raw_frames(eqn), eqn.primitive.name) for eqn in eqns]
+    if period * len(calls) != len(eqns) or signatures[period:] != signatures[: len(eqns) - period]:
+        return [_common_call(calls)] * len(eqns)
     ordered = calls[::-1] if calls[0].is_reversed else calls
     return [ordered[n // period] for n in range(len(eqns))]
 
 
-def _in_common(calls: Sequence[OmittedCall]) -> OmittedCall:
-    """The calls as one: frames of all of them, and last the function that holds them, at no one place of it."""
+def _common_call(calls: Sequence[OmittedCall]) -> OmittedCall:
+    """Return one call for all: their common frames, and last the function that differs, at no place (-1) of it."""
     if len({call.frames.places for call in calls}) == 1:
         return OmittedCall(calls[0].frames, calls[0].lines)
     common = list(calls[0].frames.calls)
     for call in calls[1:]:
         other = call.frames.calls
-        least = min(len(common), len(other))
-        same = next((n for n in range(least) if common[n].place != other[n].place), least)
-        is_one = same < least and common[same].place[0] is other[same].place[0]
-        common[same:] = [Call((common[same].place[0], -1))] if is_one else []
+        length = min(len(common), len(other))
+        same = next((n for n in range(length) if common[n].place != other[n].place), length)
+        is_one_function = same < length and common[same].place[0] is other[same].place[0]
+        common[same:] = [Call((common[same].place[0], -1))] if is_one_function else []
     return OmittedCall(Frames(tuple(common)))

@@ -49,17 +49,17 @@ class Work:
         return Work(self.code + other.code, self.elements + other.elements)
 
     def times(self, iterations: int) -> Work:
-        """Work of a loop, whose code is stored once."""
+        """Return the work of a loop, whose code is stored once."""
         return Work(self.code, self.elements * iterations)
 
 
 def work_of(jaxpr: Jaxpr) -> Work:
-    """Work of one evaluation: all branches together, one iteration of a `while`."""
+    """Return the work of one evaluation: all branches together, one iteration of a `while`."""
     return reduce(add, map(work_of_equation, jaxpr.eqns), Work())
 
 
 def work_of_equation(eqn: JaxprEqn) -> Work:
-    """Work of one equation."""
+    """Return the work of one equation."""
     name = eqn.primitive.name
     inner = [work_of(getattr(nested, "jaxpr", nested)) for nested in jaxprs_in_params(eqn.params)]
     if name in _HOLDERS:
@@ -77,11 +77,11 @@ def work_of_equation(eqn: JaxprEqn) -> Work:
 
 
 def elements_of(atom: Atom) -> int:
-    """Elements of an array."""
+    """Return the number of elements of an array."""
     aval: Any = atom.aval
     return prod(aval.shape)
 
 
 def value_bytes(aval: Any) -> int:
-    """Bytes of an array of a shape and dtype."""
+    """Return the number of bytes of an array of a shape and dtype."""
     return prod(aval.shape) * element_bytes(aval.dtype)

@@ -48,7 +48,7 @@ def stage_scope(number: int) -> str:
 
 @remembered_small
 def read_name(stack: str) -> StageName:
-    """Parses the stage of a name stack."""
+    """Parse the stage and part of a name stack."""
     tokens = list(_TOKEN.finditer(stack))
     # A `transpose(` after the token belongs to an inner function, not to the stage.
     end = tokens[-1].start() if tokens else len(stack)
@@ -57,17 +57,17 @@ def read_name(stack: str) -> StageName:
 
 
 def stage_name(eqn: JaxprEqn) -> StageName:
-    """Stage of an equation."""
+    """Return the stage of an equation."""
     return read_name(name_stack(eqn))
 
 
 def is_transposed(stack: str) -> bool:
-    """True for the name stack of a transposed equation; false for a checkpoint's recomputation for it."""
+    """Return True for the name stack of a transposed equation, False for a checkpoint's recomputation for it."""
     return TRANSPOSED in stack.rpartition(RECOMPUTED)[2]
 
 
 def is_transposed_only(stack: str) -> bool:
-    """True for a name stack of `jax.linear_transpose`, whose transposed function has no `jvp`."""
+    """Return True for a name stack of `jax.linear_transpose`, whose transposed function has no `jvp`."""
     return _WITHOUT_JVP.search(stack.rpartition(RECOMPUTED)[2]) is not None
 
 
@@ -78,7 +78,7 @@ def recompute_scope(mode: str) -> str:
 
 @remembered_small
 def recompute_mode(stack: str) -> str | None:
-    """Innermost mode of recomputation of a name stack."""
+    """Return the innermost mode of recomputation of a name stack."""
     modes = _MODE.findall(stack)
     return modes[-1] if modes else None
 
@@ -95,17 +95,17 @@ def _phase_in(stack: str) -> int | None:
 
 
 def phase_of(eqn: JaxprEqn) -> int | None:
-    """Innermost phase of an equation, None outside of all."""
+    """Return the innermost phase of an equation, None outside of all."""
     return _phase_in(name_stack(eqn))
 
 
 def has_phases(jaxpr: Jaxpr) -> bool:
-    """True if an equation at any depth is in a phase."""
+    """Return True if an equation at any depth is in a phase."""
     return any(phase_of(eqn) is not None for eqn in equations(jaxpr))
 
 
 def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
-    """Stages named inside the jaxprs of an equation, each with its first equation."""
+    """Return the stages named inside the jaxprs of an equation, each with its first equation."""
     first_equations: dict[int, JaxprEqn] = {}
     for inner in equations_inside(eqn):
         stage = stage_name(inner).stage
@@ -115,20 +115,20 @@ def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
 
 
 def has_stages(jaxpr: Jaxpr) -> bool:
-    """True if an equation at any depth is in a stage, or is a pipeline with stages."""
+    """Return True if an equation at any depth is in a stage, or is a pipeline with stages."""
     return any(stage_name(eqn).stage is not None or eqn.primitive.name == PIPELINE for eqn in equations(jaxpr))
 
 
 def holds_pipeline(eqn: JaxprEqn) -> bool:
-    """True if an equation has a pipeline with stages inside."""
+    """Return True if an equation has a pipeline with stages inside."""
     return any(inner.primitive.name == PIPELINE for inner in equations_inside(eqn))
 
 
 def is_pipeline(eqn: JaxprEqn) -> bool:
-    """True for a pipeline with stages, and for the loop of a pipeline without."""
+    """Return True for a pipeline with stages, and for the loop of a pipeline without."""
     return eqn.primitive.name == PIPELINE or (eqn.primitive.name == "scan" and MICRO_BATCHES in name_stack(eqn))
 
 
 def named_stages(jaxpr: Jaxpr) -> set[int]:
-    """Stages of the equations at any depth."""
+    """Return the stages of the equations at any depth."""
     return {stage for eqn in equations(jaxpr) if (stage := stage_name(eqn).stage) is not None}

@@ -80,7 +80,7 @@ class Inside:
 
 @remembered_small
 def part_of_step(stack: str) -> str:
-    """Part of a training step by a name stack: "forward", "backward", "recomputed", or "" for none."""
+    """Return the part of a training step by a name stack: "forward", "backward", "recomputed", or "" for none."""
     if is_transposed(stack):
         return "backward"
     if read_name(stack).is_recomputed:
@@ -106,11 +106,11 @@ class ValueRoles:
             self._find_arguments(jaxpr, donated)
 
     def get(self, var: Atom) -> str:
-        """Role of a value, "" if unknown."""
+        """Return the role of a value, "" if unknown."""
         return "" if isinstance(var, Literal) else self._roles.get(var, "")
 
     def read(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
-        """Finds the roles of the results of equations.
+        """Find the roles of the results of equations.
 
         Args:
             eqns: all equations of a body, in order.
@@ -139,7 +139,7 @@ class ValueRoles:
                 self._copy_roles(inner.results, inner.jaxpr.outvars)
 
     def _find_stored(self, eqns: Sequence[JaxprEqn]) -> None:
-        """Gives values stored to streaming memory the role of the buffer."""
+        """Give values stored to streaming memory the role of the buffer."""
         for eqn in eqns:
             if (operand := _STORES.get(eqn.primitive.name)) is not None:
                 self._copy_roles(eqn.invars[:1], eqn.invars[operand : operand + 1])
@@ -154,7 +154,7 @@ class ValueRoles:
         return RESULTS if var in self._results else ""
 
     def _copy_roles(self, sources: Sequence[Atom], destinations: Sequence[Atom]) -> None:
-        """Gives values of one jaxpr the roles of the same values in another."""
+        """Give values of one jaxpr the roles of the same values in another."""
         for source, destination in zip(sources, destinations, strict=True):
             role = self.get(source)
             if role and isinstance(destination, Var):
@@ -202,7 +202,7 @@ class ValueRoles:
     def _find_returned_gradients(
         self, arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence[Dependence], unmatched: set[int]
     ) -> None:
-        """Adds as weights the arguments whose gradient is returned, paired in order."""
+        """Add as weights the arguments whose gradient is returned, paired in order."""
         for out, dependence in zip(outs, results, strict=True):
             if _is_gradient_alone(dependence) and isinstance(out, Var):
                 match = next((n for n in sorted(unmatched) if _kind(arguments[n]) == _kind(out)), None)
@@ -230,7 +230,7 @@ class _Flow:
         self._branches: dict[Var, Dependence] = {}  # of results of equations, joined over their branches
 
     def through(self, jaxpr: Jaxpr, env: dict[Var, Dependence]) -> list[Dependence]:
-        """Dependences of the results of a jaxpr; `env` has those of its inputs, and gets those of all values."""
+        """Return the dependences of a jaxpr's results; `env` has those of its inputs, and gets those of all values."""
         for eqn in jaxpr.eqns:
             part = part_of_step(name_stack(eqn))
             mask = 0
@@ -267,7 +267,7 @@ class _Flow:
         self.gradient_shapes.update(shape_of(var) for var in read if var in self._backward)
 
     def _through_inner(self, inner: Inside, env: dict[Var, Dependence]) -> None:
-        """Adds the dependences of an equation's results from a jaxpr in it; loops are walked twice."""
+        """Add the dependences of an equation's results from a jaxpr in it; loops are walked twice."""
         operand_dependences = [
             _NOTHING if isinstance(atom, Literal) else env.get(atom, _NOTHING) for atom in inner.operands
         ]
@@ -286,7 +286,7 @@ class _Flow:
 
 
 def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Inside]:
-    """Jaxprs inside an equation that share its operands and results."""
+    """Yield the jaxprs inside an equation that share its operands and results."""
     name = eqn.primitive.name
     params = eqn.params
     if name not in _HOLDERS:
@@ -303,8 +303,8 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Inside]:
         yield Inside(closed(params["loop" if name == PIPELINE else "jaxpr"]).jaxpr, eqn.invars, eqn.outvars)
 
 
-def _union(left: Dependence, right: Dependence) -> Dependence:
-    return left[0] | right[0], left[1] or right[1], left[2] | right[2]
+def _union(a: Dependence, b: Dependence) -> Dependence:
+    return a[0] | b[0], a[1] or b[1], a[2] | b[2]
 
 
 def _is_gradient_alone(dependence: Dependence) -> bool:

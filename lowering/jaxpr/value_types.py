@@ -21,7 +21,7 @@ _EXPECTED = "arrays of numbers, or of keys of jax.random"
 
 
 def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
-    """Refuses values that no tile can store.
+    """Refuse values that no tile can store.
 
     Args:
         jaxpr: a traced function.
