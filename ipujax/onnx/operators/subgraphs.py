@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.onnx_errors import TracedOperandError
+from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
 
 Body = Callable[..., tuple[Any, ...]]
@@ -34,8 +34,20 @@ def if_else(condition: Any, *, then_branch: Body, else_branch: Body) -> tuple[An
     """Evaluate one of two subgraphs; a static condition leaves the other untraced."""
     if is_static(condition):
         return then_branch() if _flag(condition) else else_branch()
-    branches = (lambda: _traced(then_branch()), lambda: _traced(else_branch()))
-    return jax.lax.cond(jnp.reshape(condition, ()), *branches)
+    branches = (lambda: tuple(_traced(then_branch())), lambda: tuple(_traced(else_branch())))
+    try:
+        return jax.lax.cond(jnp.reshape(condition, ()), *branches)
+    except OnnxError as error:
+        raise _needs_static_condition(error.what) from error
+    except TypeError as error:  # of `cond` alone: results of other shapes; evaluation wraps those of nodes
+        raise _needs_static_condition(str(error).partition("\n")[0]) from error
+
+
+def _needs_static_condition(reason: str) -> TracedOperandError:
+    """Return the error of a traced `If` one of whose branches does not fit: exporters leave such for other inputs."""
+    hint = "name the graph input that the condition depends on in load(static=…)"
+    what = f"the condition must be static, for its branches cannot both be traced: {reason}"
+    return TracedOperandError(what, expected="a condition known while tracing", got="a traced condition", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

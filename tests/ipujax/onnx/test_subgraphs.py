@@ -53,6 +53,22 @@ def test_static_if_leaves_one_branch(condition, names):
     assert primitives(model, {}, X) == names
 
 
+def test_traced_if_of_branches_that_do_not_fit_needs_a_static_condition():
+    first = graph_of([helper.make_node("Identity", ["x"], ["a"])], [], [info("a", shape=(3,))])
+    second = graph_of([helper.make_node("MatMul", ["x", "w"], ["b"])], [], [info("b", shape=None)])
+    third = graph_of([helper.make_node("ReduceMax", ["x"], ["b"])], [], [info("b", shape=None)])
+    for other in (second, third):
+        node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=first, else_branch=other)
+        weights = {"w": np.ones((4, 3), np.float32)}
+        inputs = [info("c", bool, ()), info("x", shape=(3,))]
+        proto = model_of([node], inputs, [info("y", shape=None)], weights, opset=OPSET)
+        model = ipujax.onnx.load(proto)
+        with pytest.raises(TracedOperandError, match=r"node 'choice' \(If\): the condition must be static"):
+            jax.jit(model)(model.params, np.array(True), X)
+        static = ipujax.onnx.load(proto, static={"c": True})
+        np.testing.assert_allclose(static(static.params, X), X)
+
+
 def loop(*, stops: bool = False, collects: bool = True):
     """Return a loop x ← x / 2 that collects x, and may stop when the sum of its absolute values is small."""
     nodes = [helper.make_node("Mul", ["v", "half"], ["w"], "halve"), helper.make_node("Identity", ["w"], ["row"])]
