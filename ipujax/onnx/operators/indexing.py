@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along as axis_vector, integers
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
 
 
@@ -157,7 +157,9 @@ def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: i
     if is_static(condition):
         return jnp.take(flat, np.nonzero(condition)[0], axis=along)
     size = data_dependent_size(max_size, "the elements that are selected")
-    return jnp.compress(condition, flat, along, size=size, fill_value=0)
+    (index,) = jnp.nonzero(condition, size=size)
+    real = axis_vector(np.arange(size) < jnp.sum(jnp.asarray(condition), dtype=index.dtype), along, flat.ndim)
+    return jnp.where(real, jnp.take(flat, index, axis=along), jnp.zeros((), flat.dtype))
 
 
 @operator("Unique")

@@ -1,0 +1,65 @@
+"""Random operators: distributions; each node always draws the same numbers, and others than other nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from onnx import helper
+
+import ipujax.onnx
+from tests.ipujax.onnx.models import info, model_of
+
+SHAPE = (100, 100)
+
+
+def drawn(
+    op_type: str, x: np.ndarray | None = None, name: str = "a", dtype: Any = np.float32, **attributes: Any
+) -> Any:
+    inputs = [] if x is None else [info("x", x.dtype, x.shape)]
+    node = helper.make_node(op_type, [value.name for value in inputs], ["y"], name, **attributes)
+    model = ipujax.onnx.load(model_of([node], inputs, [info("y", dtype, None)]))
+    return np.asarray(jax.jit(model)(model.params, *([] if x is None else [x])))
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_normal_and_uniform_have_their_moments(like):
+    operand = np.zeros(SHAPE, np.float32) if like else None
+    suffix, shape = ("Like", {}) if like else ("", {"shape": SHAPE})
+    normal = drawn(f"RandomNormal{suffix}", operand, mean=2.0, scale=0.5, seed=1.0, **shape)
+    uniform = drawn(f"RandomUniform{suffix}", operand, low=-1.0, high=3.0, seed=1.0, **shape)
+    assert normal.shape == uniform.shape == SHAPE
+    np.testing.assert_allclose([normal.mean(), normal.std()], [2, 0.5], atol=0.02)
+    np.testing.assert_allclose([uniform.mean(), uniform.std()], [1, 4 / np.sqrt(12)], atol=0.05)
+    assert uniform.min() >= -1 and uniform.max() < 3
+
+
+def test_nodes_draw_the_same_numbers_again_and_others_than_other_nodes():
+    first, again, other = (drawn("RandomUniform", name=name, shape=[64]) for name in "aab")
+    np.testing.assert_array_equal(first, again)
+    assert not np.isin(first, other).any()
+    seeds = [drawn("RandomUniform", shape=[64], seed=seed) for seed in (1.0, 2.0)]
+    assert not np.isin(*seeds).any()
+
+
+def test_bernoulli_and_multinomial_follow_their_probabilities():
+    ones = drawn("Bernoulli", np.full(SHAPE, 0.3, np.float32))
+    assert set(np.unique(ones)) == {0, 1} and abs(ones.mean() - 0.3) < 0.02
+    odds = np.log(np.array([[0.1, 0.2, 0.7], [0.5, 0.5, 1e-9]], np.float32))
+    classes = drawn("Multinomial", odds, dtype=np.int32, sample_size=4000)
+    shares = np.stack([(classes == each).mean(axis=1) for each in range(3)], axis=1)
+    np.testing.assert_allclose(shares, [[0.1, 0.2, 0.7], [0.5, 0.5, 0]], atol=0.03)
+
+
+def test_dropout_scales_what_it_keeps():
+    nodes = [helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"], "dropout")]
+    constants = {"ratio": np.float32(0.25), "training": np.array(True)}
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    outputs = [info("y", shape=SHAPE), info("mask", bool, SHAPE)]
+    model = ipujax.onnx.load(model_of(nodes, [info("x", shape=SHAPE)], outputs, constants))
+    x = np.ones(SHAPE, np.float32)
+    y, mask = map(np.asarray, jax.jit(model)(model.params, x))
+    np.testing.assert_allclose(y, np.where(mask, 4 / 3, 0), rtol=1e-6)
+    assert abs(mask.mean() - 0.75) < 0.02
