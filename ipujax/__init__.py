@@ -43,7 +43,7 @@ from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, 
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
 
-_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules")
+_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "poputil", "schedules")
 
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
 if _typing.TYPE_CHECKING:
@@ -53,6 +53,7 @@ if _typing.TYPE_CHECKING:
         popnn as popnn,
         popops as popops,
         poprand as poprand,
+        popsolver as popsolver,
         poputil as poputil,
         schedules as schedules,
     )

@@ -318,14 +318,15 @@ ROOMS: dict[str, str] = {
     "ipujax.poprand": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
     ),
+    "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
     "ipujax.codelet_calls": (
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
     ),
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
-        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
-        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.host runtime.options"
+        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
+        " ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.host runtime.options"
         " runtime.report runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",

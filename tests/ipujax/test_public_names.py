@@ -15,9 +15,12 @@ import pytest
 import ipujax as ipu
 
 MODULES = ["", ".distributed", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popops"]
-MODULES += [".poprand", ".poputil", ".schedules"]
+MODULES += [".poprand", ".popsolver", ".poputil", ".schedules"]
 SUBMODULES = {
-    "ipujax": {"distributed", "optim", "poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules"},
+    "ipujax": {
+        *("distributed", "optim", "poplar", "schedules"),
+        *("poplin", "popnn", "popops", "poprand", "popsolver", "poputil"),
+    },
     "ipujax.poplar": {"program"},
     "ipujax.popnn": {"ctc_loss", "gru", "lstm"},
     "ipujax.popops": {"expr"},

@@ -1,0 +1,273 @@
+"""Models of constraints and their best solutions, by propagation of domains, branch and bound.
+
+Input: variables with intervals of whole numbers, constraints, objectives. Output: the values of a best solution.
+Limit: the evaluations of constraints in one search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+from ipujax.popsolver import narrowing
+from ipujax.popsolver.narrowing import MAX_VALUE, Domain, Narrow
+from ipujax.runtime.errors import (
+    ArgumentOverflowError,
+    ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    shortened,
+)
+
+
+class InfeasibleModelError(ArgumentValueError):
+    """A model without a solution."""
+
+
+class SearchLimitError(ArgumentRuntimeError):
+    """A search that needs more evaluations of constraints than its model allows."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Variable:
+    """A whole number to be found; of one model, which made it."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Values of the variables of a model: `solution[variable]`."""
+
+    values: Mapping[Variable, int]
+
+    def __getitem__(self, variable: Variable) -> int:
+        return self.values[variable]
+
+
+@dataclass(frozen=True, slots=True)
+class _Constraint:
+    narrow: Narrow
+    variables: tuple[int, ...]
+
+
+class Model:
+    """Variables and constraints, with Poplar's names of operations.
+
+    Operands are variables or whole numbers. Results are at most `MAX_VALUE`, 2³² − 1: values of operands whose result
+    is greater or negative, or that divide by 0, are of no solution.
+
+    Args:
+        max_evaluations: evaluations of constraints in one search.
+
+    Raises:
+        ArgumentTypeError: by all methods: an operand that is no variable of this model and no whole number.
+        ArgumentOverflowError: a number, or all values of a result, outside 0 … 2³² − 1.
+        ArgumentValueError: no operand at all.
+    """
+
+    def __init__(self, max_evaluations: int = 2_000_000) -> None:
+        self._max_evaluations = max_evaluations
+        self._variables: list[Variable] = []
+        self._domains: list[Domain] = []
+        self._constraints: list[_Constraint] = []
+        self._call_operands: set[int] = set()
+
+    def add_variable(self, min: int = 0, max: int = MAX_VALUE, name: str = "") -> Variable:
+        """Adds a variable of the values `min` … `max`.
+
+        Raises:
+            ArgumentValueError: `min` is greater than `max`.
+        """
+        name = name or f"variable {len(self._variables)}"
+        domain = Domain(_whole(min, f"least value of {name}"), _whole(max, f"greatest value of {name}"))
+        if domain.low > domain.high:
+            raise ArgumentValueError(f"{name} has no values", expected="min ≤ max", got=f"{min} and {max}")
+        self._domains.append(domain)
+        self._variables.append(Variable(len(self._variables), name))
+        return self._variables[-1]
+
+    def add_constant(self, value: int, name: str = "") -> Variable:
+        """Adds a variable of one value."""
+        return self.add_variable(value, value, name or f"constant {value}")
+
+    def sum(self, operands: Sequence[Variable | int], name: str = "sum") -> Variable:
+        """The sum of operands."""
+        return self._result(narrowing.narrow_sum, operands, name)
+
+    def product(self, operands: Sequence[Variable | int], name: str = "product") -> Variable:
+        """The product of operands."""
+        return self._result(narrowing.narrow_product, operands, name)
+
+    def max(self, operands: Sequence[Variable | int], name: str = "max") -> Variable:
+        """The greatest of operands."""
+        return self._result(narrowing.narrow_max, operands, name)
+
+    def min(self, operands: Sequence[Variable | int], name: str = "min") -> Variable:
+        """The least of operands."""
+        return self._result(narrowing.narrow_min, operands, name)
+
+    def sub(self, left: Variable | int, right: Variable | int, name: str = "difference") -> Variable:
+        """left − right."""
+        return self._result(narrowing.narrow_difference, [left, right], name)
+
+    def floordiv(self, left: Variable | int, right: Variable | int, name: str = "floordiv") -> Variable:
+        """left / right, rounded down."""
+        return self._result(narrowing.narrow_floordiv, [left, right], name)
+
+    def ceildiv(self, left: Variable | int, right: Variable | int, name: str = "ceildiv") -> Variable:
+        """left / right, rounded up."""
+        return self._result(narrowing.narrow_ceildiv, [left, right], name)
+
+    def mod(self, left: Variable | int, right: Variable | int, name: str = "mod") -> Variable:
+        """left modulo right."""
+        multiple = self.product([self.floordiv(left, right), right])
+        remainder = self.sub(left, multiple, name)
+        self.less(remainder, right)
+        return remainder
+
+    def call(
+        self, operands: Sequence[Variable | int], f: Callable[[list[int]], int | None], name: str = "call"
+    ) -> Variable:
+        """The result of a Python function of operands.
+
+        Args:
+            operands: its arguments.
+            f: function of a list of values, without side effects; called for a list as often as the search needs it.
+                None as its result says that the values are of no solution. What it raises comes out of `minimise`.
+            name: name of the result.
+        """
+
+        def narrow(domains: Sequence[Domain]) -> Sequence[Domain]:
+            if any(x.low != x.high for x in domains[:-1]):
+                return domains
+            value = f([x.low for x in domains[:-1]])
+            return [*domains[:-1], Domain(1, 0) if value is None else Domain(*[_whole(value, f"result of {name}")] * 2)]
+
+        result = self.add_variable(name=name)
+        variables = self._operands([*_several(operands, name), result])
+        self._constraints.append(_Constraint(narrow, variables))
+        self._call_operands.update(variables[:-1])
+        return result
+
+    def less(self, left: Variable | int, right: Variable | int) -> None:
+        """Constrains left < right."""
+        self._constraints.append(_Constraint(partial(narrowing.narrow_ordered, 1), self._operands([left, right])))
+
+    def less_or_equal(self, left: Variable | int, right: Variable | int) -> None:
+        """Constrains left ≤ right."""
+        self._constraints.append(_Constraint(partial(narrowing.narrow_ordered, 0), self._operands([left, right])))
+
+    def equal(self, left: Variable | int, right: Variable | int) -> None:
+        """Constrains left = right."""
+        self._constraints.append(_Constraint(narrowing.narrow_equal, self._operands([left, right])))
+
+    def minimise(self, objectives: Variable | Sequence[Variable]) -> Solution:
+        """A solution whose objectives are least, in lexicographic order.
+
+        Raises:
+            InfeasibleModelError: there is no solution.
+            SearchLimitError: the search needs more than `max_evaluations`.
+        """
+        several = [objectives] if isinstance(objectives, Variable) else _several(objectives, "minimise")
+        indices = self._operands(several)
+        best = [MAX_VALUE + 1] * len(indices)
+        values: list[int] = []
+        search = _Search([*self._constraints, _better(best, indices)], len(self._domains), self._max_evaluations)
+        every = range(len(search.constraints))
+        nodes: list[tuple[list[Domain], Sequence[int]]] = [(self._domains, every)]
+        while nodes:
+            domains, changed = nodes.pop()
+            found = search.propagate(list(domains), [*changed, every[-1]])
+            if found is None:
+                continue
+            free = [i for i, x in enumerate(found) if x.low != x.high]
+            if not free:
+                values = [x.low for x in found]
+                search.constraints[-1] = _better([values[i] for i in indices], indices)
+                continue
+            # Calls narrow nothing until their operands have values, so that those come first.
+            i = min(free, key=lambda i: (i not in self._call_operands, found[i].high - found[i].low))
+            middle = (found[i].low + found[i].high) // 2
+            for half in (Domain(middle + 1, found[i].high), Domain(found[i].low, middle)):
+                nodes.append(([*found[:i], half, *found[i + 1 :]], search.watching[i]))
+        if not values:
+            raise InfeasibleModelError("the model has no solution", hint="fewer constraints, or wider domains")
+        return Solution(dict(zip(self._variables, values, strict=True)))
+
+    minimize = minimise  # as Poplar spells it
+
+    def _result(self, narrow: Narrow, operands: Sequence[Variable | int], name: str) -> Variable:
+        variables = self._operands(_several(operands, name))
+        bound = narrow([*(self._domains[i] for i in variables), Domain(0, MAX_VALUE)])[-1]
+        if bound.low > MAX_VALUE or bound.high < 0:
+            got = f"{bound.low} … {bound.high}"
+            raise ArgumentOverflowError(f"all values of {name}", expected=f"0 … {MAX_VALUE}", got=got)
+        result = self.add_variable(max(0, bound.low), min(bound.high, MAX_VALUE), name)
+        self._constraints.append(_Constraint(narrow, (*variables, result.index)))
+        return result
+
+    def _operands(self, operands: Sequence[Any]) -> tuple[int, ...]:
+        return tuple((x if isinstance(x, Variable) else self.add_constant(x)).index for x in map(self._own, operands))
+
+    def _own(self, x: Any) -> Any:
+        if isinstance(x, Variable) and x not in self._variables[x.index : x.index + 1]:
+            raise ArgumentTypeError(f"{x.name} is of another model", hint="use variables of one model")
+        return x
+
+
+class _Search:
+    """Constraints of a search, those that watch each variable, and the evaluations that are left."""
+
+    def __init__(self, constraints: Sequence[_Constraint], variables: int, max_evaluations: int) -> None:
+        self.constraints = list(constraints)
+        self.watching: list[list[int]] = [[] for _ in range(variables)]
+        self._max_evaluations = self._left = max_evaluations
+        for n, constraint in enumerate(constraints):
+            for i in set(constraint.variables):
+                self.watching[i].append(n)
+
+    def propagate(self, domains: list[Domain], changed: Sequence[int]) -> list[Domain] | None:
+        """Narrows domains until no constraint narrows them further; None if one of them has no values left."""
+        waiting = dict.fromkeys(changed)
+        while waiting:
+            n = next(iter(waiting))
+            del waiting[n]
+            if self._left == 0:
+                message = f"no solution was proved best in {self._max_evaluations} evaluations of constraints"
+                raise SearchLimitError(message, hint="smaller domains, or Model(max_evaluations=…)")
+            self._left -= 1
+            constraint = self.constraints[n]
+            bounds = constraint.narrow([domains[i] for i in constraint.variables])
+            for i, bound in zip(constraint.variables, bounds, strict=True):
+                old = domains[i]
+                domains[i] = Domain(max(old.low, bound.low), min(old.high, bound.high))
+                if domains[i].low > domains[i].high:
+                    return None
+                if domains[i] != old:
+                    waiting.update(dict.fromkeys(self.watching[i]))
+        return domains
+
+
+def _better(best: Sequence[int], indices: tuple[int, ...]) -> _Constraint:
+    return _Constraint(partial(narrowing.narrow_to_better, best), indices)
+
+
+def _several(operands: Sequence[Any], name: str) -> Sequence[Any]:
+    if not isinstance(operands, Sequence):
+        raise ArgumentTypeError(f"operands of {name}", expected="a list of variables", got=shortened(operands))
+    if not operands:
+        raise ArgumentValueError(f"{name} has no operands", expected="at least one")
+    return operands
+
+
+def _whole(value: Any, what: str) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ArgumentTypeError(what, expected="a variable or a whole number", got=shortened(value))
+    if not 0 <= int(value) <= MAX_VALUE:
+        raise ArgumentOverflowError(what, expected=f"0 … {MAX_VALUE}", got=value)
+    return int(value)
