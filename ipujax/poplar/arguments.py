@@ -32,7 +32,7 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
         dtype = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype or "")
     except TypeError as error:
         got = f"{a!r}, {b!r}"
-        raise GraphError(f"{name or 'unnamed'} has no type and shape", expected="FLOAT, [4]", got=got) from error
+        raise GraphError(f"{name or 'unnamed'} must have a type and a shape", expected="FLOAT, [4]", got=got) from error
     # Without `jax_enable_x64` JAX would narrow 64-bit types in silence.
     if isinstance(dtype, np.dtype) and (dtype.kind not in _NUMBERS or jax.dtypes.canonicalize_dtype(dtype) != dtype):
         message = f"{name or 'unnamed'} is of {dtype_name(dtype)}"

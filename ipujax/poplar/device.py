@@ -23,7 +23,7 @@ _CPU_BYTES = 2**40  # assumed: more than any program here needs
 
 
 class Target(RuntimeTarget):
-    """A machine description that also answers to Poplar's names; equal to another with the same values."""
+    """Machine description with Poplar's getters; equal to another with the same values."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Target(RuntimeTarget):
         """
         if not isinstance(target, RuntimeTarget):
             hint = "create_device().get_target()" if isinstance(target, IPUModel) else None
-            raise TargetError(f"{target!r} is no target", expected="a Target, or a Device for its target", hint=hint)
+            raise TargetError(f"{target!r} must be a target", expected="a Target, or a Device for one", hint=hint)
         return target if isinstance(target, Target) else cls(**target._values(), sources=target.sources)
 
     def replace(self, **changes: Any) -> Target:
@@ -101,11 +101,11 @@ def _rebuild(values: dict[str, Any]) -> Target:
 
 
 class Device:
-    """A device that an engine can load programs on.
+    """Device that an engine can load programs on.
 
     Args:
-        target: its machine description.
-        device_id: its number in a `DeviceManager`; 0 for one made by hand.
+        target: machine description of the device.
+        device_id: number in a `DeviceManager`; 0 for a device created without one.
     """
 
     __slots__ = ("_attached", "_id", "_target")
@@ -159,7 +159,7 @@ class Device:
 @checking_calls("poplar.IPUModel")
 @dataclass(slots=True)
 class IPUModel:
-    """A configuration of modelled IPUs, from which `create_device` makes a device.
+    """Configuration of modelled IPUs, for `create_device`.
 
     Args:
         ipu_version: "ipu1" (GC2, Mk1), "ipu2" (GC200, Mk2) or "ipu21" (Bow), or a preset's own name.

@@ -70,7 +70,7 @@ def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
             misfits = [v for v in values if v is not declared.default and not _is_of(v, declared.annotation)]
             if misfits:
                 message = f"{name}: argument {parameter}"
-                expected = _kind_in_words(declared.annotation)
+                expected = _describe_kind(declared.annotation)
                 hint = (
                     "graph.add_constant"
                     if declared.annotation is Tensor and isinstance(misfits[0], int | float)
@@ -102,13 +102,13 @@ def _is_of(value: Any, kind: Any) -> bool:
     return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _kind_in_words(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     origin = get_origin(kind)
     element_kinds = [element_kind for element_kind in get_args(kind) if element_kind is not ...]
     if origin in (Union, UnionType):
-        return " or ".join(map(_kind_in_words, element_kinds))
+        return " or ".join(map(_describe_kind, element_kinds))
     if origin in (tuple, list, Sequence):
-        return f"a list, each {' or '.join(dict.fromkeys(map(_kind_in_words, element_kinds)))}"
+        return f"a list, each {' or '.join(dict.fromkeys(map(_describe_kind, element_kinds)))}"
     names = {int: "a whole number", float: "a number", NoneType: "None", bool: "True or False", str: "a string"}
     word = getattr(kind, "__name__", str(kind))
     return names.get(kind) or f"{'an' if word[0] in 'AEIOU' else 'a'} {word}"
@@ -123,7 +123,7 @@ def check_tensors(name: str, *operands: Any) -> None:
     for operand in operands:
         if not isinstance(operand, Tensor):
             hint = "graph.add_constant" if isinstance(operand, int | float) else None
-            raise GraphError(f"{name}: an operand is no tensor", where=user_line(), got=shortened(operand), hint=hint)
+            raise GraphError(f"{name}: operands must be tensors", where=user_line(), got=shortened(operand), hint=hint)
 
 
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:
@@ -174,7 +174,10 @@ def add(
     if not isinstance(graph, Graph) or not isinstance(prog, Program):
         got = f"{type(graph).__name__} and {type(prog).__name__}"
         raise GraphError(
-            f"{name}: no graph and program to add to", where=user_line(), expected="a Graph and a Sequence", got=got
+            f"{name}: must have a graph and a program to add to",
+            where=user_line(),
+            expected="a Graph and a Sequence",
+            got=got,
         )
     # JAX's own errors of shapes and types, with the user's line and operands.
     try:

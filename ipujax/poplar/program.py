@@ -96,9 +96,9 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
             program = nodes.StreamOut(source.flatten(), _channel(destination, source, "device_to_host", origin), origin)
         # An offset is valid from here on only: the cases above fall through to its check.
         case RemoteBuffer(), Tensor():
-            return nodes.RemoteIn(source.remote, *_remote(source, destination, offset, origin), origin)
+            return nodes.RemoteIn(source.remote, *_rows_of_buffer(source, destination, offset, origin), origin)
         case Tensor(), RemoteBuffer():
-            rows, numbers = _remote(destination, source, offset, origin)
+            rows, numbers = _rows_of_buffer(destination, source, offset, origin)
             return nodes.RemoteOut(rows, destination.remote, numbers, origin)
         case _:
             got = f"{type(source).__name__} to {type(destination).__name__}"
@@ -129,12 +129,12 @@ def CrossReplicaCopy(
     """
     origin = _user_origin()
     try:
-        pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in _items(replica_map))
+        pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in _pairs(replica_map))
     except (TypeError, ValueError) as error:
         expected = "{source replica: destination replica}, or pairs"
-        raise GraphError("no replica map", where=origin, expected=expected, got=repr(replica_map)) from error
+        raise GraphError("must have a replica map", where=origin, expected=expected, got=repr(replica_map)) from error
     if not isinstance(source, Tensor) or not isinstance(destination, Tensor):
-        got = f"{_described(source)} to {_described(destination)}"
+        got = f"{_describe(source)} to {_describe(destination)}"
         raise GraphError("a cross-replica copy joins tensors", where=origin, expected="two tensors", got=got)
     copy = _tensor_copy(source, destination, name, origin)
     return nodes.CrossReplicaCopy(copy.source, copy.destination, pairs, name, origin)
@@ -143,7 +143,7 @@ def CrossReplicaCopy(
 def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin) -> nodes.Copy:
     if source.size != destination.size or source.dtype != destination.dtype:
         message = f"copy {name} joins tensors of different sizes or types"
-        raise GraphError(message, where=origin, expected=_described(source), got=_described(destination))
+        raise GraphError(message, where=origin, expected=_describe(source), got=_describe(destination))
     # Poplar copies tensors of different shapes in row-major order; a view of equal shape stays the same object.
     is_equal_shape = source.shape == destination.shape
     return nodes.Copy(source, destination if is_equal_shape else destination.reshape(source.shape), name, origin)
@@ -156,11 +156,11 @@ def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin)
     if stream.num_elements != tensor.size or stream.dtype != tensor.dtype:
         message = f"copy joins stream {stream.handle} and a tensor of another size or type"
         expected = f"{dtype_name(stream.dtype)}[{stream.num_elements}]"
-        raise GraphError(message, where=origin, expected=expected, got=_described(tensor))
+        raise GraphError(message, where=origin, expected=expected, got=_describe(tensor))
     return stream.host
 
 
-def _remote(
+def _rows_of_buffer(
     buffer: RemoteBuffer, tensor: Tensor, offset: Tensor | None, origin: Origin
 ) -> tuple[Tensor, Tensor | None]:
     """Return the tensor as rows of a remote buffer, and the row numbers."""
@@ -168,11 +168,11 @@ def _remote(
     if tensor.size != rows * buffer.num_elements or tensor.dtype != buffer.dtype:
         message = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
         expected = f"{dtype_name(buffer.dtype)}[{rows}, {buffer.num_elements}]"
-        raise GraphError(message, where=origin, expected=expected, got=_described(tensor))
+        raise GraphError(message, where=origin, expected=expected, got=_describe(tensor))
     if offset is not None and offset.dtype not in (INT, UNSIGNED_INT):
         message = f"offset into remote buffer {buffer.handle}"
         expected = "int32 or uint32 numbers of rows"
-        raise GraphError(message, where=origin, expected=expected, got=_described(offset))
+        raise GraphError(message, where=origin, expected=expected, got=_describe(offset))
     return tensor.reshape((rows, buffer.num_elements)), None if offset is None else offset.flatten()
 
 
@@ -218,10 +218,10 @@ def Switch(
     """
     origin = _user_origin()
     try:
-        pairs = [(as_int(value), program) for value, program in _items(cases)]
+        pairs = [(as_int(value), program) for value, program in _pairs(cases)]
     except (TypeError, ValueError) as error:
         expected = "{value: program}, or pairs"
-        raise GraphError("no cases of a switch", where=origin, expected=expected, got=repr(cases)) from error
+        raise GraphError("a switch must have cases", where=origin, expected=expected, got=repr(cases)) from error
     values = tuple(value for value, _ in pairs)
     programs = tuple(program for _, program in pairs)
     if len(set(values)) < len(values):
@@ -237,7 +237,7 @@ def Switch(
 def Sync(kind: SyncKind = "external") -> Program:
     """Make the tiles of each IPU ("internal"), or all IPUs and the host ("external"), wait for one another."""
     if kind not in ("internal", "external"):
-        raise GraphError("no such sync", expected='"internal" or "external"', got=repr(kind))
+        raise GraphError("unknown kind of sync", expected='"internal" or "external"', got=repr(kind))
     return nodes.Sync(kind, _user_origin())
 
 
@@ -272,19 +272,18 @@ def ErrorProgram(message: str, tensor: Tensor) -> Program:
     return nodes.StreamOut(tensor, stream, origin)
 
 
-def _items(pairs: Any) -> Any:
-    """Return the items of a mapping; pairs stay as they are."""
+def _pairs(pairs: Any) -> Any:
     return pairs.items() if isinstance(pairs, Mapping) else pairs
 
 
 def _scalar(tensor: Tensor, role: str, *dtypes: Any) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.size != 1 or tensor.dtype not in dtypes:
         expected = f"a tensor of one {' or '.join(map(dtype_name, dtypes))}"
-        raise GraphError(f"a {role} is one element", where=user_line(), expected=expected, got=_described(tensor))
+        raise GraphError(f"a {role} must be one element", where=user_line(), expected=expected, got=_describe(tensor))
     return tensor.reshape(())
 
 
-def _described(tensor: Any) -> str:
+def _describe(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         return repr(tensor)
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} of {', '.join(map(repr, tensor.variables()))}"

@@ -41,10 +41,10 @@ class ReplicatedStreamMode(Enum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DataStream:
-    """A unidirectional stream between host and device; made by `Graph.add_host_to_device_fifo` and its counterpart.
+    """Unidirectional stream between host and device; created by `Graph.add_host_to_device_fifo` and its counterpart.
 
     Args:
-        handle: its name, which the engine connects to a buffer or a callback.
+        handle: name of the stream, by which the engine connects it to a buffer or a callback.
         dtype: type of its elements.
         num_elements: elements of one transfer.
         direction: "host_to_device" or "device_to_host".
@@ -79,10 +79,10 @@ class DataStream:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteBuffer:
-    """Memory outside the IPU; made by `Graph.add_remote_buffer`.
+    """Memory outside the IPU; created by `Graph.add_remote_buffer`.
 
     Args:
-        handle: its name.
+        handle: name of the buffer.
         dtype: type of its elements.
         num_elements: elements of one row.
         repeats: number of rows, each of which can be read and written by itself.

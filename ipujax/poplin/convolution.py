@@ -139,6 +139,7 @@ def convolution(
     Raises:
         GraphError: tensors without the shapes of `params`, or without a tile mapping.
     """
+    # A view: PopLibs may copy the weights first, see `weights_transpose_chans_flip_xy`.
     weights = transposed_and_flipped(weights) if transpose_and_flip_weights else weights
     if x.shape != params.input_shape or weights.shape != params.weights_shape:
         expected = f"{list(params.input_shape)} and {list(params.weights_shape)}"
@@ -200,6 +201,7 @@ def add_bias(graph: Graph, activations: Tensor, biases: Tensor, prog: Program, n
     Source: poplin::addBias.
     """
     _check_activations(name, activations, biases)
+    # [channels, 1…] broadcasts over batch and field.
     by_channel = biases.reshape((biases.size, *([1] * (activations.ndim - 2))))
     add(graph, lambda x, b: x + b, [activations, by_channel], prog, name, [activations])
 

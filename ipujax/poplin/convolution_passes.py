@@ -37,6 +37,7 @@ def get_gradient_params(params: ConvParams) -> ConvParams:
     before = [k - 1 - low for k, low in zip(kernels, params.padding_lower or (0,) * rank, strict=True)]
     # So that the result has the size of the input: its elements after the last window have zero gradients.
     after = [n + k - 1 - o - b for n, k, o, b in zip(inputs, kernels, outputs, before, strict=True)]
+    # Input and output exchange field, channels, stride and dilation.
     return ConvParams(
         params.dtype,
         params.batch_size,
@@ -132,6 +133,7 @@ def convolution_bias_update(
     Source: poplin::convolutionBiasUpdate.
     """
 
+    # A bias is added to all samples and field positions of its channel: its gradient is their sum.
     def deltas(z: jax.Array) -> jax.Array:
         return jnp.sum(z, axis=(0, *range(2, z.ndim)))
 

@@ -47,6 +47,7 @@ def mat_mul(
         GraphError: shapes that do not match, or an operand without a tile mapping.
     """
     _check_ranks(name, a, b, 2)
+    # The op library multiplies groups only: a matrix is a group of one.
     grouped = mat_mul_grouped(
         graph, a.expand_dims(0), b.expand_dims(0), prog, name, output_type=output_type, options=options
     )
@@ -104,6 +105,7 @@ def mat_mul_grouped_acc(
 
     Source: poplin::matMulGroupedAcc.
     """
+    # In the type of `c`, so that partials are rounded once.
     product = mat_mul_grouped(graph, a, b, prog, name, output_type=c.dtype, options=options)
     scaled_add_to(graph, c, product, scale, prog, f"{name}/add")
 
@@ -151,6 +153,7 @@ def _create_operand(
     graph: Graph, dtype: Any, shapes: tuple[Sequence[int], Sequence[int]], which: int, name: str, options: Options
 ) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        # Views: mapping them maps the variables of the operands themselves.
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
         _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
 

@@ -17,7 +17,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor
 
-Options = Mapping[str, Any] | None
+Options = Mapping[str, Any] | None  # values by Poplar's option names
 _TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}
 
 

@@ -53,6 +53,7 @@ def create_labels_input(
 def _create_operand(
     graph: Graph, dtype: Any, batch: int, time: int, length: int, classes: int, which: int, name: str
 ) -> Tensor:
+    # `dtype` is that of the operand; types and sizes of the others are any that the loss accepts.
     data, labels = (dtype, np.int32) if which == 0 else (np.float32, dtype)
     operands = [((time, batch, classes), data), ((batch, length), labels), ((batch,), np.int32), ((batch,), np.int32)]
 
@@ -179,6 +180,7 @@ def calc_loss_and_gradient_logits(
     return _add_loss(graph, out_type, function, operands, prog, blank_class, name)
 
 
+# In float, as the recursions are; the gradient stays that of the logits with `include_softmax_gradient`.
 def _of_logits(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *rest, blank: function(jax.nn.log_softmax(x.astype(jnp.float32), -1), *rest, blank=blank)
 

@@ -156,11 +156,13 @@ def weight_gradients(params: GruParams) -> Callable[..., tuple[jax.Array, jax.Ar
         d_b = jnp.sum(d_units, (1, 2))
         d_gates = jnp.einsum("tbi,ktbo->kio", before, jnp.stack([d_units[reset], d_units[update]]))
         d_c = d_units[candidate]
+        # The candidate is tanh(… + r (h U + b')) or tanh(… + (r h) U): r scales the gradient, or the operand.
         if params.reset_after:
             d_u = jnp.einsum("tbi,tbo->io", before, d_c * r)
         else:
             d_u = jnp.einsum("tbi,tbo->io", r * before, d_c)
         d_weights = {"reset": d_gates[0], "update": d_gates[1], "candidate": d_u}
+        # Gates add biases of inputs and outputs, whose gradients are equal; in the candidate r multiplies the latter.
         if params.reset_after:
             d_biases = {"reset": d_b[reset], "update": d_b[update], "candidate": jnp.sum(d_c * r, (0, 1))}
             d_b = jnp.stack([d_b, jnp.stack([d_biases[k] for k in params.cell_order])], 1)

@@ -43,6 +43,7 @@ def _after_softmax(p: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _of_probabilities(p: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The divisor has the same lower bound as in `_log`.
     return -jnp.sum(target * _log(p), axis=1), -target / jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
 
@@ -109,6 +110,7 @@ def calc_loss(
         raise GraphError(f"{name}: a scaling must be one number", got=[s.shape for s in scalings])
 
     def compute(x: jax.Array, t: jax.Array, *factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # `factors` are in the order of `scalings`: the first is that of the deltas if there is one.
         target = _one_hot(t, x) if t.ndim == 1 else t
         if model_output_scaling is not None:
             x = x / factors[-1].reshape(()).astype(x.dtype)
@@ -123,6 +125,7 @@ def calc_loss(
 
 
 def _one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
+    # `MASKED_LABEL_CODE` equals no class: its row is all zeros, and so are loss and gradient.
     return (lax.broadcasted_iota(labels.dtype, like.shape, 1) == labels[:, None]).astype(like.dtype)
 
 

@@ -99,7 +99,7 @@ def backward(params: LstmParams, has_cell_gradient: bool) -> Callable[..., Any]:
             d_h, d_c = state
             d_out, (f, i, g, o, s, c_before), mask = operands
             d_new_h = d_h if d_out is None else d_h + d_out
-            d_new_c = d_c + act(s, d_new_h * o)
+            d_new_c = d_c + act(s, d_new_h * o)  # from the next step, and through the output o tanh(c')
             units = {
                 "forget": gate(f, d_new_c * c_before),
                 "input": gate(i, d_new_c * g),
@@ -107,6 +107,7 @@ def backward(params: LstmParams, has_cell_gradient: bool) -> Callable[..., Any]:
                 "output": gate(o, d_new_h * s),
             }
             stacked = jnp.stack([units[k] for k in params.cell_order], 1)
+            # The mask is [batch, 1], the units are [batch, 4, out].
             d_units = where(None if mask is None else mask[:, None], stacked, 0)
             d_h_before = jnp.einsum("bko,kio->bi", d_units, u)
             return (where(mask, d_h_before, d_h), where(mask, d_new_c * f, d_c)), d_units

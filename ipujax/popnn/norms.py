@@ -110,7 +110,7 @@ class Norm:
                 variance = jnp.mean(lax.square(parts - mean), over, keepdims=True)
             else:  # one pass over the elements; cancellation may give a negative difference
                 variance = jnp.maximum(jnp.mean(lax.square(parts), over, keepdims=True) - lax.square(mean), 0)
-            if unbiased_var_estimate:
+            if unbiased_var_estimate:  # Bessel's correction
                 variance = variance * (count / (count - 1))
             sizes = [n for d, n in enumerate(shape) if d not in over]
             inverse = lax.rsqrt(variance + epsilon)
@@ -244,6 +244,7 @@ class Norm:
         _check(name, x)
         batch, channels = x.shape[:2]
         is_grouped = self.kind != "batch"
+        # An empty batch gives 0 groups, an error below.
         groups = statistics[0].size // max(1, batch) if is_grouped else None
         fits = (groups and channels % groups == 0) if is_grouped else True
         size = batch * groups if groups is not None else channels
@@ -274,6 +275,7 @@ def norm_param_update(
 
 def _parts(shape: tuple[int, ...], groups: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape [batch, groups, channels of a group, field], and the dimensions that statistics reduce."""
+    # Without a field its size is 1, the empty product.
     batch, channels, *field = shape
     if groups is None:
         return (batch, channels, 1, prod(field)), (0, 2, 3)

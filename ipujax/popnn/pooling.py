@@ -54,7 +54,7 @@ def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
         zeros = (0,) * len(params.kernel_shape)
         pairs = zip(params.padding_lower or zeros, params.padding_upper or zeros, strict=True)
         padding = ((0, 0), (0, 0), *pairs)
-        if params.pooling_type == "max":
+        if params.pooling_type == "max":  # padding is -inf, which no element is below
             return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, strides, padding)
         total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
         if params.pooling_type == "sum":
@@ -78,6 +78,7 @@ def pool_input_gradient(
 ) -> Tensor:
     """Return the gradient of the operand of `pool`, from that operand and the gradient of the result."""
 
+    # JAX's rule recomputes the forward pass, as far as the gradient reads it.
     def backward(a: jax.Array, g: jax.Array) -> jax.Array:
         (grad,) = jax.vjp(_pooling(params), a)[1](g)
         return grad

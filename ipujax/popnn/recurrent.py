@@ -67,6 +67,7 @@ class RecurrentParams:
         if not jnp.issubdtype(self.data_type, jnp.floating):
             raise GraphError("a recurrent layer", expected="FLOAT or HALF", got=dtype_name(self.data_type))
         sizes = [self.batch_size, self.time_steps, *self.layer_sizes]
+        # Batch, steps, input and output.
         if len(sizes) != 4 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
             got = f"batch {self.batch_size}, {self.time_steps} steps, layer_sizes {list(self.layer_sizes)}"
             raise GraphError(
@@ -217,6 +218,7 @@ def check(
 
 def running_mask(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array | None:
     """Return a mask [steps, batch, 1] of the steps before each sequence's end; None without lengths."""
+    # None, not a mask of ones: no select is traced where all sequences run to the end.
     if not lengths:
         return None
     (length,) = lengths

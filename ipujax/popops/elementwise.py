@@ -109,6 +109,7 @@ def _operation(name: str, *, in_place: bool) -> Operation:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         graph, *operands, prog, debug_name = call.args
+        # JAX would promote operands of different types; Poplar does not convert implicitly.
         same_type(name, operands[: NUM_OF_ONE_TYPE.get(name)])
         if name == "select":
             _check_predicate(operands[2])

@@ -123,7 +123,7 @@ def evaluate(
     """
     match expression:
         case PlaceHolder(number):
-            if not 1 <= number <= len(arrays):
+            if not 1 <= number <= len(arrays):  # numbers start at 1, as in PopLibs
                 expected = f"_1 … _{len(arrays)}"
                 raise GraphError(f"_{number} stands for no tensor", where=user_line(), expected=expected)
             return arrays[number - 1]
@@ -153,6 +153,7 @@ def evaluate(
     raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
 
 
+# Names for the first six; further ones are `PlaceHolder(7)` and so on.
 _1, _2, _3, _4, _5, _6 = (PlaceHolder(n) for n in range(1, 7))
 
 Add, Sub, Mul, Divide, Max, Min, Pow, Rem, Atan2 = map(

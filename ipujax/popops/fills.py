@@ -33,6 +33,7 @@ def fill(graph: Graph, x: Tensor, prog: Program, value: Any, name: str = "fill")
         GraphError: a value that the tensor's type cannot represent.
     """
     check_tensors(name, x)
+    # Checked here, because `jnp.full` wraps integers in silence.
     number = cast_values(value, x.dtype, f"{name}: the value")
     add(graph, lambda: jnp.full(x.shape, number, x.dtype), [], prog, name, [x])
 
@@ -211,6 +212,7 @@ def normalise_image(
         raise GraphError(f"{name}: types", expected="offsets and scales of the result's type", got=got)
 
     def normalise(a: jax.Array, offset: jax.Array, scale: jax.Array) -> jax.Array:
+        # Cast first: a product of UNSIGNED_CHAR would overflow.
         colours = (a.astype(dtype) * jnp.asarray(in_scale, dtype) - offset) * scale
         return jnp.pad(colours, [(0, 0)] * (a.ndim - 1) + [(0, _PADDED_COLOURS - _COLOURS)])
 

@@ -21,6 +21,7 @@ from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 UpdateComputation = Literal["replace", "add", "sub", "mul", "min", "max"]
+# By the names of `update_computation`.
 _SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "replace": lax.scatter,
     "add": lax.scatter_add,

@@ -34,7 +34,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "log_add": jax.nn.logsumexp,
 }
 _SUMS = ("add", "square_add")  # the ones that scale and update (popops: "only valid with ADD or SQUARE_ADD")
-_TRUTHS = ("logical_and", "logical_or")
+_TRUTHS = ("logical_and", "logical_or")  # JAX would convert numbers; popops refuses them
 
 
 def reduce(
@@ -70,6 +70,7 @@ def reduce(
 
     Source: popops::reduce with ReduceParams(op, update, scale).
     """
+    # A type of the result wins; else an update must stay of its type, and other results are of that of `x`.
     _check(name, x, dims, operation, summing=scale is not None or update is not None)
     dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
     # A scale that is a number becomes an immediate; only tensors are operands.

@@ -78,6 +78,7 @@ def _add_scaled(
     prog: Program,
     name: str,
 ) -> None:
+    # Scales that are numbers are constants of the vertices, not operands.
     scales = [s for s in (scale, scale_a) if isinstance(s, Tensor)]
     if a.shape != b.shape:
         raise GraphError(f"{name}: tensors differ in shape", expected=a.shape, got=b.shape)

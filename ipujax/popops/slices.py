@@ -123,6 +123,7 @@ def dynamic_update(
     _check_offset(name, offset, dims)
     same_type(name, [x, update])
     with placing(graph, [x, update, offset]):
+        # PopLibs has one tensor of offsets, the op library a scalar for each dimension.
         starts = [offset.flatten()[n].reshape(()) for n in range(len(dims))]
         dynamic_update_slice_in_place(Builder(graph, prog, name), x, update, starts, tuple(dims))
 
@@ -235,6 +236,7 @@ def _update(
     shape = _slice_shape(name, x, dims, sizes)
     _check_offsets(name, offsets, dims)
     same_type(name, [x, slices])
+    # Slices have the rank of `x`: dimensions that are not sliced are entire, not dropped.
     if slices.shape != (expected := (offsets.shape[0], *shape)):
         raise GraphError(f"{name}: the slices have another shape", expected=expected, got=slices.shape)
     numbers = lax.ScatterDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))

@@ -37,6 +37,7 @@ def sort_key_value(
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
+    # One key: the values follow, and do not order equal keys.
     return add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name)
 
 

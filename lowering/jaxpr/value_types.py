@@ -37,12 +37,12 @@ def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
     for subject, aval in arguments_and_results:
         if not _is_storable(aval):
             hint = "leave the token out: effects keep their order by themselves" if is_token(aval) else _hint(aval)
-            raise ArgumentTypeError(f"{subject} is no array", expected=_EXPECTED, got=str(aval), hint=hint)
+            raise ArgumentTypeError(f"{subject} must be an array", expected=_EXPECTED, got=str(aval), hint=hint)
     for eqn in equations(jaxpr.jaxpr):
         for var in eqn.outvars:
             if not _is_storable(var.aval) and not is_token(var.aval):
                 raise GraphError(
-                    f"the result of {eqn.primitive} is no array that a tile can hold",
+                    f"the result of {eqn.primitive} must be an array that a tile can store",
                     where=source_line(eqn) or None,
                     expected=_EXPECTED,
                     got=str(var.aval),

@@ -180,8 +180,8 @@ def test_values_that_are_no_arrays() -> None:
     """Tokens at the ends, and a dtype of somebody's own inside."""
     token = lax.create_token(X)
     for fun, args, text in (
-        (lambda x: (x, lax.create_token(x)), (X,), "a result of <lambda> is no array"),
-        (lambda x, t: x * 2, (X, token), "argument t of <lambda> is no array"),
+        (lambda x: (x, lax.create_token(x)), (X,), "a result of <lambda> must be an array"),
+        (lambda x, t: x * 2, (X, token), "argument t of <lambda> must be an array"),
     ):
         with pytest.raises(ipu.ArgumentError, match=rf"{text}(.|\n)*AbstractToken(.|\n)*leave the token out"):
             ipu.jit(fun, device=DEVICE)(*args)
@@ -195,7 +195,7 @@ def test_types_of_ones_own() -> None:
     own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(jax.typeof(lax.create_token(X)))])])
     check_values(ClosedJaxpr(own, ()), "fun", ["x"])  # a token may be made
     own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(OwnType())])])
-    with pytest.raises(ipu.GraphError, match=r"result of sin is no array that a tile can hold(.|\n)*got: a type of"):
+    with pytest.raises(ipu.GraphError, match=r"result of sin must be an array that a tile(.|\n)*got: a type of"):
         check_values(ClosedJaxpr(own, ()), "fun", ["x"])
 
 

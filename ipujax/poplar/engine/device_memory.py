@@ -45,8 +45,8 @@ class DeviceMemory:
         """Write a tensor.
 
         Args:
-            name: its handle in error messages.
-            tensor: the destination.
+            name: handle of the tensor, for error messages.
+            tensor: view of variables to overwrite.
             value: as many elements as the tensor has, in all replicas, of a type that converts without loss of kind.
 
         Raises:

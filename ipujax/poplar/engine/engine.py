@@ -84,10 +84,10 @@ class Engine:
         self._options = EngineOptions.of(options)
         if not isinstance(graph, Graph):
             got = type(graph).__name__
-            raise ArgumentError("an engine without a graph", expected="a Graph, then programs", got=got)
+            raise ArgumentError("an engine must have a graph", expected="a Graph, then programs", got=got)
         if not isinstance(programs, Program | list | tuple):
             got = type(programs).__name__
-            raise ArgumentError("an engine without programs", expected="a program or a list of them", got=got)
+            raise ArgumentError("an engine must have programs", expected="a program or a list of them", got=got)
         user_programs = (
             [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
         )
@@ -106,14 +106,14 @@ class Engine:
         self._guard = GuardedHost(self._host)
         self._readable = dict(graph.host_reads)
         self._writable = dict(graph.host_writes)
-        self._persistent = self._persistent_variables()
-        self._executable = self._compiled()
+        self._persistent = self._find_persistent()
+        self._executable = self._compile()
         self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
         self._state: DeviceMemory | None = None
         self._is_running = False
         self._history = Runs()
 
-    def _persistent_variables(self) -> frozenset[Variable]:
+    def _find_persistent(self) -> frozenset[Variable]:
         """Return the variables whose values persist between runs."""
         effects = EffectsOf(self._machine)
         handles = [*self._readable.values(), *self._writable.values()]
@@ -124,9 +124,9 @@ class Engine:
             variables |= set(remote_memories(program))
             written |= effects(program).writes
         # A result that nothing on the tiles reads would be dead code, but the host may ask for it.
-        return frozenset(v for v in variables | (written - self._read_on_tiles()) if not v.is_constant)
+        return frozenset(v for v in variables | (written - self._find_read_on_tiles()) if not v.is_constant)
 
-    def _read_on_tiles(self) -> set[Variable]:
+    def _find_read_on_tiles(self) -> set[Variable]:
         """Return the variables that vertices or copies between tensors read."""
         variables: set[Variable] = set()
         for node in distinct(self._all_programs):
@@ -139,7 +139,7 @@ class Engine:
             variables.update(v for tensor in tensors for v in tensor.variables())
         return variables
 
-    def _compiled(self) -> Executable:
+    def _compile(self) -> Executable:
         """Compile all programs to one executable; persistent variables occupy memory before, during and after each."""
         # Resident streams in and out of each program keep persistent variables live around it, at no cost.
         sequence = Sequence()
@@ -214,7 +214,7 @@ class Engine:
             EngineError: nothing loaded, no such program, a stream not connected, or a program that ended itself.
             Exception: whatever a callback raised.
         """
-        state = self._loaded("run")
+        state = self._check_loaded("run")
         if not isinstance(index, int | np.integer) or not 0 <= index < len(self._programs):
             raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
         has_transfers = self._check_connections(self._programs[index])
@@ -234,7 +234,7 @@ class Engine:
         state.update(zip(function.writes, results, strict=True))
         self._guard.raise_error()
 
-    def _loaded(self, action: str) -> DeviceMemory:
+    def _check_loaded(self, action: str) -> DeviceMemory:
         if self._state is None:
             raise EngineError(f"{action} before the engine is loaded", hint="engine.load(device)")
         self._check_idle(action)
@@ -323,7 +323,7 @@ class Engine:
         """Write a tensor that has a host write handle.
 
         Args:
-            handle: its name.
+            handle: name of the write handle.
             value: as many elements as the tensor has, in all replicas, of a type that converts to the tensor's without
                 loss of kind.
 
@@ -331,7 +331,7 @@ class Engine:
             EngineError: nothing loaded, or no such handle.
             ArgumentError: another size or type.
         """
-        state = self._loaded("write_tensor")
+        state = self._check_loaded("write_tensor")
         tensor = self._handle(handle, self._writable, "write")
         state.write(handle, tensor, value)
 
@@ -341,7 +341,7 @@ class Engine:
         Raises:
             EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
         """
-        state = self._loaded("read_tensor")
+        state = self._check_loaded("read_tensor")
         if isinstance(what, Tensor):
             tensor = all_replicas(self._graph, what)
         else:

@@ -90,15 +90,15 @@ class _Expander:
         match node:
             case nodes.Copy(source, destination) if graph is not None:
                 self._check_receiver(node, destination)
-                return replace(node, source=self._stacked(source, graph), destination=self._stacked(destination, graph))
+                return replace(node, source=self._stack(source, graph), destination=self._stack(destination, graph))
             case nodes.CrossReplicaCopy():
                 return self._cross_replica_copy(node, graph)
             case nodes.StreamIn(stream, tensor) | nodes.StreamOut(tensor, stream):
-                return self._transfer(node, stream, tensor, graph)
+                return self._expand_transfer(node, stream, tensor, graph)
             case nodes.RemoteIn(buffer) | nodes.RemoteOut(_, buffer) if self._buffers[buffer].replicas > 1:
                 message = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
                 raise GraphError(message, where=node.origin, hint="graph.add_remote_buffer")
-        return self._children(node, self.in_all, None)
+        return self._visit_children(node, self.in_all, None)
 
     def _check_receiver(self, node: Any, tensor: Tensor) -> None:
         if replicated_graph_of(self._graph, tensor) is None:
@@ -106,7 +106,7 @@ class _Expander:
             hint = "a tensor of the replicated graph, or graph.get_non_replicated_tensor for all of their values"
             raise GraphError(message, where=getattr(node, "origin", None), got=tensor, hint=hint)
 
-    def _stacked(self, tensor: Tensor, graph: Replicas) -> Tensor:
+    def _stack(self, tensor: Tensor, graph: Replicas) -> Tensor:
         """Return the tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
         if replicated_graph_of(self._graph, tensor) is not None:
             return all_replicas(self._graph, tensor)
@@ -125,7 +125,7 @@ class _Expander:
         destinations = [graph.in_replica(node.destination, receiver).expand_dims(0) for _, receiver in node.replica_map]
         return nodes.Copy(concat(sources), concat(destinations), node.name, node.origin)
 
-    def _transfer(
+    def _expand_transfer(
         self, node: nodes.StreamIn | nodes.StreamOut, stream: nodes.HostStream, tensor: Tensor, graph: Any
     ) -> Program:
         source = self._streams.get(stream.transfer if isinstance(stream, StreamPart) else stream)
@@ -160,7 +160,7 @@ class _Expander:
         match node:
             case nodes.Execute(compute_set):
                 key = compute_set, graph, replica
-                return nodes.Execute(self._memoised(key, lambda: self._compute_set(compute_set, graph, replica)))
+                return nodes.Execute(self._memoised(key, lambda: self._make_compute_set(compute_set, graph, replica)))
             case nodes.Copy(source, destination):
                 self._check_receiver(node, destination)
                 return replace(node, source=instance(source), destination=instance(destination))
@@ -185,7 +185,7 @@ class _Expander:
                 )
             case Decision():
                 node = node.with_decider(instance(node.decider))
-        return self._children(node, lambda child: self.in_replica_of(child, graph, replica), (graph, replica))
+        return self._visit_children(node, lambda child: self.in_replica_of(child, graph, replica), (graph, replica))
 
     def _buffer(self, buffer: nodes.RemoteBuffer, replica: int) -> nodes.RemoteBuffer:
         if self._buffers[buffer].replicas == 1:
@@ -193,7 +193,7 @@ class _Expander:
         memory = replace(buffer.memory, name=f"{buffer.name} of replica {replica}")
         return self._memoised((buffer, replica), lambda: replace(buffer, memory=memory))
 
-    def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
+    def _make_compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
         """Make a compute set of the vertices of one replica in a compute set."""
         groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
         if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
@@ -206,7 +206,7 @@ class _Expander:
             self._flat.fallbacks[instance] = self._flat.fallbacks[compute_set]
         return instance
 
-    def _children(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
+    def _visit_children(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
         """Apply `visit` to the child programs of a node, and to the body of a called function once for each key."""
         if isinstance(node, nodes.Call):
             body = node.function.body

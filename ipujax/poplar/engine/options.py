@@ -51,7 +51,7 @@ class EngineOptions:
         """
         if not isinstance(options, Mapping | None):
             raise ArgumentError(
-                "engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(options)
+                "engine options must be a dict", expected='{"debug.instrument": "true"}', got=repr(options)
             )
         values_by_name = dict(options or {}) | _from_environment(os.environ if environment is None else environment)
         values = {}
@@ -75,9 +75,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         options = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ArgumentError(f"{ENVIRONMENT} is no JSON: {error}", expected=expected, got=text) from error
+        raise ArgumentError(f"{ENVIRONMENT} must be JSON: {error}", expected=expected, got=text) from error
     if not isinstance(options, dict):
-        raise ArgumentError(f"{ENVIRONMENT} is no JSON object", expected=expected, got=text)
+        raise ArgumentError(f"{ENVIRONMENT} must be a JSON object", expected=expected, got=text)
     return options
 
 
@@ -87,7 +87,7 @@ def _flag(name: str, value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in flags:
         return flags[value.lower()]
-    raise ArgumentError(f"engine option {name} is no truth value", expected='"true" or "false"', got=repr(value))
+    raise ArgumentError(f"engine option {name} must be true or false", expected='"true" or "false"', got=repr(value))
 
 
 def _count(name: str, value: Any) -> int:
@@ -97,7 +97,7 @@ def _count(name: str, value: Any) -> int:
         number = -1
     if number < 0:
         expected = "a whole number, at least 0"
-        raise ArgumentError(f"engine option {name} is no count", expected=expected, got=repr(value))
+        raise ArgumentError(f"engine option {name} must be a count", expected=expected, got=repr(value))
     return number
 
 

@@ -132,7 +132,7 @@ class CallbackChannel:
 
     def pull(self) -> np.ndarray:
         """Return the next value, prefetched or from `fetch`."""
-        value = self._prefetched()
+        value = self._take_prefetched()
         if value is None:
             value = self._buffer()
             self._callback.fetch(value)
@@ -151,7 +151,7 @@ class CallbackChannel:
     def _buffer(self) -> np.ndarray:
         return np.zeros(self._stream.shape, self._stream.dtype)
 
-    def _prefetched(self) -> np.ndarray | None:
+    def _take_prefetched(self) -> np.ndarray | None:
         if not self._ahead:
             return None
         try:
@@ -220,7 +220,7 @@ class StreamPart(HostStream):
 
     Args:
         transfer: the stream of the entire transfer.
-        start: its first element in the transfer.
+        start: number of its first element in the transfer.
     """
 
     transfer: HostStream
@@ -249,23 +249,23 @@ class StreamHost:
     def pull(self, stream: HostStream) -> np.ndarray:
         """Return the next value of a stream to the device."""
         if not isinstance(stream, StreamPart):
-            return _for_all(stream, self.channels[stream.name].pull())
+            return _broadcast_to_replicas(stream, self.channels[stream.name].pull())
         if stream.start == 0:
             self._split_transfers[stream.transfer] = self.channels[stream.transfer.name].pull()
         buffer = self._split_transfers[stream.transfer]
         if stream.stop == buffer.shape[-1]:
             del self._split_transfers[stream.transfer]
-        return _for_all(stream, buffer[..., stream.start : stream.stop])
+        return _broadcast_to_replicas(stream, buffer[..., stream.start : stream.stop])
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
         """Pass a value from the device to its channel, print it, or end the run."""
         match stream:
             case PrintStream():
-                for name, replica_value in _by_replica(stream, value):
+                for name, replica_value in _split_replicas(stream, value):
                     text = f"{stream.title}{name}: {format_tensor(replica_value)}"
                     print(text, file=self.print_to or sys.stderr, flush=True)
             case AbortStream():
-                for name, replica_value in _by_replica(stream, value):
+                for name, replica_value in _split_replicas(stream, value):
                     _abort(stream, name, replica_value)
             case StreamPart(transfer=transfer):
                 buffer = self._split_transfers.setdefault(
@@ -278,12 +278,12 @@ class StreamHost:
                 self.channels[stream.name].push(value)
 
 
-def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
+def _broadcast_to_replicas(stream: HostStream, value: np.ndarray) -> np.ndarray:
     """Return the value to the device, broadcast if all replicas receive the same."""
     return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
 
 
-def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _split_replicas(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return the value of each replica, with a suffix that names the replica if there are several."""
     if stream.replicated or value.ndim > len(stream.shape):
         return [(f" (replica {replica})", replica_value) for replica, replica_value in enumerate(value)]

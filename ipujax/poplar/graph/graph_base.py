@@ -93,11 +93,11 @@ class GraphBase(HostSide):
             dtype: type of its elements, `FLOAT`, `INT`…
             shape: sizes of its dimensions.
             name: debug name.
-            mapping: its tile mapping, if known; as the runtime has them.
+            mapping: tile mapping in the runtime's form; None leaves the variable unmapped.
             monoid: see `Variable.monoid`.
 
         Returns:
-            The tensor of all of it.
+            A tensor of the entire variable.
 
         Raises:
             GraphError: an invalid type or shape.
@@ -115,7 +115,7 @@ class GraphBase(HostSide):
             shape: sizes of its dimensions.
             values: one for all elements, or one for each in row-major order.
             name: debug name.
-            mapping: its tile mapping, if known.
+            mapping: tile mapping in the runtime's form; None leaves the constant unmapped.
 
         Raises:
             GraphError: another number of values than the shape has elements.
@@ -151,10 +151,9 @@ class GraphBase(HostSide):
         # One value for all replicas.
         flat = np.asarray(fill_array(value, what.shape, what.dtype, repr(what))).reshape(-1)
         for tensor in in_each_replica(self._top(), what):
-            self._set_elements(tensor, flat)
+            self._set_initial_elements(tensor, flat)
 
-    def _set_elements(self, tensor: Tensor, values: np.ndarray) -> None:
-        """Set the values of a tensor's elements before the first program runs."""
+    def _set_initial_elements(self, tensor: Tensor, values: np.ndarray) -> None:
         # Arrays [size]: the number of the variable in `variables()`, and the flat element in it.
         which, index = (indices.reshape(-1) for indices in tensor.flat_indices())
         for number, variable in enumerate(tensor.variables()):
@@ -200,9 +199,9 @@ class GraphBase(HostSide):
         tensor = Tensor.of(what) if isinstance(what, Variable) else what
         if not isinstance(tensor, Tensor):
             raise GraphError("invalid `what` of a tile mapping", expected="a tensor or a vertex", got=repr(what))
-        self._placement.place(tensor, self._checked_tiles(tensor, mapping))
+        self._placement.place(tensor, self._check_tiles(tensor, mapping))
 
-    def _checked_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
+    def _check_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
         num_tiles = self.target.num_tiles
         if isinstance(mapping, int | np.integer):
             low = high = int(mapping)
@@ -231,7 +230,6 @@ class GraphBase(HostSide):
         return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
 
     def _tiles_of(self, tensor: Tensor) -> np.ndarray:
-        """Return the tile of every element."""
         tiles = self._placement.tiles(tensor)
         if np.any(tiles == UNMAPPED):
             element = int(np.flatnonzero(tiles == UNMAPPED)[0])

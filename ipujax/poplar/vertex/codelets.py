@@ -109,7 +109,7 @@ def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> 
     arguments_by_attribute |= {f.attribute: jax.ShapeDtypeStruct((), f.dtype) for f in state_fields(cls)}
 
     def values(arguments: dict[str, Any]) -> list[Any]:
-        return _by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
+        return _sort_by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
 
     shapes = [tuple(value.shape) for value in jax.eval_shape(values, arguments_by_attribute)]
     for field, shape in zip(written, shapes, strict=True):
@@ -214,9 +214,9 @@ def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Se
             arguments[field.attribute] = _split(block, shape) if field.kind == "list" else block
     result = cls.compute(**{name: arguments[name] for name in cls.parameters})
     written = [(field, shape) for field, shape in connected if field.is_written]
-    values = _by_field(cls, result, [field for field, _ in written])
+    values = _sort_by_field(cls, result, [field for field, _ in written])
     return tuple(
-        _written_block(cls, field, shape, value)
+        _check_block(cls, field, shape, value)
         for (field, shape), value in zip(written, values, strict=True)
         if num_elements(field, shape)
     )
@@ -226,8 +226,7 @@ def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
     return tuple(block[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
 
 
-def _by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
-    """Sort the result of `compute` by written field."""
+def _sort_by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
     names = [field.name for field in written]
     # A dict may use names or attributes of fields: `in` or `in_`.
     if isinstance(result, Mapping):
@@ -247,17 +246,17 @@ def _field_name(written: Sequence[VertexField], key: str) -> str:
     return next((field.name for field in written if key in (field.name, field.attribute)), key)
 
 
-def _written_block(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+def _check_block(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
     """Return the block of a written field, after a check of type and shape."""
     if field.kind != "list":
-        return _array(cls, field, shape, value)
+        return _check_array(cls, field, shape, value)
     vectors = list(value)
     if len(vectors) != len(shape):
         raise _wrong_result(cls, f"{len(vectors)} vectors of {field.name}", f"{len(shape)} vectors")
-    return jnp.concatenate([_array(cls, field, (n,), vector) for n, vector in zip(shape, vectors, strict=True)])
+    return jnp.concatenate([_check_array(cls, field, (n,), vector) for n, vector in zip(shape, vectors, strict=True)])
 
 
-def _array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+def _check_array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -290,7 +289,8 @@ def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> l
         classes = list(source) if isinstance(source, list | tuple) else [source]
     for cls in classes:
         if not _is_codelet(cls):
-            raise GraphError("no codelet", expected="subclasses of poplar.Vertex, or a module of them", got=repr(cls))
+            expected = "subclasses of poplar.Vertex, or a module of them"
+            raise GraphError("a codelet must be a class", expected=expected, got=repr(cls))
         if not hasattr(cls, "compute") or not any(field.is_written for field in cls.fields):
             raise GraphError(f"codelet {cls.__name__} is unfinished", expected="a compute and a field that is written")
     return classes

@@ -36,7 +36,7 @@ def _instructions_of_jaxpr(jaxpr: Any) -> int:
 
 
 def _instructions_of_equation(eqn: Any) -> int:
-    body_counts = [_instructions_of_jaxpr(jaxpr) for jaxpr in _jaxprs(eqn.params)]
+    body_counts = [_instructions_of_jaxpr(jaxpr) for jaxpr in _jaxprs_in_params(eqn.params)]
     if body_counts:
         # `length` is the trip count of a scan; a `while` has none and counts once.
         return (max if eqn.primitive.name == "cond" else sum)(body_counts) * int(eqn.params.get("length", 1))
@@ -51,8 +51,7 @@ def _instructions_of_equation(eqn: Any) -> int:
     return max(computed_elements, read_elements)
 
 
-def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    """Return the jaxprs among an equation's parameters."""
+def _jaxprs_in_params(params: dict[str, Any]) -> list[Any]:
     flat = [
         parameter for value in params.values() for parameter in (value if isinstance(value, tuple | list) else (value,))
     ]

@@ -29,7 +29,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     """Stack tensors, at least one and all of one shape and dtype, along a new first dimension."""
     template = tensors[0]
     shape = (len(tensors), *template.shape)
-    offsets, patterns = _by_pattern(tensors)
+    offsets, patterns = _sort_by_pattern(tensors)
     if len(patterns) == 1 and template.size:
         # All rows are one affine view at different offsets: affine too, if the offsets are.
         (pattern,) = patterns
@@ -54,7 +54,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 _Pattern = tuple[Variable, tuple[Group, ...]]
 
 
-def _by_pattern(tensors: Sequence[Tensor]) -> tuple[np.ndarray, dict[_Pattern | None, np.ndarray]]:
+def _sort_by_pattern(tensors: Sequence[Tensor]) -> tuple[np.ndarray, dict[_Pattern | None, np.ndarray]]:
     """Return offsets of affine views, int64[n], and the rows of each pattern of strides, None for other views."""
     offsets = [0] * len(tensors)
     rows = dict[_Pattern | None, list[int]]()

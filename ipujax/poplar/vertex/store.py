@@ -135,7 +135,7 @@ class VertexStore:
     def number_of(self, vertex: Any) -> int:
         """Number of a vertex; raises GraphError for anything but a vertex of this graph."""
         if not isinstance(vertex, VertexRef):
-            raise GraphError(f"{vertex!r} is no vertex", expected="a result of graph.add_vertex")
+            raise GraphError(f"{vertex!r} must be a vertex", expected="a result of graph.add_vertex")
         if vertex.store is not self:
             raise GraphError(f"{vertex!r} is of another graph")
         return vertex.number
@@ -145,7 +145,7 @@ class VertexStore:
         if not isinstance(field, FieldRef):
             names = [f.name for f in field.codelet.fields] if isinstance(field, VertexRef) else []
             hint = " or ".join(f'vertex["{name}"]' for name in names)
-            raise GraphError(f"{field!r} is no field of a vertex", expected='vertex["name"]', hint=hint or None)
+            raise GraphError(f"{field!r} must be a field of a vertex", expected='vertex["name"]', hint=hint or None)
         return self.number_of(field.vertex), field.number
 
     def connect(self, vertex: int, field_index: int, tensors: Any) -> None:
@@ -160,7 +160,7 @@ class VertexStore:
                 hint="graph.set_initial_value",
             )
         # Checked before anything changes, so that a refused connection leaves the vertex as it was.
-        self._connections[vertex][field_index] = self._connection(vertex, field, tensors)
+        self._connections[vertex][field_index] = self._check_connection(vertex, field, tensors)
         self._groups.pop(self._compute_sets[vertex], None)
 
     def set_state(self, vertex: int, field_index: int, value: Any) -> None:
@@ -185,30 +185,30 @@ class VertexStore:
         self._estimates[vertex] = whole_number(cycles, f"cycles of {self.name(vertex)}")
         self._groups.pop(self._compute_sets[vertex], None)
 
-    def _connection(self, vertex: int, field: VertexField, tensors: Any) -> Any:
+    def _check_connection(self, vertex: int, field: VertexField, tensors: Any) -> Any:
         """Return the connection of a field by its kind: a tensor, or the tensors of a vector list."""
         if field.kind != "list":
             return self._checked_tensor(vertex, field, tensors)
         if isinstance(tensors, Tensor) and tensors.ndim == 2:
             tensors = list(tensors)  # its rows
         if not isinstance(tensors, list | tuple) or not tensors:
-            raise self._unfit(vertex, field, "vectors, or one tensor of two dimensions", tensors)
+            raise self._misfit(vertex, field, "vectors, or one tensor of two dimensions", tensors)
         return VectorListTensors([self._checked_tensor(vertex, field, vector) for vector in tensors])
 
     def _checked_tensor(self, vertex: int, field: VertexField, tensor: Any) -> Tensor:
         num_dims = NUM_DIMS[field.kind]
         if not isinstance(tensor, Tensor):
-            raise self._unfit(vertex, field, "a tensor", tensor)
+            raise self._misfit(vertex, field, "a tensor", tensor)
         if tensor.dtype != field.dtype:
-            raise self._unfit(vertex, field, dtype_name(field.dtype), dtype_name(tensor.dtype))
+            raise self._misfit(vertex, field, dtype_name(field.dtype), dtype_name(tensor.dtype))
         if tensor.ndim == num_dims:
             return tensor
         if num_dims == 0 and tensor.size == 1:  # a view of one element, such as x[0:1]
             return tensor.reshape(())
         expected = "one element" if num_dims == 0 else "one dimension"
-        raise self._unfit(vertex, field, expected, f"shape {list(tensor.shape)}")
+        raise self._misfit(vertex, field, expected, f"shape {list(tensor.shape)}")
 
-    def _unfit(self, vertex: int, field: VertexField, expected: str, got: object) -> GraphError:
+    def _misfit(self, vertex: int, field: VertexField, expected: str, got: object) -> GraphError:
         message = f"field {field.name} of {self.name(vertex)} does not match its connection"
         return GraphError(message, expected=expected, got=got)
 
@@ -217,12 +217,12 @@ class VertexStore:
         if compute_set not in self._members:
             return []
         if compute_set not in self._groups:
-            sorted_vertices = self._by_shape(self._members[compute_set])
-            self._groups[compute_set] = [self._group(cls, shapes, v) for (cls, shapes, _), v in sorted_vertices.items()]
+            by_shape = self._sort_by_shape(self._members[compute_set])
+            self._groups[compute_set] = [self._build_group(cls, shapes, v) for (cls, shapes, _), v in by_shape.items()]
         return self._groups[compute_set]
 
-    def _by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
-        """Sort vertices by codelet, shapes and IPU."""
+    def _sort_by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
+        # By codelet, shapes of connections, and IPU.
         vertices_by_shape: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
         # Once a class, not once a vertex: a graph may have 100,000 of them.
         connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
@@ -232,7 +232,7 @@ class VertexStore:
             row = self._connections[vertex]
             if tile == NO_TILE:
                 raise GraphError(
-                    f"{self.name(vertex)} is on no tile", where=self._where(vertex), hint="graph.set_tile_mapping"
+                    f"{self.name(vertex)} has no tile", where=self._where(vertex), hint="graph.set_tile_mapping"
                 )
             if None in row and any(row[n] is None for n, _ in connected[cls]):
                 raise self._unconnected(vertex)
@@ -250,8 +250,7 @@ class VertexStore:
         place = self._places[vertex]
         return None if place is None else shown_place(place)
 
-    def _group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
-        """Build the group of vertices of equal shapes."""
+    def _build_group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
         rows = [self._connections[v] for v in vertices]
         fields = [
             (field, shape, [_tensor(row[number]) for row in rows])
@@ -273,9 +272,9 @@ class VertexStore:
             if is_plain:
                 accesses.append(Access(tensors[0], dims))
             else:
-                accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))
+                accesses.append(Access(self._stack_tensors(field, tensors, vertices), (block(0), *dims)))
         tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
-        state = {f.attribute: self._state(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
+        state = {f.attribute: self._state_values(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
         # A state of each vertex is a table in the codelet, which the block number of "vertex" indexes.
         codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
         if not self._estimates.keys().isdisjoint(vertices):
@@ -284,7 +283,7 @@ class VertexStore:
         origin = Origin.at(self._places[vertices[0]])
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
 
-    def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
+    def _stack_tensors(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
         """Return the stacked tensor of a field; a written field may have no repeated element."""
         tensor = stacked(tensors)
         if not field.is_written or tensor.is_writable:
@@ -302,8 +301,7 @@ class VertexStore:
             expected="disjoint regions",
         )
 
-    def _state(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
-        """Return the value of a state field in each vertex."""
+    def _state_values(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
         set_values = [self._connections[v][number] for v in vertices]
         values = [field.default if value is None else value for value in set_values]
         if None in values:

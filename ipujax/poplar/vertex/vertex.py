@@ -56,7 +56,7 @@ def _element_type(of: Any) -> np.dtype:
         return np.dtype(of)
     except TypeError as error:
         expected = "FLOAT, INT, …, or Vector or VectorList of one"
-        raise GraphError("no type of a field", expected=expected, got=repr(of)) from error
+        raise GraphError("a field must have a type", expected=expected, got=repr(of)) from error
 
 
 class Vector:
@@ -110,11 +110,11 @@ class InOut:
 
 @dataclass(frozen=True, slots=True)
 class VertexField:
-    """One field of a codelet.
+    """Field of a codelet.
 
     Args:
-        name: as in `vertex["name"]`.
-        attribute: as in the class and among the parameters of `compute`.
+        name: key of `vertex["name"]`.
+        attribute: name in the class, and of the parameter of `compute`.
         direction: "state" for a value of the vertex itself.
         kind: scalar, vector or list of vectors.
         dtype: type of its elements.
@@ -145,8 +145,8 @@ class Vertex:
     """Base of all codelets.
 
     Class attributes of a codelet, beside its fields, `compute` and `cycles`:
-        vertex_name: its name in graphs and profiles, `popops::Add<float>`; the class's own when not given.
-        code_bytes: size of its code in tile memory (assumed: 256).
+        vertex_name: name in graphs and profiles, `popops::Add<float>`; default that of the class.
+        code_bytes: size of the code in tile memory (assumed: 256).
     """
 
     vertex_name: ClassVar[str]
@@ -165,22 +165,21 @@ class Vertex:
             if name in vars(cls) and not callable(vars(cls)[name]):
                 expected = "a function"
                 got = repr(vars(cls)[name])
-                raise GraphError(f"{name} of codelet {cls.__name__} is no function", expected=expected, got=got)
+                raise GraphError(f"{name} of codelet {cls.__name__} must be a function", expected=expected, got=got)
         # Fields of the base classes come first; a field declared again keeps its place.
         inherited = {field.attribute: field for field in cls.fields}
-        declared = {field.attribute: field for field in _declared(cls)}
+        declared = {field.attribute: field for field in _declared_fields(cls)}
         cls.fields = tuple((inherited | declared).values())
         read = [field.attribute for field in cls.fields if field.is_read or field.is_state]
-        cls.parameters = _parameters(cls, "compute", "fields that are read, and state", read)
+        cls.parameters = _read_parameters(cls, "compute", "fields that are read, and state", read)
         connected = [field.attribute for field in cls.fields if not field.is_state]
-        cls.cycle_parameters = _parameters(cls, "cycles", "connected fields", [*connected, "shapes", "target"])
+        cls.cycle_parameters = _read_parameters(cls, "cycles", "connected fields", [*connected, "shapes", "target"])
 
 
 _RESERVED = frozenset(Vertex.__annotations__)  # names that a codelet may annotate without declaring a field
 
 
-def _declared(cls: type[Vertex]) -> list[VertexField]:
-    """Return the fields that a class itself declares."""
+def _declared_fields(cls: type[Vertex]) -> list[VertexField]:
     try:
         # Evaluated, because `from __future__ import annotations` leaves text.
         annotations = inspect.get_annotations(cls, eval_str=True)
@@ -207,7 +206,7 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
     )
 
 
-def _parameters(cls: type[Vertex], function: str, description: str, allowed: list[str]) -> tuple[str, ...]:
+def _read_parameters(cls: type[Vertex], function: str, description: str, allowed: list[str]) -> tuple[str, ...]:
     """Return the parameters of `compute` or `cycles`; an unknown one is an error, unless it has a default."""
     fun = getattr(cls, function, None)
     if fun is None:

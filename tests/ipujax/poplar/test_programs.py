@@ -243,9 +243,9 @@ def _wrong_programs(graph):
         "streams": (lambda: Copy(to_device, from_device), "tensor on one side"),
         "remote size": (lambda: Copy(x, far), r"2 rows of remote buffer far(.|\n)*\[2, 3\]"),
         "offset": (lambda: Copy(x, x, y), "only copies of remote buffers"),
-        "predicate": (lambda: If(x, empty), "a predicate is one element"),
+        "predicate": (lambda: If(x, empty), "a predicate must be one element"),
         "switch": (lambda: Switch(y[0], [(1, empty), (1, empty)]), "two programs"),
-        "sync": (lambda: program.Sync("all"), "no such sync"),
+        "sync": (lambda: program.Sync("all"), "unknown kind of sync"),
         "print": (lambda: PrintTensor("x"), "prints no tensor"),
     }
 

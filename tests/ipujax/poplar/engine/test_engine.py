@@ -235,11 +235,11 @@ def test_the_environment_overrides_the_program():
     ("options", "environment", "message"),
     [
         ({"debug.instrumnet": "true"}, {}, r"try: .*debug\.instrument"),
-        ({"debug.instrument": "yes"}, {}, "no truth value"),
-        ({"streams.prefetchDepth": -1}, {}, "no count"),
-        ({"streams.prefetchDepth": 1.5}, {}, "no count"),
-        ({}, {ENVIRONMENT: "{"}, "is no JSON"),
-        ({}, {ENVIRONMENT: "[]"}, "no JSON object"),
+        ({"debug.instrument": "yes"}, {}, "must be true or false"),
+        ({"streams.prefetchDepth": -1}, {}, "must be a count"),
+        ({"streams.prefetchDepth": 1.5}, {}, "must be a count"),
+        ({}, {ENVIRONMENT: "{"}, "must be JSON"),
+        ({}, {ENVIRONMENT: "[]"}, "must be a JSON object"),
     ],
 )
 def test_refuses_invalid_options(options, environment, message):

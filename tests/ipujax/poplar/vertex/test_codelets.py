@@ -200,7 +200,7 @@ def test_a_module_of_codelets_is_added_by_names():
 
 def test_refuses_a_non_codelet_an_unfinished_and_a_duplicate_codelet():
     graph = small_graph()
-    with pytest.raises(GraphError, match=r"no codelet[\s\S]*got: 'tut3_codelets.cpp'"):
+    with pytest.raises(GraphError, match=r"a codelet must be a class[\s\S]*got: 'tut3_codelets.cpp'"):
         graph.add_codelets("tut3_codelets.cpp")
     silent = type("Silent", (Vertex,), {"compute": lambda x: x, "__annotations__": {"x": Input[FLOAT]}})
     with pytest.raises(GraphError, match="codelet Silent is unfinished"):

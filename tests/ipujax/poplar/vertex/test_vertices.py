@@ -363,7 +363,7 @@ def line_of(error: Exception) -> str:
 def test_names_an_unmapped_vertex():
     graph, compute_set, x, out = two_variables()
     graph.add_vertex(compute_set, SumVertex, {"in": x[0], "out": out[0]})  # the homeless
-    with pytest.raises(GraphError, match=r"vertex 0 \(SumVertex\) of compute set cs is on no tile") as e:
+    with pytest.raises(GraphError, match=r"vertex 0 \(SumVertex\) of compute set cs has no tile") as e:
         compiled(graph, Execute(compute_set), {x: np.zeros((2, 4))}, [])
     assert "the homeless" in line_of(e.value)
 
