@@ -78,7 +78,7 @@ def loss_of(is_pipelined: bool) -> Callable[..., jax.Array]:
             hidden = jax.nn.relu(x @ params["w0"])
         with ipu.stage(1) if is_pipelined else nullcontext():
             chosen = jnp.take_along_axis(jax.nn.softmax(hidden @ params["w1"]), y[:, None], 1)
-            return -jnp.mean(jnp.log(chosen + 1e-7))
+            return -jnp.mean(jnp.log(jnp.maximum(chosen, 1e-7)))
 
     return loss
 

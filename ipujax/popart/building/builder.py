@@ -53,7 +53,7 @@ class Builder(NodeAnnotations):
         self._version: int | None = None
         self._domains: dict[str, int] = {}
         self._producers: dict[str, onnx.NodeProto] = {}
-        self._from_parent: set[str] = set()
+        self._from_parent: dict[str, int] = {}  # name → inputs of this graph that stand before it
         if opsets is not None:
             self._select(_checked_version(opsets.get("ai.onnx", DEFAULT_OPSET)))
         if modelProtoOrFilename is not None:
@@ -128,7 +128,7 @@ class Builder(NodeAnnotations):
         if self._parent is None or not self._parent._sees(tensorId):
             known = [] if self._parent is None else self._parent._visible()
             raise unknown_name("a subgraph takes a tensor of its parent", tensorId, known)
-        self._from_parent.add(tensorId)
+        self._from_parent[tensorId] = len(self._graph.input)
 
     def addInitializedInputTensor(
         self, initVal: Any, debugContext: str = "", variableSettings: Any = None, debugPrefix: str = ""
@@ -158,12 +158,10 @@ class Builder(NodeAnnotations):
         """Mark a tensor as an output of the graph.
 
         Raises:
-            popart_exception: there is no such tensor, or it is an output already.
+            popart_exception: there is no such tensor.
         """
         if not self._sees(outputName):
             raise unknown_name("a graph has an output", outputName, self._visible())
-        if outputName in self.getOutputTensorIds():
-            raise popart_exception(f"{outputName!r} is an output already")
         self._graph.output.append(onnx.ValueInfoProto(name=outputName))
 
     def _add_input(self, value: onnx.ValueInfoProto, debug_context: str) -> str:
@@ -184,7 +182,11 @@ class Builder(NodeAnnotations):
             popart_exception: operands that do not exist, or a value that an attribute cannot have.
         """
         self._check_operands(operation.op_type, call.operands)
-        attributes = {name: _as_graph(value) for name, value in call.attributes.items() if value is not None}
+        attributes = {
+            name: _as_graph(value, operation.op_type == "Call")
+            for name, value in call.attributes.items()
+            if value is not None
+        }
         if operation.domain:
             self._domains.setdefault(operation.domain, 1)
         # An empty list of an optional attribute is no attribute, but of reductions: over no axis.
@@ -363,8 +365,20 @@ class Builder(NodeAnnotations):
         return self._producers[name]
 
 
-def _as_graph(value: Any) -> Any:
-    return value._graph if isinstance(value, Builder) else value
+def _as_graph(value: Any, is_called: bool) -> Any:
+    """Return the graph of a subgraph's builder; a called one has the tensors of its parent among its inputs."""
+    if not isinstance(value, Builder):
+        return value
+    if not is_called or not value._from_parent:
+        return value._graph
+    called = onnx.GraphProto()
+    called.CopyFrom(value._graph)
+    inputs = list(value._graph.input)
+    for name, place in reversed(value._from_parent.items()):
+        inputs.insert(place, onnx.ValueInfoProto(name=name))
+    del called.input[:]
+    called.input.extend(inputs)
+    return called
 
 
 def _checked_version(version: int) -> int:

@@ -117,7 +117,7 @@ class NodeAnnotations(NodeAttributes):
             what = "availableMemoryProportion is no share"
             raise popart_exception(what, expected=expected, got=availableMemoryProportion)
         kinds = ("Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN", "Gather",
-                 "ScatterReduce", "GroupedGather", "GroupedScatterReduce")  # fmt: skip
+                 "ScatterReduce", "GroupedGather", "GroupedScatterReduce", "TopK")  # fmt: skip
         self._check_type(nodeOutputNames, "a proportion of memory", kinds)
         self._set(notes.AVAILABLE_MEMORY, float(availableMemoryProportion), nodeOutputNames, AttributeType.FLOAT)
 

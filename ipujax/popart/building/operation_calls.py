@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from ipujax.popart.exceptions import popart_exception, popart_type_error
-from ipujax.popart.tensor_info import onnx_number, type_name
+from ipujax.popart.tensor_info import DTYPES, onnx_number, type_name
 from ipujax.runtime.target import nearest
 
 AttributeType = onnx.AttributeProto.AttributeType
@@ -143,8 +143,8 @@ def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any])
     known = list(signature.parameters)
     renamed = {name if name in known else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
     values = list(args)
-    # "debug-name" right behind the operands, as in builder.aiOnnx.relu([x], "debug-name").
-    if len(values) == 2 and isinstance(values[1], str) and _expects_no_text(operation):
+    # A name behind the other arguments, as in builder.aiOnnx.relu([x], "debug-name").
+    if values[1:] and isinstance(values[-1], str) and _expects_no_text(operation, known[len(values) - 1 :], values[-1]):
         renamed[DEBUG_CONTEXT] = values.pop()
     try:
         bound = signature.bind(*values, **renamed)
@@ -159,9 +159,12 @@ def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any])
     return dict(bound.arguments)
 
 
-def _expects_no_text(operation: Operation) -> bool:
-    first = operation.parameters[0].kind if operation.parameters and operation.outputs is not None else None
-    return operation.takes_operands and first not in (None, AttributeType.STRING, AttributeType.INT)
+def _expects_no_text(operation: Operation, places: Sequence[str], text: str) -> bool:
+    """Return whether a text stands where its parameter takes none: numbers, but for names of element types."""
+    kinds = {p.name: p.kind for p in operation.parameters}
+    kind = kinds.get(places[0]) if places else None
+    is_type = kind == AttributeType.INT and text.upper() in DTYPES
+    return kind is not None and kind != AttributeType.STRING and not is_type
 
 
 _CONVERSIONS: dict[int, Callable[[Any], Any]] = {

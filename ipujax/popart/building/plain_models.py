@@ -45,8 +45,30 @@ def _detached(node: onnx.NodeProto) -> Annotations:
     return notes
 
 
+# Reductions over no axis → the operator of each element; ONNX reads an empty list as all axes.
+_OF_ELEMENTS = {
+    "ReduceL1": "Abs",
+    "ReduceL2": "Abs",
+    "ReduceLogSum": "Log",
+    "ReduceLogSumExp": "Identity",
+    "ReduceMax": "Identity",
+    "ReduceMean": "Identity",
+    "ReduceMin": "Identity",
+    "ReduceProd": "Identity",
+    "ReduceSum": "Identity",
+    "ReduceSumSquare": "Square",
+}
+
+
 def _rewrite(node: onnx.NodeProto) -> None:
-    """Give a training batch normalisation of old opsets PopART's operator: ONNX has dropped its outputs since."""
+    """Rewrite a node that ONNX reads otherwise than PopART.
+
+    A training batch normalisation of old opsets gets PopART's operator: ONNX has dropped its outputs since.
+    """
+    if node.op_type in _OF_ELEMENTS and any(a.name == "axes" and not a.ints for a in node.attribute):
+        node.op_type = _OF_ELEMENTS[node.op_type]
+        node.domain = DOMAIN if node.op_type == "Square" else ""
+        del node.attribute[:]
     is_training = node.op_type == "BatchNormalization" and sum(map(bool, node.output)) > 1
     if is_training and node.domain in ("", "ai.onnx"):
         node.domain = DOMAIN

@@ -58,7 +58,7 @@ def evaluate_graph(
         popart_exception: an operator that cannot be evaluated on its operands.
     """
     constants = {name: array for name, array in graph.graph.constants.items() if name not in given}
-    values: Values = {**constants, **{name: _plus(value, name, zeros) for name, value in given.items()}}
+    values: Values = {name: _plus(value, name, zeros) for name, value in {**constants, **given}.items()}
     nodes = list(graph.annotated_nodes())
     for is_recomputed, run in groupby(nodes, key=lambda row: _is_recomputed(row[1])):
         rows = list(run)

@@ -83,8 +83,8 @@ def remainder(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @graphcore("IncrementMod")
 def increment_mod(x: jax.Array, *, increment: float, modulus: float) -> jax.Array:
-    """Return (x + increment) mod modulus."""
-    return jnp.mod(x + np.asarray(increment, x.dtype), np.asarray(modulus, x.dtype))
+    """Return the remainder of x + increment, with its sign, as C's `fmod` has it."""
+    return jnp.fmod(x + np.asarray(increment, x.dtype), np.asarray(modulus, x.dtype))
 
 
 @graphcore("Round")

@@ -10,9 +10,24 @@ import jax.numpy as jnp
 from ipujax.popart.enumerations import ReductionType
 from ipujax.popart.operators.domain import graphcore
 
-# Added to probabilities before their logarithm.
+# Least probability of a logarithm, and of its gradient.
 # Source: `willow/src/popx/op/nllx.cpp` of github:graphcore/popart.
-EPSILONS = {"float32": 1e-7, "float16": 6.104e-05}
+_LEAST = {"float32": 1e-7, "float16": 6.104e-05}
+_LEAST_OF_GRADIENT = {"float32": 1e-10, "float16": 6.104e-05}
+
+
+@jax.custom_jvp
+def log_probability(p: jax.Array) -> jax.Array:
+    """Return the logarithm of probabilities, from a least one on; the gradient is that of smaller ones too."""
+    return jnp.log(jnp.maximum(p, jnp.asarray(_LEAST.get(str(p.dtype), 0.0), p.dtype)))
+
+
+@log_probability.defjvp
+def _log_probability_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (p,) = primals
+    (tangent,) = tangents
+    least = jnp.asarray(_LEAST_OF_GRADIENT.get(str(p.dtype), 0.0), p.dtype)
+    return log_probability(p), tangent / jnp.maximum(p, least)
 
 
 def as_reduction(value: Any) -> ReductionType:
@@ -78,7 +93,7 @@ def nll_loss(
     inside = jnp.where(is_counted, index, 0)[..., None]
     chosen = jnp.take_along_axis(probabilities, inside, axis=-1)[..., 0]
     if not inputIsLogProbability:
-        chosen = jnp.log(chosen + EPSILONS.get(str(chosen.dtype), 0.0))
+        chosen = log_probability(chosen)
     losses = jnp.where(is_counted, -chosen, jnp.zeros_like(chosen))
     count = jnp.maximum(jnp.sum(is_counted), 1) if ignoreIndex is not None else None
     return reduced(losses, reduction, count)

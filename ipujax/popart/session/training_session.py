@@ -13,6 +13,7 @@ import numpy as np
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
+from ipujax.popart.model_graph import names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger
@@ -80,6 +81,7 @@ class TrainingSession(Session):
         self._anchors_of_session = self._anchors(self._trained, True)
         self._check_specific_values()
         self._device_values = self._values()
+        self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
         states = jax.eval_shape(self._new_states, self._shapes())
         zeros = {name: np.zeros(x.shape, x.dtype) for name, x in named_states(states).items()}
         self._store.host_states = {name: self._saved_states.get(name, x) for name, x in zeros.items()}
@@ -113,7 +115,12 @@ class TrainingSession(Session):
     def _infos(self) -> dict[str, TensorInfo]:
         anchors = self._anchors_of_session
         infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights])
+        with_gradients = names_with_gradients(self._graph, self._loss)
         for name in anchors.gradients:
+            if name not in with_gradients:
+                # The first sentence is PopART's: programs compare it.
+                what = f"Anchor tensor `{GRADIENT}{name}' not in Ir Tensors. No path with gradients leads to the loss."
+                raise popart_exception(what, expected="a tensor that the loss depends on", got=name)
             if not jnp.issubdtype(infos[name].dtype, jnp.floating):
                 raise popart_exception(f"{name!r} has no gradient", expected="floating-point elements", got=infos[name])
         found = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
