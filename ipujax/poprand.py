@@ -35,6 +35,7 @@ _WIDE = np.dtype(np.float32)  # type of draws that are rounded to the result's t
 Reference = Tensor | Sequence[int]
 
 
+# `fold_in` separates the draws of one seed; a sum of seed and modifier would make draws of two seeds equal.
 def _draw(
     graph: Graph,
     seed: Tensor,
@@ -55,6 +56,7 @@ def _draw(
         raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
     size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
+    # The seed is an operand, not a constant: the host may write another before each run.
     def draw(words: jax.Array, *arrays: jax.Array) -> jax.Array:
         # threefry by name: the default generator is a setting of JAX that must not change a program's numbers.
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
@@ -100,7 +102,7 @@ def uniform(
         dtype: FLOAT, HALF or INT.
         low: lower bound.
         high: upper bound.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:
@@ -156,7 +158,7 @@ def normal(
     _check_deviation(name, std_dev)
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
-        return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)
+        return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)  # rounded once
 
     return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
@@ -227,7 +229,7 @@ def dropout(
         x: the tensor.
         keep_probability: probability of each element not to be dropped.
         scale: usually 1 / `keep_probability`.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:
@@ -262,7 +264,7 @@ def shaped_dropout(
         reference: shape, or tensor of a shape, that broadcasts to that of `x`.
         keep_probability: probability of each draw not to drop.
         scale: factor of the elements that are not dropped.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Raises:

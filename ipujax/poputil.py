@@ -107,6 +107,7 @@ def broadcast_to_match(*tensors: Tensor) -> tuple[Tensor, ...]:
     except ValueError as error:
         got = [x.shape for x in tensors]
         raise GraphError("shapes do not broadcast", got=got) from error
+    # NumPy aligns trailing dimensions.
     rank = len(shape)
     return tuple(x.broadcast_in_dim(shape, range(rank - x.ndim, rank)) for x in tensors)
 
@@ -139,7 +140,7 @@ def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -
 
     Source: poputil::duplicate.
     """
-    with placing(graph, [x]):
+    with placing(graph, [x]):  # refuses an unmapped `x`, whose mapping cannot be copied
         copy = clone(graph, x, name)
     prog.add(Copy(x, copy, name, graph.origin))
     return copy

@@ -127,7 +127,7 @@ def convolution(
         x: [batch, channels, field…].
         weights: [groups, out, in, kernel…].
         params: the convolution.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         transpose_and_flip_weights: `weights` are those of the forward pass, [groups, in, out, kernel…]: their channels
             are swapped and their kernel is reversed first. With `get_gradient_params` that is the backward pass.

@@ -80,7 +80,7 @@ def calculate_weight_deltas(
         z_deltas: gradients of the output, [batch, channels, field…].
         activations: input of the convolution, [batch, channels, field…].
         params: the forward convolution.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:

@@ -34,7 +34,7 @@ def mat_mul(
         graph: graph to add to.
         a: left matrix.
         b: right matrix.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         output_type: type of the result, that of `a` when None.
         options: "availableMemoryProportion", the share of a tile that the plan may use; "partialsType", "half" or

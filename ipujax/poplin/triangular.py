@@ -30,7 +30,7 @@ def triangular_mask(
     Args:
         graph: graph to add to.
         a: [..., n, n].
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         lower: set the upper triangle to zeros, else the lower.
         unit_diagonal: the diagonal becomes ones.

@@ -83,7 +83,7 @@ def calc_ctc_loss(
         labels: classes other than the blank, integers [batch, length].
         data_lengths: valid time steps, integers [batch], at most `time`.
         label_lengths: valid symbols, integers [batch], at most `length`.
-        prog: program the steps are added to.
+        prog: program to add to.
         blank_class: the class of no symbol.
         name: debug name.
 
@@ -140,7 +140,7 @@ def calc_loss_and_gradient_log_probabilities(
         labels: integers [batch, length].
         data_lengths: integers [batch].
         label_lengths: integers [batch].
-        prog: program the steps are added to.
+        prog: program to add to.
         blank_class: the class of no symbol.
         name: debug name.
         include_softmax_gradient: return the gradient of the log-softmax's operand, else that of `log_probs`.

@@ -92,7 +92,7 @@ def gru_fwd(
         state_init: the output before the first step [batch, out].
         x: [steps, batch, in].
         weights: the layer's parameters.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         keep_intermediates: also return the intermediates for the backward pass.
         pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
@@ -130,7 +130,7 @@ def gru_bwd(
     Args:
         graph: graph to add to.
         params: the layer.
-        prog: program the steps are added to.
+        prog: program to add to.
         fwd_output_init: the output before the first step.
         fwd_intermediates: from `gru_fwd`.
         weights: the layer's parameters.
@@ -177,7 +177,7 @@ def gru_wu(
     Args:
         graph: graph to add to.
         params: the layer.
-        prog: program the steps are added to.
+        prog: program to add to.
         fwd_output_init: the output before the first step; checked, the intermediates hold it.
         fwd_intermediates: from `gru_fwd`.
         bwd_intermediates: from `gru_bwd`.

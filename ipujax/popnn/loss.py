@@ -92,7 +92,7 @@ def calc_loss(
         loss: [batch], written.
         deltas: [batch, classes], written.
         loss_type: see above.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         num_correct: also written, see `calc_accuracy`.
         deltas_scale: one element, factor of the deltas.
@@ -139,7 +139,7 @@ def calc_accuracy(
         outputs: [batch, classes].
         expected: indices of classes [batch], integers.
         num_correct: one element, written.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Raises:

@@ -98,7 +98,7 @@ def lstm_fwd(
     Args:
         graph: graph to add to.
         params: the layer.
-        prog: program the steps are added to.
+        prog: program to add to.
         state_init: the state before the first step.
         weights: the layer's parameters.
         x: [steps, batch, in].
@@ -141,7 +141,7 @@ def lstm_bwd(
     Args:
         graph: graph to add to.
         params: the layer.
-        prog: program the steps are added to.
+        prog: program to add to.
         fwd_state_init: the state before the first step.
         fwd_intermediates: from `lstm_fwd`.
         weights: the layer's parameters.
@@ -191,7 +191,7 @@ def lstm_wu(
     Args:
         graph: graph to add to.
         params: the layer.
-        prog: program the steps are added to.
+        prog: program to add to.
         fwd_state_init: the state before the first step.
         fwd_intermediates: from `lstm_fwd`.
         bwd_intermediates: from `lstm_bwd`.

@@ -54,7 +54,7 @@ def non_linearity_input_gradient(
         kind: see `non_linearity`.
         activations: its result; for "gelu" and "swish" its operand.
         gradient: gradient of its result.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
     """
     forward = look_up(kind, NON_LINEARITIES, "non-linearity")

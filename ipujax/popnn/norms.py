@@ -79,7 +79,7 @@ class Norm:
             graph: graph to add to.
             x: activations [batch, channels, field…].
             epsilon: added to the variance.
-            prog: program the steps are added to.
+            prog: program to add to.
             unbiased_var_estimate: divide by the number of elements less one.
             stable_algo: subtract the mean before squaring, in a second pass over the elements.
             name: debug name.
@@ -153,7 +153,7 @@ class Norm:
             beta: [channels], added to the product.
             mean: see `statistics`.
             inv_std_dev: likewise.
-            prog: program the steps are added to.
+            prog: program to add to.
             name: debug name.
 
         Returns:

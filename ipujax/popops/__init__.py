@@ -3,7 +3,7 @@
     out = popops.add(graph, a, b, prog, "Add")
     popops.scaled_add_to(graph, weights, gradient, -0.01, prog)
 
-Every function adds steps to `prog`; functions that return tensors make and map them, the others write to an operand.
+Every function adds to `prog`; functions that return tensors create and map them, the others write to an operand.
 Source: Poplar & PopLibs user guide, tutorial 2; names from popops.
 """
 

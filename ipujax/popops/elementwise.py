@@ -143,7 +143,7 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
         graph: graph to add to.
         expression: of `popops.expr`; `_1` stands for the first tensor.
         tensors: operands, of shapes that broadcast.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:

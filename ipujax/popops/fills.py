@@ -71,7 +71,7 @@ def encode_one_hot(
         graph: graph to add to.
         indices: [n], integers; one beyond the columns, as `MASKED_LABEL_CODE`, makes a row without `on`.
         encoded: [n, classes], written.
-        prog: program the steps are added to.
+        prog: program to add to.
         on: value at the index, a number or a tensor of one element.
         off: value elsewhere, likewise.
         name: debug name.
@@ -192,7 +192,7 @@ def normalise_image(
         in_scale: of all elements.
         offsets: [3], of the result's type.
         scales: [3], likewise.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:

@@ -55,7 +55,7 @@ def gather(
         slice_sizes: sizes of a slice in every dimension of `operand`.
         collapsed_slice_dims: dimensions of a slice of size 1 that the result leaves out.
         start_index_map: dimension of `operand` for each component of a start.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:
@@ -99,7 +99,7 @@ def scatter(
         update_window_dims: dimensions of `updates` that run along a slice.
         insert_window_dims: dimensions of `operand` in which a slice has size 1 that `updates` leaves out.
         scatter_dims_to_operand_dims: dimension of `operand` for each component of a start.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         update_computation: "replace", "add", "sub", "mul", "min" or "max".
 
@@ -143,7 +143,7 @@ def select_scalar_from_rows(
         graph: graph to add to.
         params: [rows, columns], FLOAT or HALF.
         indices: [rows], UNSIGNED_INT.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:

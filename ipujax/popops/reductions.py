@@ -56,7 +56,7 @@ def reduce(
         x: the tensor.
         dims: dimensions to reduce.
         operation: "add", "square_add", "log_add", "mul", "max", "min", "logical_and" or "logical_or".
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         scale: factor of a sum, a number or a tensor of one element.
         update: tensor of the result's shape that a sum is added to, in place.
@@ -157,7 +157,7 @@ def reduce_many(
     Args:
         graph: graph to add to.
         reductions: tensors, dimensions and operations.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         outputs: tensors to write, one for each reduction; new tensors when empty.
 

@@ -37,7 +37,7 @@ def scaled_add_to(
         a: written.
         b: of the same shape.
         scale: of `b`; a number, or a tensor of one element.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         scale_a: of `a`, 1 when None.
         speciality: "x_minus_ax_plus_by" computes `a = a - scale_a · a + scale · b` instead.

@@ -64,7 +64,7 @@ def dynamic_slice(
         offset: integers, the first index in each of `dims`; clamped to the tensor.
         dims: dimensions to slice.
         sizes: size of the slice in each of `dims`.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:
@@ -145,7 +145,7 @@ def multi_slice(
         offsets: [n, dims], or [n] for one dimension, integers; clamped to the tensor.
         dims: dimensions to slice.
         sizes: size of a slice in each of `dims`.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
 
     Returns:

@@ -64,7 +64,7 @@ def top_k(
         graph: graph to add to.
         x: [..., n].
         k: number of elements, at most n.
-        prog: program the steps are added to.
+        prog: program to add to.
         name: debug name.
         largest: select the largest, else the smallest.
         sort_order: "descending", "ascending", or "none", any order; the best first when None.
