@@ -8,13 +8,14 @@ from typing import Any
 import onnx
 
 from ipujax.popart.building.graphcore_operations import DOMAIN
+from ipujax.popart.building.inlined_calls import inline_calls
 
 Annotations = Mapping[str, Any]
 _PREFIX = "__"
 
 
 def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
-    """Take the annotations off all nodes; return those of the main graph by the names of results.
+    """Take the annotations off all nodes; return those of the main graph by the names of results. Calls are inlined.
 
     Training batch normalisations get PopART's operator, as ONNX has dropped their outputs since.
 
@@ -22,6 +23,7 @@ def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
         model: changed.
     """
     graph = model.graph
+    inline_calls(graph)
     annotations = {output: notes for node in graph.node for notes in [_detached(node)] for output in node.output}
     for node in graph.node:
         _rewrite(node)

@@ -292,6 +292,38 @@ def test_earlier_losses() -> None:
     np.testing.assert_allclose(results["nll"], results[model.loss], rtol=1e-6)
 
 
+def test_calls_compute_their_operations() -> None:
+    data = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2, 3, 4])
+    callee = builder.createSubgraphBuilder()
+    inner = callee.addInputTensor("FLOAT", [2, 3, 4])
+    # Softmax of opset 10 is over all axes but the first.
+    callee.addOutputTensor(callee.aiOnnx.softmax([inner]))
+    (once,) = builder.aiGraphcore.call([x], 1, callee)
+    (twice,) = builder.aiGraphcore.call([once], 1, callee, debugContext="again")
+    plain = builder.aiOnnx.softmax([builder.aiOnnx.softmax([x])])
+    flow = popart.DataFlow(1, [twice, plain])
+    session = popart.InferenceSession(builder.getModelProto(), flow, model_device())
+    session.prepareDevice()
+    results = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: data}, results))
+    np.testing.assert_array_equal(results[twice], results[plain])
+    (wrong, _) = builder.aiGraphcore.call([x], 2, callee)
+    with pytest.raises(popart.popart_exception, match=r"number of outputs \(2\) does not match"):
+        popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [wrong]), model_device())
+
+
+def test_gradients_that_do_not_exist() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [3])
+    y = builder.aiGraphcore.detach([builder.aiOnnx.exp([x])])
+    loss = builder.aiGraphcore.identityloss([y])
+    flow = popart.DataFlow(1, [GRADIENT + x])
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
+        popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), model_device())
+
+
 def test_options_without_effect_are_listed() -> None:
     options = popart.SessionOptions()
     options.enableOutlining = False
