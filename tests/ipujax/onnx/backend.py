@@ -27,7 +27,6 @@ EXCLUDED = (
     r"ai_onnx_ml",
     r"image_decoder",
     r"test_bernoulli",
-    r"test_gradient_of",  # no node case: an operator on the graph around it
     r"training_dropout(?!.*zero_ratio)",
 )
 
