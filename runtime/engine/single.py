@@ -33,6 +33,7 @@ from ipujax.runtime.engine.split import run_group, signatures, store_blocks
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
+    Block,
     Branch,
     Call,
     Copy,
@@ -412,7 +413,7 @@ def steps_of(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[
 
 
 def _flatten(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
-    if isinstance(program, (Sequence, Call)) and not is_whole(program):
+    if isinstance(program, Block) and not is_whole(program):
         for child in program.children():
             yield from _flatten(child, is_whole)
     else:

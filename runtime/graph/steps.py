@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ipujax.runtime.graph.forms import Leaf, Loop, Program
-from ipujax.runtime.graph.program import RemoteIn, RemoteOut, Sequence, StreamIn, StreamOut, Wait, WriteUndef
+from ipujax.runtime.graph.forms import Block, Leaf, Loop, Program
+from ipujax.runtime.graph.program import RemoteIn, RemoteOut, StreamIn, StreamOut, Wait, WriteUndef
 from ipujax.runtime.graph.walks import data_loops, distinct
 
 _TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
@@ -21,7 +21,7 @@ def joining_streams(program: Program) -> dict[Leaf, Leaf]:
     """Return the transfer before each transfer that shares its host exchange: both of one kind, one after the other."""
     joining: dict[Leaf, Leaf] = {}
     for node in distinct(program):
-        if isinstance(node, Sequence):
+        if isinstance(node, Block):
             timed_steps = [child for child in node.children() if not is_free(child)]
             for before, child in pairwise(timed_steps):
                 if isinstance(child, _TRANSFERS) and isinstance(before, _TRANSFERS) and _kind(before) == _kind(child):
