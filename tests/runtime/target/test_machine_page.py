@@ -36,8 +36,8 @@ def test_every_constant_has_a_row_and_every_value_its_source(item):
 
 def test_values_are_those_of_the_presets():
     rows = {line.split(" | ")[0].strip("| `"): line for line in generated().splitlines() if line.startswith("| `")}
-    assert rows["clock_hz"].endswith("| 1,600,000,000 | 1,325,000,000 | 1,850,000,000 |")
-    assert rows["host_latency_seconds"].endswith("| 1e-05 | 1e-05 | 1e-05 |")
+    assert "| 1,600,000,000 | 1,325,000,000 | 1,850,000,000 |" in rows["clock_hz"]
+    assert "| 1e-05 | 1e-05 | 1e-05 |" in rows["host_latency_seconds"]
     assert "| fp16 AMP | 2 flop a MAC | 124,518,400,000,000 flop/s |" in generated()  # 1216 * 1.6e9 * 64
 
 

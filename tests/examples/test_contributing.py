@@ -1,0 +1,73 @@
+"""The diffs of CONTRIBUTING.md: each applies to this tree, is small, and its own tests pass where it is applied."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.doc_pages import ROOT
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+# Title of a section → its diff, and the command that tests what it adds.
+EXAMPLES = {
+    title: (diff, command)
+    for title, diff, command in re.findall(
+        r"^### (.+)\n(?:(?!^#).*\n)*?```diff\n((?:.*\n)*?)```\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE
+    )
+}
+KINDS = ("primitive", "codelet", "preset", "metric", "schedule", "command", "pass", "program node")
+MOST_LINES = 50  # of product code; promised under "Where to add things"
+MOST_FILES = 4
+# Of a checkout or of its tools; nothing that a test reads.
+LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "_build", "build", "dist", "*.egg-info")
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def git_apply(tree: Path, diff: str, *options: str) -> str:
+    """Output of `git apply` in a tree, which is taken for no part of a repository around it."""
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    command = ["git", "apply", *options, "-"]
+    applied = subprocess.run(command, cwd=tree, env=environment, input=diff, capture_output=True, text=True)
+    assert applied.returncode == 0, applied.stderr
+    return applied.stdout
+
+
+def test_every_kind_of_addition_has_an_example() -> None:
+    assert list(EXAMPLES) == [f"A {kind}" for kind in KINDS]
+    assert TEXT.count("```diff\n") == len(KINDS)
+
+
+@needs_git
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_diffs_apply_and_are_small(title: str) -> None:
+    diff, _ = EXAMPLES[title]
+    git_apply(ROOT, diff, "--check")
+    rows = [line.split("\t") for line in git_apply(ROOT, diff, "--numstat").splitlines()]
+    product = {path: int(added) for added, _, path in rows if path.split("/")[0] in ("runtime", "lowering", "ipujax")}
+    assert 0 < sum(product.values()) <= MOST_LINES and len(product) <= MOST_FILES
+    assert any(path.startswith("tests/") for _, _, path in rows)
+
+
+@needs_git
+@pytest.mark.slow
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_tests_pass_where_diffs_are_applied(title: str, tmp_path: Path) -> None:
+    diff, command = EXAMPLES[title]
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    git_apply(tree, diff)
+    python, *words = shlex.split(command)
+    assert python == "python"
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    run = [sys.executable, *words, "-n", "0", "-p", "no:cacheprovider"]
+    tested = subprocess.run(run, cwd=tree, env=environment, capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout[-4000:] + tested.stderr
+    assert re.search(r"\d+ passed", tested.stdout)
