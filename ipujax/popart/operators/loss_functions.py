@@ -60,7 +60,9 @@ def reduced(losses: jax.Array, reduction: Any, count: Any = None) -> jax.Array:
 @graphcore("L1")
 def l1_loss(x: jax.Array, *, reduction: Any = ReductionType.Mean, **keywords: float) -> jax.Array:
     """Return λ·|x|, reduced; λ is the attribute `lambda`."""
-    return reduced(jnp.abs(x) * jnp.asarray(keywords["lambda"], x.dtype), reduction)
+    # |x| as x · sign(x): at zero the gradient is zero, as PopART's.
+    magnitude = x * jax.lax.stop_gradient(jnp.sign(x))
+    return reduced(magnitude * jnp.asarray(keywords["lambda"], x.dtype), reduction)
 
 
 @graphcore("IdentityLoss")

@@ -48,8 +48,11 @@ def test_popart_tests(tmp_path: Path) -> None:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     ran = [case for case in cases if case.find("skipped") is None]
     failed = [case for case in ran if case.find("failure") is not None or case.find("error") is not None]
-    names = {
-        f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '').partition('[')[0]}" for case in failed
-    }
+    names = {_function(case) for case in failed}
     assert len(failed) <= (1 - FEWEST) * len(ran), sorted(names)
     assert names <= set(EXCLUDED), sorted(names - set(EXCLUDED))
+
+
+def _function(case: ElementTree.Element) -> str:
+    """Return the file and the function of a case."""
+    return f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '').partition('[')[0]}"
