@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ipujax.keras.backend import check_backend as _check_backend
 
+# Before the files that import Keras: its own message names no remedy, and another backend fails late.
 _check_backend()
 
 from ipujax.keras import config as config, ipu_strategy as ipu_strategy  # noqa: E402

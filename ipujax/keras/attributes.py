@@ -1,4 +1,4 @@
-"""Attributes of Keras' classes for a while, and of its objects past its tracking."""
+"""Attributes beside Keras' own: of its classes in a scope, and of its objects outside of their tracked state."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ _MISSING = object()
 
 
 @contextmanager
-def replaced(owner: type, name: str, value: Any) -> Iterator[None]:
-    """Gives a class a method in place of its own, or one more, and takes it back.
-
-    It is replaced in the class that has it: Keras compares methods of models with those to find what users override.
+def replace_attribute(owner: type, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class in a scope, and restore the class afterwards.
 
     Args:
-        owner: a class, which may inherit the method.
-        name: of the method.
-        value: what it is inside.
+        owner: a class, which defines the attribute, inherits it or lacks it.
+        name: name of the attribute.
+        value: its value in the scope.
     """
-    having = next((base for base in owner.__mro__ if name in vars(base)), owner)
-    own = vars(having).get(name, _MISSING)
-    setattr(having, name, value)
+    # Set on the class that defines it: Keras compares methods of models with those to find what users override.
+    definer = next((base for base in owner.__mro__ if name in vars(base)), owner)
+    original = vars(definer).get(name, _MISSING)
+    setattr(definer, name, value)
     try:
         yield
     finally:
-        if own is _MISSING:
-            delattr(having, name)
+        if original is _MISSING:
+            delattr(definer, name)
         else:
-            setattr(having, name, own)
+            setattr(definer, name, original)
 
 
-def keep(owner: Any, **values: Any) -> None:
-    """Keeps values with a model or a layer that are no part of its state, which Keras would track and save."""
+def set_untracked(instance: Any, **values: Any) -> None:
+    """Set attributes of a model or a layer that are not part of the state that Keras tracks and saves."""
     for name, value in values.items():
-        object.__setattr__(owner, name, value)
+        object.__setattr__(instance, name, value)  # past `Layer.__setattr__`, which tracks

@@ -1,4 +1,4 @@
-"""Whether Keras is there, and runs on JAX: asked before any other file of this room is imported."""
+"""Check that Keras is installed and runs on JAX, before any other file of this room is imported."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ipujax.runtime.errors import ArgumentError
 
 
 def check_backend() -> None:
-    """Refuses to go on without Keras on JAX.
+    """Refuse another backend of Keras than JAX.
 
     Raises:
-        ImportError: if Keras is not installed, or its backend is not.
-        ArgumentError: for another backend.
+        ImportError: Keras is not installed, or its backend is not.
+        ArgumentError: the backend is not JAX.
     """
     hint = 'KERAS_BACKEND=jax in the environment, or os.environ["KERAS_BACKEND"] = "jax" before keras is imported'
     try:
         import keras
     except ModuleNotFoundError as error:
-        if error.name == "keras":
+        if error.name == "keras":  # else a backend: Keras' default is TensorFlow, and it imports it
             raise ImportError("ipujax.keras needs Keras 3: pip install 'ipujax[keras]'", name="keras") from error
         raise ImportError(f"Keras cannot import its backend {error.name}: {hint}", name=error.name) from error
     if keras.backend.backend() != "jax":
-        what = "Keras runs on another backend than JAX"
-        raise ArgumentError(what, expected="jax", got=keras.backend.backend(), hint=hint)
+        problem = "Keras runs on another backend than JAX"
+        raise ArgumentError(problem, expected="jax", got=keras.backend.backend(), hint=hint)

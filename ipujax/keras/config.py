@@ -1,8 +1,8 @@
-"""`IPUConfig`: which IPUs a Keras program uses, and how models are compiled for them.
+"""`IPUConfig`: the IPUs of a Keras program, and the compiler options of its models.
 
 Input: named options with types, some in categories. Output: a device and compiler options. Names are those of
-Graphcore's TensorFlow (`ipu.config.IPUConfig`); an option that has no meaning here does not exist, and is refused.
-The configuration that was made last is the one of strategies that are given none, as in that port.
+Graphcore's TensorFlow (`ipu.config.IPUConfig`); an option without a meaning in this simulator does not exist, and is
+refused. Strategies without a configuration use the latest one, as in that port.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from ipujax.runtime.target import CHIP_NAMES, nearest
 
 
 class _Setting(NamedTuple):
-    """An option: its value at first, what it takes in words, and whether it takes a value."""
+    """An option: its default, a description of its values, and the test that a value passes."""
 
-    first: Any
+    default: Any
     expected: str
-    takes: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
 
 
-def _is_count(least: int) -> Callable[[Any], bool]:
-    return lambda given: isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= least
+def _is_count(minimum: int) -> Callable[[Any], bool]:
+    # `True` is an `Integral`, and as a count always a mistake.
+    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
 
 
-def _is_power_of_two(given: Any) -> bool:
-    return _is_count(1)(given) and int(given) & (int(given) - 1) == 0
+def _is_power_of_two(value: Any) -> bool:
+    return _is_count(1)(value) and int(value) & (int(value) - 1) == 0
 
 
 class _Category:
@@ -42,27 +43,27 @@ class _Category:
 
     def __init__(self) -> None:
         for name, setting in self._settings.items():
-            object.__setattr__(self, name, setting.first)
+            object.__setattr__(self, name, setting.default)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._names() - set(self._settings):
-            what = f"{self._path}.{name} is a category of options"
-            inside = ", ".join(f"{self._path}.{name}.{each}" for each in getattr(self, name)._settings)
-            raise ArgumentError(what, expected=inside, got=repr(value))
+            problem = f"{self._path}.{name} is a category of options"
+            options = ", ".join(f"{self._path}.{name}.{each}" for each in getattr(self, name)._settings)
+            raise ArgumentError(problem, expected=options, got=repr(value))
         if name not in self._settings:
             raise self._unknown(name)
         setting = self._settings[name]
-        if not setting.takes(value):
-            raise ArgumentError(f"{self._path}.{name} takes no such value", expected=setting.expected, got=repr(value))
+        if not setting.accepts(value):
+            problem = f"{self._path}.{name} must be {setting.expected}"
+            raise ArgumentError(problem, expected=setting.expected, got=repr(value))
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # which knows the options that there are
+    if not TYPE_CHECKING:  # type checkers read the annotations of a category, and would accept any name
 
         def __getattr__(self, name: str) -> Any:
             raise self._unknown(name)
 
     def _unknown(self, name: str) -> ArgumentAttributeError:
-        """Builds the error for an option that there is not, read or set."""
         return ArgumentAttributeError(
             f"{self._path} has no option {name!r}",
             expected=", ".join(sorted(self._names())),
@@ -77,10 +78,10 @@ class _Category:
 
 
 class IpuModelConfig(_Category):
-    """Options of the machine.
+    """Options of the simulated chip.
 
     Attributes:
-        version: of the chip: "ipu1" (Mk1), "ipu2" (Mk2) or "ipu21" (Bow); also "mk1", "mk2" and "bow".
+        version: the chip: "ipu1" (Mk1), "ipu2" (Mk2) or "ipu21" (Bow); also "mk1", "mk2" and "bow".
         tiles_per_ipu: tiles of each IPU; 0 for all that the chip has.
     """
 
@@ -91,7 +92,7 @@ class IpuModelConfig(_Category):
         "version": _Setting(
             "ipu2",
             f"one of {', '.join(map(repr, CHIP_NAMES))}",
-            lambda given: isinstance(given, str) and given in CHIP_NAMES,
+            lambda value: isinstance(value, str) and value in CHIP_NAMES,
         ),
         "tiles_per_ipu": _Setting(0, "a number of tiles, 0 for all", _is_count(0)),
     }
@@ -101,8 +102,8 @@ class IoTilesConfig(_Category):
     """Options of I/O tiles.
 
     Attributes:
-        num_io_tiles: tiles of each IPU that only move data from and to the host, see `ipu.Options.io_tiles`.
-        prefetch_depth: batches that they are ahead, see `ipu.Options.prefetch_depth`.
+        num_io_tiles: tiles of each IPU that are reserved for host exchange, see `ipu.Options.io_tiles`.
+        prefetch_depth: batches that they load ahead, see `ipu.Options.prefetch_depth`.
     """
 
     num_io_tiles: int
@@ -115,17 +116,17 @@ class IoTilesConfig(_Category):
 
 
 class IPUConfig(_Category):
-    """Which IPUs a program uses, and how models are compiled for them.
+    """The IPUs of a program, and the compiler options of its models.
 
     Attributes:
         auto_select_ipus: number of IPUs, a power of two.
-        allow_recompute: whether gradients may compute values again where a model does not fit otherwise ("auto"), or
-            a way of `ipu.Options.recompute`.
+        allow_recompute: True for recomputation where a model does not fit otherwise ("auto"), False for none, or a
+            value of `ipu.Options.recompute`.
         io_tiles: see `IoTilesConfig`.
         ipu_model: see `IpuModelConfig`.
 
     Raises:
-        ArgumentError: when an option is set or read that there is not, or set to a value that it does not take.
+        ArgumentError: an option that does not exist is set or read, or one is set to a value that it does not accept.
     """
 
     auto_select_ipus: int
@@ -138,29 +139,30 @@ class IPUConfig(_Category):
         "allow_recompute": _Setting(
             False,
             f"True, False, or one of {', '.join(map(repr, RECOMPUTATIONS))}",
-            lambda given: isinstance(given, bool) or (isinstance(given, str) and given in RECOMPUTATIONS),
+            lambda value: isinstance(value, bool) or (isinstance(value, str) and value in RECOMPUTATIONS),
         ),
     }
 
     def __init__(self) -> None:
         super().__init__()
+        # Past `__setattr__`, which refuses to replace a category.
         object.__setattr__(self, "io_tiles", IoTilesConfig())
         object.__setattr__(self, "ipu_model", IpuModelConfig())
-        _LAST.set(self)
+        _CURRENT.set(self)
 
     def _names(self) -> set[str]:
         return {*self._settings, "io_tiles", "ipu_model"}
 
     def configure_ipu_system(self) -> None:
-        """Makes this the configuration of strategies that are given none, if another was made since."""
-        _LAST.set(self)
+        """Make this the configuration of strategies without one, in place of a later one."""
+        _CURRENT.set(self)
 
     @property
     def device(self) -> IPUModel:
         """The IPUs.
 
         Raises:
-            TargetError: for a number of tiles that the chip cannot have.
+            TargetError: the chip cannot have that number of tiles.
         """
         tiles = self.ipu_model.tiles_per_ipu
         changes = {"tiles_per_ipu": int(tiles)} if tiles else {}
@@ -169,20 +171,21 @@ class IPUConfig(_Category):
     @property
     def options(self) -> Options:
         """The compiler options."""
-        allowed = self.allow_recompute
-        recompute = allowed if isinstance(allowed, str) else "auto" if allowed else "none"
+        allow = self.allow_recompute
+        recompute = allow if isinstance(allow, str) else "auto" if allow else "none"
         io_tiles = self.io_tiles
         return Options(recompute=recompute, io_tiles=io_tiles.num_io_tiles, prefetch_depth=io_tiles.prefetch_depth)
 
 
-_LAST: ContextVar[IPUConfig | None] = ContextVar("ipujax_keras_config", default=None)
+# Per context, so that threads configure themselves apart.
+_CURRENT: ContextVar[IPUConfig | None] = ContextVar("ipujax_keras_config", default=None)
 
 
 def get_ipu_config() -> IPUConfig | None:
-    """The configuration that was made, or made the current one, last."""
-    return _LAST.get()
+    """Return the configuration that was created or configured latest; None for none."""
+    return _CURRENT.get()
 
 
 def reset_ipu_configuration() -> None:
-    """Forgets it: strategies then use one Mk2."""
-    _LAST.set(None)
+    """Clear the current configuration: strategies then use one Mk2."""
+    _CURRENT.set(None)

@@ -1,6 +1,6 @@
-"""The time of a fit: what the host takes for its batches, and what IPUs take as predicted.
+"""The time of a fit: measured time of the host for its batches, and predicted time of the IPUs.
 
-Input: the iterators of its epochs, and the profile of each call. Output: `HostData`, and seconds.
+Input: the iterators of its epochs, and the profile of each call. Output: `HostData`, and predicted seconds.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from ipujax.runtime.report import Profile
 
 
 class FitTime:
-    """Reads the batches of a fit, and counts.
+    """Iterate over the batches of a fit, and add up the time of host and device.
 
     Args:
-        batches: as many as all epochs ask for; None where that is not known.
+        batches: number of batches of all epochs; None where it is not known.
         depth: batches that are prepared ahead.
     """
 
     def __init__(self, batches: int | None, depth: int) -> None:
-        self._batches, self._depth = batches, depth
-        self._before = HostData(0, 0.0, 0.0, depth > 0)  # of epochs whose iterators are done
+        self._batches = batches
+        self._depth = depth
+        self._finished = HostData(0, 0.0, 0.0, depth > 0)  # of epochs whose iterators are exhausted
         self._reading: tuple[Iterator[Any], prefetch[Any]] | None = None
-        self.device_seconds = 0.0  # NaN where loops run as often as their data says
+        self.device_seconds = 0.0  # NaN where a trip count depends on data
 
     @property
     def host(self) -> HostData:
-        """What the host took for the batches so far, and how long they were waited for."""
-        return self._before if self._reading is None else self._before + self._reading[1].host
+        """Seconds of preparing the batches so far, and of waiting for them."""
+        return self._finished if self._reading is None else self._finished + self._reading[1].host
 
     def reader(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The batches of an epoch's iterator, which is read no further than will be asked for."""
+        """Return the batches of an epoch's iterator, of which prefetching reads no more than the fit needs."""
+        # Keras has one iterator for all epochs where data goes on: its thread and its batches ahead are reused.
         if self._reading is None or self._reading[0] is not iterator:
-            self._before = self.host
+            self._finished = self.host
             self._reading = iterator, prefetch(islice(iterator, self._batches), self._depth)
         return self._reading[1]
 
     def add_call(self, profile: Profile) -> None:
-        """Counts a call of the device."""
+        """Add the predicted seconds of a call of the device."""
         try:
             self.device_seconds += profile.seconds
-        except ProfileError:  # a trip count is data
+        except ProfileError:  # a trip count depends on data
             self.device_seconds = math.nan

@@ -1,10 +1,10 @@
 """`IPUStrategy`: in its scope Keras models train, evaluate and predict on simulated IPUs.
 
-Input: a configuration. Output: a scope. In it `keras.Model` makes what its loops call for the device; all else of
-Keras is as it is: callbacks, metrics, saving. Public methods of `keras.Model` are replaced for the time of the scope:
-`compile`, which notes that a model belongs to the strategy; `fit`, which checks that an epoch is a whole number of
-updates; and `make_train_function`, `make_test_function` and `make_predict_function`. Behind the scope the same model
-goes on without IPUs. What runs leave with a model is explained before any has (`scope_attributes`).
+Input: a configuration. Output: a scope. In it `keras.Model` creates the functions of its loops for the device; the rest
+of Keras does not change: callbacks, metrics, saving. Public methods of `keras.Model` are replaced in the scope:
+`compile`, which registers a model with the strategy; `fit`, which checks that an epoch is a whole number of updates;
+and `make_train_function`, `make_test_function` and `make_predict_function`. After the scope the same model runs without
+IPUs. Attributes that a run sets on a model are explained before one has (`scope_attributes`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import keras
 
 from ipujax.device import IPUModel
 from ipujax.keras import layer_stages as stages, settings as model_settings
-from ipujax.keras.attributes import keep, replaced
+from ipujax.keras.attributes import replace_attribute, set_untracked
 from ipujax.keras.config import IPUConfig, get_ipu_config
-from ipujax.keras.device_loop import Execution, made_for
+from ipujax.keras.device_loop import Execution, execution_key
 from ipujax.keras.model_steps import predict_step, test_step, train_step
 from ipujax.keras.scope_attributes import explain_missing
 from ipujax.keras.settings import settings_of
@@ -52,11 +52,11 @@ class IPUStrategy:
     """Runs Keras models on simulated IPUs.
 
     Args:
-        config: which IPUs, and how models are compiled; the one made last when None, or one Mk2.
+        config: the IPUs and the compiler options; the current configuration when None, or one Mk2 without any.
         options: compiler options in place of those of the configuration.
 
     Raises:
-        ArgumentError: for what is no configuration.
+        ArgumentError: `config` is not an `IPUConfig`, or `options` is not an `ipu.Options`.
     """
 
     def __init__(self, config: IPUConfig | None = None, options: Options | None = None) -> None:
@@ -64,8 +64,11 @@ class IPUStrategy:
             raise ArgumentError("IPUStrategy needs a configuration", expected="IPUConfig()", got=repr(config))
         if options is not None and not isinstance(options, Options):
             raise ArgumentError("IPUStrategy needs options", expected="ipu.Options(...)", got=repr(options))
-        self._config, self._options = config or get_ipu_config(), options
-        self._models: WeakSet[Any] = WeakSet()  # compiled in its scope
+        self._config = config or get_ipu_config()
+        self._options = options
+        self._models: WeakSet[Any] = (
+            WeakSet()
+        )  # compiled in a scope of this strategy; weak, so that a sweep frees its models
 
     @property
     def device(self) -> IPUModel:
@@ -79,103 +82,112 @@ class IPUStrategy:
 
     @contextmanager
     def scope(self) -> Iterator[IPUStrategy]:
-        """In it models are compiled for the IPUs, and run on them; threads that train one model share its scope.
+        """Compile and run models on the IPUs inside; other threads may train models in the scope of this one.
 
         Raises:
-            ArgumentError: while another thread is in a scope of its own.
+            ArgumentError: another thread is in a scope that it opened.
         """
         with ExitStack() as stack:
-            stack.enter_context(_of_this_thread())
+            stack.enter_context(_exclusive_thread())
             self._warn_of_options()
-            stack.callback(self._release)
+            stack.callback(self._release)  # runs last, when Keras' methods are restored
             for name, method in self._methods().items():
-                stack.enter_context(replaced(keras.Model, name, method))
+                stack.enter_context(replace_attribute(keras.Model, name, method))
             yield self
 
     def _warn_of_options(self) -> None:
-        """Names options of the configuration that those of the strategy replace."""
+        """Warn of options that are set in the configuration, and that the strategy's options replace."""
         if self._options is None or self._config is None:
             return
-        asked, given, plain = self._config.options, self._options, Options()
-        names = ("recompute", "io_tiles", "prefetch_depth")
-        lost = [n for n in names if getattr(asked, n) not in (getattr(plain, n), getattr(given, n))]
-        if lost:
-            what = "IPUStrategy(config, options) runs with options in place of the configuration's: %s; set it there"
-            _LOG.warning(what, ", ".join(f"{n}={getattr(given, n)!r}, not {getattr(asked, n)!r}" for n in lost))
+        configured = self._config.options
+        effective = self._options
+        default = Options()
+        names = ("recompute", "io_tiles", "prefetch_depth")  # those that a configuration has
+        ignored = [n for n in names if getattr(configured, n) not in (getattr(default, n), getattr(effective, n))]
+        if ignored:
+            text = "IPUStrategy(config, options) runs with options in place of the configuration's: %s; set it there"
+            values = ", ".join(f"{n}={getattr(effective, n)!r}, not {getattr(configured, n)!r}" for n in ignored)
+            _LOG.warning(text, values)
 
     def _release(self) -> None:
-        """Models make anew what their loops call."""
+        """Drop the functions of all models, which Keras then creates without IPUs."""
         for model in self._models:
-            model_settings.forget_functions(model)
+            model_settings.clear_functions(model)
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
-        """What `keras.Model` has in the scope."""
-        compiling, fitting = keras.Model.compile, keras.Model.fit
+        """Return the methods of `keras.Model` in the scope."""
+        keras_compile = keras.Model.compile
+        keras_fit = keras.Model.fit
 
         def compile(model: Any, *args: Any, **kwargs: Any) -> None:
-            compiling(model, *args, **kwargs)
+            keras_compile(model, *args, **kwargs)
             self._models.add(model)
 
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = inspect.signature(fitting).bind(model, *args, **kwargs)
+            bound = inspect.signature(keras_fit).bind(model, *args, **kwargs)
             check_last_batch(model, bound.arguments)
-            bound.arguments["callbacks"] = _with_check(bound.arguments.get("callbacks"))
-            return fitting(*bound.args, **bound.kwargs)
+            bound.arguments["callbacks"] = _add_check(bound.arguments.get("callbacks"))
+            return keras_fit(*bound.args, **bound.kwargs)
 
-        made = {f"make_{kind}_function": self._making(kind) for kind in _STEPS}
-        return {"compile": compile, "fit": fit, **made, **_OPTIONS}
+        makers = {f"make_{kind}_function": self._function_maker(kind) for kind in _STEPS}
+        return {"compile": compile, "fit": fit, **makers, **_OPTIONS}
 
-    def _making(self, kind: str) -> Callable[..., Any]:
-        """The method that makes what a loop calls."""
+    def _function_maker(self, kind: str) -> Callable[..., Any]:
+        """Return the method in place of Keras' `make_train_function` and its likes."""
         name = f"{kind}_function"
-        making = getattr(keras.Model, f"make_{name}")
+        keras_maker = getattr(keras.Model, f"make_{name}")
 
         def make(model: Any, force: bool = False) -> Any:
             settings = settings_of(model)
             if model.run_eagerly:
                 if settings.batches_of_update > 1 or stages.has_stages(model):
-                    what = f"{model.name} is run eagerly, step by step in JAX"
-                    raise ArgumentError(what, expected="run_eagerly=False, for stages, accumulation or replicas")
+                    problem = f"{model.name} is run eagerly, step by step in JAX"
+                    raise ArgumentError(problem, expected="run_eagerly=False, for stages, accumulation or replicas")
                 _LOG.warning("%s runs without an IPU: it was compiled with run_eagerly=True", model.name)
-                return making(model, force)
+                return keras_maker(model, force)
             if model.compiled and model not in self._models:
                 raise ArgumentError(
                     f"{model.name} was compiled outside of the scope",
                     expected="model.compile(...) in strategy.scope()",
                     hint="make and compile it in the scope",
                 )
-            self._models.add(model)
-            device, options, there = self.device, self.options, getattr(model, name)
-            is_there = isinstance(there, Execution) and there.made_for == made_for(model, device, options)
-            if is_there and not force:
-                there.end_fit()
+            self._models.add(model)  # one that only predicts is never compiled
+            device = self.device
+            options = self.options
+            current = getattr(model, name)
+            # Another device or other options since, in a nested scope say, need another execution.
+            is_current = isinstance(current, Execution) and current.key == execution_key(model, device, options)
+            if is_current and not force:
+                current.end_fit()  # a fit that was interrupted did not
                 return None
             execution = Execution(model, kind, _STEPS[kind], settings, device, options)
-            keep(model, **{name: execution})
+            set_untracked(model, **{name: execution})
             return None
 
         return make
 
 
-def _with_check(callbacks: Any) -> Any:
+def _add_check(callbacks: Any) -> Any:
+    """Return callbacks of any form that `fit` accepts, with `CheckUpdates` last."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.append(CheckUpdates())
         return callbacks
-    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    return [*given, CheckUpdates()]
+    several = [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    return [*several, CheckUpdates()]
 
 
-_THREADS: list[int] = []  # of the scopes that are open, one inside the other: methods of a class are everybody's
+# Thread of each open scope, outer ones first. Scopes replace methods of a class, which all threads share.
+_THREADS: list[int] = []
 _LOCK = Lock()
 
 
 @contextmanager
-def _of_this_thread() -> Iterator[None]:
-    """Refuses a scope while another thread has one."""
+def _exclusive_thread() -> Iterator[None]:
+    """Refuse a scope while another thread has one open."""
     with _LOCK:
         if _THREADS and _THREADS[-1] != get_ident():
-            what = "another thread is in the scope of an IPUStrategy"
-            raise ArgumentError(what, expected="one thread with scopes; others may train the models in it")
+            problem = "another thread is in the scope of an IPUStrategy"
+            raise ArgumentError(problem, expected="one thread with scopes; others may train the models in it")
         _THREADS.append(get_ident())
     try:
         yield

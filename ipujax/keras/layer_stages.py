@@ -1,11 +1,11 @@
-"""Stages of Keras models: which layers are in which, and how their operations come to be in it.
+"""Stages of Keras models: assignment of layers to stages, and of their operations when a model is traced.
 
 Input: calls inside a `PipelineStage`, of layers of a functional model or in the `call` of a model or a layer; layers
-made inside one; or a list for all layers of a model. Output: numbers of stages, kept with the layers, and `in_stages`,
-in which a model that is traced has its layers' operations in their stages (`ipu.stage`).
+created inside one; or a list for all layers of a model. Output: numbers of stages, stored on the layers, and
+`in_stages`, in which a model is traced with its layers' operations in their stages (`ipu.stage`).
 
-Of what says a stage, a scope around a call or a list counts more than the scope in which a layer was made, as in
-Graphcore's Keras; and as there, a stage is not inside another.
+A scope around a call, or a list, takes precedence over the scope in which a layer was created, as in Graphcore's Keras;
+and as there, stages are not nested.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import keras
 
 from ipujax.calls import whole_number
-from ipujax.keras.attributes import keep, replaced
-from ipujax.keras.settings import forget_functions
+from ipujax.keras.attributes import replace_attribute, set_untracked
+from ipujax.keras.settings import clear_functions
 from ipujax.pipeline import stage
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.logs import Log
@@ -32,180 +32,193 @@ from ipujax.runtime.signatures import checking_calls
 _LOG = Log("keras")
 # Attributes of a layer.
 _ASSIGNED = "ipu_pipeline_stages"  # the stage of each of its calls, in order
-_MADE_IN = "ipu_made_in_stage"  # the stage in whose scope it was made, of calls in no other
-_SEEN = "ipu_stages_of_calls"  # the stages in whose scopes it was called when a model was traced, in order
-_ATTRIBUTES = (_ASSIGNED, _MADE_IN, _SEEN)
-_OPEN: ContextVar[tuple[int, str] | None] = ContextVar("ipujax_keras_stage", default=None)  # and what said so
+_CREATED_IN = "ipu_made_in_stage"  # the stage in whose scope it was created, for calls in no other
+_TRACED = (
+    "ipu_stages_of_calls"  # the stages in whose scopes it was called when a model was traced, in order; for reports
+)
+_ATTRIBUTES = (_ASSIGNED, _CREATED_IN, _TRACED)
+_OPEN: ContextVar[tuple[int, str] | None] = ContextVar("ipujax_keras_stage", default=None)  # number and origin
 
 
 @contextmanager
 def PipelineStage(number: int) -> Iterator[None]:
-    """Puts into a stage what is called inside: layers of a functional model, or operations in a `call`.
+    """Assign calls inside to a stage: of layers of a functional model, or operations in a `call`.
 
-    Layers that are made inside are in the stage wherever they are called in no other.
+    Layers created inside are in the stage wherever no other stage is around their call.
 
     Args:
-        number: of the stage, from 0.
+        number: number of the stage, from 0.
 
     Raises:
-        ArgumentError: for no such number, and inside of another stage.
+        ArgumentError: the number is not an integer from 0, or the scope is inside of another stage.
     """
-    checked = whole_number("PipelineStage needs the number of a stage", number, 0)
-    calling, making, depth = keras.layers.Layer.__call__, keras.layers.Layer.__init__, 0
+    index = whole_number("PipelineStage needs the number of a stage", number, 0)
+    keras_call = keras.layers.Layer.__call__
+    keras_init = keras.layers.Layer.__init__
+    depth = 0  # of calls inside calls: only the outermost layer is assigned, and its layers go with it
 
-    @functools.wraps(calling)
-    def recorded(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(keras_call)
+    def recorded_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if not depth:
-            _record(layer, checked, (args, kwargs))
+            _record_call(layer, index, (args, kwargs))
         depth += 1
         try:
-            return calling(layer, *args, **kwargs)
+            return keras_call(layer, *args, **kwargs)
         finally:
             depth -= 1
 
-    @functools.wraps(making)
-    def made(layer: Any, *args: Any, **kwargs: Any) -> None:
-        making(layer, *args, **kwargs)
-        keep(layer, **{_MADE_IN: checked})
+    @functools.wraps(keras_init)
+    def recorded_init(layer: Any, *args: Any, **kwargs: Any) -> None:
+        keras_init(layer, *args, **kwargs)
+        set_untracked(layer, **{_CREATED_IN: index})
 
     with (
-        _opened(checked, f"PipelineStage({checked})"),
-        stage(checked),
-        replaced(keras.layers.Layer, "__call__", recorded),
-        replaced(keras.layers.Layer, "__init__", made),
+        _open_stage(index, f"PipelineStage({index})"),
+        stage(index),
+        replace_attribute(keras.layers.Layer, "__call__", recorded_call),
+        replace_attribute(keras.layers.Layer, "__init__", recorded_init),
     ):
         yield
 
 
 @contextmanager
-def _opened(number: int, what: str) -> Iterator[None]:
-    """Refuses a stage inside of another."""
+def _open_stage(number: int, origin: str) -> Iterator[None]:
+    """Refuse a stage inside of another; the same stage may be nested."""
     outer = _OPEN.get()
     if outer is not None and outer[0] != number:
         raise ArgumentValueError(
-            f"{what} is inside of another stage",
+            f"{origin} is inside of another stage",
             expected=f"stage {outer[0]}, as {outer[1]} around it says, or no stage around it",
             got=number,
             hint="PipelineStage around the parts of a call alone, or around the call alone; in "
             "model.set_pipeline_stage_assignment(...) None for a layer with stages of its own",
         )
-    token = _OPEN.set(outer or (number, what))
+    token = _OPEN.set(outer or (number, origin))
     try:
         yield
     finally:
         _OPEN.reset(token)
 
 
-def _record(layer: Any, number: int, arguments: Any) -> None:
-    """Notes a call in a scope: for good in a functional model, whose layers are called again behind the scope."""
+def _record_call(layer: Any, number: int, arguments: Any) -> None:
+    """Store the stage of a call on its layer.
+
+    A functional model calls its layers again outside of the scope, in this order, so each symbolic call is stored.
+    """
     is_symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments))
-    attribute = _ASSIGNED if is_symbolic else _SEEN
-    before = layer.__dict__.get(attribute, ())
-    if is_symbolic or number not in before:
-        keep(layer, **{attribute: (*before, number)})
+    attribute = _ASSIGNED if is_symbolic else _TRACED
+    earlier = layer.__dict__.get(attribute, ())
+    if is_symbolic or number not in earlier:
+        set_untracked(layer, **{attribute: (*earlier, number)})
 
 
 @contextmanager
 def in_stages() -> Iterator[None]:
-    """While models are traced inside, what their layers do is in their stages."""
-    calling, calls = keras.layers.Layer.__call__, Counter[int]()  # by the identity of the layer
+    """Trace models inside with the operations of each layer in its stage."""
+    keras_call = keras.layers.Layer.__call__
+    calls = Counter[int]()  # by the identity of the layer
 
-    @functools.wraps(calling)
-    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        assigned, made_in = layer.__dict__.get(_ASSIGNED), layer.__dict__.get(_MADE_IN)
+    @functools.wraps(keras_call)
+    def staged_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        assigned = layer.__dict__.get(_ASSIGNED)
+        created_in = layer.__dict__.get(_CREATED_IN)
         if assigned:
+            # The n-th call of a trace is the n-th of the model's definition; a scope with several traces starts over.
             number = assigned[calls[id(layer)] % len(assigned)]
             calls[id(layer)] += 1
-            with _opened(number, f"the layer {layer.name} of stage {number}"), stage(number):
-                return calling(layer, *args, **kwargs)
-        if made_in is not None and _OPEN.get() is None:
-            with stage(made_in):
-                return calling(layer, *args, **kwargs)
-        return calling(layer, *args, **kwargs)
+            with _open_stage(number, f"the layer {layer.name} of stage {number}"), stage(number):
+                return keras_call(layer, *args, **kwargs)
+        if created_in is not None and _OPEN.get() is None:
+            with stage(created_in):  # not `_open_stage`: a layer inside may be in another stage
+                return keras_call(layer, *args, **kwargs)
+        return keras_call(layer, *args, **kwargs)
 
-    with replaced(keras.layers.Layer, "__call__", called):
+    with replace_attribute(keras.layers.Layer, "__call__", staged_call):
         yield
 
 
-def assignable(model: Any) -> list[Any]:
-    """The layers of a model that may be in a stage, in order."""
+def assignable_layers(model: Any) -> list[Any]:
+    """Return the layers of a model that may be in a stage, in order."""
     return [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
 
 
 def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int | None]) -> None:
-    """Puts the layers of a model into stages.
+    """Assign the layers of a model to stages.
 
     Args:
         model: a Keras model.
-        assignment: the stage of each layer of `model.layers` but inputs, in order, from 0, none left out; None for
-            layers that have stages of their own inside.
+        assignment: the stage of each layer of `model.layers` but inputs, in order, from 0 without a gap; None for a
+            layer with stages inside.
 
     Raises:
-        ArgumentError: for a list of another length, numbers that are no stages, or a sequence of layers that goes back.
+        ArgumentError: the length is not the number of layers, a stage is not an integer from 0 or has no layers, or
+            layers of a sequential model go back to an earlier stage.
     """
     if isinstance(assignment, str) or not isinstance(assignment, Iterable):
-        what = "set_pipeline_stage_assignment was given no list"
-        raise ArgumentError(what, expected="the stage of each layer", got=repr(assignment))
-    layers, numbers = assignable(model), list(assignment)
+        problem = "assignment of set_pipeline_stage_assignment must be a list"
+        raise ArgumentError(problem, expected="the stage of each layer", got=repr(assignment))
+    layers = assignable_layers(model)
+    numbers = list(assignment)
     if not layers:
         raise ArgumentError(f"{model.name} has no layers to be in stages", expected="a model with layers")
     if len(numbers) != len(layers):
         raise ArgumentError(
-            "set_pipeline_stage_assignment was given a list of another length than the model has layers",
+            "assignment of set_pipeline_stage_assignment must have an entry for each layer",
             expected=f"{len(layers)} stages, for {', '.join(layer.name for layer in layers)}",
             got=len(numbers),
         )
-    given = [n for n in numbers if n is not None]
-    if wrong := [n for n in given if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
-        what = "set_pipeline_stage_assignment was given what is no stage"
-        raise ArgumentError(what, expected="whole numbers from 0", got=repr(wrong[0]))
-    missing = set(range(max(given, default=-1) + 1)) - set(given)
-    if missing and len(given) == len(numbers):
+    assigned = [n for n in numbers if n is not None]
+    if invalid := [n for n in assigned if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
+        problem = "stages of set_pipeline_stage_assignment must be whole numbers from 0"
+        raise ArgumentError(problem, expected="whole numbers from 0", got=repr(invalid[0]))
+    missing = set(range(max(assigned, default=-1) + 1)) - set(assigned)
+    if missing and len(assigned) == len(numbers):  # else layers with None may have the missing stages inside
         raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
-    if isinstance(model, keras.Sequential):
+    if isinstance(model, keras.Sequential):  # other models may list layers in another order than they call them
         _check_order([(layer, n) for layer, n in zip(layers, numbers, strict=True) if n is not None])
     for layer, number in zip(layers, numbers, strict=True):
         if number is None:
             layer.__dict__.pop(_ASSIGNED, None)
         else:
-            keep(layer, **{_ASSIGNED: (int(number),)})
-    forget_functions(model)
+            set_untracked(layer, **{_ASSIGNED: (int(number),)})
+    clear_functions(model)
 
 
 def _check_order(assigned: Sequence[tuple[Any, int]]) -> None:
-    """Refuses a layer in an earlier stage than the one before it."""
-    for (before, high), (layer, low) in pairwise(assigned):
-        if low < high:
+    """Refuse a layer in an earlier stage than the layer before it."""
+    for (previous, previous_stage), (layer, number) in pairwise(assigned):
+        if number < previous_stage:
             raise ArgumentError(
                 "set_pipeline_stage_assignment would have values flow back to an earlier stage",
-                expected=f"{layer.name} in stage {high} or a later one, as {before.name} before it is in {high}",
-                got=low,
+                expected=f"{layer.name} in stage {previous_stage} or a later one, as {previous.name} before it is in"
+                f" {previous_stage}",
+                got=number,
             )
 
 
 def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
-    """The stage of each layer of `model.layers` but inputs, the first of several; None for those in none.
+    """Return the stage of each layer of `model.layers` but inputs, the first of several; None for layers in none.
 
-    Stages inside a `call` are known once it was traced: when the model was called, or has run.
+    Stages inside a `call` are known once it was traced: after a call or a run of the model.
     """
-    _warn_of_unknown(model)
-    return [next(iter(_stages_of(layer)), None) for layer in assignable(model)]
+    _warn_without_stages(model)
+    return [next(iter(_known_stages(layer)), None) for layer in assignable_layers(model)]
 
 
 @checking_calls("model.print_pipeline_stage_assignment_summary", first="model")
 def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str], Any] | None = None) -> None:
-    """Prints the stages of a model's layers, with those of layers inside.
+    """Print the stages of a model's layers, including inner layers that have any.
 
     Args:
         model: a Keras model.
-        print_fn: takes each line in place of `print`.
+        print_fn: called with each line in place of `print`.
     """
-    _warn_of_unknown(model)
-    direct = set(map(id, assignable(model)))
+    _warn_without_stages(model)
+    direct = set(map(id, assignable_layers(model)))
     rows = [("layer", "class", "stages")]
     for layer in _all_layers(model):
-        stages = ", ".join(map(str, sorted(set(_stages_of(layer)))))
+        stages = ", ".join(map(str, sorted(set(_known_stages(layer)))))
         if layer is not model and (id(layer) in direct or stages):
             rows.append((layer.path or layer.name, type(layer).__name__, stages or "none of its own"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -214,42 +227,42 @@ def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str]
         (print if print_fn is None else print_fn)(line)
 
 
-def _warn_of_unknown(model: Any) -> None:
-    if not any(map(_stages_of, _all_layers(model))):
-        what = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
-        _LOG.warning(what, model.name)
+def _warn_without_stages(model: Any) -> None:
+    if not any(map(_known_stages, _all_layers(model))):
+        text = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
+        _LOG.warning(text, model.name)
 
 
-def _stages_of(layer: Any) -> tuple[int, ...]:
-    """The stages of a layer's calls, as far as they are known."""
-    own = layer.__dict__
-    made_in = (own[_MADE_IN],) if _MADE_IN in own else ()
-    stages: tuple[int, ...] = own.get(_ASSIGNED) or own.get(_SEEN) or made_in
+def _known_stages(layer: Any) -> tuple[int, ...]:
+    """Return the stages of a layer's calls so far, by the precedence of `in_stages`."""
+    attributes = layer.__dict__
+    created_in = (attributes[_CREATED_IN],) if _CREATED_IN in attributes else ()
+    stages: tuple[int, ...] = attributes.get(_ASSIGNED) or attributes.get(_TRACED) or created_in
     return stages
 
 
 def reset_pipeline_stage_assignment(model: Any) -> None:
-    """Takes all layers of a model, and layers inside, out of the stages they are called, made or assigned in.
+    """Remove the stages of all layers of a model, including inner ones: those of calls, creation and assignment.
 
-    Scopes inside a `call` stay where they are.
+    Scopes inside a `call` remain.
     """
     for layer in _all_layers(model):
-        for attribute in _ATTRIBUTES if layer is not model else (_MADE_IN,):
+        for attribute in _ATTRIBUTES if layer is not model else (_CREATED_IN,):  # its calls are of an outer model
             layer.__dict__.pop(attribute, None)
-    forget_functions(model)
+    clear_functions(model)
 
 
 def has_stages(model: Any) -> bool:
-    """Whether layers of a model are in stages outside of calls; see `stage_trace` for those inside."""
-    return any(_ASSIGNED in layer.__dict__ or _MADE_IN in layer.__dict__ for layer in _all_layers(model))
+    """Return whether layers of a model are in stages without a trace; see `stage_trace` for those in a `call`."""
+    return any(_ASSIGNED in layer.__dict__ or _CREATED_IN in layer.__dict__ for layer in _all_layers(model))
 
 
-def forget_calls(model: Any) -> None:
-    """Forgets the stages in whose scopes layers of a model were called before it is traced anew."""
+def clear_calls(model: Any) -> None:
+    """Remove the stages of calls in scopes from the layers of a model, before another trace."""
     for layer in _all_layers(model):
-        layer.__dict__.pop(_SEEN, None)
+        layer.__dict__.pop(_TRACED, None)
 
 
 def _all_layers(model: Any) -> list[Any]:
-    """A model, its layers, and those inside of them; each once."""
+    """Return a model and its layers at any depth, each once: layers may be shared."""
     return list(dict.fromkeys(model._flatten_layers()))

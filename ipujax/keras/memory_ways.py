@@ -1,7 +1,7 @@
-"""What to try when a Keras model does not fit, under the names that Keras' users set.
+"""Remedies for a Keras model that does not fit, in the names of Keras' options.
 
-Input: a `TileMemoryError` with ways of `ipu.jit`. Output: the same error with those that a model and its configuration
-have; what cannot be set in Keras is left out.
+Input: a `TileMemoryError` with the remedies of `ipu.jit`. Output: that error with the remedies that a model and its
+configuration have; those without an option in Keras are left out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from ipujax.keras.settings import ModelSettings
 from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.target import preset
 
-# In place of each way of `ipu.jit`; {} is that way in its own words, "" leaves it out.
+# Text by remedy of `ipu.jit`: {} is the text of `ipu.jit`, "" leaves the remedy out. Remedies that are not listed keep
+# their text.
 _IN_KERAS = {
     "batch": "{}; model.set_gradient_accumulation_options(…) lets an update have as many examples as before",
     "code": "fewer different steps on each IPU: fewer layers, or layers in stages",
     "float16": "{}: dtype of layers, or keras.config.set_dtype_policy",
-    "checkpoint": "",  # all gradients are recomputed by the way below
+    "checkpoint": "",  # "recompute" below is of all gradients
     "recompute": "config.allow_recompute = True, which keeps less of what gradients need",
     "pipelines": 'model.set_pipelining_options(recompute="auto"), which keeps less of what gradients need',
     "io_tiles": "a smaller config.io_tiles.num_io_tiles: I/O tiles take memory from what computes",
@@ -31,26 +32,26 @@ _IN_KERAS = {
 }
 
 
-def in_words_of_keras(
+def with_keras_remedies(
     error: TileMemoryError, model: Any, settings: ModelSettings, device: IPUModel, batches: int
 ) -> TileMemoryError:
-    """The error of a model with what its user can set.
+    """Return an error of a compiled function with the remedies of Keras' users.
 
     Args:
-        error: of its compiled function.
-        model: the Keras model.
-        settings: of the function.
+        error: error of the function.
+        model: its Keras model.
+        settings: settings of the function.
         device: the IPUs.
-        batches: that a call takes.
+        batches: batches of a call.
     """
     translated = {name: _IN_KERAS.get(name, "{}").format(way) for name, way in error.ways.items()}
-    allow = translated.pop("allow", "")
-    ways = {**translated, **dict(_of_model(model, settings, device, batches)), "allow": allow}
+    allow = translated.pop("allow", "")  # the last resort comes last
+    ways = {**translated, **dict(_model_remedies(model, settings, device, batches)), "allow": allow}
     return error.with_ways({name: way for name, way in ways.items() if way})
 
 
-def _of_model(model: Any, settings: ModelSettings, device: IPUModel, batches: int) -> Iterator[tuple[str, str]]:
-    """Ways that only Keras' users have."""
+def _model_remedies(model: Any, settings: ModelSettings, device: IPUModel, batches: int) -> Iterator[tuple[str, str]]:
+    """Yield name and text of remedies that only Keras models have."""
     updates = batches // settings.batches_of_update
     if updates > 1:
         fewer = f"steps_per_execution={settings.batches_of_update}"
@@ -62,6 +63,6 @@ def _of_model(model: Any, settings: ModelSettings, device: IPUModel, batches: in
             "config.auto_select_ipus, and model.set_pipelining_options(…) for how the pipeline runs",
         )
     target = device.target
-    whole = preset(target.name).tiles_per_ipu
-    if target.tiles_per_ipu < whole:
-        yield "tiles", f"config.ipu_model.tiles_per_ipu = 0, for all {whole:,} tiles of the chip"
+    chip_tiles = preset(target.name).tiles_per_ipu
+    if target.tiles_per_ipu < chip_tiles:
+        yield "tiles", f"config.ipu_model.tiles_per_ipu = 0, for all {chip_tiles:,} tiles of the chip"

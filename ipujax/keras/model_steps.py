@@ -1,12 +1,12 @@
 """Steps of a model as pure functions: of its state and the batches of an update, in one replica.
 
-Input: a compiled Keras model and its settings. Output: functions `(state, batches) → (outputs, state)`, the state as
-Keras' JAX trainer has it: lists of the values of trainable, other, optimizer's and metrics' variables.
+Input: a compiled Keras model and its settings. Output: functions `(state, batches) → (outputs, state)`, with the state
+of Keras' JAX trainer: lists of the values of trainable, other, optimizer's and metrics' variables.
 
-An update of one batch in one replica is the model's own `train_step`, so one that a subclass defines is used. With
-several, the same is done in parts: gradients of each batch, in a pipeline if the model has stages, then one update.
-What replicas hold apart is brought together behind each update: averages of what is real, sums of what metrics count
-(`Variable.aggregation`), and of all else what the first replica has. Each replica draws numbers of its own.
+An update of one batch in one replica is the model's `train_step`, so that of a subclass is used. With several batches
+it has parts: gradients of each batch, in a pipeline if the model has stages, then one update. After it the variables
+of replicas are made equal: the average of real ones, the sum of counts of metrics (`Variable.aggregation`), and the
+first replica's value of all others. Replicas draw different random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ _SEED_OFFSET = np.uint32(0x9E3779B9)  # between seeds of replicas: the golden ra
 
 
 def train_step(model: Any, settings: ModelSettings) -> Step:
-    """One update: of a state and batches [accumulation, batch, …]."""
+    """Return the function of one update: of a state and batches [accumulation, batch, …].
+
+    Raises:
+        ArgumentError: the model overrides a method that an update of several batches replaces, or a metric may not
+            add up over replicas.
+    """
     is_plain = settings.batches_of_update == 1 and settings.stages < 2
     if is_plain:
         return lambda state, batches: model.train_step(state, first_of(batches))
@@ -47,42 +52,45 @@ def train_step(model: Any, settings: ModelSettings) -> Step:
 
 
 def test_step(model: Any, settings: ModelSettings) -> Step:
-    """Evaluates batches: of a state and batches [accumulation, batch, …]."""
+    """Return the function that evaluates batches: of a state and batches [accumulation, batch, …]."""
     _check_metrics(model, settings)
 
     def step(state: Any, batches: Any) -> tuple[Any, Any]:
-        trainable, others, metrics = state
+        trainable, non_trainable, metrics = state
         replicas = _Replicas(settings.replicas)
-        own = replicas.own_seeds(model.non_trainable_variables, others)
-        done = _pipelined(of_batch, settings, {1: ("others",), 2: ("metrics",)})(trainable, own, metrics, batches)
-        new_others = replicas.together(model.non_trainable_variables, others, done["others"])
-        new_metrics = replicas.together(model.metrics_variables, metrics, done["metrics"])
-        logs = done["logs"] if settings.replicas == 1 else _logs(model, new_metrics)
-        return logs, (trainable, new_others, new_metrics)
+        seeded = replicas.offset_seeds(model.non_trainable_variables, non_trainable)
+        evaluate = _pipelined(evaluate_batch, settings, {1: ("non_trainable",), 2: ("metrics",)})
+        results = evaluate(trainable, seeded, metrics, batches)
+        new_non_trainable = replicas.combine(model.non_trainable_variables, non_trainable, results["non_trainable"])
+        new_metrics = replicas.combine(model.metrics_variables, metrics, results["metrics"])
+        # Logs of one replica's counts are not those of all: the combined counts give them.
+        logs = results["logs"] if settings.replicas == 1 else _logs(model, new_metrics)
+        return logs, (trainable, new_non_trainable, new_metrics)
 
-    def of_batch(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
+    def evaluate_batch(trainable: Any, non_trainable: Any, metrics: Any, batch: Any) -> Any:
         with in_stages():
-            logs, (_, others, metrics) = model.test_step((trainable, others, metrics), batch)
-        return {"logs": logs, "others": others, "metrics": metrics}
+            logs, (_, non_trainable, metrics) = model.test_step((trainable, non_trainable, metrics), batch)
+        return {"logs": logs, "non_trainable": non_trainable, "metrics": metrics}
 
     return step
 
 
 def predict_step(model: Any, settings: ModelSettings) -> Step:
-    """Predicts batches: of a state and batches [accumulation, batch, …]; outputs likewise."""
+    """Return the function that predicts batches: of a state and batches [accumulation, batch, …]; outputs likewise."""
 
     def step(state: Any, batches: Any) -> tuple[Any, Any]:
-        trainable, others = state
+        trainable, non_trainable = state
         replicas = _Replicas(settings.replicas)
-        own = replicas.own_seeds(model.non_trainable_variables, others)
-        done = _pipelined(of_batch, settings, {1: ("others",)}, outputs="stack")(trainable, own, batches)
-        others = replicas.together(model.non_trainable_variables, others, done["others"])
-        return done["outputs"], (trainable, others)
+        seeded = replicas.offset_seeds(model.non_trainable_variables, non_trainable)
+        predict = _pipelined(predict_batch, settings, {1: ("non_trainable",)}, outputs="stack")
+        results = predict(trainable, seeded, batches)
+        non_trainable = replicas.combine(model.non_trainable_variables, non_trainable, results["non_trainable"])
+        return results["outputs"], (trainable, non_trainable)
 
-    def of_batch(trainable: Any, others: Any, batch: Any) -> Any:
+    def predict_batch(trainable: Any, non_trainable: Any, batch: Any) -> Any:
         with in_stages():
-            outputs, others = model.predict_step((trainable, others), batch)
-        return {"outputs": outputs, "others": others}
+            outputs, non_trainable = model.predict_step((trainable, non_trainable), batch)
+        return {"outputs": outputs, "non_trainable": non_trainable}
 
     return step
 
@@ -90,36 +98,37 @@ def predict_step(model: Any, settings: ModelSettings) -> Step:
 def _pipelined(
     fun: Callable[..., Any], settings: ModelSettings, carry: Mapping[int, Any], **reduce: str
 ) -> Callable[..., Any]:
-    """A function of batches [accumulation, batch, …] from one of a batch: a pipeline, or plain for one without stages.
+    """Return a function of batches [accumulation, batch, …] from one of a batch: a pipeline, or a plain call.
 
-    Results named in `reduce` are reduced so, all others are those of the last batch.
+    `reduce` has the reduction of a result by its name; other results are those of the last batch.
     """
 
-    def of_one(*args: Any) -> Any:
-        done = fun(*args[:-1], first_of(args[-1]))
-        stacked = [name for name, how in reduce.items() if how == "stack"]
-        return {**done, **{name: jax.tree.map(lambda x: x[None], done[name]) for name in stacked}}
+    def run_plain(*args: Any) -> Any:
+        results = fun(*args[:-1], first_of(args[-1]))
+        stacked = [name for name, reduction in reduce.items() if reduction == "stack"]
+        return {**results, **{name: jax.tree.map(lambda x: x[None], results[name]) for name in stacked}}
 
-    def of_all(*args: Any) -> Any:
-        names = jax.eval_shape(of_one, *args)
+    def run_pipeline(*args: Any) -> Any:
+        names = jax.eval_shape(run_plain, *args)
         pipelined = pipeline(
             fun,
             micro_batches=settings.accumulation,
-            schedule=settings.schedule if settings.accumulation > 1 else None,  # one is in no order
+            schedule=settings.schedule if settings.accumulation > 1 else None,  # one micro-batch has no order
             device_mapping=settings.device_mapping,
             recompute=settings.recompute,
             carry=carry if settings.accumulation > 1 else None,  # so that stages may share state of one batch
             reduce={name: reduce.get(name, "last") for name in names},
         )
-        return pipelined(*args[:-1], _joined(args[-1]))
+        return pipelined(*args[:-1], _join_batches(args[-1]))
 
-    return of_one if settings.accumulation == 1 and settings.stages < 2 else of_all
+    return run_plain if settings.accumulation == 1 and settings.stages < 2 else run_pipeline
 
 
 def _check_metrics(model: Any, settings: ModelSettings) -> None:
-    """Refuses metrics of users whose variables may be no sums, where replicas add them up."""
-    inside = [each for metric in model.metrics for each in (metric, *getattr(metric, "metrics", ()))]
-    for metric in inside if settings.replicas > 1 else ():
+    """Refuse metrics of users whose variables may not be sums, where replicas add them up."""
+    # `compile` wraps a model's metrics in one, which lists them.
+    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
+    for metric in metrics if settings.replicas > 1 else ():
         is_sum = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum)
         if not is_sum and not type(metric).__module__.startswith("keras."):
             raise ArgumentError(
@@ -130,71 +139,77 @@ def _check_metrics(model: Any, settings: ModelSettings) -> None:
 
 
 def first_of(tree: Any) -> Any:
-    """The first of each array."""
+    """Return the first element along the leading axis of each array."""
     return jax.tree.map(lambda x: x[0], tree)
 
 
 class _AccumulatedStep:
-    """An update from several batches, of one replica or of many."""
+    """Function of an update from several batches, in one replica or many."""
 
     def __init__(self, model: Any, settings: ModelSettings) -> None:
-        self._model, self._settings = model, settings
+        self._model = model
+        self._settings = settings
 
     def __call__(self, state: Any, batches: Any) -> tuple[Any, Any]:
-        model, replicas = self._model, _Replicas(self._settings.replicas)
-        trainable, others, optimizer, metrics = state
-        own = replicas.own_seeds(model.non_trainable_variables, others)
-        carry = {1: ("others",), 2: ("metrics",)}
+        model = self._model
+        replicas = _Replicas(self._settings.replicas)
+        trainable, non_trainable, optimizer, metrics = state
+        seeded = replicas.offset_seeds(model.non_trainable_variables, non_trainable)
+        carry = {1: ("non_trainable",), 2: ("metrics",)}
         gradients_of = _pipelined(self._gradients_of_batch, self._settings, carry, gradients=self._settings.reduction)
-        done = gradients_of(trainable, own, metrics, optimizer, batches)
-        gradients = replicas.mean(done["gradients"])
+        results = gradients_of(trainable, seeded, metrics, optimizer, batches)
+        # The mean before the update: replicas then apply equal gradients to equal weights, which need no collective.
+        gradients = replicas.mean(results["gradients"])
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-        others = replicas.together(model.non_trainable_variables, others, done["others"])
-        metrics = replicas.together(model.metrics_variables, metrics, done["metrics"])
-        return _logs(model, metrics), (trainable, others, optimizer, metrics)
+        non_trainable = replicas.combine(model.non_trainable_variables, non_trainable, results["non_trainable"])
+        metrics = replicas.combine(model.metrics_variables, metrics, results["metrics"])
+        return _logs(model, metrics), (trainable, non_trainable, optimizer, metrics)
 
-    def _gradients_of_batch(self, trainable: Any, others: Any, metrics: Any, optimizer: Any, batch: Any) -> Any:
+    def _gradients_of_batch(self, trainable: Any, non_trainable: Any, metrics: Any, optimizer: Any, batch: Any) -> Any:
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with in_stages():
             (_, aux), gradients = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)(
-                trainable, others, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
+                trainable, non_trainable, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
             )
-        loss, y_pred, others, metrics = aux
-        metrics = _counted(model, metrics, loss, x, y, y_pred, sample_weight)
-        return {"gradients": gradients, "others": others, "metrics": metrics}
+        loss, y_pred, non_trainable, metrics = aux
+        metrics = _update_metrics(model, metrics, loss, x, y, y_pred, sample_weight)
+        return {"gradients": gradients, "non_trainable": non_trainable, "metrics": metrics}
 
 
-def _joined(batches: Any) -> Any:
-    """Batches [accumulation, batch, …] one behind the other."""
+def _join_batches(batches: Any) -> Any:
+    """Reshape batches [accumulation, batch, …] to [accumulation · batch, …], which the pipeline splits again."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
 
 
-def _counted(model: Any, metrics: Sequence[Any], loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """The metrics' variables with a batch counted."""
+def _update_metrics(
+    model: Any, metrics: Sequence[Any], loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> Any:
+    """Return the metrics' variables after a batch."""
     variables = model.metrics_variables
     with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as scope:
+        # As Keras' `train_step`: the loss of an epoch is the mean over examples, not over batches.
         tracker = next(metric for metric in model.metrics if metric.name == "loss")
         tracker.update_state(loss, sample_weight=jax.tree.leaves(x)[0].shape[0])
         model.compute_metrics(x, y, y_pred, sample_weight)
-    found = [scope.get_current_value(variable) for variable in variables]
-    return [old if new is None else new for old, new in zip(metrics, found, strict=True)]
+    updated = [scope.get_current_value(variable) for variable in variables]  # None for one that was not assigned
+    return [old if new is None else new for old, new in zip(metrics, updated, strict=True)]
 
 
 def _logs(model: Any, metrics: Sequence[Any]) -> Any:
-    """What metrics say, from their variables."""
+    """Return the results of metrics with these values of their variables."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, metrics, strict=True))):
         return model.get_metrics_result()
 
 
 class _Replicas:
-    """What replicas do together; nothing if there is one."""
+    """Collectives over the replicas; the identity for one replica, which has no axis."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def own_seeds(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The values, with a seed of each replica's own in each generator; the first replica's are as they were."""
+    def offset_seeds(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return the values with another seed of each generator in each replica, unchanged in the first."""
         if self._count == 1:
             return list(values)
         offset = lax.axis_index(AXIS).astype(jnp.uint32) * _SEED_OFFSET
@@ -204,19 +219,21 @@ class _Replicas:
     def mean(self, tree: Any) -> Any:
         return tree if self._count == 1 else lax.pmean(tree, AXIS)
 
-    def together(self, variables: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-        """One value of each variable, from those of all replicas."""
+    def combine(self, variables: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """Return one value of each variable from those of all replicas before and after a step."""
         if self._count == 1:
             return list(after)
-        return [self._one(*each) for each in zip(variables, before, after, strict=True)]
+        return [self._combine_variable(*values) for values in zip(variables, before, after, strict=True)]
 
-    def _one(self, variable: Any, before: Any, after: Any) -> Any:
+    def _combine_variable(self, variable: Any, before: Any, after: Any) -> Any:
         if variable.aggregation == "sum":
+            # Only the increments add up: all replicas start from the same count.
             return before + lax.psum(after - before, AXIS)
         if jnp.issubdtype(after.dtype, jnp.inexact) and variable.aggregation != "only_first_replica":
             return lax.pmean(after, AXIS)
+        # Integers and seeds: those of the first replica, whose seeds have no offset.
         return lax.all_gather(after, AXIS)[0]
 
 
 def _is_seed(variable: Any) -> bool:
-    return str(variable.name) == "seed_generator_state"
+    return str(variable.name) == "seed_generator_state"  # as `keras.random.SeedGenerator` names it

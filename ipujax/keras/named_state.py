@@ -1,4 +1,4 @@
-"""A model's state by the names of its variables, which profiles and errors show.
+"""A model's state by the paths of its variables, which profiles and errors show.
 
 Input: a state as Keras' JAX trainer has it, lists of values. Output: the same values by kind and path, in that order.
 """
@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-# Kinds of variables by kind of function, in Keras' order.
+# Kinds of variables by kind of function, in the order of the lists of Keras' JAX trainer.
 _KINDS = {
     "train": ("trainable", "other", "optimizer", "metrics"),
     "test": ("trainable", "other", "metrics"),
@@ -19,7 +19,7 @@ Named = OrderedDict[str, OrderedDict[str, Any]]  # ordered for JAX too, which so
 
 
 class StateNames:
-    """The names of a model's variables.
+    """Paths of a model's variables, and conversion of its state between lists and names.
 
     Args:
         model: a Keras model that is built, and compiled.
@@ -28,39 +28,40 @@ class StateNames:
 
     def __init__(self, model: Any, kind: str) -> None:
         self.variables = _variables(model, kind)
-        self._paths = {name: _paths(own) for name, own in self.variables.items()}
+        self._paths = {name: _unique_paths(variables) for name, variables in self.variables.items()}
 
     @property
     def sizes(self) -> list[int]:
-        """How many variables there are of each kind."""
-        return [len(own) for own in self.variables.values()]
+        """Number of variables of each kind."""
+        return [len(variables) for variables in self.variables.values()]
 
     def named(self, state: Sequence[Any]) -> Named:
-        """Lists of values by their names."""
+        """Return lists of values by kind and path."""
         pairs = zip(self._paths.items(), state, strict=True)
         return OrderedDict((kind, OrderedDict(zip(paths, values, strict=True))) for (kind, paths), values in pairs)
 
     def listed(self, named: Named) -> tuple[list[Any], ...]:
-        """What `named` was made from."""
+        """Return the lists of values of a named state: the inverse of `named`."""
         return tuple([named[kind][path] for path in paths] for kind, paths in self._paths.items())
 
 
 def _variables(model: Any, kind: str) -> dict[str, list[Any]]:
-    """The variables of each kind, in order."""
-    of = {
+    # Functions, as a model that was not compiled has no optimizer to ask.
+    variables_of_kind = {
         "trainable": lambda: model.trainable_variables,
         "other": lambda: model.non_trainable_variables,
         "optimizer": lambda: model.optimizer.variables,
         "metrics": lambda: model.metrics_variables,
     }
-    return {name: list(of[name]()) for name in _KINDS[kind]}
+    return {name: list(variables_of_kind[name]()) for name in _KINDS[kind]}
 
 
-def _paths(variables: Sequence[Any]) -> list[str]:
-    """The path of each variable, with a number behind one that others have before it."""
-    seen, paths = Counter[str](), []
+def _unique_paths(variables: Sequence[Any]) -> list[str]:
+    """Return the path of each variable, with a number behind repeated ones: Keras lets layers share a name."""
+    uses = Counter[str]()
+    paths = []
     for variable in variables:
         path = str(variable.path)
-        paths.append(f"{path} {seen[path] + 1}" if seen[path] else path)
-        seen[path] += 1
+        paths.append(f"{path} {uses[path] + 1}" if uses[path] else path)
+        uses[path] += 1
     return paths

@@ -1,9 +1,9 @@
 """`ipujax run`: starts the processes of a run, lets them meet, and ends them.
 
-launch.py       the launcher: what to launch, and how instances are started
+launch.py       the launcher: its settings, and the start of instances
 watch.py        its event loop: follows instances, and ends all when one fails
 started.py      a started instance: its process and recorded state
-meeting.py      requests of instances that are about to act together, and the answers
+meeting.py      requests of instances that are about to act together, and the replies
 output.py       lines with the number of the instance before them
 guardian.py     ends the instances of a launcher that was killed; runs as a script, with the standard library alone
 """

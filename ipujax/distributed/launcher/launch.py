@@ -1,6 +1,6 @@
-"""What to launch, and how the processes of a run are started.
+"""The launcher: settings of a run, and the start of its processes.
 
-Input: `Launch`. Output: the exit code, 0 when every instance ended with 0, else that of the first that did not. The
+Input: `Launch`. Output: the exit code, 0 if every instance ended with 0, else that of the first that did not. The
 event loop over running instances is in `watch.py`.
 
 Limits: all instances run on this machine.
@@ -30,24 +30,25 @@ from ipujax.distributed.launcher.started import Instance
 from ipujax.distributed.launcher.watch import Watch, watching_signals
 from ipujax.runtime.errors import ArgumentError
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to launch.
+    """Settings of a run.
 
     Args:
         command: a script and its arguments, or "-m", a module and its arguments.
-        instances: how many processes run it.
-        replicas: how many replicas they hold together, the same number each.
-        timeout_seconds: all are ended when one gives no sign of life for so long; 0 waits for ever.
+        instances: number of processes that run it.
+        replicas: number of replicas of all instances, a multiple of `instances`.
+        timeout_seconds: time without a sign of life of an instance after which all are ended; 0 for no limit.
         grace_seconds: time between the signal to end and the kill.
         prefix: text before each line of output, see `output.Prefix`; "" for none.
-        only_stdout_from: the one instance whose standard output is shown; all when None. Errors are always shown.
+        only_stdout_from: instance whose standard output is shown; all when None. Standard errors are always shown.
 
     Raises:
-        ArgumentError: for numbers that make no sense, or do not fit each other.
+        ArgumentError: a number is out of its range, `replicas` is not a multiple of `instances`, or the prefix has
+            unknown names.
     """
 
     command: tuple[str, ...]
@@ -61,7 +62,7 @@ class Launch:
     def __post_init__(self) -> None:
         for name in ("instances", "replicas"):
             if getattr(self, name) < 1:
-                raise ArgumentError(f"no run has {getattr(self, name)} {name}", expected="at least 1")
+                raise ArgumentError(f"{name} of a run must be positive", expected="at least 1", got=getattr(self, name))
         if self.replicas % self.instances:
             raise ArgumentError(
                 f"{self.replicas} replicas cannot be shared equally by {self.instances} instances",
@@ -70,19 +71,21 @@ class Launch:
                 hint=f"--replicas {(self.replicas // self.instances + 1) * self.instances}",
             )
         for name in ("timeout_seconds", "grace_seconds"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ArgumentError(f"{name} makes no sense", expected="0 or more", got=getattr(self, name))
+            if not 0 <= getattr(self, name) < float("inf"):  # also refuses NaN, which no comparison holds for
+                problem = f"{name} must be a finite number of seconds"
+                raise ArgumentError(problem, expected="0 or more", got=getattr(self, name))
         if self.only_stdout_from is not None and not 0 <= self.only_stdout_from < self.instances:
             expected = f"0 to {self.instances - 1}"
-            raise ArgumentError("there is no such instance to show", expected=expected, got=self.only_stdout_from)
-        Prefix(self.prefix, self.instances)
+            problem = "only_stdout_from must be the number of an instance"
+            raise ArgumentError(problem, expected=expected, got=self.only_stdout_from)
+        Prefix(self.prefix, self.instances)  # refuses unknown names before anything is started
 
 
 def launch(settings: Launch) -> int:
-    """Runs instances to their end. Only the main thread can do so, because signals come to it.
+    """Run instances to their end, in the main thread: only it may set signal handlers.
 
     Args:
-        settings: what to run.
+        settings: settings of the run.
 
     Returns:
         The exit code: 0, or that of the first instance that failed (128 + n if signal n killed it); 124 if one was
@@ -99,46 +102,49 @@ def launch(settings: Launch) -> int:
 
 
 def _start(settings: Launch, index: int, port: int) -> Instance:
-    """Starts an instance: the leader of a session, and so of a process group, of its own."""
-    mine, theirs = socket.socketpair()
-    with theirs:
+    """Start an instance as the leader of a new session, and so of a new process group."""
+    control, instance_end = socket.socketpair()
+    # Closed after the start, so that the end of the instance, which inherits it, closes its last copy.
+    with instance_end:
         process = subprocess.Popen(
-            [sys.executable, str(_HERE.parent / "instance" / "instance.py"), *settings.command],
+            [sys.executable, str(_FOLDER.parent / "instance" / "instance.py"), *settings.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(instance_end.fileno(),),
             env={
                 "JAX_PLATFORMS": "cpu",  # where IPUs are simulated; several processes cannot share one GPU anyway
                 **os.environ,
-                **_past_proxies(),
-                "PYTHONUNBUFFERED": "1",
+                **_proxy_exemption(),
+                "PYTHONUNBUFFERED": "1",  # into a pipe Python writes blocks: a stuck instance would look silent
                 LAUNCHER_PID: str(os.getpid()),
-                CONTROL_FD: str(theirs.fileno()),
+                CONTROL_FD: str(instance_end.fileno()),
                 COORDINATOR: f"127.0.0.1:{port}",
                 INSTANCE_INDEX: str(index),
                 NUM_INSTANCES: str(settings.instances),
                 NUM_REPLICAS: str(settings.replicas),
             },
         )
-    return Instance(index, process, mine)
+    return Instance(index, process, control)
 
 
-def _past_proxies() -> dict[str, str]:
-    """What keeps gRPC, by which JAX's processes find each other on this machine, from asking a proxy of the network."""
+def _proxy_exemption() -> dict[str, str]:
+    """Return variables that keep gRPC, which connects JAX's processes on this machine, from using a network's proxy."""
     if not any(name.lower() in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy") for name in os.environ):
         return {}
+    # gRPC reads the first that is set: it has to repeat the exemptions of the user.
     names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
-    without = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    return {"no_grpc_proxy": ",".join(filter(None, (without, "127.0.0.1")))}
+    exemptions = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join(filter(None, (exemptions, "127.0.0.1")))}
 
 
 @contextmanager
 def _guardian() -> Iterator[int]:
-    """The process that ends the instances if this one is killed; gives the file descriptor of its input."""
-    command = [sys.executable, "-I", "-S", str(_HERE / "guardian.py")]
+    """Run the process that ends the instances if this one is killed, and yield the file descriptor of its input."""
+    # In a new session, so that a Ctrl-C of the terminal does not reach it.
+    command = [sys.executable, "-I", "-S", str(_FOLDER / "guardian.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0) as guardian:
         assert guardian.stdin is not None
         yield guardian.stdin.fileno()
@@ -146,7 +152,7 @@ def _guardian() -> Iterator[int]:
 
 @contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A local port that nothing else is given, but that gRPC, which sets SO_REUSEPORT, can listen on."""
+    """Yield a local port that the system assigns to no other program, but on which gRPC can listen by SO_REUSEPORT."""
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reservation.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
-"""Output of instances, line by line, each with its instance before it.
+"""Output of instances, line by line, with the number of the instance before each line.
 
-Input: pieces of bytes as they come through a pipe. Output: whole lines, so that those of different instances never mix.
-A carriage return ends a line too, so progress bars come through as they move.
+Input: bytes from a pipe, in pieces. Output: whole lines, so that those of different instances never mix. A carriage
+return ends a line too, so progress bars are shown as they move.
 
 Limits: text without an end of line is shown when its line, or its process, ends.
 """
@@ -27,80 +27,85 @@ class Prefix:
 
     Args:
         text: may name {instance}, {instances}, {stream} ("out" or "err") and {time} (of the clock on the wall).
-        instances: how many there are.
+        instances: number of instances.
 
     Raises:
-        ArgumentError: for another name in braces, or braces that do not match.
+        ArgumentError: another name is in braces, or braces do not match.
     """
 
     def __init__(self, text: str, instances: int) -> None:
-        self._text, self._instances = text, instances
+        self._text = text
+        self._instances = instances
         try:
-            self(0, "out")
+            self(0, "out")  # a bad prefix fails here, not at the first line of output
         except (KeyError, ValueError, IndexError, AttributeError) as error:
-            what = f"the prefix {text!r} cannot be filled in"
+            problem = f"the prefix {text!r} cannot be filled in"
             got = f"{type(error).__name__}: {error}"
-            raise ArgumentError(what, expected="{instance}, {instances}, {stream} or {time}", got=got) from None
+            raise ArgumentError(problem, expected="{instance}, {instances}, {stream} or {time}", got=got) from None
 
     def __call__(self, instance: int, stream: str) -> bytes:
-        """The prefix of a line that an instance wrote just now."""
+        """Return the prefix of a line that an instance wrote just now."""
         now = time.strftime("%H:%M:%S")
         text = self._text.format(instance=instance, instances=self._instances, stream=stream, time=now)
         return text.encode(errors="surrogateescape")
 
 
 class Lines:
-    """Puts pieces together to lines.
+    """Join pieces of bytes to lines.
 
     Args:
         longest_bytes: a longer line is cut; None for lines of any length.
     """
 
     def __init__(self, longest_bytes: int | None) -> None:
-        self._rest, self._longest = b"", longest_bytes
+        self._incomplete = b""  # a line without its end
+        self._longest_bytes = longest_bytes
 
     def add(self, piece: bytes) -> Iterator[bytes]:
-        """Takes the next piece; gives the lines it completes, with their ends."""
-        self._rest += piece
+        """Append a piece, and yield the lines that it completes, with their ends."""
+        self._incomplete += piece
         start = 0
-        for end in _END_OF_LINE.finditer(self._rest):
-            yield self._rest[start : end.end()]
+        for end in _END_OF_LINE.finditer(self._incomplete):
+            yield self._incomplete[start : end.end()]
             start = end.end()
-        self._rest = self._rest[start:]
-        if self._longest is not None and len(self._rest) >= self._longest:
+        self._incomplete = self._incomplete[start:]
+        if self._longest_bytes is not None and len(self._incomplete) >= self._longest_bytes:
             yield from self.end()
 
     def end(self) -> Iterator[bytes]:
-        """Gives what is left, as a line."""
-        if self._rest:
-            yield self._rest if self._rest.endswith(b"\r") else self._rest + b"\n"
-        self._rest = b""
+        """Yield the incomplete line, if any, with an end."""
+        if self._incomplete:
+            yield self._incomplete if self._incomplete.endswith(b"\r") else self._incomplete + b"\n"
+        self._incomplete = b""
 
 
 class Relay:
-    """Hands on one stream of one instance.
+    """Show one stream of one instance with prefixes.
 
     Args:
         stream: the read end of a pipe.
-        prefix: makes the text before each line.
-        show: takes lines, many at a time.
+        prefix: returns the text before a line.
+        show: writes lines, many at a time.
     """
 
     def __init__(self, stream: BinaryIO, prefix: Callable[[], bytes], show: Callable[[bytes], None]) -> None:
-        os.set_blocking(stream.fileno(), False)
-        self._stream, self._prefix, self._show, self._lines = stream, prefix, show, Lines(_LONGEST_LINE_BYTES)
+        os.set_blocking(stream.fileno(), False)  # a read after another event must not stop the event loop
+        self._stream = stream
+        self._prefix = prefix
+        self._show = show
+        self._lines = Lines(_LONGEST_LINE_BYTES)
 
     @property
     def is_open(self) -> bool:
-        """Whether more may come."""
+        """Whether the stream may have more output."""
         return not self._stream.closed
 
     def fileno(self) -> int:
-        """The file to wait for."""
+        """Return the file descriptor that a selector waits for."""
         return self._stream.fileno()
 
     def read(self) -> bool:
-        """Hands on a piece of what has come; whether there was something. Closes the stream at its end."""
+        """Show the next piece of output, and return whether there was one; close the stream at its end."""
         try:
             piece = os.read(self.fileno(), _PIPE_BYTES)
         except BlockingIOError:
@@ -113,5 +118,5 @@ class Relay:
         return bool(piece)
 
     def close(self) -> None:
-        """Stops handing on."""
+        """Close the stream."""
         self._stream.close()

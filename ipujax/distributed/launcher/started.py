@@ -28,22 +28,22 @@ class Instance:
         index: number of the instance.
         process: the process, leader of its group.
         control: socket to the instance.
-        said: incomplete message on the socket.
+        messages: joins bytes from the socket to messages.
         relays: its standard output and errors.
-        last_sign: time of its last sign of life, of `time.monotonic`.
-        sign: description of that sign.
-        ended: exit code of the script, None while it runs.
+        last_sign_at: time of its last sign of life, of `time.monotonic`.
+        last_sign: description of that sign.
+        script_code: exit code of the script, None while it runs; the process outlives its script by exit handlers.
         is_reaped: whether the process has been waited for.
     """
 
     index: int
     process: subprocess.Popen[bytes]
     control: socket.socket
-    said: Lines = field(default_factory=lambda: Lines(None))
+    messages: Lines = field(default_factory=lambda: Lines(None))
     relays: list[Relay] = field(default_factory=list)
-    last_sign: float = field(default_factory=time.monotonic)
-    sign: str = "its start"
-    ended: int | None = None
+    last_sign_at: float = field(default_factory=time.monotonic)
+    last_sign: str = "its start"
+    script_code: int | None = None
     is_reaped: bool = False
 
     def send(self, number: int, *, whole_group: bool = True) -> None:
@@ -60,7 +60,7 @@ class Instance:
 
     def is_dying(self) -> bool:
         """Return whether the process exits without a report of its script's end; False except on Linux."""
-        if self.is_reaped or self.ended is not None or sys.platform != "linux":
+        if self.is_reaped or self.script_code is not None or sys.platform != "linux":
             return False
         after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return after_name[0] in "XZ" or bool(int(after_name[6]) & _PF_EXITING)

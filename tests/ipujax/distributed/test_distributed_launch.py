@@ -166,7 +166,7 @@ def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_killed_instance_is_blamed_whatever_is_known_first(order: tuple[int, int], monkeypatch, capfd):
     """The other fails for lack of it: it reports so, and then dies. Each end comes while the other one dies."""
-    monkeypatch.setattr(Instance, "is_dying", lambda self: self.ended is None and not self.is_reaped)
+    monkeypatch.setattr(Instance, "is_dying", lambda self: self.script_code is None and not self.is_reaped)
     signals, control = socket.socketpair(), socket.socketpair()
     with open(os.devnull, "wb") as guardian, Watch(signals[0], guardian.fileno(), 2, 0, 5) as watch:
         for index in range(2):
@@ -175,9 +175,9 @@ def test_a_killed_instance_is_blamed_whatever_is_known_first(order: tuple[int, i
         killed, other = watch._instances
         for index in order:
             if index:
-                watch._on_ended(other, 1)
+                watch._on_script_end(other, 1)
             else:
-                watch._failed(killed, "was killed by signal 9 (SIGKILL)", 137)
+                watch._record_failure(killed, "was killed by signal 9 (SIGKILL)", 137)
                 killed.end()
     for each in signals:
         each.close()
@@ -378,14 +378,14 @@ BAD = (
     (("-m",), "no module is named"),
     (("-m", "nowhere.at.all"), "there is no module nowhere"),
     (("--instances", "2", "--replicas", "3", __file__), "3 replicas cannot be shared equally by 2 instances"),
-    (("--instances", "0", __file__), "no run has 0 instances"),
+    (("--instances", "0", __file__), "instances of a run must be positive"),
     (("--instances", "two", __file__), "invalid int value"),
-    (("--replicas", "-1", __file__), "no run has -1 replicas"),
-    (("--timeout", "-1", __file__), "timeout_seconds makes no sense"),
-    (("--timeout", "nan", __file__), "timeout_seconds makes no sense"),
-    (("--grace", "inf", __file__), "grace_seconds makes no sense"),
+    (("--replicas", "-1", __file__), "replicas of a run must be positive"),
+    (("--timeout", "-1", __file__), "timeout_seconds must be a finite number"),
+    (("--timeout", "nan", __file__), "timeout_seconds must be a finite number"),
+    (("--grace", "inf", __file__), "grace_seconds must be a finite number"),
     (("--prefix", "{rank}", __file__), "cannot be filled in"),
-    (("--only-stdout-from-instance", "2", "--instances", "2", __file__), "no such instance"),
+    (("--only-stdout-from-instance", "2", "--instances", "2", __file__), "must be the number of an instance"),
     (("--instance", "2", __file__), "unrecognized arguments"),
 )
 

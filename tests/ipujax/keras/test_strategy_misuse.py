@@ -47,7 +47,7 @@ def test_batches_that_are_no_update_take_no_weights() -> None:
     with strategy().scope():
         model = mlp(steps_per_execution=4)
         model.set_gradient_accumulation_options(2)
-        with pytest.raises(ArgumentError, match="are no whole update"):
+        with pytest.raises(ArgumentError, match="are not a whole update"):
             model.fit(batches(), shuffle=False, verbose=0)
         assert int(model.optimizer.iterations) == 2  # of the first execution
         assert all(np.isfinite(np.asarray(variable)).all() for variable in model.variables)
@@ -268,7 +268,7 @@ def test_errors_name_lines_of_the_project() -> None:
     with strategy().scope():
         model = mlp(steps_per_execution=4)
         model.set_gradient_accumulation_options(4)
-        with pytest.raises(ArgumentError, match="no whole number of updates") as refused:
+        with pytest.raises(ArgumentError, match="not a whole number of updates") as refused:
             model.fit(X, Y, batch_size=4, verbose=0)
         assert "(test_errors_name_lines_of_the_project)" in str(refused.value.where)
     config = ipu.IPUConfig()

@@ -59,7 +59,7 @@ def test_a_smaller_last_batch_is_refused_before_any(name: str, accumulation: int
     data, hint = REFUSED[name]
     with strategy(2).scope():
         model = model_of(accumulation, replicas)
-        with pytest.raises(ArgumentError, match="the last batch of an epoch is no whole update") as refused:
+        with pytest.raises(ArgumentError, match="the last batch of an epoch is not a whole update") as refused:
             model.fit(**data, verbose=0)
     assert hint in refused.value.hint and int(model.optimizer.iterations) == 0
 
