@@ -97,7 +97,7 @@ class Relay:
 
     @property
     def is_open(self) -> bool:
-        """Whether the stream may have more output."""
+        """True until the end of the stream has been read."""
         return not self._stream.closed
 
     def fileno(self) -> int:

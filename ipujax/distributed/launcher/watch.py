@@ -30,13 +30,17 @@ TIMED_OUT = 124  # as `timeout` of the GNU coreutils
 _STACKS_SECONDS = 1.0  # assumed: long enough for stuck instances to print where they are
 _HELD_UP_SECONDS = 1.0  # assumed: longer than an iteration of the loop takes on a busy machine
 _DRAIN_SECONDS = 1.0  # assumed: for remaining output in pipes that a daemon of the script keeps open
-_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}  # sent on as
+_FORWARDED = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+}  # signal to instances
 
 
 @contextmanager
 def watching_signals() -> Iterator[socket.socket]:
     """Yield a socket that receives the numbers of signals: those that end the launcher, and SIGCHLD."""
-    # By the wakeup descriptor a signal is an event of the selector; Python writes to it for signals with a handler only.
+    # A wakeup descriptor makes a signal an event of the selector; Python writes to it for signals with a handler only.
     read, write = socket.socketpair()
     read.setblocking(False)
     write.setblocking(False)
@@ -200,7 +204,7 @@ class Watch:
 
     def _on_output(self, instance: Instance, relay: Relay) -> bool:
         """Show a piece of output, and return whether there was one."""
-        if not relay.is_open:  # read to its end since the selector name_instances it
+        if not relay.is_open:  # read to its end after the selector returned it
             return False
         fileno = relay.fileno()
         has_read = relay.read()
@@ -224,7 +228,7 @@ class Watch:
             instance.last_sign_at = time.monotonic()
             if "ended" in message:
                 self._on_script_end(instance, message["ended"])
-            elif "leaving" in message:  # it exits after all others: JAX aborts a process whose peers vanish
+            elif "leaving" in message:  # instance 0: others abort without its coordinator, so it ends last
                 self._leaving = instance
                 if self._kill_at is None:
                     self._end_all(signal.SIGTERM)
