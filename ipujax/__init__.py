@@ -43,9 +43,9 @@ from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, 
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
 
-_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "poputil", "schedules")
-
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
+_LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "poputil", "schedules")
+
 if _typing.TYPE_CHECKING:
     from ipujax import (
         poplar as poplar,
@@ -60,16 +60,16 @@ if _typing.TYPE_CHECKING:
     from ipujax.codelet_calls import codelet_call as codelet_call
 
     __version__: str
-else:  # a type checker would take any name
+else:  # a type checker would accept any name after a `__getattr__`
 
     def __getattr__(name: str) -> _typing.Any:
-        if name in _LATER:
+        if name in _LAZY_MODULES:
             return _import_module(f"ipujax.{name}")
         if name == "codelet_call":
             return _import_module("ipujax.codelet_calls").codelet_call
-        if name == "__version__":
+        if name == "__version__":  # `importlib.metadata` is slow to import
             return _import_module("importlib.metadata").version("ipujax")
         raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
 
 
-__dir__ = _public_names(globals(), *_LATER, "__version__", "codelet_call", "distributed", "optim")
+__dir__ = _public_names(globals(), *_LAZY_MODULES, "__version__", "codelet_call", "distributed", "optim")

@@ -131,6 +131,7 @@ def advise(
     if traced.closes_over_tracers:
         traced.lower()  # raises the error, which no option avoids
     present = fun.options.recompute
+    # The user's function with its options unchanged, which may allow it to exceed the memory.
     rows = [_row(_Variant("as it is", fun, args))]
     recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != present}
     variants = [_Variant(_as_code(other.options), other, args) for other in recomputing.values()]
@@ -138,6 +139,7 @@ def advise(
     if halved is not None:
         others.append(_Variant("half of the batch, twice", fun, halved, times=2))
     rows += [_row(variant) for variant in (*variants, *others)]
+    # Pairs are compiled only where no single change is enough: each compilation may take minutes.
     if present != "auto" and not any(row.fits for row in rows):
         code = _as_code(recomputing["auto"].options)
         combined = [replace(x, change=f"{x.change}, {code}", fun=_recomputing(x.fun, "auto")) for x in others]
@@ -164,6 +166,7 @@ def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Varian
         return []
     donated = tuple(sorted(number % len(args) for number in fun.donate_argnums if -len(args) <= number < len(args)))
     candidates = dict.fromkeys(numbers for numbers in (donated[1:], donated) if numbers)
+    # Only supersets of the present setting: a change must not bring arguments back to the chip.
     offloaded = {number % len(args) for number in fun.offload_argnums}
     return [
         _Variant(f"offload_argnums={numbers}", fun.with_options(_fitting(fun.options), offload_argnums=numbers), args)
@@ -216,7 +219,7 @@ def _row(variant: _Variant) -> AdviceRow:
         return AdviceRow(change, worst_tile_bytes=error.needed_bytes)
     except IpuError as error:
         return AdviceRow(change, refused=error.what)
-    fits = not profile.memory.lacking()
+    fits = not profile.memory.lacking()  # only the first variant may be compiled without fitting
     return AdviceRow(change, variant.times * profile.cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
 
 

@@ -66,6 +66,7 @@ def codelet_call(
         expected = "a function of arrays and cotangents"
         raise ArgumentError(f"gradient of codelet {cls.vertex_name}", expected=expected, got=repr(gradient))
     operands = _operands(cls, arrays)
+    # The rank decides, not the shape: a row for each vertex has one dimension more than the field.
     stacked = tuple(x.ndim > NUM_DIMS[field.kind] for field, x in zip(_read(cls), operands, strict=True))
     counts = {x.shape[0] for x, rows in zip(operands, stacked, strict=True) if rows}
     if len(counts) > 1 or 0 in counts or any(0 in x.shape for x in operands):
@@ -104,6 +105,7 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
         expected = f"an array for each of {[field.name for field in fields]}"
         raise ArgumentError(f"{name} got {len(arrays)} arrays", expected=expected)
     pairs = zip(fields, arrays, strict=True)
+    # Python numbers and lists take the dtype of the field; arrays must have it.
     operands = [jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, field.dtype) for field, x in pairs]
     for field, x in zip(fields, operands, strict=True):
         dims = NUM_DIMS[field.kind]
@@ -176,6 +178,7 @@ def _differentiable(cls: type[Vertex], call: Callable[..., Any], gradient: Gradi
             raise ArgumentError(f"gradient of codelet {cls.vertex_name}", expected=expected, got=type(grads).__name__)
         return tuple(grads)
 
+    # Also without `gradient`: JAX's error about a primitive without a rule would not name the codelet.
     differentiable = jax.custom_vjp(call)
     differentiable.defvjp(forward, backward)
     return differentiable

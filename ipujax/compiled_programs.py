@@ -30,6 +30,7 @@ class CompiledProgram:
     executable: Executable
 
 
+# Per context: programs that other threads compile at the same time are not the caller's.
 _COLLECTED: ContextVar[list[CompiledProgram] | None] = ContextVar("ipujax_compiled_programs", default=None)
 
 
@@ -53,6 +54,7 @@ def announce(name: str, executable: Executable) -> None:
         name: name of the function.
         executable: the checked program with its costs and memory.
     """
+    # Equal lines once: a bound is unmet again in each layer.
     for line in dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds):
         _LOG.warning("%s", line)
     if (programs := _COLLECTED.get()) is not None:

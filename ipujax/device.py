@@ -40,8 +40,8 @@ class IPUModel:
 
     def __init__(self, num_ipus: int = 1, arch: str = "mk2", **changes: Any) -> None:
         if isinstance(num_ipus, str) and num_ipus in PRESETS:
-            what = "ipu.IPUModel takes the number of IPUs first"
-            raise TargetError(what, expected="a whole number", got=repr(num_ipus), hint=f"arch={num_ipus!r}")
+            problem = "ipu.IPUModel takes the number of IPUs first"
+            raise TargetError(problem, expected="a whole number", got=repr(num_ipus), hint=f"arch={num_ipus!r}")
         _check_fields(changes)
         target = preset(arch, num_ipus)
         _check_partition(target.num_ipus)
@@ -65,6 +65,7 @@ class IPUModel:
 
 
 def _check_fields(changes: Mapping[str, Any]) -> None:
+    # `sources` documents the other fields, and is no constant of the machine.
     names = {"arch", *(field.name for field in dataclasses.fields(Target) if field.name != "sources")}
     for name, value in changes.items():
         if name not in names:

@@ -194,6 +194,7 @@ class IpuFunction(Generic[_P, _R]):
         self._replication = replication
         self._offload = offload
         self.__name__ = FunctionName.of(fun, device, None if replication is None else replication.replicas)
+        # A lambda: `_jitted` renames it, and must not rename the user's function.
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
@@ -207,7 +208,7 @@ class IpuFunction(Generic[_P, _R]):
         # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
         # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
         if (outer := compiling()) is not None:
-            outer.check_inner(self.__name__)
+            outer.check_inner(self.__name__)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
         is_traced = not is_evaluating() and has_tracer(jax.tree.leaves((args, kwargs)))
@@ -220,7 +221,7 @@ class IpuFunction(Generic[_P, _R]):
         run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
         try:
             outs = run(*args, **kwargs)
-        except RunsApart as apart:
+        except RunsApart as apart:  # raised while `run` is traced, which then is not cached: each call comes here
             dynamic_args, dynamic_kwargs = self._dynamic(args, kwargs)
             return apart.compiled(*dynamic_args.values(), **dynamic_kwargs)
         except (TypeError, ValueError, RuntimeError) as error:

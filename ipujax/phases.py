@@ -34,5 +34,6 @@ def phase(number: int) -> Iterator[None]:
         ArgumentError: for anything but an integer from 0.
     """
     index = whole_number("ipu.phase needs the number of a phase", number, 0)
+    # A name scope, as for `ipu.stage`: it reaches the gradients, and plain JAX ignores it.
     with jax.named_scope(phase_scope(index)):
         yield

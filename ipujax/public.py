@@ -1,4 +1,4 @@
-"""Public names of modules: what `dir` and completion show."""
+"""Public names of modules, which `dir` and completion show."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from types import ModuleType
 from typing import Any
 
 
-def public_names(module: dict[str, Any], *more: str) -> Callable[[], list[str]]:
-    """A module's `__dir__`.
+def public_names(module: dict[str, Any], *extra: str) -> Callable[[], list[str]]:
+    """Return a `__dir__` function of a module.
 
     Args:
         module: its `globals()`.
-        more: submodules for users, and names that are imported when they are asked for.
+        extra: submodules for users, and names that are imported when they are first read.
 
     Returns:
-        A function that gives the names in `__all__`, or without it all but modules and names that begin with "_";
-        with them `more`.
+        A function that returns the names in `__all__`, or without it all but modules and names that begin with "_";
+        and `extra`.
     """
 
     def names() -> list[str]:
-        own = (name for name, x in module.items() if not name.startswith("_") and not isinstance(x, ModuleType))
-        return sorted({*module.get("__all__", own), *more})
+        # At each call: a module is not complete when this function is created.
+        defined = (name for name, x in module.items() if not name.startswith("_") and not isinstance(x, ModuleType))
+        return sorted({*module.get("__all__", defined), *extra})
 
     return names

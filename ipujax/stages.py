@@ -235,8 +235,10 @@ class Lowered(Stage):
             record: receives decisions of data-dependent control, see `engine_function`.
             of_program: compute the program even if `computes_function`.
         """
+        # Decisions of control are those of the program: the function has none to record.
         if not (of_program or record is not None) and self.computes_function:
             return self._tree_of_results(leaves, self._run_function)
+        # XLA computes the program on device arrays; results return to their memories below.
         on_device = [to_device(x) for x in leaves]
         outs = self._tree_of_results(on_device, lambda operands: self._run_program(operands, record))
         return outs if self.runs_apart(record) else self.to_memories(outs)
@@ -264,6 +266,7 @@ class Lowered(Stage):
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
             for aval in signature.out_avals
         ]
+        # Final values of Refs are the last results, in the order of the inputs.
         for ref in refs:
             ref[...] = next(outs)
         return jax.tree.unflatten(signature.out_tree, results)
@@ -289,6 +292,7 @@ class Lowered(Stage):
         if self.calls is not None:
             problem = f"{self.name} calls Python functions while it runs, and its replicas are on several instances"
             raise ArgumentError(problem, hint="return the arguments of these functions as results")
+        # Different programs would exchange bytes of different arrays, or wait for each other for ever.
         check_same_program(self.name, self.jaxpr)
         together = over_instances(
             lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
@@ -428,6 +432,7 @@ class Compiled(Stage):
             return self._lowered.evaluate(*leaves, record=record)
 
         run.__name__ = self._lowered.name
+        # A profiled call donates nothing, so that the same arguments can be passed again.
         jitted = jax.jit(run, donate_argnums=donated)
         if not self._lowered.runs_apart(record):
             return jitted
@@ -465,7 +470,7 @@ class Compiled(Stage):
         with self._profiling:
             self._decisions = {}
             outs = jax.block_until_ready(self._profiled_call(*leaves))
-            jax.effects_barrier()
+            jax.effects_barrier()  # decisions arrive by callbacks, which may run after the results are ready
             self._settled(outs)
             return outs, Profile(self.executable, self._decisions)
 

@@ -70,6 +70,7 @@ def as_names(setting: str, value: Any) -> tuple[str, ...]:
 
 
 def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
+    # A string is a sequence of strings: "x" is one name, and "xy" too.
     is_single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
     items = () if value is None else (value,) if is_single else tuple(value)
     converted = [_as_index(item) if kind is int else item for item in items]
@@ -122,6 +123,7 @@ def floating_dtype(setting: str, dtype: Any) -> Any:
         canonical = jnp.dtype(dtype)
     except TypeError:
         canonical = None
+    # `jnp.floating` includes bfloat16 and the float8 types, which numpy's own hierarchy lacks.
     if canonical is None or not jnp.issubdtype(canonical, jnp.floating):
         raise ArgumentTypeError(setting, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
     return canonical
@@ -258,7 +260,7 @@ def check_arguments(
         ArgumentValueError: a static argument that cannot be hashed.
         DeletedArgumentError: an array that was donated to an earlier call.
     """
-    _check_call(fun, args, kwargs)
+    _check_call(fun, args, kwargs)  # first: names of arguments beside the signature mean nothing
     names, static = argument_places(fun, args, static_argnums, static_argnames)
     keywords = static_keywords(fun, static_argnums, static_argnames)
     arguments = [(names[n], value, n in static, f"static_argnums={n}") for n, value in enumerate(args)]
@@ -282,6 +284,7 @@ def argument_places(
     names = parameters[: len(args)]
     for n in range(len(args) - len(parameters)):
         names.append(f"arg{n + len(parameters)}" if starred is None else f"{starred}[{n}]")
+    # JAX ignores positions beyond the arguments of a call: a default may be in use there.
     static = {n % len(args) for n in static_argnums or () if -len(args) <= n < len(args)}
     by_name = static_argnames or () if static_argnums is None else ()
     return names, static | {n for n, name in enumerate(names) if name in by_name}
@@ -422,6 +425,7 @@ def function_name(fun: Callable[..., Any]) -> str:
 
 def function_file(fun: Callable[..., Any]) -> str:
     """Return the name of the file or cell that defines a function; "" for installed packages and C functions."""
+    # Decorators of libraries, partials and bound methods hide the user's function.
     inner: Any = inspect.unwrap(fun)
     while isinstance(inner, partial | MethodType):
         inner = inspect.unwrap(inner.func if isinstance(inner, partial) else inner.__func__)

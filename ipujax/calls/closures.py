@@ -36,6 +36,7 @@ def check_live(
     def run(positional: dict[int, Any], named: dict[str, Any]) -> Any:
         return fun(*(positional.get(n, x) for n, x in enumerate(args)), **settings, **named)
 
+    # Traced once more: the tracers that a function closes over are constants of its jaxpr.
     _use(jax.make_jaxpr(run)(dict(dynamic_args), dict(dynamic_kwargs)).consts)
 
 

@@ -41,6 +41,7 @@ def check_compiled_call(
         check_live_arguments(args, kwargs)
         problem = f"{who} is compiled: transformations of JAX cannot trace it any more"
         raise ArgumentTypeError(problem, hint="apply them to the ipu.jit function itself")
+    # The tree first: leaves of another structure would be reported under the names of other arguments.
     leaves, tree = jax.tree.flatten((args, kwargs))
     hint = "call the ipu.jit function itself, which compiles anew for new shapes"
     if tree != signature.in_tree:

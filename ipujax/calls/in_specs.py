@@ -74,6 +74,7 @@ class Replication:
         replicas = whole_number("replicas of ipu.jit", replicas, 1)
         for name, spec in _all_specs(in_specs, out_specs):
             _check_spec(name, spec, axis_name)
+        # One replica with specs has an axis all the same, over which collectives are the identity.
         is_plain = (replicas, in_specs, out_specs) == (1, None, None)
         return None if is_plain else Replication(replicas, in_specs, out_specs, axis_name)
 
@@ -110,6 +111,7 @@ class Replication:
         dims = tuple(dim for _, dim in places_and_dims)
         who = f"{name} of {self.replicas} replicas"
         refuse_refs(who, "is given", leaves)
+        # The function is traced for one replica's part; the equation around it has the whole arrays.
         shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, places_and_dims, strict=True)]
 
         def run_replica(*local: Any) -> Any:
@@ -126,6 +128,7 @@ class Replication:
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
+        # Constants become operands equal on all replicas: they may be tracers, which an equation cannot close over.
         body = jaxpr.jaxpr
         open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
         with_data, positions = without_float0(open_jaxpr)
@@ -229,13 +232,13 @@ def _check_spec(name: str, spec: Any, axis_name: str) -> None:
         hint = f"jax.sharding.PartitionSpec(), or PartitionSpec({axis_name!r})"
         raise ArgumentTypeError(f"{name} of ipu.jit", expected="a tree of PartitionSpec", got=repr(spec), hint=hint)
     axes = [axis for part in spec if part is not None for axis in ((part,) if isinstance(part, str) else part)]
-    others = [axis for axis in axes if axis != axis_name]
-    if others or len(axes) > 1:
+    unknown = [axis for axis in axes if axis != axis_name]
+    if unknown or len(axes) > 1:
         raise ArgumentError(
-            f"{name} of ipu.jit name axes there are not" if others else f"{name} split twice",
+            f"{name} of ipu.jit name axes that do not exist" if unknown else f"{name} split twice",
             expected=f'"{axis_name}" once, or no axis',
             got=spec,
-            hint=f"axis_name={others[0]!r}" if others == axes[:1] else None,
+            hint=f"axis_name={unknown[0]!r}" if unknown == axes[:1] else None,  # the user may mean this name
         )
 
 
@@ -252,6 +255,7 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
     """
     # None among the values has no leaves, and no spec of its own.
     specs = jax.tree.map(lambda spec: PartitionSpec() if spec is None else spec, specs, is_leaf=_is_spec)
+    # A list of specs for the tuple of arguments is common, and would be another structure.
     if isinstance(values, tuple) and isinstance(specs, list):
         specs = tuple(specs)
     try:
@@ -290,7 +294,7 @@ def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
     try:
         yield
     except NameError as error:
-        if "unbound axis name" not in str(error):
+        if "unbound axis name" not in str(error):  # a name that the user's code misspells
             raise
         raise _unknown_axis(error, replication) from error
     except AssertionError as error:

@@ -9,6 +9,7 @@ from ipujax.device import Device
 from ipujax.runtime.options import Options
 
 
+# `jit` itself has no annotations: its overloads take these, so that both forms of the decorator have one list.
 class Settings(TypedDict, total=False):
     """Keywords of `jit`."""
 

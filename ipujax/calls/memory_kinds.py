@@ -40,6 +40,7 @@ def moves_apart(signature: Any, calls: bool) -> bool:
     leaves = zip(signature.donated, signature.used, signature.in_avals, strict=True)
     donated = [aval for is_donated, is_used, aval in leaves if is_donated and is_used]
     for result in signature.out_avals:
+        # A match is taken out, so that the next result of its shape gets the next buffer, as in JAX.
         match = next((n for n, x in enumerate(donated) if (x.shape, x.dtype) == (result.shape, result.dtype)), None)
         if match is not None and is_on_host(donated.pop(match)) != is_on_host(result):
             return True

@@ -74,7 +74,7 @@ class Compilation:
             ("of another number of replicas", self.replicas, name.replicas, no_specs),
         )
         for difference, expected, got, hint in checks:
-            if got is not None and got != expected:
+            if got is not None and got != expected:  # None follows the outer function
                 problem = f"{name} is called inside a function {difference}"
                 raise ArgumentError(problem, where=where, expected=expected, got=got, hint=hint)
 
@@ -84,6 +84,7 @@ class Compilation:
         Raises:
             ArgumentError: as `check_inner`, with the line of the call.
         """
+        # JAX copies the name object of a jitted function into its equation, with the settings that it has here.
         for eqn in equations(jaxpr.jaxpr):
             if isinstance(name := eqn.params.get("name"), FunctionName):
                 self.check_inner(name, source_line(eqn) or None)

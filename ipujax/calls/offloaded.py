@@ -13,7 +13,7 @@ from ipujax.lowering.jax_compat import is_float0
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.tensor import is_key_dtype
 
-_MIN_ELEMENTS = 2
+_MIN_ELEMENTS = 2  # published: PopART, see above
 
 
 def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Collection[int]) -> frozenset[int]:
@@ -37,6 +37,7 @@ def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Co
                 expected=f"positions of {count} positional arguments that are arrays",
                 got=number,
             )
+        # Traces have no static arguments: the operands behind them move up.
         offloaded.add(position - sum(other < position for other in static))
     return frozenset(offloaded)
 

@@ -94,7 +94,7 @@ def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
     Raises:
         ArgumentError: in its place.
     """
-    if "GlobalToLocalShape" in str(error):
+    if "GlobalToLocalShape" in str(error):  # custom call of XLA, implemented for devices only
         raise ArgumentError(
             f"{who} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",
             expected="devices for its mesh",

@@ -81,7 +81,7 @@ class Signature:
         Raises:
             DeletedArgumentError: with both arguments.
         """
-        first: dict[int, int] = {}
+        first: dict[int, int] = {}  # number of the first leaf by identity of the array
         for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
             other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n
             if other != n and (self.donated[n] or self.donated[other]):
@@ -140,6 +140,7 @@ class Stage:
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):  # a property has raised an AttributeError: raise it again
             return object.__getattribute__(self, name)
+        # Names of `jax.stages` alone have a remedy; others, as those that `copy` and IPython try, must fail plainly.
         kind = type(self).__name__
         if name.startswith("_") or not hasattr(getattr(jax.stages, kind), name):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)

@@ -44,6 +44,7 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
         names: names of the positional arguments.
     """
     in_args, in_kwargs = tree.children()
+    # A `PyTreeDef` does not list its keys: filled with numbers it does.
     keys = list(jax.tree.unflatten(in_kwargs, range(in_kwargs.num_leaves)))
     if len(args) != len(in_args.children()) or set(kwargs) != set(keys):
         expected = [*names, *(f"{key}=…" for key in keys)]
@@ -75,6 +76,7 @@ def _difference(expected: PyTreeDef, value: Any, place: str) -> Difference | Non
         words = [f"{word} {_listed(keys)}" for word, keys in (("without", missing), ("with", extra)) if keys]
         return Difference(place, _in_words(expected, None), f"a dict {' and '.join(words)}")
     children = expected.children()
+    # One level deep, so that the path of a child is the expression a user would write, also for registered classes.
     steps = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda part: part is not value)
     if expected_node[1] != node[1] or len(steps) != len(children):
         return Difference(place, _in_words(expected, None), _in_words(got, value))

@@ -139,11 +139,14 @@ def automatic_loss_scale(
     def update(grads: Any, state: AutomaticLossScaleState, params: Any = None, **extra: Any) -> Any:
         unscaled = _unscaled(grads, state.scale, working)
         updates, inner = optimizer.update(unscaled, state.inner, _as(params, working), **extra)
+        # Of the gradients as passed: half precision overflows there, not in the division.
         is_good = _all_finite(grads)
         if axis is not None:
             is_good = lax.pmin(is_good.astype(jnp.int32), axis).astype(bool)
+        # Selected, not branched: the inner update runs in either case, and a branch would need data-dependent control.
         updates = jax.tree.map(lambda u: jnp.where(is_good, u, jnp.zeros_like(u)), updates)
         inner = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), inner, state.inner)
+        # At a bound the scale stays, and the count starts over.
         grows = is_good & (state.good_steps + 1 >= growth_interval)
         larger = jnp.minimum(state.scale * factor, max_scale)
         smaller = jnp.maximum(state.scale / factor, min_scale)

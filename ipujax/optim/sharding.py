@@ -153,6 +153,7 @@ class _Sharding:
 
     def init(self, params: Any) -> Any:
         """Return the state, with a `Shard` for each large array."""
+        # Shapes tell which arrays of a state belong to a parameter: its tree need not be that of the parameters.
         size = _axis_size(self.axis)
         large = {np.shape(x) for x in jax.tree.leaves(params) if self._is_large(x)}
         if size is not None:
@@ -168,6 +169,7 @@ class _Sharding:
                 expected="the number of replicas, or a call inside of ipu.jit(..., replicas=N)",
                 hint="ipu.optim.shard(optimizer, replicas=N)",
             )
+        # Outside of the axis the optimiser makes whole arrays, which are cut afterwards.
         rows = Shards(self.axis, self.replicas).rows
         state = self.optimizer.init(params)
 
@@ -191,6 +193,7 @@ class _Sharding:
         gradients = jax.tree.leaves(grads)
         before, state_tree = jax.tree.flatten(state, is_leaf=_is_shard)
         update_args, update_args_tree = jax.tree.flatten((params, extra))
+        # Other leaves, such as Python numbers and flags, stay constants of the trace: an optimiser may branch on them.
         positions = [n for n, x in enumerate(update_args) if isinstance(x, jax.Array | np.ndarray)]
         arrays = [update_args[n] for n in positions]
 
@@ -217,7 +220,7 @@ class _Sharding:
     def _is_large(self, x: Any) -> bool:
         """Return whether a parameter, or its gradient, is sharded."""
         is_number = jnp.issubdtype(jnp.result_type(x), jnp.inexact)
-        return is_number and np.size(x) >= max(self.min_elements, 2)
+        return is_number and np.size(x) >= max(self.min_elements, 2)  # one element cannot be split
 
     def _parts(self, size: int) -> Shards:
         if self.replicas is not None and self.replicas != size:
@@ -267,6 +270,7 @@ class _Sharding:
             bucket_bytes = 0
             for n in (n for n in arrays if dtypes[n] == dtype):
                 num_bytes = np.size(arrays[n]) * dtype.itemsize
+                # An array above the limit has a bucket alone.
                 if bucket and bucket_bytes + num_bytes > self.merge_bytes:
                     yield bucket
                     bucket = []
@@ -354,7 +358,7 @@ def _axis_size(axis: str) -> int | None:
     """Return the number of replicas over an axis, None where it does not exist."""
     try:
         return int(lax.axis_size(axis))
-    except NameError:
+    except NameError:  # of JAX, for an axis that no transformation binds
         return None
 
 

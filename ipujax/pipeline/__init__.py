@@ -47,6 +47,7 @@ from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# Narrowest kind of dtype by reduction; "stack" and "last" take any.
 _REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.number}
 _SYNONYMS = {"avg": "mean", "average": "mean", "total": "sum", "final": "last"}  # of reductions, for hints
 Path = tuple[Any, ...]  # keys and positions from a function's results to a part of them
@@ -124,6 +125,7 @@ def pipeline(
 
     @functools.wraps(fun, updated=())
     def pipelined(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+        # Roles go by position: an argument passed by name has the role of its parameter.
         return jitted(*by_position(fun, args, kwargs))
 
     return pipelined
@@ -143,6 +145,7 @@ def stage(number: int) -> Iterator[None]:
         ArgumentError: for anything but an integer from 0.
     """
     index = whole_number("ipu.stage needs the number of a stage", number, 0)
+    # A name scope: JAX copies it to gradients, through transformations and into jitted functions.
     with jax.named_scope(stage_scope(index)):
         yield
 
@@ -189,6 +192,7 @@ class _Call:
         settings = self.settings
         operands = self._operands()
         who = f"ipu.pipeline({self.who})"
+        # Micro-batches overlap on the stages: writes to a Ref would come in another order than in plain JAX.
         refuse_refs(who, "is given", [operand.value for operand in operands])
         shapes = [self._micro_batch(operand) for operand in operands]
         self._check_batch([operand for operand in operands if operand.role == "batch"])
@@ -208,6 +212,7 @@ class _Call:
         _refuse_nesting(traced, self.who)
         if settings.stages is None and len(named_stages(traced.jaxpr)) < 2:
             self._refuse_settings_of_stages()
+        # Constants become operands, as arrays that the function closes over may be tracers of the code around.
         jaxpr, consts = constants_as_inputs(discharged_body(traced, who))
         carries = self._carries(out, operands)
         same: Role = "same"
@@ -309,6 +314,7 @@ class _Call:
                     hint=f"a whole batch of a multiple of {count} × replicas; {self._batch_hint()}",
                 )
             return jax.ShapeDtypeStruct((aval.shape[0] // count, *aval.shape[1:]), aval.dtype)
+        # Carried state is strongly typed, as a scan's carry is, and so must be the result that replaces it.
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
@@ -343,6 +349,7 @@ class _Call:
             rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value)} if n not in other_roles else set()
             if len(rows) == 1 and rows != {()}:
                 by_rows.setdefault(rows.pop()[0], []).append(n)
+        # Weights have few rows, and a batch many: the largest number that can be split is the best guess.
         fitting = [rows for rows in by_rows if rows and rows % self.settings.micro_batches == 0]
         candidates = by_rows[max(fitting)] if fitting else []
         if not candidates or set(candidates) == {n % len(self.args) for n in self.settings.batch}:
@@ -370,6 +377,7 @@ class _Call:
                     got=f"{got} at {path_text}",
                 )
             carried = [n for n, operand in enumerate(operands) if operand.argument == number]
+            # A scan would convert a carry of another dtype or fail far from the user's line: refused here, by name.
             for operand, result in zip(carried, jax.tree.leaves(results), strict=True):
                 before = jax.typeof(operands[operand].value)
                 after = leaves[result]
@@ -396,6 +404,7 @@ class _Call:
         kinds: list[Any] = []
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out)]
         for n, (kind, aval, path) in enumerate(zip(jax.tree.leaves(tree), jaxpr.out_avals, paths, strict=True)):
+            # One reduction for all is not meant for state; a tree names the reduction of carried results too.
             kind = "last" if isinstance(reduce, str) and n in carried else kind
             needed = _REDUCIBLE.get(kind)
             if needed is not None and not (jnp.issubdtype(aval.dtype, needed) or is_float0(aval)):
@@ -414,6 +423,7 @@ def _part(tree: Any, path: Path, setting: str) -> Any:
     part = tree
     for key in path:
         try:
+            # A string is a field of a named tuple or dataclass, else a key of a dict.
             part = getattr(part, key) if isinstance(key, str) and hasattr(part, key) else part[key]
         except (TypeError, KeyError, IndexError) as error:
             raise ArgumentValueError(

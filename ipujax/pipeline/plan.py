@@ -167,11 +167,12 @@ def _row(
     errors: list[IpuError],
 ) -> PlanRow:
     """Return the row of one pipeline; appends the error to `errors` if it is refused."""
+    # Settings that are wrong for every row raise here; those that depend on the machine are refused below.
     pipelined = pipeline(fun, micro_batches=count, schedule=schedule, **settings)
     try:
         lowered = jit(pipelined, device=device, options=Options(allow_out_of_memory=True)).lower(*args)
     except IpuError as error:
-        errors.append(error)
+        errors.append(error)  # a refused setting is a row; only if all are refused is it an error
         return PlanRow(schedule.name, count, refused=error.what)
     if not lowered.pipelines:
         problem = "ipu.pipeline_plan compares pipelines with stages"
@@ -204,7 +205,9 @@ def pipeline_time(compiled: Compiled) -> tuple[int, float]:
         stages, in which an IPU waits, 0 to 1.
     """
     (run,) = compiled.pipelines
+    # Of the pipeline alone: arguments from the host and the update of the weights are no bubble.
     timeline = Profile(compiled.executable, None, run.program).timeline
     ipus = sorted(set(run.ipus))
+    # IPUs without a stage, as those of a larger partition, do not count.
     busy_cycles = np.asarray(timeline.work)[ipus].sum()
     return timeline.cycles, float(1 - busy_cycles / (timeline.cycles * len(ipus)))

@@ -48,6 +48,7 @@ def pipeline_tasks(compiled: Compiled) -> tuple[TaskTime, ...]:
         problem = "pipeline_tasks needs a function with one pipeline with stages"
         raise ArgumentError(problem, got=f"{len(compiled.pipelines)} pipelines")
     (run,) = compiled.pipelines
+    # Micro-batches are counted by the calls of a task's function, so each iteration of a loop has to be a step.
     steps = tuple(_unrolled(run.program))
     # The timeline lists the steps inside a call one by one, the program the call alone.
     timeline_steps = iter(Profile(compiled.executable, None, Sequence(*steps)).timeline.steps)
@@ -66,6 +67,7 @@ def pipeline_tasks(compiled: Compiled) -> tuple[TaskTime, ...]:
             continue
         stage, kind = run.tasks[function]
         number = counts[stage, kind.name] = counts.get((stage, kind.name), -1) + 1
+        # Steps have a start and an end on each IPU that takes part: a task spans all of them.
         start = min(min(part.starts) for part in parts)
         end = max(max(part.ends) for part in parts)
         tasks.append(TaskTime(stage, kind.name.lower(), number, run.ipus[stage], start, end))

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "spec of the usual name": (
         {"axis_name": "batch", "in_specs": P("replica")},
         None,
-        r'name axes there are not[\s\S]*"batch" once[\s\S]*axis_name=\'replica\'',
+        r'name axes that do not exist[\s\S]*"batch" once[\s\S]*axis_name=\'replica\'',
     ),
     "spec of another name": ({"in_specs": P("batch")}, None, r"\"replica\" once[\s\S]*try: axis_name='batch'"),
     "collective of the usual name": (

@@ -300,7 +300,7 @@ X = np.ones((8, 4), np.float32)
         ({"replicas": 0}, None, "replicas of ipu.jit"),
         ({"replicas": 2.0}, None, "replicas of ipu.jit"),
         ({"replicas": 8}, None, r"8 replicas do not fit 4 IPUs[\s\S]*num_ipus=8"),
-        ({"replicas": 4, "in_specs": (P("data"),)}, None, "axes there are not"),
+        ({"replicas": 4, "in_specs": (P("data"),)}, None, "axes that do not exist"),
         ({"replicas": 4, "in_specs": ("replica",)}, None, "a tree of PartitionSpec"),
         ({"replicas": 4, "in_specs": (SPLIT, SPLIT)}, None, "in_specs of .* do not match"),
         ({"replicas": 4, "in_specs": P(None, None, "replica")}, None, "split dimension 2 of x, which has none"),
