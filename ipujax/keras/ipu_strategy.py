@@ -66,9 +66,8 @@ class IPUStrategy:
             raise ArgumentError("IPUStrategy needs options", expected="ipu.Options(...)", got=repr(options))
         self._config = config or get_ipu_config()
         self._options = options
-        self._models: WeakSet[Any] = (
-            WeakSet()
-        )  # compiled in a scope of this strategy; weak, so that a sweep frees its models
+        # Compiled in a scope of this strategy; weak references, so that a sweep frees its models.
+        self._models: WeakSet[Any] = WeakSet()
 
     @property
     def device(self) -> IPUModel:
