@@ -33,9 +33,7 @@ _LOG = Log("keras")
 # Attributes of a layer.
 _ASSIGNED = "ipu_pipeline_stages"  # the stage of each of its calls, in order
 _CREATED_IN = "ipu_made_in_stage"  # the stage in whose scope it was created, for calls in no other
-_TRACED = (
-    "ipu_stages_of_calls"  # the stages in whose scopes it was called when a model was traced, in order; for reports
-)
+_TRACED = "ipu_stages_of_calls"  # the stages in whose scopes it was called in a trace, in order; for reports
 _ATTRIBUTES = (_ASSIGNED, _CREATED_IN, _TRACED)
 _OPEN: ContextVar[tuple[int, str] | None] = ContextVar("ipujax_keras_stage", default=None)  # number and origin
 
