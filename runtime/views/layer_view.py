@@ -1,7 +1,8 @@
 """Layers of a model as a tree, and kinds of equal layers.
 
 Input: `Figures`. Output: `LayerNode`s, whose cycles include those of the layers inside them, and `LayerKind`s.
-Layers are of one kind if their paths differ in numbers alone: `block[3]/attention` and `block[7]/attention`.
+Layers are of one kind if their paths differ in numbers alone: `block[3]/attention` and `block[7]/attention`. A name
+without a number is of the kind of those with one: Keras names layers `dense`, `dense_1`, `dense_2`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ipujax.runtime.profile import Figures, LayerCost
 PARTS = ("forward", "backward", "recomputed", "update", "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
+_LAST_NUMBER = re.compile(r"_\d+(?=/|$)")
 _OUTLIER = 1.5  # times the median of its kind: a layer with more is named
 
 
@@ -124,9 +126,14 @@ def layer_kinds(root: LayerNode) -> tuple[LayerKind, ...]:
     members: dict[str, list[LayerNode]] = defaultdict(list)
     for node in root.walk():
         if node.path:
-            members[_NUMBER.sub("*", node.path)].append(node)
-    kinds = [LayerKind(path if len(nodes) > 1 else nodes[0].path, tuple(nodes)) for path, nodes in members.items()]
+            members[_NUMBER.sub("*", _LAST_NUMBER.sub("", node.path))].append(node)
+    kinds = [LayerKind(_path_of_kind(nodes), tuple(nodes)) for nodes in members.values()]
     return tuple(sorted(kinds, key=lambda kind: -kind.cycles))  # stable: parents come first in `walk`
+
+
+def _path_of_kind(nodes: Sequence[LayerNode]) -> str:
+    # Of `dense` and `dense_1` the longer path has the place of the number.
+    return max((_NUMBER.sub("*", node.path) for node in nodes), key=len) if len(nodes) > 1 else nodes[0].path
 
 
 def tree_of(profile: Figures) -> LayerNode:

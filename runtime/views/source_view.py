@@ -23,8 +23,8 @@ class LineCost:
     """Costs of a line.
 
     Args:
-        cycles: of all its steps, each on the IPU that spends most on it.
-        share: of the run.
+        cycles: busy cycles of all IPUs.
+        share: of the busy cycles of all lines.
         moved_bytes: bytes that arrive on tiles or the host.
         variable_bytes: size of its variables.
         names: of its operations, costliest first.
