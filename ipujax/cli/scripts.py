@@ -47,6 +47,9 @@ def _check_script(script: str | None, prog: str) -> None:
         raise ArgumentError("a script is run, not a command", expected="a Python file", got=script, hint=hint)
     if not Path(script).exists():
         raise ArgumentError(f"there is no file {script}", expected="a Python file", got=f"looked in {os.getcwd()}")
+    if Path(script).suffix == ".ipynb":
+        hint = "jupyter nbconvert --to script, or profile.save(path) and profile.to_html(path) in a cell"
+        raise ArgumentError(f"{script} is a notebook", expected="a Python file", hint=hint)
     if Path(script).is_dir() and not (Path(script) / "__main__.py").exists():
         raise ArgumentError(f"{script} is a folder without __main__.py", expected="a Python file")
 
