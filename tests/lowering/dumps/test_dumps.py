@@ -93,6 +93,15 @@ def test_names_of_any_characters(text: str) -> None:
     assert "\n" not in quoted(text) and graph.edges == [(first, second)]
 
 
+def test_a_cluster_is_indented_and_ends_at_its_depth() -> None:
+    dot = Dot("graph")
+    with dot.cluster("inside"):
+        dot.node("a")
+    dot.node("b")
+    indents = [len(line) - len(line.lstrip()) for line in dot.text().splitlines()]
+    assert indents == [0, 2, 2, 2, 4, 4, 2, 2, 0]
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
