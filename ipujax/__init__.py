@@ -44,7 +44,7 @@ from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
 
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
-_LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "poputil", "schedules")
+_LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "popsparse", "poputil", "schedules")
 
 if _typing.TYPE_CHECKING:
     from ipujax import (
@@ -54,6 +54,7 @@ if _typing.TYPE_CHECKING:
         popops as popops,
         poprand as poprand,
         popsolver as popsolver,
+        popsparse as popsparse,
         poputil as poputil,
         schedules as schedules,
     )

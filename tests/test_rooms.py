@@ -152,7 +152,10 @@ ROOMS: dict[str, str] = {
         " lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
-    "lowering.rules": "lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table",
+    "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
+    "lowering.rules": (
+        "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table"
+    ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
         " lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
@@ -319,6 +322,7 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popsolver": "ipujax.public",
+    "ipujax.popsparse": "ipujax.public lowering.popsparse lowering.rules",
     "ipujax.schedules": "ipujax.public lowering.schedules",
     "ipujax.codelet_calls": (
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
@@ -326,7 +330,8 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
-        " ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.host runtime.options"
+        " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"
+        " runtime.host runtime.options"
         " runtime.report runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipujax.lowering.popops import OP_COSTS
-from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort
+from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort, take_rows
 from ipujax.lowering.rules.base.context import Rule
 from ipujax.lowering.rules.flow import calls, codelet, collectives, control, effects, streaming
 from ipujax.lowering.rules.numerics import (
@@ -20,6 +20,7 @@ from ipujax.lowering.rules.numerics import (
 _FAMILIES = (
     elementwise,
     shape,
+    take_rows,
     pad,
     iota,
     reductions,

@@ -15,11 +15,11 @@ import pytest
 import ipujax as ipu
 
 MODULES = ["", ".distributed", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popops"]
-MODULES += [".poprand", ".popsolver", ".poputil", ".schedules"]
+MODULES += [".poprand", ".popsolver", ".popsparse", ".poputil", ".schedules"]
 SUBMODULES = {
     "ipujax": {
         *("distributed", "optim", "poplar", "schedules"),
-        *("poplin", "popnn", "popops", "poprand", "popsolver", "poputil"),
+        *("poplin", "popnn", "popops", "poprand", "popsolver", "popsparse", "poputil"),
     },
     "ipujax.poplar": {"program"},
     "ipujax.popnn": {"ctc_loss", "gru", "lstm"},

@@ -70,11 +70,12 @@ def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: n
 
 def _group(ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray) -> VertexGroup:
     shapes = [tensor.shape[1:] if rows else tensor.shape for tensor, rows in connected]
-    extents = sorted({n for shape in shapes for n in shape})
-    axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for n in extents))
+    # An axis for each dimension of blocks by its length: none is split, and no access has one twice.
+    extents = sorted({dim for shape in shapes for dim in enumerate(shape)})
+    axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for _, n in extents))
     accesses = []
     for (tensor, rows), shape in zip(connected, shapes, strict=True):
-        dims = tuple(element(1 + extents.index(n)) for n in shape)
+        dims = tuple(element(1 + extents.index(dim)) for dim in enumerate(shape))
         accesses.append(Access(tensor, (block(0), *dims) if rows else dims))
     grid = tile.reshape(-1, *(1 for _ in extents))
     return VertexGroup(codelet, axes, tuple(accesses), grid, origin=ctx.graph.origin)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.rules import take_rows_p
 from tests.lowering.rules.op_case import MAIN, ULP, OpCase, integers, normal
 
 
@@ -49,6 +51,8 @@ def indexing() -> list[OpCase]:
         OpCase(
             "scatter", "set", scattered("set"), (table, lambda rng: rng.permutation(17)[:7].astype(np.int32), updates)
         ),
+        OpCase("take_rows", "runs", lambda t: take_rows_p.bind(t, rows=(3, 4, 5, 0, 3)), (table,)),
+        OpCase("take_rows", "batch", jax.vmap(lambda t: take_rows_p.bind(t, rows=(2, 0)), 1), (normal(3, 17),)),
         OpCase("scatter", "apply", lambda t, i: t.at[i].apply(jnp.sin), (table, all_rows), ULP),
         OpCase("scatter", "apply-window", lambda t, i: t.at[:, i].apply(jnp.sin), (normal(3, 17), all_rows), ULP),
         OpCase("scatter", "interior", lambda t, u: t.at[1:8, :].set(u), (table, updates)),

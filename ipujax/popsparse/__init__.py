@@ -1,0 +1,16 @@
+"""popsparse: products with block-sparse matrices, from JAX code.
+
+    from ipujax import popsparse
+
+    pattern = popsparse.BlockPattern.of_mask(mask, block=16)  # mask: [m, k], booleans
+    y = popsparse.static_matmul(pattern, pattern.blocks_of(w), x)
+
+Source: PopLibs, `popsparse/Matmul.hpp`; Li et al. 2023, "PopSparse". Limits: the pattern is known when the function
+is traced.
+"""
+
+from ipujax.popsparse.block_pattern import BLOCK_SIZES as BLOCK_SIZES, BlockPattern as BlockPattern
+from ipujax.popsparse.static_product import static_matmul as static_matmul
+from ipujax.public import public_names as _public_names
+
+__dir__ = _public_names(globals())
