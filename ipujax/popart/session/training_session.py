@@ -117,12 +117,11 @@ class TrainingSession(Session):
         infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights])
         with_gradients = names_with_gradients(self._graph, self._loss)
         for name in anchors.gradients:
-            if name not in with_gradients:
+            if name not in with_gradients or not jnp.issubdtype(infos[name].dtype, jnp.floating):
                 # The first sentence is PopART's: programs compare it.
                 what = f"Anchor tensor `{GRADIENT}{name}' not in Ir Tensors. No path with gradients leads to the loss."
-                raise popart_exception(what, expected="a tensor that the loss depends on", got=name)
-            if not jnp.issubdtype(infos[name].dtype, jnp.floating):
-                raise popart_exception(f"{name!r} has no gradient", expected="floating-point elements", got=infos[name])
+                expected = "floating-point elements that the loss depends on"
+                raise popart_exception(what, expected=expected, got=f"{name}: {infos[name]}")
         found = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
         found |= {GRADIENT + name: infos[name] for name in anchors.gradients}
         states = jax.eval_shape(self._new_states, self._shapes())["optimizer"]

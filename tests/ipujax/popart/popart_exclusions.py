@@ -42,7 +42,7 @@ _BY_REASON: Mapping[str, str] = {
         pattern_op_removal_test::test_reciprocal_grad_error pattern_op_removal_test::test_sqrt_grad_error
         pattern_op_removal_test::test_subtract_grad_error pattern_op_removal_test::test_exp_grad_error
         pattern_op_removal_test::test_expm1_grad_error pattern_op_removal_test::test_cosh_grad_error
-        pattern_op_removal_test::test_log1p_grad_error call_test_ipu_model::test_call_pipelined_error
+        pattern_op_removal_test::test_log1p_grad_error
     """,
     _UNCHECKED: """
         batchnorm_test::test_batchnorm_train_0_errorcases loss_test::test_nll_loss_input_with_invalid_input
@@ -86,6 +86,9 @@ _BY_REASON: Mapping[str, str] = {
         batchnorm_test::test_batchnorm_test_3
     """,
     "not examined yet": """
+        detach_test::test_detach_grad_branches l1_test::test_l1_training
+        dynamicslice_test::test_dynamicslice_no_leading_slice_dim
+        dynamicupdate_test::test_dynamicupdate_no_leading_slice_dim
         dropout_test::test_dropout_training8 groupnorm_test::test_groupnorm_4
         shapeddropout_test::test_shapeddropout_droprows operators_test_2::test_convtranspose_grad
         scatter_test::test_scatter_3 auto_pad_test::test_average_pool_2_auto_pad
