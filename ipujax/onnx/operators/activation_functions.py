@@ -102,7 +102,8 @@ def softsign(x: Value) -> Array:
 @operator("Shrink")
 def shrink(x: Value, *, lambd: float = 0.5, bias: float = 0.0) -> Array:
     x = jnp.asarray(x)
-    low, high = (x + bias).astype(x.dtype), (x - bias).astype(x.dtype)
+    low = (x + bias).astype(x.dtype)
+    high = (x - bias).astype(x.dtype)
     return jnp.where(x < -lambd, low, jnp.where(x > lambd, high, jnp.zeros_like(x)))
 
 

@@ -68,8 +68,8 @@ def attention(
     biased = jnp.where(hidden, -jnp.inf, capped + bias).astype(raw.dtype)
     probabilities = _softmax(biased, hidden, bias, softmax_precision).astype(raw.dtype)
     y = _grouped("bghqk,bgkd->bghqd", probabilities, values)
-    shown = {RAW: raw, CAPPED: capped, BIASED: biased, PROBABILITIES: probabilities}[qk_matmul_output_mode]
-    results = (_join_heads(y) if flat else y, keys, values, shown)
+    scores = {RAW: raw, CAPPED: capped, BIASED: biased, PROBABILITIES: probabilities}[qk_matmul_output_mode]
+    results = (_join_heads(y) if flat else y, keys, values, scores)
     return results[0] if output_count == 1 else results[:output_count]
 
 
@@ -124,16 +124,16 @@ def _hidden_padding(lengths: Optional, scores: Array) -> Array:
     return jnp.arange(scores.shape[-1]) >= jnp.reshape(lengths, (-1, 1, 1, 1))
 
 
-def _hidden(scores: Array, offset: Any, causal: bool, left: int, right: int) -> Array:
+def _hidden(scores: Array, offset: Any, causal: bool, past: int, future: int) -> Array:
     """Keys after the query, or out of its window; `offset` is the position of the first query."""
     distance = np.arange(scores.shape[-2])[:, None] + offset - np.arange(scores.shape[-1])
     hidden = jnp.zeros((), bool)
     if causal:
         hidden = hidden | (distance < 0)
-    if left >= 0:
-        hidden = hidden | (distance > left)
-    if right >= 0:
-        hidden = hidden | (-distance > right)
+    if past >= 0:
+        hidden = hidden | (distance > past)
+    if future >= 0:
+        hidden = hidden | (-distance > future)
     return hidden
 
 
@@ -223,9 +223,9 @@ def linear_attention(
 
     def step(state: Array, each: tuple[Array, ...]) -> tuple[Array, Array]:
         q_t, k_t, v_t, gate, rate = each
-        kept = state * gate[..., None]
-        written = rate * (v_t - jnp.einsum("bhdm,bhd->bhm", kept, k_t)) if corrected else v_t
-        new = kept + k_t[..., :, None] * written[..., None, :]
+        decayed = state * gate[..., None]
+        written = rate * (v_t - jnp.einsum("bhdm,bhd->bhm", decayed, k_t)) if corrected else v_t
+        new = decayed + k_t[..., :, None] * written[..., None, :]
         grouped = q_t.reshape(batch, heads, q_num_heads // heads, size)
         return new, factor * jnp.einsum("bhgd,bhdm->bhgm", grouped, new)
 
@@ -254,7 +254,8 @@ def rotary_embedding(
     x = jnp.asarray(x)
     heads = x if x.ndim == 4 else _split_heads(x, num_heads)
     size = rotary_embedding_dim or heads.shape[-1]
-    turned, rest = heads[..., :size], heads[..., size:]
+    turned = heads[..., :size]
+    rest = heads[..., size:]
     cosine, sine = (
         (jnp.asarray(cache) if position_ids is None else jnp.asarray(cache)[position_ids])[:, None]
         for cache in (cos_cache, sin_cache)

@@ -23,8 +23,8 @@ def constant(
     value_string: str | None = None,
     value_strings: list[str] | None = None,
 ) -> np.ndarray:
-    """The one attribute that is given, as a static array."""
-    given = (
+    """The only attribute of the node, as a static array."""
+    attributes = (
         (value, None),
         (value_float, np.float32),
         (value_floats, np.float32),
@@ -33,7 +33,7 @@ def constant(
         (value_string, object),
         (value_strings, object),
     )
-    [(data, dtype)] = [(data, dtype) for data, dtype in given if data is not None]
+    [(data, dtype)] = [(data, dtype) for data, dtype in attributes if data is not None]
     return np.asarray(data, dtype)
 
 

@@ -29,7 +29,7 @@ def convolution(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    x, w = jnp.asarray(x), jnp.asarray(w)
+    x, w = map(jnp.asarray, (x, w))
     kernel = kernel_shape or w.shape[2:]
     windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
     return _with_bias(convolve(x, w, windows, group), b)
@@ -67,7 +67,7 @@ def integer_convolution(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Convolution in int32 of what is left after the zero points; padding is the zero point."""
+    """Convolution in int32 of differences from the zero points; padding is the zero point."""
     wide_w = jnp.asarray(w).astype(jnp.int32)
     shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
     zero = jnp.asarray(_zero(w_zero_point))
@@ -104,10 +104,11 @@ def transposed_convolution(
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
-    x, w = jnp.asarray(x), jnp.asarray(w)
+    x, w = map(jnp.asarray, (x, w))
     rank = x.ndim - 2
     kernel = tuple(kernel_shape or w.shape[2:])
-    steps, spacing = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    steps = tuple(strides or (1,) * rank)
+    spacing = tuple(dilations or (1,) * rank)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
     extra = tuple(output_padding or (0,) * rank)
     # result without padding, and the padding that is cut off it
@@ -141,8 +142,10 @@ def _cut(
     rank = len(full)
     same = auto_pad.startswith("SAME")
     if output_shape is None and not same:
-        given = (0,) * (2 * rank) if pads is None or auto_pad == "VALID" else tuple(pads)
-        return given[:rank], [n - low - high for n, low, high in zip(full, given[:rank], given[rank:], strict=True)]
+        padding = (0,) * (2 * rank) if pads is None or auto_pad == "VALID" else tuple(pads)
+        return padding[:rank], [
+            n - low - high for n, low, high in zip(full, padding[:rank], padding[rank:], strict=True)
+        ]
     results = tuple(output_shape[-rank:]) if output_shape else tuple(n * s for n, s in zip(sizes, strides, strict=True))
     total = [n - result for n, result in zip(full, results, strict=True)]
     upper = auto_pad == "SAME_UPPER"
@@ -173,10 +176,12 @@ def deformable_convolution(
     strides: Sequence[int] | None = None,
 ) -> Array:
     """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
-    x, w, offset = jnp.asarray(x), jnp.asarray(w), jnp.asarray(offset)
+    x, w, offset = map(jnp.asarray, (x, w, offset))
     batch, channels, *sizes = x.shape
     windows = slide(sizes, kernel_shape or w.shape[2:], strides=strides, dilations=dilations, pads=pads)
-    taps, places, rank = math.prod(windows.kernel), math.prod(windows.counts), windows.rank
+    rank = windows.rank
+    taps = math.prod(windows.kernel)
+    places = math.prod(windows.counts)
     shifts = offset.reshape(batch, offset_group, taps, rank, places)
     positions = jnp.moveaxis(shifts + _grid(windows).astype(x.dtype), 3, -1)
     grouped = x.reshape(batch * offset_group, channels // offset_group, *sizes)
@@ -238,8 +243,8 @@ def image_of_columns(
 def causal_convolution(
     x: Value, weight: Value, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
 ) -> tuple[Array, Array]:
-    """Depthwise convolution over time of what is past and present, and the last elements for the next call."""
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    """Depthwise convolution over past and present elements in time; also the last elements for the next call."""
+    x, weight = map(jnp.asarray, (x, weight))
     length = weight.shape[-1] - 1
     past = jnp.zeros((*x.shape[:2], length), x.dtype) if past_state is None else jnp.asarray(past_state)
     series = jnp.concatenate([past, x], axis=2)

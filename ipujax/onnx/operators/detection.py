@@ -56,20 +56,21 @@ def non_max_suppression(
 
 
 def _all_selected(
-    boxes: Value, scores: Value, most: Optional, iou: Optional, score: Optional, centred: int
+    boxes: Value, scores: Value, max_boxes: Optional, iou: Optional, score: Optional, centred: int
 ) -> tuple[Callable[[int], Array], Array]:
     """A function of the number of rows that returns them, and how many are selected."""
-    boxes, scores = jnp.asarray(boxes), jnp.asarray(scores)
-    limit, overlap = _scalar(most, 0), _scalar(iou, 0.0)
+    boxes, scores = map(jnp.asarray, (boxes, scores))
+    limit = _scalar(max_boxes, 0)
+    overlap = _scalar(iou, 0.0)
     lowest = _scalar(score, -jnp.inf)
     by_class = jax.vmap(lambda corners, line: _selected(corners, line, limit, overlap, lowest), (None, 0))
-    order, kept = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores)
-    count = jnp.sum(kept)
+    order, selected = jax.vmap(by_class)(_corner_form(boxes, bool(centred)), scores)
+    count = jnp.sum(selected)
 
     def rows(size: int) -> Array:
-        batch, group, rank = jnp.nonzero(kept, size=size)
-        found = jnp.stack([batch, group, order[batch, group, rank]], axis=1)
-        return jnp.where(np.arange(size)[:, None] < count, found, 0).astype(index_dtype())
+        batch, group, rank = jnp.nonzero(selected, size=size)
+        indices = jnp.stack([batch, group, order[batch, group, rank]], axis=1)
+        return jnp.where(np.arange(size)[:, None] < count, indices, 0).astype(index_dtype())
 
     return rows, count
 
@@ -91,13 +92,13 @@ def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, low
     ranked = Corners(*(each[order] for each in corners))
     area = (ranked.y2 - ranked.y1) * (ranked.x2 - ranked.x1)
 
-    def visit(rank: Array, kept: Array) -> Array:
+    def visit(rank: Array, selected: Array) -> Array:
         height = jnp.minimum(ranked.y2, ranked.y2[rank]) - jnp.maximum(ranked.y1, ranked.y1[rank])
         width = jnp.minimum(ranked.x2, ranked.x2[rank]) - jnp.maximum(ranked.x1, ranked.x1[rank])
         common = jnp.maximum(height, 0) * jnp.maximum(width, 0)
         union = area + area[rank] - common
-        hit = kept & (common > overlap * union)
-        good = (scores[order[rank]] >= lowest) & ~jnp.any(hit) & (jnp.sum(kept) < limit)
-        return kept.at[rank].set(good)
+        hit = selected & (common > overlap * union)
+        good = (scores[order[rank]] >= lowest) & ~jnp.any(hit) & (jnp.sum(selected) < limit)
+        return selected.at[rank].set(good)
 
     return order, lax.fori_loop(0, len(scores), visit, jnp.zeros(len(scores), bool))

@@ -59,7 +59,7 @@ def is_infinite(x: Value, *, detect_negative: int = 1, detect_positive: int = 1)
 
 
 def bit_shift(x: Value, y: Value, *, direction: str) -> Array:
-    """Elements shifted; by a negative number, or by all bits or more, every bit is what is shifted in."""
+    """Elements shifted; by a negative number, or by all bits or more, every bit is the bit that is shifted in."""
     x, y = jnp.broadcast_arrays(x, y)
     if direction == "LEFT":
         return lax.shift_left(x, y)
@@ -86,7 +86,7 @@ def mean(*inputs: Value) -> Array:
     return variadic(jnp.add)(*inputs) / len(inputs)
 
 
-def one(function: Callable[[Any], Any]) -> Callable[[Value], Array]:
+def unary(function: Callable[[Any], Any]) -> Callable[[Value], Array]:
     """Return the operator of one input: a JAX function without its further parameters."""
 
     def of_one(x: Value) -> Array:
@@ -149,7 +149,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Xor": jnp.logical_xor,
 }
 VARIADIC: Mapping[str, Callable[[Any, Any], Any]] = {"Max": jnp.maximum, "Min": jnp.minimum, "Sum": jnp.add}
-OTHERS: Mapping[str, Callable[..., Array]] = {
+FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "BitShift": bit_shift,
     "Clip": clip,
     "Erf": error_function,
@@ -161,10 +161,10 @@ OTHERS: Mapping[str, Callable[..., Array]] = {
 }
 
 TABLES: tuple[tuple[Mapping[str, Callable[..., Any]], Callable[..., Callable[..., Array]]], ...] = (
-    (UNARY, one),
+    (UNARY, unary),
     (BINARY, two),
     (VARIADIC, variadic),
-    (OTHERS, lambda function: function),
+    (FUNCTIONS, lambda function: function),
 )
 for _functions, _adapter in TABLES:
     for _name, _function in _functions.items():

@@ -29,7 +29,7 @@ def grid_sample(
     x: Value, grid: Value, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:
     """Array at the positions of a grid, whose coordinates are −1 to 1 over each axis, last axis first."""
-    x, grid = jnp.asarray(x), jnp.asarray(grid)
+    x, grid = map(jnp.asarray, (x, grid))
     sizes = x.shape[2:]
     flat = grid.reshape(grid.shape[0], -1, len(sizes))
     taps = []
@@ -91,9 +91,9 @@ def roi_align(
     half_pixel = coordinate_transformation_mode == "half_pixel"
     counts = [sampling_ratio] * 2
     if not sampling_ratio:
-        known = _corners(np.asarray(static(rois, "rois")), spatial_scale, half_pixel, np)
+        static_corners = _corners(np.asarray(static(rois, "rois")), spatial_scale, half_pixel, np)
         counts = [
-            max(1, int(np.ceil((known[:, 2 + a] / n).max(initial=0))))
+            max(1, int(np.ceil((static_corners[:, 2 + a] / n).max(initial=0))))
             for a, n in ((0, output_height), (1, output_width))
         ]
     start_y, start_x, height, width = _corners(jnp.asarray(rois), spatial_scale, half_pixel, jnp).T

@@ -30,12 +30,12 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
 def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
     """Index of an element for each entry: its own position on all axes but one."""
     rank = len(shape)
-    own = [
+    positions = [
         np.arange(size).reshape([-1 if a == each else 1 for a in range(rank)])
         for each, size in enumerate(indices.shape)
     ]
-    own[axis % rank] = wrapped(indices, shape[axis])
-    return tuple(own)
+    positions[axis % rank] = wrapped(indices, shape[axis])
+    return tuple(positions)
 
 
 @operator("GatherElements")
@@ -48,7 +48,7 @@ def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Array:
 @operator("GatherND")
 def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Array:
     """Slices of an array at index vectors, the last axis of `indices`; leading axes are shared."""
-    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    x, indices = map(jnp.asarray, (x, indices))
     take = _take_vectors
     for _ in range(batch_dims):
         take = jax.vmap(take)
@@ -72,7 +72,7 @@ def _update(x: Array, index: tuple[Any, ...], updates: Value, reduction: str) ->
 
 
 def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
-    """Whether no two updates are of one element, as far as is known: JAX has gradients of products only then."""
+    """True if updates surely are of different elements: only then JAX has gradients of products."""
     if not is_static(index):
         return False
     flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*index)), shape[: len(index)], mode="clip").ravel()
@@ -105,8 +105,9 @@ def tensor_scatter(
     past_cache: Value, update: Value, write_indices: Optional = None, *, axis: int = -2, mode: str = "linear"
 ) -> Array:
     """Cache of each sample with an update written from its write index on, around the end if circular."""
-    cache, update = jnp.asarray(past_cache), jnp.asarray(update)
-    lines, new = jnp.moveaxis(cache, axis, 1), jnp.moveaxis(update, axis, 1)
+    cache, update = map(jnp.asarray, (past_cache, update))
+    lines = jnp.moveaxis(cache, axis, 1)
+    new = jnp.moveaxis(update, axis, 1)
     first = jnp.zeros(cache.shape[0], jnp.int32) if write_indices is None else jnp.asarray(write_indices)
     position = first[:, None] + np.arange(new.shape[1])
     if mode == "circular":
@@ -175,12 +176,12 @@ def unique(
         order = np.arange(len(first)) if sorted else np.argsort(first)
         rank = np.argsort(order)
         results = (np.take(values, order, axis or 0), first[order], rank[inverse.ravel()], counts[order])
-        facts = tuple(each.astype(np.int64) for each in results[1:])
-        return (results[0], *facts)[:output_count]
+        numbers = tuple(each.astype(np.int64) for each in results[1:])
+        return (results[0], *numbers)[:output_count]
     size = data_dependent_size(max_size, "the different elements")
     values, firsts, positions, numbers = jnp.unique(x, True, True, True, axis=axis, size=size, fill_value=0)
     real = numbers > 0
     arrangement = jnp.arange(size) if sorted else jnp.argsort(jnp.where(real, firsts, np.iinfo(np.int32).max))
     ranks = jnp.argsort(arrangement)
-    found = (jnp.where(real, firsts, 0)[arrangement], ranks[positions.ravel()], numbers[arrangement])
-    return (jnp.take(values, arrangement, axis or 0), *(each.astype(index_dtype()) for each in found))[:output_count]
+    places = (jnp.where(real, firsts, 0)[arrangement], ranks[positions.ravel()], numbers[arrangement])
+    return (jnp.take(values, arrangement, axis or 0), *(each.astype(index_dtype()) for each in places))[:output_count]

@@ -17,12 +17,12 @@ def negative_log_likelihood(
 
     The mean is over the weights; a target of `ignore_index` has weight zero.
     """
-    x, target = jnp.asarray(x), jnp.asarray(target)
-    kept = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
-    known = jnp.where(kept, target, 0)
-    picked = jnp.take_along_axis(x, known[:, None], axis=1)[:, 0]
-    weights = jnp.ones((), x.dtype) if weight is None else jnp.asarray(weight)[known]
-    used = jnp.where(kept, weights, 0).astype(x.dtype)
+    x, target = map(jnp.asarray, (x, target))
+    is_counted = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
+    classes = jnp.where(is_counted, target, 0)
+    picked = jnp.take_along_axis(x, classes[:, None], axis=1)[:, 0]
+    weights = jnp.ones((), x.dtype) if weight is None else jnp.asarray(weight)[classes]
+    used = jnp.where(is_counted, weights, 0).astype(x.dtype)
     loss = -picked * used
     if reduction == "none":
         return loss

@@ -30,7 +30,7 @@ def count_ngrams(
         x: integers.
         max_gram_length: n-grams of the pool that are longer, or shorter than `min_gram_length`, are not counted.
         max_skip_count: elements of an n-gram may be up to so many elements apart, all equally far.
-        mode: "TF" counts; "IDF", weights of what occurs; "TFIDF", weights times counts.
+        mode: "TF" counts; "IDF", weights of n-grams that occur; "TFIDF", weights times counts.
         ngram_counts: where n-grams of length 1, 2, … begin in the pool.
         ngram_indexes: position of each n-gram in the result.
         pool_int64s: n-grams, one after another.
@@ -40,20 +40,20 @@ def count_ngrams(
     size = max(ngram_indexes) + 1
     counts = jnp.zeros((len(sequences), size), jnp.float32)
     first = 0
-    ends = [*ngram_counts[1:], len(pool_int64s)]
-    for length, (begin, end) in enumerate(zip(ngram_counts, ends, strict=True), start=1):
+    stops = [*ngram_counts[1:], len(pool_int64s)]
+    for length, (begin, end) in enumerate(zip(ngram_counts, stops, strict=True), start=1):
         grams = np.array(pool_int64s[begin:end]).reshape(-1, length)
         places = np.array(ngram_indexes[first : first + len(grams)], int)
         first += len(grams)
         if len(grams) and min_gram_length <= length <= max_gram_length:
             counts = counts.at[:, places].add(_occurrences(sequences, grams, max_skip_count))
-    shown = jnp.minimum(counts, 1) if mode == "IDF" else counts
-    weighted = shown if mode == "TF" or not weights else shown * jnp.asarray(weights, jnp.float32)
+    clipped = jnp.minimum(counts, 1) if mode == "IDF" else counts
+    weighted = clipped if mode == "TF" or not weights else clipped * jnp.asarray(weights, jnp.float32)
     return weighted if np.ndim(x) == 2 else weighted[0]
 
 
 def _occurrences(sequences: Array, grams: np.ndarray, max_skip_count: int) -> Array:
-    """How often each n-gram occurs in each sequence, over all distances between its elements."""
+    """Counts of each n-gram in each sequence, over all distances between its elements."""
     length = grams.shape[1]
     total = jnp.zeros((len(sequences), len(grams)), jnp.float32)
     # single elements are at no distance
@@ -62,6 +62,6 @@ def _occurrences(sequences: Array, grams: np.ndarray, max_skip_count: int) -> Ar
         if starts <= 0:
             break
         index = np.arange(starts)[:, None] + distance * np.arange(length)
-        found = jnp.all(sequences[:, index][:, :, None] == grams, axis=-1)
-        total = total + jnp.sum(found, axis=1)
+        is_equal = jnp.all(sequences[:, index][:, :, None] == grams, axis=-1)
+        total = total + jnp.sum(is_equal, axis=1)
     return total

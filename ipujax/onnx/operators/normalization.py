@@ -32,7 +32,8 @@ def batch_normalization(
         return _normalized(x, scale, bias, input_mean, input_var, epsilon)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
     wide = x.astype(working_dtype(x.dtype))
-    mean, variance = jnp.mean(wide, axes), jnp.var(wide, axes)
+    mean = jnp.mean(wide, axes)
+    variance = jnp.var(wide, axes)
     running = [
         (momentum * jnp.asarray(old) + (1 - momentum) * new).astype(jnp.asarray(old).dtype)
         for old, new in ((input_mean, mean), (input_var, variance))

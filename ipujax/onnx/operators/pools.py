@@ -176,13 +176,14 @@ def max_unpool(
     """
     x = jnp.asarray(x)
     rank = x.ndim - 2
-    steps, given = tuple(strides or (1,) * rank), tuple(pads or (0,) * (2 * rank))
+    steps = tuple(strides or (1,) * rank)
+    padding = tuple(pads or (0,) * (2 * rank))
     inferred = (
         *x.shape[:2],
         *(
             (size - 1) * step + kernel - low - high
             for size, step, kernel, low, high in zip(
-                x.shape[2:], steps, kernel_shape, given[:rank], given[rank:], strict=True
+                x.shape[2:], steps, kernel_shape, padding[:rank], padding[rank:], strict=True
             )
         ),
     )
@@ -205,7 +206,7 @@ def max_roi_pool(x: Value, rois: Value, *, pooled_shape: Sequence[int], spatial_
         pooled_shape: bins of a region, (height, width).
         spatial_scale: of the corners, to elements of `x`.
     """
-    x, rois = jnp.asarray(x), jnp.asarray(rois)
+    x, rois = map(jnp.asarray, (x, rois))
     batch = rois[:, 0].astype(jnp.int32)
     corners = _half_away(rois[:, 1:] * spatial_scale)
     columns = _bin_mask(corners[:, 0], corners[:, 2], pooled_shape[1], x.shape[3])
@@ -223,7 +224,7 @@ def _half_away(x: Array) -> Array:
 
 
 def _bin_mask(start: Array, end: Array, bins: int, size: int) -> Array:
-    """Whether an element is in a bin of a region, bool [regions, bins, size]."""
+    """Mask of the elements in each bin of a region, bool [regions, bins, size]."""
     extent = jnp.maximum(end - start + 1, 1) / bins
     bin_index = np.arange(bins)
     low = jnp.floor(bin_index * extent[:, None]) + start[:, None]

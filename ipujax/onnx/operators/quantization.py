@@ -73,7 +73,7 @@ def dequantize_linear(
     output_dtype: int = 0,
 ) -> Array:
     """(x − zero point) · scale, computed in float32."""
-    x, scale = jnp.asarray(x), jnp.asarray(x_scale)
+    x, scale = map(jnp.asarray, (x, x_scale))
     wide = jnp.promote_types(jnp.float32, scale.dtype)
     shifted = x.astype(jnp.int32) if not is_floating(x) else x.astype(wide)
     if x_zero_point is not None:
@@ -86,7 +86,8 @@ def dequantize_linear(
 def dynamic_quantize_linear(x: Value) -> tuple[Array, Array, Array]:
     """Array in uint8, with the scale and zero point that its range, extended to zero, needs."""
     x = jnp.asarray(x)
-    low, high = jnp.minimum(0, jnp.min(x)), jnp.maximum(0, jnp.max(x))
+    low = jnp.minimum(0, jnp.min(x))
+    high = jnp.maximum(0, jnp.max(x))
     scale = (high - low) / 255
     safe = jnp.where(scale == 0, 1, scale)
     zero_point = jnp.clip(jnp.round(-low / safe), 0, 255)
@@ -96,7 +97,7 @@ def dynamic_quantize_linear(x: Value) -> tuple[Array, Array, Array]:
 
 @operator("MatMulInteger")
 def matmul_integer(a: Value, b: Value, a_zero_point: Optional = None, b_zero_point: Optional = None) -> Array:
-    """Product in int32 of what is left after the zero points, one for each row of a and column of b."""
+    """Product in int32 of differences from the zero points, one for each row of a and column of b."""
     return jnp.matmul(_shifted(a, a_zero_point, -2), _shifted(b, b_zero_point, -1))
 
 

@@ -44,7 +44,8 @@ def _activations(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
 ) -> list[Activation]:
     """Functions by name, each taking its own parameters off the lists; inputs limited to ±clip."""
-    alpha, beta = iter(alphas or ()), iter(betas or ())
+    alpha = iter(alphas or ())
+    beta = iter(betas or ())
     return [_activation(_BY_LOWER_CASE[name.lower()], alpha, beta, clip) for name in names]
 
 
@@ -90,7 +91,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 
 def _layer(x: Value, w: Value, r: Value, b: Optional, lengths: Optional, direction: str, layout: int) -> Layer:
-    x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
+    x, w, r = map(jnp.asarray, (x, w, r))
     biases = jnp.zeros((len(r), 2, r.shape[1]), x.dtype) if b is None else jnp.asarray(b).reshape(len(r), 2, -1)
     return Layer(
         x=jnp.swapaxes(x, 0, 1) if layout else x,
@@ -105,7 +106,8 @@ def _layer(x: Value, w: Value, r: Value, b: Optional, lengths: Optional, directi
 
 def _run(layer: Layer, starts: Sequence[Optional], steps: Sequence[Step], output_count: int) -> tuple[Array, ...]:
     """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
-    outputs, lasts = [], []
+    outputs = []
+    lasts = []
     for index, (backward, step) in enumerate(zip(layer.directions, steps, strict=True)):
         start = tuple(_start(layer, state, index) for state in starts)
         ordered = _backward(layer.x, layer.lengths) if backward else layer.x
@@ -115,10 +117,11 @@ def _run(layer: Layer, starts: Sequence[Optional], steps: Sequence[Step], output
         outputs.append(_backward(output, layer.lengths) if backward else output)
         lasts.append(last)
     y = jnp.stack(outputs, axis=1)
-    ends = [jnp.stack(each) for each in zip(*lasts, strict=True)]
+    last_states = [jnp.stack(each) for each in zip(*lasts, strict=True)]
     if layer.batch_first:
-        y, ends = jnp.moveaxis(y, 2, 0), [jnp.swapaxes(end, 0, 1) for end in ends]
-    return (y, *ends)[:output_count]
+        y = jnp.moveaxis(y, 2, 0)
+        last_states = [jnp.swapaxes(state, 0, 1) for state in last_states]
+    return (y, *last_states)[:output_count]
 
 
 def _start(layer: Layer, state: Optional, index: int) -> Array:
@@ -142,8 +145,8 @@ def _over_time(step: Step, projected: Array, start: State, lengths: Array | None
         if lengths is None:
             return new, new[0]
         alive = (time < lengths)[:, None]
-        kept = tuple(jnp.where(alive, after, before) for after, before in zip(new, state, strict=True))
-        return kept, jnp.where(alive, new[0], jnp.zeros_like(new[0]))
+        frozen_state = tuple(jnp.where(alive, after, before) for after, before in zip(new, state, strict=True))
+        return frozen_state, jnp.where(alive, new[0], jnp.zeros_like(new[0]))
 
     last, outputs = lax.scan(body, start, (jnp.arange(len(projected)), projected))
     return outputs, last
@@ -212,8 +215,8 @@ def gru(
 
     def direction_step(index: int, f: Activation, g: Activation) -> Step:
         gates = 2 * layer.hidden
-        r_gates, r_hidden = layer.r[index, :gates], layer.r[index, gates:]
-        b_gates, b_hidden = layer.b[index, 1, :gates], layer.b[index, 1, gates:]
+        r_gates, r_hidden = jnp.split(layer.r[index], [gates])
+        b_gates, b_hidden = jnp.split(layer.b[index, 1], [gates])
 
         def step(projected: Array, state: State) -> State:
             (hidden,) = state

@@ -38,7 +38,7 @@ def _smallest(x: Array, axes: Axes) -> Array:
 
 
 def _limits(x: Array) -> tuple[Any, Any]:
-    """Results for no elements: what every element is above, or below."""
+    """Results for no elements: lower and upper limit of the dtype."""
     if x.dtype == bool:
         return False, True
     if is_floating(x):
@@ -74,15 +74,15 @@ IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
     def reduced(x: Value, axes: Optional = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         x = jnp.asarray(x)
-        given = () if axes is None else integers(static(axes, "axes"))
-        chosen = given if given or noop_with_empty_axes else tuple(range(x.ndim))
+        listed = () if axes is None else integers(static(axes, "axes"))
+        chosen = listed if listed or noop_with_empty_axes else tuple(range(x.ndim))
         wide = x.astype(jnp.float32) if name in IRRATIONAL and not is_floating(x) else x
         result = reduce(wide, chosen).astype(x.dtype)
         return result if keepdims else jnp.squeeze(result, chosen)
 
     reduced.__name__ = name
     reduced.__doc__ = (
-        "Reduction over static axes; over all, or none if `noop_with_empty_axes`, where no axes are given."
+        "Reduction over static axes; over all, or none if `noop_with_empty_axes`, where no axes are listed."
     )
     return reduced
 

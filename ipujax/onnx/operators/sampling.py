@@ -54,7 +54,8 @@ def cubic_kernel(distance: Array, coefficient: float) -> Array:
 
     Source: R. G. Keys, "Cubic convolution interpolation for digital image processing" (1981).
     """
-    a, d = coefficient, distance
+    a = coefficient
+    d = distance
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return jnp.where(d <= 1, near, jnp.where(d < 2, far, jnp.zeros_like(d)))
@@ -75,7 +76,7 @@ def weighted_samples(x: Array, taps: Sequence[Taps], padding: str = "zeros", ali
     Args:
         x: [N, C, spatial].
         taps: one for each spatial axis.
-        padding: what is out of range: "zeros"; "border", the nearest element; "reflection", at the edge or, with
+        padding: values out of range: "zeros"; "border", the nearest element; "reflection", at the edge or, with
             `align_corners`, at the centre of the last element.
         align_corners: see `padding`.
 
@@ -86,7 +87,8 @@ def weighted_samples(x: Array, taps: Sequence[Taps], padding: str = "zeros", ali
     flat = x.reshape(batch, channels, math.prod(sizes))
     result = jnp.zeros((), x.dtype)
     for corner in itertools.product(*(range(each.index.shape[-1]) for each in taps)):
-        index, weight = jnp.zeros((), jnp.int32), jnp.ones((), taps[0].weight.dtype)
+        index = jnp.zeros((), jnp.int32)
+        weight = jnp.ones((), taps[0].weight.dtype)
         for each, tap, size in zip(taps, corner, sizes, strict=True):
             at = each.index[..., tap]
             inside = (at >= 0) & (at < size)

@@ -14,10 +14,10 @@ from ipujax.onnx.registry import operator, static
 
 @operator("Reshape")
 def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
-    """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is whatever is left."""
-    wanted = integers(static(shape, "shape"))
-    kept = wanted if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(wanted))
-    return jnp.reshape(x, kept)
+    """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is inferred."""
+    sizes = integers(static(shape, "shape"))
+    full = sizes if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(sizes))
+    return jnp.reshape(x, full)
 
 
 @operator("Flatten")
@@ -67,7 +67,8 @@ def split(
 def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, steps: Optional = None) -> Array:
     """Part of an array between static bounds, which count and are limited as in Python."""
     x = jnp.asarray(x)
-    begins, stops = integers(static(starts, "starts")), integers(static(ends, "ends"))
+    begins = integers(static(starts, "starts"))
+    stops = integers(static(ends, "ends"))
     chosen = range(len(begins)) if axes is None else axes_of(integers(static(axes, "axes")), x.ndim)
     strides = (1,) * len(begins) if steps is None else integers(static(steps, "steps"))
     slices = [slice(None)] * x.ndim
@@ -101,10 +102,10 @@ def pad(
     if mode == "constant":
         fill = 0 if constant_value is None else jnp.ravel(constant_value)[0]
         return lax.pad(x, jnp.asarray(fill, x.dtype), [(before, after, 0) for before, after in widths])
-    kept = x[
+    cropped = x[
         tuple(slice(max(0, -low), size - max(0, -high)) for size, (low, high) in zip(x.shape, widths, strict=True))
     ]
-    return jnp.pad(kept, [(max(0, low), max(0, high)) for low, high in widths], mode=mode)
+    return jnp.pad(cropped, [(max(0, low), max(0, high)) for low, high in widths], mode=mode)
 
 
 @operator("CenterCropPad")
@@ -123,7 +124,7 @@ def center_crop_pad(x: Value, shape: Value, *, axes: Sequence[int] | None = None
 
 @operator("DepthToSpace")
 def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
-    """[N, C, H, W] with channels moved into blocks of the image."""
+    """[N, C, H, W] with channels by_batch into blocks of the image."""
     x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     depth = channels // blocksize**2
@@ -136,7 +137,7 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 
 @operator("SpaceToDepth")
 def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
-    """[N, C, H, W] with blocks of the image moved into channels."""
+    """[N, C, H, W] with blocks of the image by_batch into channels."""
     x = jnp.asarray(x)
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // blocksize, blocksize, width // blocksize, blocksize)
@@ -148,8 +149,8 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Array:
 def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     """Array with the first elements of each sequence reversed in time."""
     x = jnp.asarray(x)
-    moved = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
-    return jnp.moveaxis(reversed_in_time(moved, jnp.asarray(sequence_lens)), (0, 1), (batch_axis, time_axis))
+    by_batch = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
+    return jnp.moveaxis(reversed_in_time(by_batch, jnp.asarray(sequence_lens)), (0, 1), (batch_axis, time_axis))
 
 
 def reversed_in_time(x: Array, lengths: Array) -> Array:

@@ -46,8 +46,8 @@ def if_else(condition: Any, *, then_branch: Body, else_branch: Body) -> tuple[An
 def _needs_static_condition(reason: str) -> TracedOperandError:
     """Return the error of a traced `If` one of whose branches does not fit: exporters leave such for other inputs."""
     hint = "name the graph input that the condition depends on in load(static=…)"
-    what = f"the condition must be static, for its branches cannot both be traced: {reason}"
-    return TracedOperandError(what, expected="a condition known while tracing", got="a traced condition", hint=hint)
+    text = f"the condition must be static, for its branches cannot both be traced: {reason}"
+    return TracedOperandError(text, expected="a condition known while tracing", got="a traced condition", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

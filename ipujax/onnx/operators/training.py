@@ -36,10 +36,11 @@ def gradient(
 
     `body` is the part of the graph between them, which reading adds to the node.
     """
-    variables, others = inputs[: len(xs)], inputs[len(xs) :]
+    variables = inputs[: len(xs)]
+    constants = inputs[len(xs) :]
 
     def target(*operands: Array) -> Array:
-        (result,) = body(*operands, *others)
+        (result,) = body(*operands, *constants)
         return jnp.sum(result)
 
     return jax.grad(target, tuple(range(len(xs))))(*map(jnp.asarray, variables))

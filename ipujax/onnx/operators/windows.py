@@ -1,4 +1,4 @@
-"""Windows that slide over the spatial axes of an array: what convolutions, pooling and their transposes share.
+"""Windows that slide over the spatial axes of an array, shared by convolutions, pooling and their transposes.
 
 Source: ONNX operators Conv, MaxPool and AveragePool for the formulas of padding and of result sizes.
 """
@@ -92,8 +92,9 @@ def slide(
         larger = tuple(total - total // 2 for total in needed)
         before, after = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
         return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
-    given = tuple(pads or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
-    before, after = given[:rank], given[rank:]
+    padding = tuple(pads or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
+    before = padding[:rank]
+    after = padding[rank:]
     counts = tuple(
         _count(size, low, high, span, step, ceil_mode)
         for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
