@@ -1,4 +1,4 @@
-"""popsparse: products with block-sparse matrices, from JAX code.
+"""popsparse: products with block-sparse matrices and their softmax, from JAX code.
 
     from ipujax import popsparse
 
@@ -11,6 +11,7 @@ is traced.
 
 from ipujax.popsparse.block_pattern import BLOCK_SIZES as BLOCK_SIZES, BlockPattern as BlockPattern
 from ipujax.popsparse.static_product import static_matmul as static_matmul
+from ipujax.popsparse.static_softmax import static_softmax as static_softmax
 from ipujax.public import public_names as _public_names
 
 __dir__ = _public_names(globals())
