@@ -10,7 +10,10 @@ is traced.
 """
 
 from ipujax.popsparse.block_pattern import BLOCK_SIZES as BLOCK_SIZES, BlockPattern as BlockPattern
-from ipujax.popsparse.static_product import static_matmul as static_matmul
+from ipujax.popsparse.static_product import (
+    static_matmul as static_matmul,
+    static_sampled_matmul as static_sampled_matmul,
+)
 from ipujax.popsparse.static_softmax import static_softmax as static_softmax
 from ipujax.public import public_names as _public_names
 

@@ -1,4 +1,4 @@
-"""The product of a block-sparse matrix of a static pattern with a dense one, and its gradients.
+"""Products with block-sparse matrices of a static pattern: sparse by dense, and blocks of dense by dense.
 
 Blocks are dealt to buckets, one a tile: whole rows of blocks, the longest first to the emptiest bucket, or parts of
 rows with equally many blocks where that is uneven. A bucket reads the rows of `x` that its blocks meet, and adds the
@@ -48,20 +48,55 @@ def static_matmul(pattern: BlockPattern, values: jax.Array, x: jax.Array, *, buc
         ArgumentTypeError: other dtypes, or a pattern that is none.
         ArgumentValueError: shapes that do not match the pattern, or fewer than one bucket.
     """
-    if not isinstance(pattern, BlockPattern):
-        raise ArgumentTypeError("static_matmul: pattern", expected="a BlockPattern", got=type(pattern).__name__)
-    if values.dtype != x.dtype or values.dtype not in _DTYPES:
-        got = f"{values.dtype} and {x.dtype}"
-        raise ArgumentTypeError("static_matmul: values and x", expected="both float32, or both float16", got=got)
+    _check("static_matmul", pattern, buckets, values, x)
     blocks = (pattern.num_blocks, pattern.block, pattern.block)
     if values.shape != blocks or x.ndim != 2 or x.shape[0] != pattern.shape[1]:
         expected = f"values {blocks} and x ({pattern.shape[1]}, n)"
         raise ArgumentValueError("static_matmul: shapes", expected=expected, got=f"{values.shape} and {x.shape}")
-    if buckets < 1:
-        raise ArgumentValueError("static_matmul: buckets", expected="at least 1", got=buckets)
     if not pattern.num_blocks or not x.shape[1]:
         return jnp.zeros((pattern.shape[0], x.shape[1]), x.dtype)
     return _product(pattern, buckets, values, x)
+
+
+def static_sampled_matmul(
+    pattern: BlockPattern, left: jax.Array, right: jax.Array, *, buckets: int = _MOST_BUCKETS
+) -> jax.Array:
+    """The blocks of a pattern of the product of two dense matrices; differentiable any number of times.
+
+    Args:
+        pattern: which blocks of the [m, k] product are computed.
+        left: dense matrix, [m, n], of float32 or float16.
+        right: dense matrix, [n, k], of the same dtype.
+        buckets: most buckets that blocks are cut into, one a tile.
+
+    Returns:
+        The blocks, [blocks, block, block], of the same dtype; sums are float32.
+
+    Raises:
+        ArgumentTypeError: other dtypes, or a pattern that is none.
+        ArgumentValueError: shapes that do not match the pattern, or fewer than one bucket.
+    """
+    _check("static_sampled_matmul", pattern, buckets, left, right)
+    m, k = pattern.shape
+    if left.ndim != 2 or right.ndim != 2 or left.shape != (m, right.shape[0]) or right.shape[1] != k:
+        expected = f"({m}, n) and (n, {k})"
+        raise ArgumentValueError(
+            "static_sampled_matmul: shapes", expected=expected, got=f"{left.shape} and {right.shape}"
+        )
+    if not pattern.num_blocks or not left.shape[1]:
+        return jnp.zeros((pattern.num_blocks, pattern.block, pattern.block), left.dtype)
+    return _sampled(pattern, buckets, left, right.T)
+
+
+def _check(name: str, pattern: Any, buckets: int, a: jax.Array, b: jax.Array) -> None:
+    if not isinstance(pattern, BlockPattern):
+        raise ArgumentTypeError(f"{name}: pattern", expected="a BlockPattern", got=type(pattern).__name__)
+    if a.dtype != b.dtype or a.dtype not in _DTYPES:
+        raise ArgumentTypeError(
+            f"{name}: operands", expected="both float32, or both float16", got=f"{a.dtype}, {b.dtype}"
+        )
+    if buckets < 1:
+        raise ArgumentValueError(f"{name}: buckets", expected="at least 1", got=buckets)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
