@@ -7,8 +7,9 @@ Source: `willow/include/popart/names.hpp` of github:graphcore/popart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -30,6 +31,21 @@ COMM_GROUP = "__comm_group_type"
 SERIALIZE_MODE = "__serialize_matmul_mode"
 SERIALIZE_FACTOR = "__serialize_matmul_factor"
 SERIALIZE_PRECISION = "__serialize_matmul_precision"
+
+# Annotation that a session does not read → the call of the builder that sets it. None of them changes numbers.
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        PARTIALS_TYPE: "setPartialsType",
+        AVAILABLE_MEMORY: "setAvailableMemoryProportion",
+        OUTPUT_LOCATION: "outputTensorLocation",
+        SCHEDULE_PRIORITY: "schedulePriority",
+        CONV_DITHERING: "setEnableConvDithering",
+        EXCLUDE_PATTERNS: "excludePatterns",
+        INPLACE_NAMES: "setInplacePreferences",
+        OUTLINE: "outlineAttributes",
+        SERIALIZE_MODE: "setSerializeMatMul",
+    }
+)
 
 
 class AnnotationScope:

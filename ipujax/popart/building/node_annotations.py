@@ -13,7 +13,7 @@ from ipujax.popart.building.annotations import AnnotationScope
 from ipujax.popart.building.graph_names import GraphNames
 from ipujax.popart.building.node_attributes import Names, NodeAttributes
 from ipujax.popart.building.operation_calls import AttributeType
-from ipujax.popart.enumerations import RecomputeType
+from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception
 
 
@@ -48,7 +48,10 @@ class NodeAnnotations(NodeAttributes):
         return self._annotations.annotating(notes.SCHEDULE_PRIORITY, float(value))
 
     def commGroup(self, type: int = 0, groupSize: int = 0) -> AbstractContextManager[None]:
-        """Annotate nodes with a group of replicas."""
+        """Annotate nodes with a group of replicas: that of all; other groups are refused, as they change numbers."""
+        if int(type) != CommGroupType.All:
+            hint = "CommGroupType.All"
+            raise popart_exception("commGroup: collectives are over all replicas", expected=hint, got=type)
         return self._annotations.annotating(notes.COMM_GROUP, [int(type), int(groupSize)])
 
     def outlineAttributes(self, values: Mapping[str, str]) -> AbstractContextManager[None]:
@@ -91,9 +94,16 @@ class NodeAnnotations(NodeAttributes):
         return notes.EXECUTION_PHASE in self._annotations.values
 
     def outputTensorLocation(self, nodeOutputNames: Any = None, value: Any = None) -> Any:
-        """Say in which memory activations are stored until the backward part."""
+        """Annotate nodes with the memory of their results, which this compiler does not read.
+
+        Raises:
+            popart_exception: results that replicas divide.
+        """
         is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
         location = nodeOutputNames if is_context else value
+        if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
+            what = "outputTensorLocation: replicatedTensorSharding is not supported"
+            raise popart_exception(what, expected="ReplicatedTensorSharding.Off", got=location)
         numbers = [int(location.storage), int(location.replicatedTensorSharding)]
         if is_context:
             return self._annotations.annotating(notes.OUTPUT_LOCATION, numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipujax.popart.enumerations import ExchangeStrategy, ReplicatedStreamMode, TileSet
-from ipujax.popart.exceptions import unknown_name
+from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.tensor_info import TensorInfo
 
 
@@ -43,6 +43,9 @@ class InputSettings:
 
     Args:
         settings: a `TileSet`, an `ExchangeStrategy` or a `ReplicatedStreamMode`, in any order.
+
+    Raises:
+        popart_exception: `ReplicatedStreamMode.Broadcast`, one stream for all replicas.
     """
 
     def __init__(self, *settings: Any, **keywords: Any) -> None:
@@ -50,6 +53,9 @@ class InputSettings:
         self._tile_set = _first(values, TileSet, TileSet.Compute)
         self._strategy = _first(values, ExchangeStrategy, ExchangeStrategy.JustInTime)
         self._mode = _first(values, ReplicatedStreamMode, ReplicatedStreamMode.Replicate)
+        if self._mode != ReplicatedStreamMode.Replicate:
+            what = "InputSettings: replicas read data of their own"
+            raise popart_exception(what, expected="ReplicatedStreamMode.Replicate", got=self._mode)
 
     def tileSet(self) -> TileSet:
         """Return the tiles."""

@@ -72,10 +72,12 @@ def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceI
     """
     mode = options.virtualGraphMode
     ipus = device.numIpus // options.replicas
-    if device.numIpus % options.replicas and device.numIpus > 1:
-        expected = f"a multiple of {options.replicas} replicas"
-        raise popart_exception("IPUs of the device cannot be divided among replicas", expected=expected, got=ipus)
+    if device.ipuVersion and device.numIpus % options.replicas:
+        what = "IPUs of the device cannot be divided among replicas"
+        expected = f"a multiple of {options.replicas} IPUs (replicatedGraphCount)"
+        raise popart_exception(what, expected=expected, got=device.numIpus, hint="createIpuModelDevice({'numIPUs': …})")
     if mode == VirtualGraphMode.ExecutionPhases:
+        _check_phases(graph, options.executionPhaseSettings.phases)
         return Placement(has_phases=_has(graph, EXECUTION_PHASE))
     if mode == VirtualGraphMode.Off:
         if options.enablePipelining:
@@ -106,6 +108,14 @@ def _has(graph: AnnotatedGraph, attribute: str) -> bool:
 
 def _count(graph: AnnotatedGraph, attribute: str) -> int:
     return len(_numbers(graph, attribute))
+
+
+def _check_phases(graph: AnnotatedGraph, phases: int) -> None:
+    last = max(_numbers(graph, EXECUTION_PHASE), default=0)
+    if phases and last >= phases:
+        hint = f"executionPhaseSettings.phases = {last + 1}"
+        what = f"an operation is in execution phase {last} of {phases}"
+        raise popart_exception(what, expected=f"phases from 0 to {phases - 1}", got=last, hint=hint)
 
 
 def _check_ipus(graph: AnnotatedGraph, ipus: int, device: DeviceInfo) -> None:

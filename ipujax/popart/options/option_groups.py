@@ -19,11 +19,23 @@ from ipujax.popart.enumerations import (
     TensorStorage,
     TileSet,
 )
-from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.exceptions import popart_exception, unknown_name
+
+
+class OptionGroup:
+    """Base of the groups: an attribute that a group lacks is refused, with the nearest one."""
+
+    _names: tuple[str, ...] = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        names = self._names or tuple(getattr(type(self), "__dataclass_fields__", ()))
+        if name not in names:
+            raise unknown_name(f"{type(self).__name__} has an option", name, names)
+        object.__setattr__(self, name, value)
 
 
 @dataclass
-class CommGroup:
+class CommGroup(OptionGroup):
     """Replicas of a collective.
 
     Args:
@@ -35,7 +47,7 @@ class CommGroup:
     replicaGroupSize: int = 0
 
 
-class TensorLocation:
+class TensorLocation(OptionGroup):
     """Memory of tensors, and whether replicas divide them.
 
     Args:
@@ -43,8 +55,14 @@ class TensorLocation:
         settings: `ReplicatedTensorSharding`, tile sets (of loads, then of storage) and a `CommGroup`, in any order.
     """
 
+    _names = ("storage", "loadTileSet", "storageTileSet", "replicatedTensorSharding", "shardingDomain")
+
     def __init__(self, storage: TensorStorage = TensorStorage.OnChip, *settings: object, **keywords: object) -> None:
         values = [*settings, *keywords.values()]
+        for value in values:
+            if not isinstance(value, TileSet | ReplicatedTensorSharding | CommGroup):
+                expected = "a TileSet, a ReplicatedTensorSharding or a CommGroup"
+                raise popart_exception("unknown setting of a TensorLocation", expected=expected, got=repr(value))
         tile_sets = [value for value in values if isinstance(value, TileSet)]
         shardings = [value for value in values if isinstance(value, ReplicatedTensorSharding)]
         groups = [value for value in values if isinstance(value, CommGroup)]
@@ -63,14 +81,16 @@ class TensorLocation:
         return f"TensorLocation({self.storage.name}, sharding {self.replicatedTensorSharding.name})"
 
 
-class TensorLocationSettings:
+class TensorLocationSettings(OptionGroup):
     """Memory of one kind of tensors.
 
     Args:
         location: a `TensorLocation`, or a `TensorStorage`.
         minElementsForOffChip: smaller tensors stay in tile memory.
-        minElementsForReplicatedTensorSharding: smaller tensors are not divided.
+        minElementsForReplicatedTensorSharding: without effect, as tensors are not divided.
     """
+
+    _names = ("location", "minElementsForOffChip", "minElementsForReplicatedTensorSharding")
 
     def __init__(
         self,
@@ -79,8 +99,8 @@ class TensorLocationSettings:
         minElementsForReplicatedTensorSharding: int = 8192,
         storage: TensorStorage | None = None,
     ) -> None:
-        given = location if storage is None else storage
-        self.location = given if isinstance(given, TensorLocation) else TensorLocation(given or TensorStorage.OnChip)
+        memory = location if storage is None else storage
+        self.location = memory if isinstance(memory, TensorLocation) else TensorLocation(memory or TensorStorage.OnChip)
         self.minElementsForOffChip = minElementsForOffChip
         self.minElementsForReplicatedTensorSharding = minElementsForReplicatedTensorSharding
 
@@ -102,7 +122,7 @@ class TensorLocationSettings:
 
 
 @dataclass
-class ExecutionPhaseSettings:
+class ExecutionPhaseSettings(OptionGroup):
     """Execution phases.
 
     Args:
@@ -129,7 +149,7 @@ class ExecutionPhaseSettings:
 
 
 @dataclass
-class AutomaticLossScalingSettings:
+class AutomaticLossScalingSettings(OptionGroup):
     """Loss scaling that follows the gradients.
 
     Args:
@@ -152,7 +172,7 @@ class AutomaticLossScalingSettings:
 
 
 @dataclass
-class BatchSerializationSettings:
+class BatchSerializationSettings(OptionGroup):
     """PopART's serialisation of a batch; only without effect, `factor` 0."""
 
     factor: int = 0
@@ -165,7 +185,7 @@ class BatchSerializationSettings:
 
 
 @dataclass
-class ReplicatedCollectivesSettings:
+class ReplicatedCollectivesSettings(OptionGroup):
     """PopART's merging of collectives; this compiler merges sums on its own."""
 
     prepareScheduleForMergingCollectives: bool = False
@@ -175,14 +195,14 @@ class ReplicatedCollectivesSettings:
 
 
 @dataclass
-class AutodiffSettings:
-    """How PopART joins backward subgraphs with forward ones."""
+class AutodiffSettings(OptionGroup):
+    """Settings of PopART's automatic differentiation; JAX differentiates here."""
 
     stitchStrategy: AutodiffStitchStrategy = AutodiffStitchStrategy.RecomputeAllNonInputs
 
 
 @dataclass
-class AccumulateOuterFragmentSettings:
+class AccumulateOuterFragmentSettings(OptionGroup):
     """Order of PopART's updates after accumulation."""
 
     schedule: AccumulateOuterFragmentSchedule = AccumulateOuterFragmentSchedule.Serial
@@ -190,7 +210,7 @@ class AccumulateOuterFragmentSettings:
 
 
 @dataclass
-class ExperimentalSettings:
+class ExperimentalSettings(OptionGroup):
     """PopART's own transforms."""
 
     customTransformApplierSettings: dict[str, list[str]] = field(default_factory=dict)

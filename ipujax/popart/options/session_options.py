@@ -1,16 +1,30 @@
-"""`SessionOptions`: attributes with PopART's names and defaults; what a session reads of them."""
+"""`SessionOptions`: attributes with PopART's names and defaults, and the checks of a session."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
-from ipujax.popart.enumerations import VirtualGraphMode
+from ipujax.popart.enumerations import TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_exception, unknown_name
-from ipujax.popart.options.tables import ALL_OPTIONS, REFUSED, WITHOUT_EFFECT
+from ipujax.popart.options.tables import (
+    ALL_OPTIONS,
+    FIELDS_REFUSED,
+    FIELDS_WITHOUT_EFFECT,
+    REFUSED,
+    WITHOUT_EFFECT,
+)
 
 # Options of earlier releases → the ones in their place, and the value for True.
 _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
             "enableVirtualGraphs": ("virtualGraphMode", VirtualGraphMode.Manual)}  # fmt: skip
+# Options of Poplar's engine that turn reports on; the other ones steer a compiler that is not there.
+REPORT_SWITCHES = (
+    "debug.instrument",
+    "debug.instrumentCompute",
+    "autoReport.all",
+    "autoReport.outputExecutionProfile",
+)
 
 
 class SessionOptions:
@@ -66,8 +80,16 @@ class SessionOptions:
         return [name for name, (default, _) in ALL_OPTIONS.items() if getattr(self, name) != default()]
 
     def without_effect(self) -> list[str]:
-        """Return the options that are set and have no effect here."""
-        return [name for name in self.changed() if name in WITHOUT_EFFECT]
+        """Return the options, fields of options and engine options that are set and have no effect here."""
+        options = [name for name in self.changed() if name in WITHOUT_EFFECT]
+        fields = [path for path in FIELDS_WITHOUT_EFFECT if self._has_changed(path)]
+        engine = [f"engineOptions[{key!r}]" for key in self.engineOptions if key not in REPORT_SWITCHES]
+        return [*options, *fields, *engine]
+
+    def _has_changed(self, path: str) -> bool:
+        option, _, field = path.partition(".")
+        read = attrgetter(field)
+        return bool(read(getattr(self, option)) != read(ALL_OPTIONS[option][0]()))
 
     def check(self) -> None:
         """Refuse options that no session has, and combinations that contradict each other.
@@ -81,6 +103,31 @@ class SessionOptions:
                 expected = repr(default())
                 got = repr(getattr(self, name))
                 raise popart_exception(f"option {name} is not supported", expected=expected, got=got, hint=instead)
+        for path, instead in FIELDS_REFUSED.items():
+            if self._has_changed(path):
+                got = repr(attrgetter(path)(self))
+                raise popart_exception(f"option {path} is not supported", expected="its default", got=got, hint=instead)
+        self._check_memories()
+        self._check_counts()
+
+    def _check_memories(self) -> None:
+        off_chip = TensorStorage.OffChip
+        has_phases = self.virtualGraphMode == VirtualGraphMode.ExecutionPhases
+        if self.executionPhaseSettings.phases > 0 and not has_phases:
+            what = "executionPhaseSettings.phases is set and virtualGraphMode is another one"
+            raise popart_exception(what, expected="VirtualGraphMode.ExecutionPhases", got=self.virtualGraphMode)
+        if self.activationTensorLocationSettings.location.storage is off_chip and not has_phases:
+            what = "activationTensorLocationSettings: activations are off chip between execution phases alone"
+            hint = "VirtualGraphMode.ExecutionPhases, or autoRecomputation"
+            raise popart_exception(what, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
+        # An accumulator is a part of the optimiser's state, which is offloaded as one argument.
+        of_state = self.optimizerStateTensorLocationSettings.location.storage
+        if self.accumulatorTensorLocationSettings.location.storage is off_chip and of_state is not off_chip:
+            what = "accumulatorTensorLocationSettings: accumulators are off chip with the optimiser's state alone"
+            hint = "optimizerStateTensorLocationSettings, too"
+            raise popart_exception(what, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
+
+    def _check_counts(self) -> None:
         counts = (
             ("accumulationFactor", self.accumulationFactor, "enableGradientAccumulation"),
             ("replicatedGraphCount", self.replicatedGraphCount, "enableReplicatedGraphs"),

@@ -37,26 +37,34 @@ def _is(value: Any) -> Default:
     return lambda: value
 
 
-_no, _yes = _is(False), _is(True)
+_no = _is(False)
+_yes = _is(True)
 
 # Option → (its default, what it is here).
 MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
     {
         "accumulationAndReplicationReductionType": (_is(ReductionType.Sum), "sum or mean of gradients"),
         "accumulationFactor": (_is(1), "micro-batches of a replica for one update: `ipu.pipeline(micro_batches=)`"),
-        "accumulatorTensorLocationSettings": (TensorLocationSettings, "with the state of the optimiser"),
-        "activationTensorLocationSettings": (TensorLocationSettings, "on chip; off chip needs execution phases"),
+        "accumulatorTensorLocationSettings": (
+            TensorLocationSettings,
+            "off chip with the state of the optimiser, and not without it",
+        ),
+        "activationTensorLocationSettings": (
+            TensorLocationSettings,
+            "on chip; off chip between execution phases, and refused without them",
+        ),
         "autoRecomputation": (_is(RecomputationType.NoRecompute), "`Options(recompute=)`"),
         "automaticLossScalingSettings": (AutomaticLossScalingSettings, "loss scaling that follows the gradients"),
-        "cachePath": (_is("session_cache"), "folder of JAX's compilation cache"),
         "constantWeights": (_yes, "weights of inference do not change"),
         "dotChecks": (set, "graphs as DOT files in `logDir`"),
-        "enableEngineCaching": (_no, "JAX's compilation cache, in `cachePath`"),
         "enableGradientAccumulation": (_no, "whether `accumulationFactor` counts"),
         "enablePipelining": (_no, "`ipu.pipeline`"),
         "enableReplicatedGraphs": (_no, "whether `replicatedGraphCount` counts"),
-        "engineOptions": (dict, "`debug.instrument` turns reports on; others are Poplar's own"),
-        "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`"),
+        "engineOptions": (
+            dict,
+            "`debug.instrument` and `autoReport.all` turn reports on; others are listed as without effect",
+        ),
+        "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`; `phases` bounds the annotations"),
         "logDir": (_is(""), "folder of dumps"),
         "meanAccumulationAndReplicationReductionStrategy": (
             _is(MeanReductionStrategy.Post),
@@ -66,10 +74,15 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "optimizerStateTensorLocationSettings": (TensorLocationSettings, "`offload_argnums` of the state"),
         "partialsTypeMatMuls": (_is(""), "`Options(partials=)`"),
         "replicatedGraphCount": (_is(1), "`ipu.jit(replicas=)`"),
-        "reportOptions": (dict, "kept with the reports"),
-        "syntheticDataMode": (_is(SyntheticDataMode.Off), "inputs made by the session"),
-        "virtualGraphMode": (_is(VirtualGraphMode.Off), "`ipu.stage`, `ipu.phase`, or stages found"),
-        "weightTensorLocationSettings": (TensorLocationSettings, "`offload_argnums` of the weights"),
+        "syntheticDataMode": (_is(SyntheticDataMode.Off), "inputs that the session generates"),
+        "virtualGraphMode": (
+            _is(VirtualGraphMode.Off),
+            "`ipu.stage`, `ipu.phase`, or stages that `ipu.pipeline` chooses",
+        ),
+        "weightTensorLocationSettings": (
+            TensorLocationSettings,
+            "`offload_argnums` of the weights; with execution phases they are off chip anyway",
+        ),
     }
 )
 
@@ -80,6 +93,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "aliasZeroCopy": (_no, "values are not aliased"),
         "autodiffSettings": (AutodiffSettings, "JAX differentiates"),
         "bufferingDepthMap": (dict, "host streams are buffered by the engine"),
+        "cachePath": (_is("session_cache"), "programs are compiled in each process"),
         "compilationProgressTotal": (_is(100), "compiling shows its own progress"),
         "convolutionOptions": (dict, "plans are the compiler's"),
         "createImplicitPipeliningFwdOnlyProgram": (_no, "sessions have one program"),
@@ -92,6 +106,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "dotOpNames": (_no, "names are in the DOT files"),
         "enableConstantFoldingOfMultipleConsumers": (_yes, "constants are folded"),
         "enableEfficientOverlapIOTopoCons": (_no, "scheduled by the compiler"),
+        "enableEngineCaching": (_no, "programs are compiled in each process"),
         "enableExplicitMainLoops": (_no, "one form of the graph"),
         "enableFullyConnectedPass": (_yes, "plans are the compiler's"),
         "enableInplaceAmbiguityChecking": (_no, "values are immutable"),
@@ -130,6 +145,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "rearrangeAnchorsOnHost": (_yes, "scheduled by the compiler"),
         "rearrangeStreamsOnHost": (_no, "scheduled by the compiler"),
         "replicatedCollectivesSettings": (ReplicatedCollectivesSettings, "sums are merged by the compiler"),
+        "reportOptions": (dict, "reports have one form"),
         "scheduleNonWeightUpdateGradientConsumersEarly": (_no, "scheduled by the compiler"),
         "separateCallOpPdfs": (_yes, "graphs are drawn whole"),
         "serializedPoprithmsAnnealGraphsDir": (_is(""), "PopART's scheduler"),
@@ -166,6 +182,41 @@ REFUSED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "hostAllReduce": (_no, "replicatedGraphCount"),
         "tensorLocationSettingsOverride": (dict, "the four tensor location settings"),
         "updatableNamedBuffers": (list, "session.writeWeights"),
+    }
+)
+
+_TILE_SETS = "tiles are chosen by the compiler, see `numIOTiles`"
+_DOMAIN = "tensors are not divided among replicas"
+_IO_SCHEDULE = "loads and stores of phases are scheduled by the compiler"
+_LOCATIONS = (
+    "accumulatorTensorLocationSettings",
+    "activationTensorLocationSettings",
+    "optimizerStateTensorLocationSettings",
+    "weightTensorLocationSettings",
+)
+
+# Field of a mapped option → why it has no effect: the rest of the option has one.
+FIELDS_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "automaticLossScalingSettings.gradientTensorTrackingMethod": "gradients of weights are tracked",
+        "executionPhaseSettings.accumulatorIOSchedule": _IO_SCHEDULE,
+        "executionPhaseSettings.activationIOSchedule": _IO_SCHEDULE,
+        "executionPhaseSettings.optimizerStateIOSchedule": _IO_SCHEDULE,
+        "executionPhaseSettings.schedule": _IO_SCHEDULE,
+        "executionPhaseSettings.stages": "a phase is computed by the IPUs of its replica",
+        "executionPhaseSettings.weightIOSchedule": _IO_SCHEDULE,
+        **{f"{name}.location.loadTileSet": _TILE_SETS for name in _LOCATIONS},
+        **{f"{name}.location.shardingDomain": _DOMAIN for name in _LOCATIONS},
+        **{f"{name}.location.storageTileSet": _TILE_SETS for name in _LOCATIONS},
+        **{f"{name}.minElementsForReplicatedTensorSharding": _DOMAIN for name in _LOCATIONS},
+    }
+)
+
+# Field of a mapped option that is refused unless it has its default → what to do instead.
+FIELDS_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        f"{name}.location.replicatedTensorSharding": "TensorStorage.OffChip, or more IPUs a replica"
+        for name in _LOCATIONS
     }
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
+from ipujax.popart.options.session_options import REPORT_SWITCHES
 from ipujax.popart.popart_log import logger
 from ipujax.runtime.report import Profile
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from ipujax.popart.steps.runner import Runner
 
 _LOG = logger("session")
-# Options of Poplar's engine that turn profiles on.
-_SWITCHES = ("debug.instrument", "debug.instrumentCompute", "autoReport.all", "autoReport.outputExecutionProfile")
 SUMMARY_OFF = "Execution profiling not enabled"
 EXECUTION_OFF = '{"profilerMode":"NONE"}'
 DOT_CHECKS = "IPUJAX_POPART_DOT_CHECKS"
@@ -41,7 +40,7 @@ class Reports:
     @property
     def _is_profiled(self) -> bool:
         engine = self._options.engineOptions
-        is_on = any(str(engine.get(name, "")).lower() == "true" for name in _SWITCHES)
+        is_on = any(str(engine.get(name, "")).lower() == "true" for name in REPORT_SWITCHES)
         return is_on and self._prepared().profile is not None
 
     def getReport(self) -> Profile:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from ipujax.popart.building import read_model
+from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
@@ -120,8 +121,10 @@ class Session(Reports):
 
     @property
     def optionsWithoutEffect(self) -> list[str]:
-        """Options that are set and have no effect here."""
-        return self._options.without_effect()
+        """Options, fields of options ("option.field") and annotations that are set and have no effect here."""
+        annotated = {name for notes in self._graph.annotations for name in notes}
+        calls = [f"builder.{call}" for name, call in ANNOTATIONS_WITHOUT_EFFECT.items() if name in annotated]
+        return [*self._options.without_effect(), *calls]
 
     def getInfo(self, name: str) -> TensorInfo:
         """Return element type and shape of a parameter, an input, an anchor or a part of the optimiser's state.
@@ -312,7 +315,7 @@ class Session(Reports):
         return False
 
     def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
-        """Save parameters and state; what is compiled is in JAX's compilation cache.
+        """Save parameters and state; the program is compiled anew when they are loaded.
 
         Args:
             path: of the file.

@@ -80,6 +80,7 @@ class TrainingSession(Session):
         self._trained, self._buffers = self._roles()
         self._anchors_of_session = self._anchors(self._trained, True)
         self._check_specific_values()
+        self._check_tracked_tensors()
         self._device_values = self._values()
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
         states = jax.eval_shape(self._new_states, self._shapes())
@@ -110,6 +111,13 @@ class TrainingSession(Session):
         for name in self._optimizer.specific_weights:
             if name not in self._trained:
                 raise unknown_name("the optimiser has values of a weight", name, self._trained)
+
+    def _check_tracked_tensors(self) -> None:
+        settings = self._options.automaticLossScalingSettings
+        for name in settings.toTrackTensors or () if settings.enabled else ():
+            if name not in self._trained:
+                place = "automaticLossScalingSettings.toTrackTensors has a weight"
+                raise unknown_name(place, name, self._trained)
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:

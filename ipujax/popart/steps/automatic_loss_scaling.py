@@ -24,7 +24,7 @@ def next_scale(gradients: Any, states: Any, settings: AutomaticLossScalingSettin
         settings: of the session.
     """
     tracked = settings.toTrackTensors
-    chosen = [g for name, g in gradients.items() if tracked is None or name in tracked] or list(gradients.values())
+    chosen = [g for name, g in gradients.items() if not tracked or name in tracked]
     edge = settings.binEdgeLocation * _LARGEST
     large = sum(jnp.sum(jnp.abs(g.astype(jnp.float32)) > edge) for g in chosen)
     share = large / sum(g.size for g in chosen)

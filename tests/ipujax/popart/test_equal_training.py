@@ -52,7 +52,7 @@ def test_sharded_is_one_ipu() -> None:
     assert sharded.session.getReport().cycles > 0
 
 
-@pytest.mark.parametrize("factor", [1, 4])
+@pytest.mark.parametrize("factor", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_pipelined_is_one_ipu(factor: int) -> None:
     one = train(perceptron(), options=accumulating(factor))
     model = perceptron(stages=True)
@@ -60,6 +60,7 @@ def test_pipelined_is_one_ipu(factor: int) -> None:
     assert_equal(train(model, device=two_ipus(), options=options), one, model)
 
 
+@pytest.mark.slow
 def test_sharded_accumulation_is_one_ipu() -> None:
     one = train(perceptron(), options=accumulating(2))
     model = perceptron(stages=True)
@@ -74,7 +75,7 @@ def test_automatic_stages_are_one_ipu() -> None:
     assert_equal(train(model, device=two_ipus(), options=options), one, model)
 
 
-@pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), pytest.param(1, 2, marks=pytest.mark.slow), (2, 2)])
 def test_accumulation_and_replicas_are_one_large_batch(accumulation: int, replicas: int) -> None:
     count = accumulation * replicas
     large = train(perceptron(4 * count), samples_per_micro_batch=4 * count)
@@ -84,7 +85,13 @@ def test_accumulation_and_replicas_are_one_large_batch(accumulation: int, replic
     assert_equal(train(model, device=device, options=options), large, model)
 
 
-@pytest.mark.parametrize("strategy", popart.MeanReductionStrategy)
+STRATEGIES = [
+    strategy if strategy is popart.MeanReductionStrategy.Running else pytest.param(strategy, marks=pytest.mark.slow)
+    for strategy in popart.MeanReductionStrategy
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_mean_losses_with_mean_reduction_are_one_large_batch(strategy: popart.MeanReductionStrategy) -> None:
     mean = popart.ReductionType.Mean
     large = train(perceptron(16, reduction=mean), samples_per_micro_batch=16)

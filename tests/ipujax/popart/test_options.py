@@ -1,0 +1,177 @@
+"""Options of sessions: each has an effect, is listed as one without, or is refused by its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ipujax.popart
+from ipujax import popart
+from ipujax.popart.options import (
+    ALL_OPTIONS,
+    FIELDS_REFUSED,
+    FIELDS_WITHOUT_EFFECT,
+    MAPPED,
+    REFUSED,
+    WITHOUT_EFFECT,
+    option_groups,
+)
+from tests.ipujax.popart.small_models import Perceptron, perceptron
+
+PACKAGE = Path(ipujax.popart.__file__).parent
+Change = Callable[[popart.SessionOptions], None]
+
+
+def session_of(
+    options: popart.SessionOptions | None = None, model: Perceptron | None = None, ipus: int = 1
+) -> popart.InferenceSession:
+    """Return a session that is not prepared."""
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": ipus, "tilesPerIPU": 16})
+    proto = (model or perceptron()).builder.getModelProto()
+    return popart.InferenceSession(proto, popart.DataFlow(1, {}), device, userOptions=options)
+
+
+def attributes_read() -> set[str]:
+    """Return the names of all attributes that the package reads."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def test_every_option_is_in_one_table() -> None:
+    tables = (MAPPED, WITHOUT_EFFECT, REFUSED)
+    for name in vars(popart.SessionOptions()):
+        assert sum(name in table for table in tables) == 1, name
+    assert set(vars(popart.SessionOptions())) == set(ALL_OPTIONS) == {name for table in tables for name in table}
+
+
+def test_every_mapped_option_is_read() -> None:
+    assert set(MAPPED) <= attributes_read()
+
+
+def test_every_field_of_a_mapped_option_is_read_or_listed() -> None:
+    listed = {path.rsplit(".", 1)[1] for path in (*FIELDS_WITHOUT_EFFECT, *FIELDS_REFUSED)}
+    mapped = {type(default()) for default, _ in MAPPED.values()}
+    groups = [kind for kind in (*mapped, option_groups.TensorLocation) if issubclass(kind, option_groups.OptionGroup)]
+    fields = {name for group in groups for name in vars(group())}
+    assert len(groups) == 4
+    assert fields - listed <= attributes_read()
+
+
+def set_cache(options: popart.SessionOptions) -> None:
+    options.enableEngineCaching = True
+    options.cachePath = "cache"
+
+
+def set_tiles(options: popart.SessionOptions) -> None:
+    location = popart.TensorLocation(popart.TensorStorage.OffChip, popart.TileSet.IO)
+    options.weightTensorLocationSettings = popart.TensorLocationSettings(location)
+
+
+LISTED: dict[str, tuple[Change, list[str]]] = {
+    "caching": (set_cache, ["cachePath", "enableEngineCaching"]),
+    "reports": (lambda o: o.reportOptions.update(showVarStorage="true"), ["reportOptions"]),
+    "engine": (
+        lambda o: o.engineOptions.update({"debug.instrument": "true", "opt.x": "1"}),
+        ["engineOptions['opt.x']"],
+    ),
+    "tile set": (set_tiles, ["weightTensorLocationSettings.location.loadTileSet"]),
+    "phases": (
+        lambda o: setattr(o.executionPhaseSettings, "stages", 1),
+        ["executionPhaseSettings.stages"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_lists_options_without_effect(case: str) -> None:
+    change, expected = LISTED[case]
+    options = popart.SessionOptions()
+    change(options)
+    assert session_of(options).optionsWithoutEffect == expected
+
+
+def test_lists_annotations_without_effect() -> None:
+    model = perceptron()
+    off_chip = popart.TensorLocation(popart.TensorStorage.OffChip)
+    model.builder.outputTensorLocation(model.hidden, off_chip)
+    assert session_of(model=model).optionsWithoutEffect == ["builder.outputTensorLocation"]
+
+
+def shard(name: str) -> Change:
+    """Return the change that divides one kind of tensors among replicas."""
+    sharded = popart.TensorLocation(popart.TensorStorage.OnChip, popart.ReplicatedTensorSharding.On)
+    return lambda options: setattr(options, name, popart.TensorLocationSettings(sharded))
+
+
+def off_chip(name: str) -> Change:
+    """Return the change that stores one kind of tensors in streaming memory."""
+    return lambda options: setattr(options, name, popart.TensorLocationSettings(popart.TensorStorage.OffChip))
+
+
+REFUSALS: list[tuple[Change, str]] = [
+    *((shard(path.split(".")[0]), path) for path in FIELDS_REFUSED),
+    (off_chip("activationTensorLocationSettings"), "activationTensorLocationSettings"),
+    (off_chip("accumulatorTensorLocationSettings"), "accumulatorTensorLocationSettings"),
+    (lambda o: setattr(o.executionPhaseSettings, "phases", 2), "executionPhaseSettings.phases"),
+    (lambda o: setattr(o, "enableStochasticRounding", True), "enableStochasticRounding"),
+    (lambda o: setattr(o, "accumulationFactor", 2), "accumulationFactor"),
+]
+
+
+@pytest.mark.parametrize(("change", "name"), REFUSALS, ids=[name for _, name in REFUSALS])
+def test_refuses_options_by_name(change: Change, name: str) -> None:
+    options = popart.SessionOptions()
+    change(options)
+    with pytest.raises(popart.popart_exception, match=name):
+        session_of(options)
+
+
+@pytest.mark.parametrize(("ipus", "replicas"), [(1, 2), (3, 2)])
+def test_refuses_replicas_that_do_not_divide_the_ipus(ipus: int, replicas: int) -> None:
+    options = popart.SessionOptions()
+    options.enableReplicatedGraphs = True
+    options.replicatedGraphCount = replicas
+    with pytest.raises(popart.popart_exception, match="replicatedGraphCount"):
+        session_of(options, ipus=ipus)
+
+
+def test_refuses_phases_beyond_their_number() -> None:
+    options = popart.SessionOptions()
+    options.virtualGraphMode = popart.VirtualGraphMode.ExecutionPhases
+    options.executionPhaseSettings.phases = 1
+    with pytest.raises(popart.popart_exception, match="execution phase 1 of 1"):
+        session_of(options, perceptron(phases=True))
+
+
+def test_refuses_tracked_tensors_that_are_no_weights() -> None:
+    model = perceptron()
+    options = popart.SessionOptions()
+    options.automaticLossScalingSettings.enabled = True
+    options.automaticLossScalingSettings.toTrackTensors = [model.hidden]
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 16})
+    proto = model.builder.getModelProto()
+    flow = popart.DataFlow(1, {})
+    with pytest.raises(popart.popart_exception, match="toTrackTensors"):
+        popart.TrainingSession(proto, flow, model.loss, popart.ConstSGD(0.1), device, userOptions=options)
+
+
+def test_refuses_unknown_fields_of_groups() -> None:
+    with pytest.raises(popart.popart_exception, match="'phases', the nearest"):
+        popart.SessionOptions().executionPhaseSettings.phase = 2  # type: ignore[attr-defined]
+    with pytest.raises(popart.popart_exception, match="unknown setting of a TensorLocation"):
+        popart.TensorLocation(popart.TensorStorage.OffChip, 3)
+
+
+def test_refuses_annotations_that_would_change_numbers() -> None:
+    model = perceptron()
+    sharded = popart.TensorLocation(popart.TensorStorage.OnChip, popart.ReplicatedTensorSharding.On)
+    with pytest.raises(popart.popart_exception, match="outputTensorLocation"):
+        model.builder.outputTensorLocation(model.hidden, sharded)
+    with pytest.raises(popart.popart_exception, match="commGroup"):
+        model.builder.commGroup(popart.CommGroupType.Consecutive, 2)
+    with pytest.raises(popart.popart_exception, match="InputSettings"):
+        popart.InputSettings(popart.ReplicatedStreamMode.Broadcast)
