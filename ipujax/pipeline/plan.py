@@ -108,7 +108,7 @@ def pipeline_plan(
         fun: function of one micro-batch, with stages, as for `ipu.pipeline`.
         args: arguments of the whole batch, or their shapes; equal for all rows.
         micro_batches: numbers of micro-batches.
-        schedules: names of schedules, or `Schedule`s.
+        schedules: names of schedules, or `Schedule` objects.
         stages: numbers of stages, as for `ipu.pipeline`; the function's own when None.
         device: the machine; the default device when None.
         show: whether to print the table.

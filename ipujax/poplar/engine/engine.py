@@ -336,7 +336,7 @@ class Engine:
         state.write(handle, tensor, value)
 
     def read_tensor(self, what: str | Tensor) -> np.ndarray:
-        """Read a tensor, by its host read handle or itself if its variables persist; of replicas, [replicas, *shape].
+        """Read a tensor, by its host read handle or itself if its variables persist; `[replicas, *shape]` of replicas.
 
         Raises:
             EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
