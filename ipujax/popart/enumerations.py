@@ -17,7 +17,7 @@ class ReductionType(IntEnum):
 
 
 class MeanReductionStrategy(IntEnum):
-    """When gradients are divided for their mean: while they are accumulated, or afterwards."""
+    """Time of the division of a mean of gradients: at each accumulation, or after the last."""
 
     Running = 0
     Post = 1
@@ -34,7 +34,7 @@ class ScatterReduction(IntEnum):
 
 
 class RecomputeType(IntEnum):
-    """Whether the backward part computes the result of one operation again."""
+    """Recomputation of one operation's result in the backward part."""
 
     Undefined = 0
     Checkpoint = 1
@@ -43,7 +43,7 @@ class RecomputeType(IntEnum):
 
 
 class RecomputationType(IntEnum):
-    """Which activations a session computes again."""
+    """Activations that a session recomputes."""
 
     NoRecompute = 0
     Standard = 1
@@ -53,7 +53,7 @@ class RecomputationType(IntEnum):
 
 
 class VirtualGraphMode(IntEnum):
-    """How operations are assigned to IPUs."""
+    """Source of the assignment of operations to IPUs."""
 
     Off = 0
     Manual = 1
@@ -78,7 +78,7 @@ class TensorStorage(IntEnum):
 
 
 class ReplicatedTensorSharding(IntEnum):
-    """Whether each replica stores only its part of a tensor."""
+    """Division of a tensor among replicas, each of which stores its part."""
 
     Off = 0
     On = 1
@@ -92,7 +92,7 @@ class TileSet(IntEnum):
 
 
 class ExchangeStrategy(IntEnum):
-    """When data are exchanged with the host."""
+    """Time of the exchange of a stream with the host."""
 
     JustInTime = 0
     OverlapInnerLoop = 1
@@ -101,14 +101,14 @@ class ExchangeStrategy(IntEnum):
 
 
 class ReplicatedStreamMode(IntEnum):
-    """Whether replicas read streams of their own, or one."""
+    """Streams of an input: one for each replica, or one for all."""
 
     Replicate = 0
     Broadcast = 1
 
 
 class ExecutionPhaseIOSchedule(IntEnum):
-    """When an execution phase loads from streaming memory."""
+    """Time of an execution phase's loads from streaming memory: a phase ahead, or when it starts."""
 
     Preload = 0
     OnDemand = 1
@@ -123,7 +123,7 @@ class ExecutionPhaseSchedule(IntEnum):
 
 
 class MergeVarUpdateType(IntEnum):
-    """How PopART merges updates of weights."""
+    """Modes of PopART's merging of weight updates."""
 
     Off = 0
     All = 1
@@ -132,7 +132,7 @@ class MergeVarUpdateType(IntEnum):
 
 
 class SubgraphCopyingStrategy(IntEnum):
-    """When a call copies its operands."""
+    """Time at which a call copies its operands."""
 
     OnEnterAndExit = 0
     JustInTime = 1
@@ -174,7 +174,7 @@ class BatchSerializationBatchSchedule(IntEnum):
 
 
 class AutodiffStitchStrategy(IntEnum):
-    """How PopART joins a backward subgraph with its forward one."""
+    """Modes of PopART's connection of a backward subgraph with its forward one."""
 
     RecomputeMinimal = 0
     RecomputeAllNonInputs = 1
@@ -207,14 +207,14 @@ class PatternsLevel(IntEnum):
 
 
 class SGDAccumulatorAndMomentum(IntEnum):
-    """Whether SGD stores accumulator and momentum as one tensor; the updates are equal."""
+    """Storage of SGD's accumulator and momentum, as one tensor or two; the updates are equal."""
 
     Combined = 0
     Separate = 1
 
 
 class WeightDecayMode(IntEnum):
-    """Whether weight decay is part of the update, or of the gradient."""
+    """Term that weight decay is added to: the update, or the gradient."""
 
     Decay = 0
     L2Regularization = 1
@@ -240,7 +240,7 @@ class AdaptiveMode(IntEnum):
 
 
 class InitType(IntEnum):
-    """Whether memory is set to zero."""
+    """First value of a tensor's memory: undefined, or zero."""
 
     NoInit = 0
     Zero = 1
@@ -288,7 +288,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceConnectionType(IntEnum):
-    """When a program attaches to a device."""
+    """Time at which a program attaches to a device."""
 
     Always = 0
     OnDemand = 1
@@ -296,7 +296,7 @@ class DeviceConnectionType(IntEnum):
 
 
 class DeviceSelectionCriterion(IntEnum):
-    """Which of several free devices is acquired."""
+    """Choice among several free devices."""
 
     First = 0
     Random = 1

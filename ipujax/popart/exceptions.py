@@ -1,4 +1,4 @@
-"""Errors of PopART's names; all are `ipu.IpuError`s, with what happened, where, what was expected and what to try.
+"""Errors of PopART's names; all are `ipu.IpuError`s, with the failure, its place, the expected value and a hint.
 
 Source: names of the exceptions as PopART's Python module has them.
 """
@@ -39,16 +39,17 @@ class OutOfMemoryException(popart_exception):
         return ""
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> popart_exception:
+def unknown_name(place: str, name: object, candidates: Iterable[str]) -> popart_exception:
     """Return the error for a name that is none of the known ones, with the nearest of them.
 
     Args:
-        what: the place where it stands, as a sentence without its end: "DataFlow anchors a tensor".
+        place: beginning of the sentence that the name ends: "DataFlow anchors a tensor".
         name: the unknown name.
-        known: all names that fit.
+        candidates: all names that fit.
     """
-    names = sorted(known)
-    few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    # Eight names are enough to see the pattern; a model may have thousands of tensors.
+    names = sorted(candidates)
+    listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return popart_exception(
-        f"{what} that does not exist: {name!r}", expected=few or "no name", hint=nearest(str(name), names)
+        f"{place} that does not exist: {name!r}", expected=listed or "no name", hint=nearest(str(name), names)
     )

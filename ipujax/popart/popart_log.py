@@ -22,6 +22,7 @@ LEVELS = {
     "WARN": logging.WARNING,
     "ERR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
+    # Above CRITICAL, so that nothing passes.
     "OFF": logging.CRITICAL + 10,
 }
 ALL_MODULES = ("all", "popart")  # names that stand for every module
@@ -103,6 +104,7 @@ def _configure(root: logging.Logger) -> None:
     handler = logging.StreamHandler(streams[target]) if target in streams else logging.FileHandler(target)
     handler.setFormatter(_Format())
     root.addHandler(handler)
+    # Otherwise a program with a root handler would print each line twice.
     root.propagate = False
     root.setLevel(LEVELS.get(os.environ.get(LOG_LEVEL, "OFF").upper(), LEVELS["OFF"]))
     config = os.environ.get(LOG_CONFIG)

@@ -77,6 +77,7 @@ class TensorInfo:
 
     def nelms(self) -> int:
         """Return the number of elements."""
+        # int64: NumPy's default on some systems is 32 bits wide.
         return int(np.prod(self._dims, dtype=np.int64))
 
     def nbytes(self) -> int:

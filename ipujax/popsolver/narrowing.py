@@ -31,12 +31,14 @@ def ceil_quotient(left: int, right: int) -> int:
 def narrow_sum(domains: Sequence[Domain]) -> list[Domain]:
     """Σ terms = total."""
     *terms, total = domains
-    low, high = sum(x.low for x in terms), sum(x.high for x in terms)
+    low = sum(x.low for x in terms)
+    high = sum(x.high for x in terms)
     return [*(Domain(total.low - high + x.high, total.high - low + x.low) for x in terms), Domain(low, high)]
 
 
 def narrow_difference(domains: Sequence[Domain]) -> list[Domain]:
     """left − right = difference."""
+    # left = right + difference, read backwards: the order of the domains is reversed twice.
     return narrow_sum(domains[::-1])[::-1]
 
 
@@ -45,8 +47,10 @@ def narrow_product(domains: Sequence[Domain]) -> list[Domain]:
     *factors, result = domains
     bounds: list[Domain] = []
     for i in range(len(factors)):
-        others = factors[:i] + factors[i + 1 :]
-        low, high = prod(x.low for x in others), prod(x.high for x in others)
+        other_factors = factors[:i] + factors[i + 1 :]
+        low = prod(x.low for x in other_factors)
+        high = prod(x.high for x in other_factors)
+        # A factor is bounded from above only where all others are positive: 0 · x = 0 for all x.
         bounds.append(Domain(ceil_quotient(result.low, high) if high else 0, result.high // low if low else MAX_VALUE))
     return [*bounds, Domain(prod(x.low for x in factors), prod(x.high for x in factors))]
 
@@ -61,32 +65,35 @@ def narrow_max(domains: Sequence[Domain]) -> list[Domain]:
 def narrow_min(domains: Sequence[Domain]) -> list[Domain]:
     """min(operands) = result."""
     *operands, result = domains
-    least = Domain(min(x.low for x in operands), min(x.high for x in operands))
-    return [*(Domain(result.low, MAX_VALUE) for _ in operands), least]
+    smallest = Domain(min(x.low for x in operands), min(x.high for x in operands))
+    return [*(Domain(result.low, MAX_VALUE) for _ in operands), smallest]
 
 
 def narrow_floordiv(domains: Sequence[Domain]) -> list[Domain]:
     """left // right = quotient: quotient · right ≤ left < (quotient + 1) · right."""
     left, right, quotient = domains
-    least, most = max(1, right.low), max(1, right.high)  # a divisor is at least 1: the bound of `right` says so
+    # A divisor is at least 1: the bound of `right` says so.
+    divisor_low = max(1, right.low)
+    divisor_high = max(1, right.high)
     return [
-        Domain(quotient.low * least, (quotient.high + 1) * most - 1),
+        Domain(quotient.low * divisor_low, (quotient.high + 1) * divisor_high - 1),
         Domain(left.low // (quotient.high + 1) + 1, left.high // quotient.low if quotient.low else MAX_VALUE),
-        Domain(left.low // most, left.high // least),
+        Domain(left.low // divisor_high, left.high // divisor_low),
     ]
 
 
 def narrow_ceildiv(domains: Sequence[Domain]) -> list[Domain]:
     """left / right, rounded up, = quotient: (quotient − 1) · right < left ≤ quotient · right."""
     left, right, quotient = domains
-    least, most = max(1, right.low), max(1, right.high)
+    divisor_low = max(1, right.low)
+    divisor_high = max(1, right.high)
     return [
-        Domain((quotient.low - 1) * least + 1, quotient.high * most),
+        Domain((quotient.low - 1) * divisor_low + 1, quotient.high * divisor_high),
         Domain(
             max(1, ceil_quotient(left.low, quotient.high)) if quotient.high else 1,
             (left.high - 1) // (quotient.low - 1) if quotient.low > 1 else MAX_VALUE,
         ),
-        Domain(ceil_quotient(left.low, most), ceil_quotient(left.high, least)),
+        Domain(ceil_quotient(left.low, divisor_high), ceil_quotient(left.high, divisor_low)),
     ]
 
 

@@ -84,7 +84,7 @@ class Model:
             ArgumentValueError: `min` is greater than `max`.
         """
         name = name or f"variable {len(self._variables)}"
-        domain = Domain(_whole(min, f"least value of {name}"), _whole(max, f"greatest value of {name}"))
+        domain = Domain(_integer(min, f"least value of {name}"), _integer(max, f"greatest value of {name}"))
         if domain.low > domain.high:
             raise ArgumentValueError(f"{name} has no values", expected="min ≤ max", got=f"{min} and {max}")
         self._domains.append(domain)
@@ -138,7 +138,7 @@ class Model:
         Args:
             operands: its arguments.
             f: function of a list of values, without side effects; called for a list as often as the search needs it.
-                None as its result says that the values are of no solution. What it raises comes out of `minimise`.
+                None as its result says that the values are of no solution. Its exceptions come out of `minimise`.
             name: name of the result.
         """
 
@@ -146,7 +146,10 @@ class Model:
             if any(x.low != x.high for x in domains[:-1]):
                 return domains
             value = f([x.low for x in domains[:-1]])
-            return [*domains[:-1], Domain(1, 0) if value is None else Domain(*[_whole(value, f"result of {name}")] * 2)]
+            return [
+                *domains[:-1],
+                Domain(1, 0) if value is None else Domain(*[_integer(value, f"result of {name}")] * 2),
+            ]
 
         result = self.add_variable(name=name)
         variables = self._operands([*_several(operands, name), result])
@@ -182,19 +185,21 @@ class Model:
         nodes: list[tuple[list[Domain], Sequence[int]]] = [(self._domains, every)]
         while nodes:
             domains, changed = nodes.pop()
-            found = search.propagate(list(domains), [*changed, every[-1]])
-            if found is None:
+            narrowed = search.propagate(list(domains), [*changed, every[-1]])
+            if narrowed is None:
                 continue
-            free = [i for i, x in enumerate(found) if x.low != x.high]
+            free = [i for i, x in enumerate(narrowed) if x.low != x.high]
             if not free:
-                values = [x.low for x in found]
+                values = [x.low for x in narrowed]
+                # From here on only better solutions count: the bound of branch and bound.
                 search.constraints[-1] = _better([values[i] for i in indices], indices)
                 continue
             # Calls narrow nothing until their operands have values, so that those come first.
-            i = min(free, key=lambda i: (i not in self._call_operands, found[i].high - found[i].low))
-            middle = (found[i].low + found[i].high) // 2
-            for half in (Domain(middle + 1, found[i].high), Domain(found[i].low, middle)):
-                nodes.append(([*found[:i], half, *found[i + 1 :]], search.watching[i]))
+            i = min(free, key=lambda i: (i not in self._call_operands, narrowed[i].high - narrowed[i].low))
+            # The lower half is searched first, as it is pushed last: small values tend to be good in plans.
+            middle = (narrowed[i].low + narrowed[i].high) // 2
+            for half in (Domain(middle + 1, narrowed[i].high), Domain(narrowed[i].low, middle)):
+                nodes.append(([*narrowed[:i], half, *narrowed[i + 1 :]], search.watching[i]))
         if not values:
             raise InfeasibleModelError("the model has no solution", hint="fewer constraints, or wider domains")
         return Solution(dict(zip(self._variables, values, strict=True)))
@@ -203,6 +208,7 @@ class Model:
 
     def _result(self, narrow: Narrow, operands: Sequence[Variable | int], name: str) -> Variable:
         variables = self._operands(_several(operands, name))
+        # The result starts with the bound of its operands: halving 32 bits instead would take the search's limit.
         bound = narrow([*(self._domains[i] for i in variables), Domain(0, MAX_VALUE)])[-1]
         if bound.low > MAX_VALUE or bound.high < 0:
             got = f"{bound.low} … {bound.high}"
@@ -212,9 +218,12 @@ class Model:
         return result
 
     def _operands(self, operands: Sequence[Any]) -> tuple[int, ...]:
-        return tuple((x if isinstance(x, Variable) else self.add_constant(x)).index for x in map(self._own, operands))
+        return tuple(
+            (x if isinstance(x, Variable) else self.add_constant(x)).index
+            for x in map(self._variable_of_model, operands)
+        )
 
-    def _own(self, x: Any) -> Any:
+    def _variable_of_model(self, x: Any) -> Any:
         if isinstance(x, Variable) and x not in self._variables[x.index : x.index + 1]:
             raise ArgumentTypeError(f"{x.name} is of another model", hint="use variables of one model")
         return x
@@ -265,9 +274,9 @@ def _several(operands: Sequence[Any], name: str) -> Sequence[Any]:
     return operands
 
 
-def _whole(value: Any, what: str) -> int:
+def _integer(value: Any, label: str) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ArgumentTypeError(what, expected="a variable or a whole number", got=shortened(value))
+        raise ArgumentTypeError(label, expected="a variable or a whole number", got=shortened(value))
     if not 0 <= int(value) <= MAX_VALUE:
-        raise ArgumentOverflowError(what, expected=f"0 … {MAX_VALUE}", got=value)
+        raise ArgumentOverflowError(label, expected=f"0 … {MAX_VALUE}", got=value)
     return int(value)

@@ -24,13 +24,13 @@ from ipujax.runtime.errors import IpuError
 
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
-# What JAX and NumPy raise for operands of wrong shapes, dtypes and values.
+# Errors of JAX and NumPy for operands of wrong shapes, dtypes and values.
 _OPERAND_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AssertionError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What evaluation needs beside a graph.
+    """Settings of an evaluation.
 
     Args:
         max_sizes: bounds on sizes that depend on data, by name of a value.
@@ -50,12 +50,12 @@ def evaluate(graph: Graph, values: Mapping[str, Any], settings: Settings) -> tup
     Raises:
         OnnxError: a node that cannot be evaluated on its operands.
     """
-    known: dict[str, Any] = {name: array for name, array in graph.constants.items() if name not in values}
-    scope = ChainMap(known, dict(values) if not isinstance(values, ChainMap) else values)
+    results_by_name: dict[str, Any] = {name: array for name, array in graph.constants.items() if name not in values}
+    scope = ChainMap(results_by_name, dict(values) if not isinstance(values, ChainMap) else values)
     for node in graph.nodes:
         operands = [scope[name] if name else None for name in node.inputs]
         results = run_node(node, operands, scope, settings)
-        known.update(zip(node.outputs, results, strict=False))
+        results_by_name.update(zip(node.outputs, results, strict=False))
     return tuple(scope[output.name] for output in graph.outputs)
 
 
@@ -80,14 +80,14 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
     except TracedOperandError as error:
         if node.label in error.what:
             raise
-        what = f"{node.label}: {error.what}"
-        raise TracedOperandError(what, expected=error.expected, got=error.got, hint=error.hint) from error
+        message = f"{node.label}: {error.what}"
+        raise TracedOperandError(message, expected=error.expected, got=error.got, hint=error.hint) from error
     except IpuError:
         raise
     except _OPERAND_ERRORS as error:
-        what = f"{node.label} cannot be evaluated on these operands"
-        got = f"{', '.join(map(_shown, operands))} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-        raise OnnxError(what, got=got, hint="compare the shapes and dtypes with the operator's") from error
+        message = f"{node.label} cannot be evaluated on these operands"
+        got = f"{', '.join(map(_described, operands))} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        raise OnnxError(message, got=got, hint="compare the shapes and dtypes with the operator's") from error
 
 
 def as_results(value: Any) -> tuple[Any, ...]:
@@ -98,9 +98,9 @@ def as_results(value: Any) -> tuple[Any, ...]:
 def _run_body(node: Node, operands: Sequence[Any], settings: Settings) -> tuple[Any, ...]:
     types = [None if x is None else (np.dtype(x.dtype), tuple(x.shape)) for x in operands]
     graph = expanded(node, types)
-    given = [x for x in operands if x is not None]
+    present = [x for x in operands if x is not None]
     names = [info.name for info in graph.inputs]
-    results = iter(evaluate(graph, dict(zip(names, given, strict=True)), settings))
+    results = iter(evaluate(graph, dict(zip(names, present, strict=True)), settings))
     return tuple(next(results) if name else None for name in node.outputs)
 
 
@@ -111,13 +111,13 @@ def _bound(
     _check_signature(entry, node, operands)
     keywords = {name: _bound_attribute(value, scope, settings) for name, value in node.attributes.items()}
     bounds = (settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes)
-    facts: Mapping[str, Callable[[], Any]] = {
+    facts_of_node: Mapping[str, Callable[[], Any]] = {
         "output_count": lambda: len(node.outputs),
         "output_dtypes": lambda: node.output_dtypes,
         "max_size": lambda: next(bounds, None),
         "node_name": lambda: node.name,
     }
-    keywords |= {name: facts[name]() for name in entry.node_facts}
+    keywords |= {name: facts_of_node[name]() for name in entry.node_facts}
     return lambda *operands: entry.function(*operands, **keywords)
 
 
@@ -135,8 +135,8 @@ def _check_signature(entry: Operator, node: Node, operands: Sequence[Any]) -> No
         expected = f"one of {', '.join(sorted(entry.attributes or ()))}"
         raise OnnxError(f"{node.label} has an attribute {unknown[0]!r} that is not implemented", expected=expected)
     if entry.max_inputs is not None and len(operands) > entry.max_inputs:
-        what = f"{node.label} has too many inputs"
-        raise OnnxError(what, expected=f"at most {entry.max_inputs}", got=len(operands))
+        message = f"{node.label} has too many inputs"
+        raise OnnxError(message, expected=f"at most {entry.max_inputs}", got=len(operands))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +168,7 @@ def _scope_name(name: str) -> str:
     return "/".join(parts) or "node"
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
     if value is None:
         return "none"
-    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"{value.dtype}{list(value.shape)}"
+    return f"({', '.join(map(_described, value))})" if isinstance(value, tuple) else f"{value.dtype}{list(value.shape)}"

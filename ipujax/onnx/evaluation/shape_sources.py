@@ -51,7 +51,7 @@ def shape_sources(graph: Graph, traced: Collection[str] = ()) -> frozenset[str]:
 
     Args:
         graph: a graph.
-        traced: names of inputs that are traced: what depends on them is left out, for it cannot be static.
+        traced: names of inputs that are traced; values that depend on them cannot be static, and are left out.
     """
     nodes = list(graph.all_nodes())
     producers = {name: node for node in nodes for name in node.outputs}

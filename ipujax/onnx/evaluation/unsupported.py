@@ -34,7 +34,7 @@ def check_operators(graph: Graph) -> None:
 
 def _line(key: Key, names: list[str]) -> str:
     domain, op_type = key
-    shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
+    listed = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
     nodes = "1 node" if len(names) == 1 else f"{len(names)} nodes"
     close = nearest(op_type, [name for each, name in OPERATORS if each == domain])
-    return f"{domain + ':' if domain else ''}{op_type}, {nodes}: {shown}" + (f" ({close})" if close else "")
+    return f"{domain + ':' if domain else ''}{op_type}, {nodes}: {listed}" + (f" ({close})" if close else "")

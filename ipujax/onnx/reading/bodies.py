@@ -54,6 +54,7 @@ def _expanded(serialized: bytes, operand_types: tuple[Type | None, ...]) -> Grap
     inputs = [helper.make_value_info(name, kind) for name, kind in zip(names, types, strict=True) if name]
     outputs = [onnx.ValueInfoProto(name=name) for name in results if name]
     graph = helper.make_graph([call], f"{proto.op_type}_body", inputs, outputs)
+    # The body's own opsets: a function may be written in an older one than the model's.
     opsets = [*body.opset_import, helper.make_opsetid(_FUNCTION_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, functions=[body], ir_version=_BODY_IR_VERSION)
     return graph_of_model(onnx.inliner.inline_local_functions(model))
@@ -61,9 +62,11 @@ def _expanded(serialized: bytes, operand_types: tuple[Type | None, ...]) -> Grap
 
 def _defaults(proto: onnx.NodeProto) -> list[onnx.AttributeProto]:
     """Return the attributes that a node leaves at their defaults: the inliner does not know these."""
-    given = {attribute.name for attribute in proto.attribute}
+    names_set = {attribute.name for attribute in proto.attribute}
     attributes = onnx.defs.get_schema(proto.op_type, domain=proto.domain).attributes
-    return [each.default_value for name, each in attributes.items() if name not in given and each.default_value.name]
+    return [
+        each.default_value for name, each in attributes.items() if name not in names_set and each.default_value.name
+    ]
 
 
 def _body(proto: onnx.NodeProto, types: Sequence[onnx.TypeProto]) -> onnx.FunctionProto:

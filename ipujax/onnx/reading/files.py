@@ -32,13 +32,16 @@ def read_model(source: Source) -> onnx.ModelProto:
         OnnxModelError: no such file; not a model; 2 GiB or more; external data that are missing or refused.
     """
     if isinstance(source, onnx.ModelProto):
-        model, folder = onnx.ModelProto(), None
+        folder = None
+        model = onnx.ModelProto()
         model.CopyFrom(source)
     elif isinstance(source, bytes | bytearray | memoryview):
-        model, folder = _parsed(bytes(source), "the bytes"), None
+        folder = None
+        model = _parsed(bytes(source), "the bytes")
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
-        model, folder = _parsed(_read_bytes(path), str(path)), path.parent
+        folder = path.parent
+        model = _parsed(_read_bytes(path), str(path))
     else:
         expected = "a path, the bytes of a file, or an onnx.ModelProto"
         raise OnnxModelError(
@@ -55,8 +58,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_PROTOBUF_BYTES:
-            what = f"{path} is too large for one protobuf message"
-            raise OnnxModelError(what, expected="less than 2 GiB", got=f"{size:,} bytes", hint=_SAVE_APART)
+            message = f"{path} is too large for one protobuf message"
+            raise OnnxModelError(message, expected="less than 2 GiB", got=f"{size:,} bytes", hint=_SAVE_APART)
         return path.read_bytes()
     except OSError as error:
         raise OnnxModelError(f"{path} cannot be read", expected="an ONNX file", got=error.strerror) from error
@@ -96,18 +99,18 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _load_external(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    facts = {entry.key: entry.value for entry in tensor.external_data}
+    location = {entry.key: entry.value for entry in tensor.external_data}
     name = f"external data of {tensor.name!r}"
     if folder is None:
         hint = "give the path of the model's file, or a ModelProto with its data (onnx.load loads them)"
         raise OnnxModelError(
             f"{name} need the model's folder", expected="a path", got="bytes or a ModelProto", hint=hint
         )
-    path = _safe_path(folder, facts.get("location", ""), name)
+    path = _safe_path(folder, location.get("location", ""), name)
     try:
-        offset = int(facts.get("offset") or 0)
+        offset = int(location.get("offset") or 0)
         size = path.stat().st_size
-        length = int(facts["length"]) if facts.get("length") else size - offset
+        length = int(location["length"]) if location.get("length") else size - offset
     except (OSError, ValueError) as error:
         raise OnnxModelError(f"{name} cannot be read", expected=f"a file {path}", got=error) from error
     if offset < 0 or length < 0 or offset + length > size:
@@ -149,9 +152,9 @@ def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
     except (ValueError, TypeError, KeyError) as error:
         dtype = dtype_name(tensor.data_type)
         expected = f"{dtype}{list(tensor.dims)}"
-        what = f"tensor {tensor.name!r} cannot be read"
+        message = f"tensor {tensor.name!r} cannot be read"
         got = f"{len(tensor.raw_data):,} bytes ({error})" if tensor.raw_data else error
-        raise OnnxModelError(what, expected=expected, got=got, hint="export the model again") from error
+        raise OnnxModelError(message, expected=expected, got=got, hint="export the model again") from error
 
 
 def sparse_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
@@ -165,8 +168,8 @@ def sparse_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
         else:
             dense[tuple(indices.T)] = values
     except (IndexError, ValueError) as error:
-        what = f"sparse tensor {sparse.values.name!r} cannot be read"
-        raise OnnxModelError(what, expected=f"indices into {list(sparse.dims)}", got=error) from error
+        message = f"sparse tensor {sparse.values.name!r} cannot be read"
+        raise OnnxModelError(message, expected=f"indices into {list(sparse.dims)}", got=error) from error
     return dense
 
 

@@ -41,7 +41,8 @@ def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) 
 
 def value_info(value: onnx.ValueInfoProto) -> ValueInfo:
     """Return the declared type of a value."""
-    kind, type_proto = "tensor", value.type
+    kind = "tensor"
+    type_proto = value.type
     while (field := type_proto.WhichOneof("value")) in _CONTAINERS:
         kind = kind if kind != "tensor" else _CONTAINERS[field]
         type_proto = getattr(type_proto, field).elem_type
@@ -72,6 +73,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:
     outputs = tuple(proto.output)
+    # Trailing empty names stand for optional results that nobody reads.
     while outputs and not outputs[-1]:
         outputs = outputs[:-1]
     return Node(
@@ -88,11 +90,11 @@ def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:
 
 def _unique(nodes: list[Node]) -> tuple[Node, ...]:
     """Number nodes whose name another one has already."""
-    seen: set[str] = set()
+    used_names: set[str] = set()
     result = []
     for n, node in enumerate(nodes):
-        name = node.name if node.name not in seen else f"{node.name}_{n}"
-        seen.add(name)
+        name = node.name if node.name not in used_names else f"{node.name}_{n}"
+        used_names.add(name)
         result.append(node if name == node.name else _renamed(node, name))
     return tuple(result)
 
@@ -103,6 +105,7 @@ def _renamed(node: Node, name: str) -> Node:
 
 
 def _text(data: bytes) -> str:
+    # ONNX's strings are bytes; surrogates keep those that are not UTF-8 without a loss.
     return data.decode("utf-8", errors="surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""Gradient nodes of ai.onnx.preview.training: what they differentiate, as a subgraph of their own.
+"""Gradient nodes of ai.onnx.preview.training: the differentiated part of the graph becomes a subgraph.
 
 Such a node names values of the graph around it: `y`, and `xs` and `zs` that it depends on. Its subgraph is the part of
 the graph between them; values that depend on neither come from outside.

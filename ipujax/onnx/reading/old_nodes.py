@@ -97,13 +97,13 @@ def _broadcast(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: 
         return [helper.make_node(node.op_type, [a, b], node.output, node.name)]
     for name in (a, b):
         if name not in ranks:
-            what = f"node {node.name!r} ({node.op_type}) broadcasts at an axis, and the rank of {name!r} is unknown"
-            raise OnnxModelError(what, expected="shapes of all inputs", hint="declare them in the model")
+            message = f"node {node.name!r} ({node.op_type}) broadcasts at an axis, and the rank of {name!r} is unknown"
+            raise OnnxModelError(message, expected="shapes of all inputs", hint="declare them in the model")
     axis = attributes["axis"] % ranks[a]
     trailing = ranks[a] - axis - ranks[b]
     if trailing < 0:
-        what = f"node {node.name!r} ({node.op_type}) broadcasts beyond the last axis"
-        raise OnnxModelError(what, expected=f"axis + {ranks[b]} ≤ {ranks[a]}", got=f"axis {axis}")
+        message = f"node {node.name!r} ({node.op_type}) broadcasts beyond the last axis"
+        raise OnnxModelError(message, expected=f"axis + {ranks[b]} ≤ {ranks[a]}", got=f"axis {axis}")
     if trailing == 0:
         return [helper.make_node(node.op_type, [a, b], node.output, node.name)]
     axes = range(ranks[b], ranks[b] + trailing)
@@ -133,17 +133,17 @@ def _tile(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) 
         return None
     x, tiles, axis = node.input
     names = ("one", "shape", "rank", "ones", "axis", "tiles", "repeats")
-    one, shape, rank, ones, index, update, repeats = (f"{prefix}_{name}" for name in names)
+    unit, shape, rank, ones, index, update, repeats = (f"{prefix}_{name}" for name in names)
     integer = onnx.TensorProto.INT64
     return [
-        _integers(one, [1]),
+        _integers(unit, [1]),
         helper.make_node("Shape", [x], [shape]),
         helper.make_node("Shape", [shape], [rank]),
-        helper.make_node("Expand", [one, rank], [ones]),
+        helper.make_node("Expand", [unit, rank], [ones]),
         helper.make_node("Cast", [axis], [f"{index}_integer"], to=integer),
-        helper.make_node("Reshape", [f"{index}_integer", one], [index]),
+        helper.make_node("Reshape", [f"{index}_integer", unit], [index]),
         helper.make_node("Cast", [tiles], [f"{update}_integer"], to=integer),
-        helper.make_node("Reshape", [f"{update}_integer", one], [update]),
+        helper.make_node("Reshape", [f"{update}_integer", unit], [update]),
         helper.make_node("ScatterElements", [ones, index, update], [repeats]),
         helper.make_node("Tile", [x, repeats], node.output, node.name),
     ]
@@ -151,8 +151,8 @@ def _tile(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) 
 
 def _recurrent(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto]:
     """Rewrite a recurrent layer: the attribute `output_sequence` is gone, results are there where they have a name."""
-    kept = {name: value for name, value in attributes.items() if name != "output_sequence"}
-    return [helper.make_node(node.op_type, node.input, node.output, node.name, **kept)]
+    supported = {name: value for name, value in attributes.items() if name != "output_sequence"}
+    return [helper.make_node(node.op_type, node.input, node.output, node.name, **supported)]
 
 
 def _integers(name: str, values: object) -> onnx.NodeProto:

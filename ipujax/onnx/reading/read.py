@@ -36,8 +36,10 @@ def read_graph(source: Source) -> Graph:
 def graph_of_model(model: onnx.ModelProto) -> Graph:
     """Return the graph of a model, which is consumed; see `read_graph`."""
     check_order(model.graph)
+    # Converter and checker copy the model; weights of gigabytes would be serialised each time, up to 2 GiB.
     weights = detach_weights(model)
     model.ir_version = max(model.ir_version, _OLDEST_IR_WITH_FREE_INITIALIZERS)
+    # Types before the check: exporters leave out those that inference finds, and the checker insists on them.
     fill_types(model)
     check_model(model)
     model = at_newest_opset(model)
@@ -58,8 +60,8 @@ def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         converted = onnx.version_converter.convert_version(model, newest)
     except (RuntimeError, ValueError) as error:  # what the converter raises for a node that it refuses
-        what = f"the model cannot be converted from opset {opset} to {newest}"
-        raise OnnxModelError(what, got=str(error).strip(), hint="export for a later opset") from error
+        message = f"the model cannot be converted from opset {opset} to {newest}"
+        raise OnnxModelError(message, got=str(error).strip(), hint="export for a later opset") from error
     restore_domain(converted)
     return converted
 

@@ -31,16 +31,16 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
         OnnxModelError: with the node, and the names.
     """
     initializers = [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
-    known = {*outer, *(value.name for value in graph.input), *initializers}
+    defined = {*outer, *(value.name for value in graph.input), *initializers}
     producers = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
     for n, node in enumerate(graph.node):
-        missing = [name for name in _read_names(node) if name not in known and name not in producers]
+        missing = [name for name in _read_names(node) if name not in defined and name not in producers]
         if missing:
-            what = f"{_label(node, n)} reads {missing[0]!r}, which nothing defines"
+            message = f"{_label(node, n)} reads {missing[0]!r}, which nothing defines"
             hint = "the model lacks an initialiser or an input: export it again with its weights"
-            raise OnnxModelError(what, expected="an input, an initialiser or an output of a node", hint=hint)
+            raise OnnxModelError(message, expected="an input, an initialiser or an output of a node", hint=hint)
         for subgraph in _subgraphs(node):
-            check_order(subgraph, known | set(producers))
+            check_order(subgraph, defined | set(producers))
     edges = {
         n: {producers[name] for name in _read_names(node) if name in producers} for n, node in enumerate(graph.node)
     }
@@ -50,9 +50,9 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
         circle = " → ".join(_label(graph.node[n], n) for n in error.args[1])
         raise OnnxModelError("the graph has a circle", expected="nodes without circles", got=circle) from error
     for value in graph.output:
-        if value.name not in known and value.name not in producers:
-            what = f"graph {graph.name!r} has an output {value.name!r} that nothing defines"
-            raise OnnxModelError(what, expected="an input, an initialiser or an output of a node")
+        if value.name not in defined and value.name not in producers:
+            message = f"graph {graph.name!r} has an output {value.name!r} that nothing defines"
+            raise OnnxModelError(message, expected="an input, an initialiser or an output of a node")
 
 
 def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -82,13 +82,14 @@ def fill_types(model: onnx.ModelProto) -> None:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     if all(_has_type(value) and _has_shape(value) for value in model.graph.output):
         return
+    # An output whose declared type is incomplete would stop the inference: it is inferred from a model without.
     inferred = _inferred(model)
     for value in model.graph.output:
-        known = inferred.get(value.name)
-        if known is None:
+        declared = inferred.get(value.name)
+        if declared is None:
             continue
         if not _has_type(value) or not _has_shape(value):
-            value.type.CopyFrom(known.type)
+            value.type.CopyFrom(declared.type)
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:

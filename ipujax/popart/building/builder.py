@@ -86,6 +86,7 @@ class Builder(NodeAnnotations):
                 self._domains[opset.domain] = opset.version
         for node in self._graph.node:
             self._producers |= dict.fromkeys(node.output, node)
+        # A loaded model keeps its names; new tensors get others.
         for name in [*self._tensor_names()]:
             self._names.reserve(name)
 
@@ -107,11 +108,11 @@ class Builder(NodeAnnotations):
             Its name.
         """
         values = list(args)
-        given = dict(keywords)
-        info = given.pop("tensorInfo", None) or given.pop("dataType", None) or values.pop(0)
+        by_name = dict(keywords)
+        info = by_name.pop("tensorInfo", None) or by_name.pop("dataType", None) or values.pop(0)
         if not isinstance(info, TensorInfo):
-            info = TensorInfo(info, given.pop("shape", None) if "shape" in given else values.pop(0))
-        words = [value for value in [*values, *given.values()] if isinstance(value, str)]
+            info = TensorInfo(info, by_name.pop("shape", None) if "shape" in by_name else values.pop(0))
+        words = [value for value in [*values, *by_name.values()] if isinstance(value, str)]
         value = onnx.helper.make_tensor_value_info("", onnx_number(info.data_type()), info.shape())
         return self._add_input(value, words[0] if words else "")
 
@@ -126,8 +127,8 @@ class Builder(NodeAnnotations):
             popart_exception: there is no such tensor outside.
         """
         if self._parent is None or not self._parent._sees(tensorId):
-            known = [] if self._parent is None else self._parent._visible()
-            raise unknown_name("a subgraph takes a tensor of its parent", tensorId, known)
+            visible = [] if self._parent is None else self._parent._visible()
+            raise unknown_name("a subgraph takes a tensor of its parent", tensorId, visible)
         self._from_parent[tensorId] = len(self._graph.input)
 
     def addInitializedInputTensor(
@@ -145,8 +146,8 @@ class Builder(NodeAnnotations):
             Its name.
         """
         if not isinstance(debugContext, str) or variableSettings is not None:
-            what = "variableSettings: weights are equal on all replicas"
-            raise popart_exception(what, expected="an array and a name", got=repr(variableSettings or debugContext))
+            message = "variableSettings: weights are equal on all replicas"
+            raise popart_exception(message, expected="an array and a name", got=repr(variableSettings or debugContext))
         array = np.asarray(initVal)
         info = TensorInfo(array)
         name = self._names.unique(debugContext or debugPrefix or "init_input")
@@ -216,6 +217,7 @@ class Builder(NodeAnnotations):
         name = self._names.path(debug_context)
         node = onnx.NodeProto(op_type=op_type, domain=domain, name=name, input=operands, output=outputs)
         node.attribute.extend(attributes)
+        # Annotations of the open contexts are written now: closing a context leaves its nodes annotated.
         for attribute, value in self._annotations.values.items():
             node.attribute.append(attribute_proto(attribute, value, None))
         self._graph.node.append(node)
@@ -261,6 +263,7 @@ class Builder(NodeAnnotations):
     def createSubgraphBuilder(self) -> Builder:
         """Return a builder for the graph of a call, a loop or a branch."""
         child = Builder()
+        # ONNX wants names that are unique over a graph and its subgraphs.
         child._names = self._names
         child._parent = self
         child._version = self._version
@@ -279,6 +282,7 @@ class Builder(NodeAnnotations):
         version = self._version or DEFAULT_OPSET
         opsets = [onnx.helper.make_opsetid("", version)]
         opsets += [onnx.helper.make_opsetid(domain, number) for domain, number in self._domains.items()]
+        # A copy: declaring outputs must not change the graph, to which nodes may still be added.
         graph = onnx.GraphProto()
         graph.CopyFrom(self._graph)
         built = onnx.helper.make_model(
@@ -374,6 +378,7 @@ def _as_graph(value: Any, is_called: bool) -> Any:
     called = onnx.GraphProto()
     called.CopyFrom(value._graph)
     inputs = list(value._graph.input)
+    # Inserted from the last to the first, so that earlier positions stay valid.
     for name, place in reversed(value._from_parent.items()):
         inputs.insert(place, onnx.ValueInfoProto(name=name))
     del called.input[:]

@@ -31,6 +31,7 @@ class GraphNames:
             output: number of the result; None for an input.
         """
         base = self.path(name) if output is None else f"{self.path(name)}:{output}"
+        # Names are searched, not counted: a loaded model may have `Add:0/1` and no `Add:0`.
         proposed = base
         counter = 0
         while proposed in self._used:

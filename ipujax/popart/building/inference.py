@@ -29,20 +29,21 @@ def inferred_info(model: onnx.ModelProto, name: str) -> TensorInfo:
 
 
 def _traced(model: onnx.ModelProto, name: str) -> TensorInfo:
-    """Return what JAX finds by tracing the model: also for operators that ONNX does not know."""
+    """Return element type and shape by tracing the model in JAX, which knows operators that ONNX does not."""
+    # ONNX's checker refuses attributes that a schema lacks, and annotations are such.
     detach_annotations(model)
     del model.graph.output[:]
     model.graph.output.append(onnx.ValueInfoProto(name=name))
     try:
         loaded = load(model)
-        sizes = [jax.ShapeDtypeStruct(tuple(map(_known, info.shape or ())), info.dtype) for info in loaded.inputs]
+        sizes = [jax.ShapeDtypeStruct(tuple(map(_static_size, info.shape or ())), info.dtype) for info in loaded.inputs]
         traced = jax.eval_shape(loaded, loaded.params, *sizes)
     except (OnnxError, TypeError) as error:
         raise popart_exception(f"shape and type of {name!r} are not known", got=str(error)) from error
     return TensorInfo(traced.dtype, traced.shape)
 
 
-def _known(size: int | str | None) -> int:
+def _static_size(size: int | str | None) -> int:
     if not isinstance(size, int):
         raise TypeError(f"an input has an open dimension: {size}")
     return size
@@ -57,8 +58,8 @@ def declare_outputs(model: onnx.ModelProto) -> None:
     if not model.graph.output:
         return
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        output.CopyFrom(known)
+    for output, declared in zip(model.graph.output, inferred.graph.output, strict=True):
+        output.CopyFrom(declared)
 
 
 def _declared(model: onnx.ModelProto, name: str) -> TensorInfo | None:

@@ -54,15 +54,16 @@ def _inlined(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> Iterato
         inside = {name for inner in body for name in inner.output} | {tensor.name for tensor in callee.initializer}
         renamed |= {name: f"{prefix}/{name}" for name in inside if name not in renamed}
         for tensor in callee.initializer:
-            moved = onnx.TensorProto.FromString(tensor.SerializeToString())
-            moved.name = renamed[tensor.name]
-            graph.initializer.append(moved)
+            copied = onnx.TensorProto.FromString(tensor.SerializeToString())
+            copied.name = renamed[tensor.name]
+            graph.initializer.append(copied)
+        # The call's stage or phase holds for its operations, unless they have their own.
         notes = [attribute for attribute in node.attribute if attribute.name.startswith(_NOTE)]
         for inner in body:
             _rename(inner, renamed)
             inner.name = "/".join(filter(None, (node.name, inner.name)))
-            known = {attribute.name for attribute in inner.attribute}
-            inner.attribute.extend(note for note in notes if note.name not in known)
+            annotated = {attribute.name for attribute in inner.attribute}
+            inner.attribute.extend(note for note in notes if note.name not in annotated)
         yield from _inlined(body, graph)
         for name, out in zip(results, node.output, strict=True):
             if renamed.get(name, name) != out:
@@ -71,18 +72,18 @@ def _inlined(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> Iterato
 
 def _check(node: onnx.NodeProto, callee: onnx.GraphProto) -> None:
     pairs = (("inputs", node.input, callee.input), ("outputs", node.output, callee.output))
-    for what, given, expected in pairs:
-        if len(given) != len(expected):
+    for direction, names, expected in pairs:
+        if len(names) != len(expected):
             raise popart_exception(
-                f"For CallOp '{node.name or callee.name}', number of {what} ({len(given)}) does not match that of the"
-                f" callee subgraph ({len(expected)})",
+                f"For CallOp '{node.name or callee.name}', number of {direction} ({len(names)}) does not match"
+                f" that of the callee subgraph ({len(expected)})",
                 expected=len(expected),
-                got=len(given),
+                got=len(names),
             )
 
 
 def _rename(node: onnx.NodeProto, renamed: dict[str, str]) -> None:
-    """Rename the operands and results of a node, and what its subgraphs read from around."""
+    """Rename the operands and results of a node, and the outer values that its subgraphs read."""
     inputs = [renamed.get(name, name) for name in node.input]
     outputs = [renamed.get(name, name) for name in node.output]
     del node.input[:]
@@ -91,8 +92,9 @@ def _rename(node: onnx.NodeProto, renamed: dict[str, str]) -> None:
     node.output.extend(outputs)
     for attribute in node.attribute:
         if attribute.HasField("g"):
-            own = {value.name for value in attribute.g.input}
-            visible = {name: other for name, other in renamed.items() if name not in own}
+            # An input of a subgraph hides the outer value of its name.
+            shadowed = {value.name for value in attribute.g.input}
+            visible = {name: other for name, other in renamed.items() if name not in shadowed}
             for inner in attribute.g.node:
                 _rename(inner, visible)
             for value in attribute.g.output:

@@ -102,8 +102,8 @@ class NodeAnnotations(NodeAttributes):
         is_context = value is None and not isinstance(nodeOutputNames, str | list | set | tuple)
         location = nodeOutputNames if is_context else value
         if location.replicatedTensorSharding != ReplicatedTensorSharding.Off:
-            what = "outputTensorLocation: replicatedTensorSharding is not supported"
-            raise popart_exception(what, expected="ReplicatedTensorSharding.Off", got=location)
+            message = "outputTensorLocation: replicatedTensorSharding is not supported"
+            raise popart_exception(message, expected="ReplicatedTensorSharding.Off", got=location)
         numbers = [int(location.storage), int(location.replicatedTensorSharding)]
         if is_context:
             return self._annotations.annotating(notes.OUTPUT_LOCATION, numbers)
@@ -124,8 +124,8 @@ class NodeAnnotations(NodeAttributes):
         """Set the share of tile memory that a product's plan may take, more than 0 and at most 1."""
         if not 0 < availableMemoryProportion <= 1:
             expected = "more than 0, at most 1"
-            what = "availableMemoryProportion is no share"
-            raise popart_exception(what, expected=expected, got=availableMemoryProportion)
+            message = "availableMemoryProportion is no share"
+            raise popart_exception(message, expected=expected, got=availableMemoryProportion)
         kinds = ("Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN", "Gather",
                  "ScatterReduce", "GroupedGather", "GroupedScatterReduce", "TopK")  # fmt: skip
         self._check_type(nodeOutputNames, "a proportion of memory", kinds)
@@ -139,6 +139,7 @@ class NodeAnnotations(NodeAttributes):
         self, nodeOutputName: Names, mode: str, factor: int = 0, keep_precision: bool = False
     ) -> None:
         """Annotate a product with the dimension in which PopART serialises it; the planner here divides on its own."""
+        # PopART's documented way to say that a product is not serialised.
         if mode == "none":
             return
         self._check_type(nodeOutputName, "serialisation", ("MatMul",))
@@ -180,10 +181,10 @@ class NodeAnnotations(NodeAttributes):
             raise popart_exception(f"there is no annotation {attribute!r}", got=names or "no open context")
         return int(value)
 
-    def _check_type(self, names: Names, what: str, op_types: Sequence[str]) -> None:
+    def _check_type(self, names: Names, setting: str, op_types: Sequence[str]) -> None:
         node: onnx.NodeProto
         for node in self._nodes(names):
             if node.op_type not in op_types:
                 raise popart_exception(
-                    f"{node.op_type} has no setting of {what}", expected=" or ".join(op_types), got=node.op_type
+                    f"{node.op_type} has no setting of {setting}", expected=" or ".join(op_types), got=node.op_type
                 )

@@ -34,6 +34,7 @@ def onnx_operations(version: int) -> MappingProxyType[str, Operation]:
         version: of the opset, 6 to that of the installed onnx.
     """
     schemas: dict[str, onnx.defs.OpSchema] = {}
+    # The history has all versions; the newest that is not newer than the opset is the one in force.
     for schema in onnx.defs.get_all_schemas_with_history():
         newest = schemas.get(schema.name)
         is_newer = newest is None or schema.since_version > newest.since_version
@@ -56,6 +57,7 @@ def _operation(schema: onnx.defs.OpSchema) -> Operation:
     )
     if is_constant:  # builder.aiOnnx.constant(array)
         parameters = (Parameter("value", AttributeType.TENSOR, NOT_GIVEN),)
+    # PopART returns a name, not a list, for exactly one result; variadic ones are lists even of one.
     is_fixed = schema.min_output == schema.max_output
     return Operation(
         method=_METHODS.get(schema.name, schema.name.lower()),

@@ -26,7 +26,7 @@ _OTHER_NAMES = {"debugPrefix": DEBUG_CONTEXT, "debug_context": DEBUG_CONTEXT, "n
 
 
 class DebugContext(str):
-    """Name of an operation in profiles and in the model; what PopART's `DebugContext` holds beside it has no use here.
+    """Name of an operation in profiles and in the model; all else in PopART's `DebugContext` has no use here.
 
     Args:
         name: the name.
@@ -126,12 +126,13 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
     values = _bound(operation, args, kwargs)
     operands = values.get("args", ())
     operands = (operands,) if isinstance(operands, str) else tuple(operands)
-    fewest, most = operation.inputs
-    if not fewest <= len(operands) <= most:
-        expected = f"{fewest} to {most}" if fewest != most else fewest
+    fewest, limit = operation.inputs
+    if not fewest <= len(operands) <= limit:
+        expected = f"{fewest} to {limit}" if fewest != limit else fewest
         raise popart_exception(f"{operation.method} has a wrong number of inputs", expected=expected, got=len(operands))
     attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters}
     kinds = {p.attribute or p.name: p.kind for p in operation.parameters if p.kind is not None}
+    # Optional results are there if a call counts them; ONNX has no other way to ask.
     count = int(values["num_outputs"]) if operation.outputs is None else operation.outputs
     if operation.count_attribute and len(operands) == 1:
         attributes[operation.count_attribute] = count
@@ -140,20 +141,25 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
 
 def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     signature = operation.signature()
-    known = list(signature.parameters)
-    renamed = {name if name in known else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
+    parameters = list(signature.parameters)
+    renamed = {name if name in parameters else _OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
     values = list(args)
     # A name behind the other arguments, as in builder.aiOnnx.relu([x], "debug-name").
-    if values[1:] and isinstance(values[-1], str) and _expects_no_text(operation, known[len(values) - 1 :], values[-1]):
+    if (
+        values[1:]
+        and isinstance(values[-1], str)
+        and _expects_no_text(operation, parameters[len(values) - 1 :], values[-1])
+    ):
         renamed[DEBUG_CONTEXT] = values.pop()
     try:
+        # Python's own binding reports missing and double arguments; only unknown keywords need the nearest name.
         bound = signature.bind(*values, **renamed)
     except TypeError as error:
-        unknown = [name for name in renamed if name not in known]
+        unknown = [name for name in renamed if name not in parameters]
         raise popart_type_error(
             f"{operation.method} cannot be called like this: {error}",
             expected=f"{operation.method}{signature}",
-            hint=nearest(unknown[0], known) if unknown else None,
+            hint=nearest(unknown[0], parameters) if unknown else None,
         ) from error
     bound.apply_defaults()
     return dict(bound.arguments)

@@ -34,6 +34,7 @@ class Opset:
         self._operations = operations
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
+        # `copy` and `pickle` probe for special methods and expect an AttributeError without a hint.
         if method.startswith("__"):
             raise AttributeError(method)
         operation = self._operations.get(method)
@@ -59,15 +60,15 @@ class popart_attribute_error(popart_exception, AttributeError):
     """A method that an opset lacks; `hasattr` is false."""
 
 
-def unknown_method(what: str, method: str, known: Mapping[str, Any]) -> popart_attribute_error:
+def unknown_method(call: str, method: str, methods: Mapping[str, Any]) -> popart_attribute_error:
     """Return the error for an unknown method, with the nearest one.
 
     Args:
-        what: the call, for the message.
+        call: the call, for the message.
         method: the unknown name.
-        known: all methods.
+        methods: all methods.
     """
-    return popart_attribute_error(f"there is no operation {what}", hint=nearest(method, list(known)))
+    return popart_attribute_error(f"there is no operation {call}", hint=nearest(method, list(methods)))
 
 
 class AiOnnx(Opset):
@@ -89,12 +90,12 @@ class AiGraphcore(Opset):
     def __str__(self) -> str:
         return f"aiGraphcoreOpset{self.version}"
 
-    def multiconv(self, args: Sequence[Sequence[str]], *more: Any, **keywords: Any) -> list[str]:
+    def multiconv(self, args: Sequence[Sequence[str]], *settings: Any, **keywords: Any) -> list[str]:
         """Add several convolutions, each of two or three operands.
 
         Args:
             args: for each convolution names of data, weights and, where there is one, bias.
-            more: lists with one element a convolution: dilations, inDilations, pads, outPads, strides…
+            settings: lists with one element a convolution: dilations, inDilations, pads, outPads, strides…
             keywords: the same by name.
 
         Returns:
@@ -102,10 +103,11 @@ class AiGraphcore(Opset):
         """
         operation = self._operations["multiconv"]
         names = list(operation.signature().parameters)[2:]
-        values = {**dict(zip(names, more, strict=False)), **keywords}
+        values = {**dict(zip(names, settings, strict=False)), **keywords}
         flat = {name: _flattened(value) for name, value in values.items()}
         operands = [name for group in args for name in group]
         call = bound_call(operation, (operands, len(args)), flat)
+        # Operands of all convolutions are in one flat list; this attribute says where each one begins.
         counts = {"inputsPerConv": [len(group) for group in args]}
         return self._builder.add_node(operation, _with_attributes(call, counts))
 

@@ -71,10 +71,11 @@ def _rewrite(node: onnx.NodeProto) -> None:
         node.op_type = _OF_ELEMENTS[node.op_type]
         node.domain = DOMAIN if node.op_type == "Square" else ""
         del node.attribute[:]
+    # PopART decides by the number of results whether a batch normalisation trains, ONNX by an attribute.
     is_training = node.op_type == "BatchNormalization" and sum(map(bool, node.output)) > 1
     if is_training and node.domain in ("", "ai.onnx"):
         node.domain = DOMAIN
-        kept = [a for a in node.attribute if a.name in ("epsilon", "momentum")]
-        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+        supported = [a for a in node.attribute if a.name in ("epsilon", "momentum")]
+        attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in supported]
         del node.attribute[:]
         node.attribute.extend(attributes)

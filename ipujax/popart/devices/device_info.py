@@ -47,6 +47,7 @@ class DeviceInfo:
         self._number = number
         self._pattern = pattern
         self._connection_type = connection_type
+        # Simulated devices are never busy: attaching cannot fail, and two sessions may share one.
         self._attached = connection_type is DeviceConnectionType.Always
 
     @property
@@ -61,7 +62,7 @@ class DeviceInfo:
 
     @property
     def connectionType(self) -> DeviceConnectionType:
-        """When a session attaches to it."""
+        """Time at which a session attaches to the device."""
         return self._connection_type
 
     @property
@@ -111,7 +112,7 @@ class DeviceInfo:
 
     @property
     def isAttached(self) -> bool:
-        """Whether a program is attached."""
+        """True while a program is attached."""
         return self._attached
 
     def attach(self) -> bool:

@@ -142,6 +142,7 @@ def _system(
         raise popart_exception("a device has IPUs", expected="at least 1", got=num_ipus)
     if version not in IPU_VERSIONS:
         raise unknown_name("an IPU has a version", version, IPU_VERSIONS)
+    # 0 tiles stand for all tiles of the chip, as in PopART.
     changes: dict[str, Any] = {"tiles_per_ipu": tiles_per_ipu} if tiles_per_ipu else {}
     # Systems have a power of two of IPUs; a model may use fewer.
     system = 1 << (num_ipus - 1).bit_length()

@@ -13,7 +13,7 @@ from ipujax.popart.tensor_info import TensorInfo
 
 
 class AnchorReturnTypeId(IntEnum):
-    """Which values of an anchor a step returns."""
+    """Kinds of `AnchorReturnType`: the values of an anchor that a step returns."""
 
     Final = 0
     EveryN = 1
@@ -25,7 +25,7 @@ _IDS = {kind.name.upper(): kind for kind in AnchorReturnTypeId}
 
 
 class AnchorReturnType:
-    """Which values of an anchor a step returns.
+    """Values of an anchor that a step returns.
 
     Args:
         anchorReturnTypeString: "ALL", of all micro-batches; "EVERYN", of every n-th batch; "FINAL", of the last
@@ -45,8 +45,10 @@ class AnchorReturnType:
         tileSet: TileSet = TileSet.Compute,
         exchangeStrategy: ExchangeStrategy = ExchangeStrategy.JustInTime,
     ) -> None:
+        # PopART overloads the constructor: the second argument is a period or a tile set.
         if isinstance(returnPeriod, TileSet):
-            returnPeriod, tileSet = None, returnPeriod
+            tileSet = returnPeriod
+            returnPeriod = None
         word = str(anchorReturnTypeString).upper()
         if word not in _IDS:
             raise unknown_name("an AnchorReturnType has a kind", anchorReturnTypeString, _IDS)
@@ -107,9 +109,9 @@ class DataFlow:
         anchorReturnType: AnchorReturnType | None = None,
         anchorIds: Sequence[str] | None = None,
     ) -> None:
-        given = anchorTensors if anchorIds is None else anchorIds
+        anchors = anchorTensors if anchorIds is None else anchorIds
         default = anchorReturnType or AnchorReturnType("ALL")
-        self._anchors = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given or (), default)
+        self._anchors = dict(anchors) if isinstance(anchors, Mapping) else dict.fromkeys(anchors or (), default)
         self.setBatchesPerStep(batchesPerStep)
 
     def setBatchesPerStep(self, batchesPerStep: int) -> None:
@@ -118,6 +120,7 @@ class DataFlow:
             raise popart_exception("batchesPerStep is no number of batches", expected="at least 1", got=batchesPerStep)
         self._batches = int(batchesPerStep)
         for name, kind in self._anchors.items():
+            # Otherwise the last batches of a step would be in no returned value.
             if self._batches % kind.rp():
                 raise popart_exception(
                     f'"EVERYN" of anchor {name!r} does not divide the batches of a step',

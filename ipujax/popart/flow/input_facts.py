@@ -54,8 +54,8 @@ class InputSettings:
         self._strategy = _first(values, ExchangeStrategy, ExchangeStrategy.JustInTime)
         self._mode = _first(values, ReplicatedStreamMode, ReplicatedStreamMode.Replicate)
         if self._mode != ReplicatedStreamMode.Replicate:
-            what = "InputSettings: replicas read data of their own"
-            raise popart_exception(what, expected="ReplicatedStreamMode.Replicate", got=self._mode)
+            message = "InputSettings: replicas read data of their own"
+            raise popart_exception(message, expected="ReplicatedStreamMode.Replicate", got=self._mode)
 
     def tileSet(self) -> TileSet:
         """Return the tiles."""

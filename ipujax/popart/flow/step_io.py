@@ -1,7 +1,7 @@
 """Data of a step: arrays (`PyStepIO`), or functions that are called for them (`PyStepIOCallback`); weights.
 
-Input: what a program hands to `session.run`. Output: arrays of shape [batches, accumulation, replicas, micro-batch…],
-and anchors written into the program's arrays.
+Input: the arrays or callbacks of `session.run`. Output: arrays [batches, accumulation, replicas, micro-batch…], and
+anchors written into the program's arrays.
 """
 
 from __future__ import annotations
@@ -142,15 +142,15 @@ class PyStepIOCallback:
         """
         rows = np.empty((step.micro_batches, *info.dims), info.dtype)
         for row in range(step.micro_batches):
-            given = self._input(name, row > 0)
-            if given is None and row > 0:
-                given = self._input(name, False)
-            if given is None:
+            data = self._input(name, row > 0)
+            if data is None and row > 0:
+                data = self._input(name, False)
+            if data is None:
                 raise popart_exception(f"the input callback has no data for {name!r}", got=None)
-            array = as_element_type(f"input {name!r} of the callback", np.asarray(given), info)
+            array = as_element_type(f"input {name!r} of the callback", np.asarray(data), info)
             if array.size != info.nelms():
-                what = f"input {name!r} of the callback has a wrong number of elements"
-                raise popart_exception(what, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
+                message = f"input {name!r} of the callback has a wrong number of elements"
+                raise popart_exception(message, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
             rows[row] = array.reshape(info.dims)
             self._input_complete(name)
         return rows.reshape(*step.dims, *info.dims)
@@ -158,6 +158,7 @@ class PyStepIOCallback:
     def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
         """Hand over the values of an anchor, one micro-batch of a replica a call."""
         leading = 3
+        # The order is that of the device: batches outside, then accumulation, then replicas.
         for row in values.reshape(-1, *values.shape[leading:]):
             target = self._output(name)
             target[...] = row.reshape(np.shape(target))
@@ -194,8 +195,8 @@ class PyWeightsIO:
         """
         array = as_element_type(f"weight {name!r}", np.asarray(self.weights[name]), info)
         if array.size != info.nelms():
-            what = f"the array of weight {name!r} has a wrong number of elements"
-            raise popart_exception(what, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
+            message = f"the array of weight {name!r} has a wrong number of elements"
+            raise popart_exception(message, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
         return array.reshape(info.dims).copy()
 
     def write(self, name: str, values: np.ndarray[Any, Any]) -> None:
@@ -210,16 +211,16 @@ class PyWeightsIO:
         """
         target = self.weights[name]
         if target.size != values.size:
-            what = f"the array for weight {name!r} has a wrong number of elements"
-            raise popart_exception(what, expected=list(values.shape), got=list(target.shape))
+            message = f"the array for weight {name!r} has a wrong number of elements"
+            raise popart_exception(message, expected=list(values.shape), got=list(target.shape))
         target[...] = values.reshape(target.shape)
 
 
-def as_element_type(what: str, array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
+def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
     """Return an array with the element type of a tensor; 64 bits are converted to 32.
 
     Args:
-        what: the array, for the message.
+        label: the array, for the message.
         array: any.
         info: of the tensor.
 
@@ -230,9 +231,9 @@ def as_element_type(what: str, array: np.ndarray[Any, Any], info: TensorInfo) ->
         return array
     if (array.dtype.type, info.dtype.type) in _CONVERTED:
         return array.astype(info.dtype)
-    raise popart_exception(f"{what} has another element type", expected=info.data_type_lcase(), got=str(array.dtype))
+    raise popart_exception(f"{label} has another element type", expected=info.data_type_lcase(), got=str(array.dtype))
 
 
-def _check_contiguous(what: str, array: Any) -> None:
+def _check_contiguous(label: str, array: Any) -> None:
     if isinstance(array, np.ndarray) and not array.flags["C_CONTIGUOUS"]:
-        raise popart_exception(f"{what} is not contiguous", hint="np.ascontiguousarray(array)")
+        raise popart_exception(f"{label} is not contiguous", hint="np.ascontiguousarray(array)")

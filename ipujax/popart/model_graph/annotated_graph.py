@@ -64,9 +64,10 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
             raise unknown_name("a session is asked for a tensor", name, tensors)
     _declare_inputs(graph, shapes)
     annotations = detach_annotations(model)
-    made = {name for node in graph.node for name in node.output}
+    produced = {name for node in graph.node for name in node.output}
+    # Outputs decide which nodes survive the conversion: anchors and the loss must be among them.
     del graph.output[:]
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(results) if name in made)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(results) if name in produced)
     try:
         read = read_graph(model)
         check_operators(read)
@@ -87,10 +88,10 @@ def tensor_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _declare_inputs(graph: onnx.GraphProto, shapes: InputShapeInfo) -> None:
-    known = {value.name for value in graph.input}
+    declared = {value.name for value in graph.input}
     for name, info in shapes.infos().items():
         value = onnx.helper.make_tensor_value_info(name, onnx_number(info.data_type()), info.shape())
-        if name in known:
+        if name in declared:
             next(each for each in graph.input if each.name == name).CopyFrom(value)
         else:
             # Labels of a loss that was added to the model are not among its inputs.
@@ -107,13 +108,14 @@ def _whole_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 def _by_node(nodes: Sequence[Node], by_output: Mapping[str, Annotations]) -> tuple[Annotations, ...]:
     """Return the annotations of each node; a node of the conversion has those of its first reader."""
-    found: list[Annotations] = []
+    # Readers come before producers, so that a node without annotations finds those of its reader.
+    by_node: list[Annotations] = []
     of_value: dict[str, Annotations] = {}
     for node in reversed(nodes):
-        known = next((by_output[name] for name in node.outputs if name in by_output), None)
-        if known is None:
-            known = next((of_value[name] for name in node.outputs if name in of_value), {})
-        found.append(known)
+        declared = next((by_output[name] for name in node.outputs if name in by_output), None)
+        if declared is None:
+            declared = next((of_value[name] for name in node.outputs if name in of_value), {})
+        by_node.append(declared)
         for name in node.inputs:
-            of_value[name] = known
-    return tuple(reversed(found))
+            of_value[name] = declared
+    return tuple(reversed(by_node))

@@ -44,21 +44,21 @@ class Evaluation:
 
 
 def evaluate_graph(
-    graph: AnnotatedGraph, placement: Placement, given: Mapping[str, Any], zeros: Mapping[str, Any]
+    graph: AnnotatedGraph, placement: Placement, operands: Mapping[str, Any], zeros: Mapping[str, Any]
 ) -> Evaluation:
     """Return the values of all tensors for one micro-batch.
 
     Args:
         graph: with annotations.
         placement: which of them count.
-        given: inputs and parameters by name.
+        operands: inputs and parameters by name.
         zeros: by name of the tensors that they are added to.
 
     Raises:
         popart_exception: an operator that cannot be evaluated on its operands.
     """
-    constants = {name: array for name, array in graph.graph.constants.items() if name not in given}
-    values: Values = {name: _plus(value, name, zeros) for name, value in {**constants, **given}.items()}
+    constants = {name: array for name, array in graph.graph.constants.items() if name not in operands}
+    values: Values = {name: _plus(value, name, zeros) for name, value in {**constants, **operands}.items()}
     nodes = list(graph.annotated_nodes())
     for is_recomputed, run in groupby(nodes, key=lambda row: _is_recomputed(row[1])):
         rows = list(run)
@@ -66,7 +66,7 @@ def evaluate_graph(
             values |= _recomputed(rows, placement, values, zeros)
         else:
             _run(rows, placement, values, zeros)
-    return Evaluation(values, _updates(nodes, given, values))
+    return Evaluation(values, _updates(nodes, operands, values))
 
 
 def _run(
@@ -100,26 +100,28 @@ def _recomputed(
     zeros: Mapping[str, Any],
 ) -> Values:
     # All results can be anchors; those that nobody reads are dropped by the compiler.
-    wanted = [name for node, _ in rows for name in node.outputs if name]
+    names = [name for node, _ in rows for name in node.outputs if name]
     read = {name for node, _ in rows for name in node.inputs}
+    # Constants stay outside of the checkpoint: as operands they would be traced, and could decide no shapes.
     traced = {name: values[name] for name in read if isinstance(values.get(name), jax.Array)}
     near = {name: zero for name, zero in zeros.items() if any(name in node.outputs for node, _ in rows)}
 
     def segment(operands: Values, added: Mapping[str, Any]) -> Values:
         inner = {**values, **operands}
         _run(rows, placement, inner, added)
-        return {name: inner[name] for name in wanted}
+        return {name: inner[name] for name in names}
 
     results: Values = jax.checkpoint(segment)(traced, near)
     return results
 
 
-def _updates(nodes: Sequence[tuple[Node, Annotations]], given: Mapping[str, Any], values: Values) -> Values:
+def _updates(nodes: Sequence[tuple[Node, Annotations]], operands: Mapping[str, Any], values: Values) -> Values:
     updates: Values = {}
     for node, _ in nodes:
+        # A running statistic is an operand and a result with another name; here the two become one parameter.
         if node.op_type == "BatchNormalization" and len(node.outputs) > 2:
             pairs = zip(node.inputs[3:5], node.outputs[1:3], strict=False)
-            updates |= {name: values[result] for name, result in pairs if name in given}
-        if node.op_type == "CopyVarUpdate" and node.inputs[0] in given:
+            updates |= {name: values[result] for name, result in pairs if name in operands}
+        if node.op_type == "CopyVarUpdate" and node.inputs[0] in operands:
             updates[node.inputs[0]] = values[node.outputs[0]]
     return updates

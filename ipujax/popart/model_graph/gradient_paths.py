@@ -20,6 +20,7 @@ def names_with_gradients(graph: AnnotatedGraph, loss: str) -> frozenset[str]:
         loss: name of the loss.
     """
     names = {loss}
+    # Nodes are in topological order, so one pass backwards reaches all that the loss depends on.
     for node in reversed(graph.graph.nodes):
         if node.op_type in _DETACHED or not _has_gradient(node, names):
             continue

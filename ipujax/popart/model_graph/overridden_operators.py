@@ -24,11 +24,12 @@ _DEFAULT_RATIO = 0.5
 
 def _dropout(node: Node, operands: Sequence[Any], key: jax.Array) -> tuple[Any, ...]:
     x = jnp.asarray(operands[0])
-    given = operands[1] if len(operands) > 1 and operands[1] is not None else None
-    ratio = _DEFAULT_RATIO if given is None else jnp.reshape(given, ())
+    ratio_operand = operands[1] if len(operands) > 1 and operands[1] is not None else None
+    ratio = _DEFAULT_RATIO if ratio_operand is None else jnp.reshape(ratio_operand, ())
+    # Kept elements are divided by the probability of keeping: the mean stays, as in PopART's dropout.
     mask = jax.random.bernoulli(key, 1 - ratio, x.shape)
-    kept = jnp.where(mask, x / (1 - jnp.asarray(ratio, x.dtype)), jnp.zeros_like(x))
-    return (kept, mask)[: len(node.outputs)]
+    dropped = jnp.where(mask, x / (1 - jnp.asarray(ratio, x.dtype)), jnp.zeros_like(x))
+    return (dropped, mask)[: len(node.outputs)]
 
 
 def _normal(node: Node, operands: Sequence[Any], key: jax.Array) -> tuple[Any, ...]:
@@ -75,5 +76,6 @@ def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
         operands: its values.
     """
     override = OVERRIDES.get(node.op_type) if node.domain == "" else None
+    # A node with a seed of its own draws ONNX's fixed numbers; the session's seed does not change them.
     key = None if override is None or node.attributes.get("seed") is not None else node_key(node.name)
     return None if override is None or key is None else override(node, operands, key)

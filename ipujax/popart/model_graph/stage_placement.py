@@ -24,7 +24,7 @@ from ipujax.popart.options import SessionOptions
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which annotations count, and what they are here.
+    """Annotations that a session follows, as settings of stages and phases.
 
     Args:
         stage_attribute: annotation of the stage; None where nodes have no stages.
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def has_stages(self) -> bool:
-        """Whether there are several stages."""
+        """True with several stages."""
         return self.stage_attribute is not None or self.found_stages is not None
 
     def scope(self, annotations: Annotations) -> ExitStack:
@@ -73,22 +73,26 @@ def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceI
     mode = options.virtualGraphMode
     ipus = device.numIpus // options.replicas
     if device.ipuVersion and device.numIpus % options.replicas:
-        what = "IPUs of the device cannot be divided among replicas"
+        message = "IPUs of the device cannot be divided among replicas"
         expected = f"a multiple of {options.replicas} IPUs (replicatedGraphCount)"
-        raise popart_exception(what, expected=expected, got=device.numIpus, hint="createIpuModelDevice({'numIPUs': …})")
+        raise popart_exception(
+            message, expected=expected, got=device.numIpus, hint="createIpuModelDevice({'numIPUs': …})"
+        )
     if mode == VirtualGraphMode.ExecutionPhases:
         _check_phases(graph, options.executionPhaseSettings.phases)
         return Placement(has_phases=_has(graph, EXECUTION_PHASE))
+    # Off ignores annotations of IPUs, as PopART does: the same model runs on one IPU.
     if mode == VirtualGraphMode.Off:
         if options.enablePipelining:
             hint = "virtualGraphMode = VirtualGraphMode.Manual or Auto"
             raise popart_exception("pipelining needs operations on several IPUs", got="VirtualGraphMode.Off", hint=hint)
         return Placement()
     if mode == VirtualGraphMode.Auto:
-        found = max(ipus, 1)
-        return Placement(is_pipelined=options.enablePipelining, found_stages=found if found > 1 else None)
+        stages = max(ipus, 1)
+        return Placement(is_pipelined=options.enablePipelining, found_stages=stages if stages > 1 else None)
     _check_ipus(graph, ipus, device)
     is_pipelined = bool(options.enablePipelining)
+    # Without stages of their own, operations are pipelined by their IPUs.
     if is_pipelined and _has(graph, PIPELINE_STAGE):
         _check_forward(graph)
         mapping = _device_mapping(graph)
@@ -114,8 +118,8 @@ def _check_phases(graph: AnnotatedGraph, phases: int) -> None:
     last = max(_numbers(graph, EXECUTION_PHASE), default=0)
     if phases and last >= phases:
         hint = f"executionPhaseSettings.phases = {last + 1}"
-        what = f"an operation is in execution phase {last} of {phases}"
-        raise popart_exception(what, expected=f"phases from 0 to {phases - 1}", got=last, hint=hint)
+        message = f"an operation is in execution phase {last} of {phases}"
+        raise popart_exception(message, expected=f"phases from 0 to {phases - 1}", got=last, hint=hint)
 
 
 def _check_ipus(graph: AnnotatedGraph, ipus: int, device: DeviceInfo) -> None:
@@ -129,6 +133,7 @@ def _check_ipus(graph: AnnotatedGraph, ipus: int, device: DeviceInfo) -> None:
 
 def _check_forward(graph: AnnotatedGraph, attribute: str = PIPELINE_STAGE) -> None:
     """Refuse an operation that reads a result of a later stage."""
+    # A tensor without a stage counts as one of stage 0: inputs and parameters are there from the start.
     stages: dict[str, int] = {}
     for node, notes in graph.annotated_nodes():
         number = notes.get(attribute)
@@ -151,8 +156,8 @@ def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
             number = int(notes[PIPELINE_STAGE])
             ipu = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
             if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
-                what = f"stage {number} is on two IPUs"
-                raise popart_exception(what, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
+                message = f"stage {number} is on two IPUs"
+                raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
     mapping = tuple(ipus.get(number, number) for number in range(max(ipus) + 1))
     return None if mapping == tuple(range(len(mapping))) else mapping
 

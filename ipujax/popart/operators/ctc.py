@@ -61,6 +61,7 @@ def ctc_loss(
 def _sequence_loss(logs: jax.Array, labels: jax.Array, steps: jax.Array, count: jax.Array, blank: int) -> jax.Array:
     positions = 2 * labels.shape[0] + 1
     path = jnp.full(positions, blank).at[1::2].set(labels)  # blank, label, blank, label, …, blank
+    # A blank between two labels may be skipped only if they differ: equal ones would merge.
     before = jnp.concatenate([jnp.full(2, -1), path[:-2]])
     may_skip = (path != blank) & (path != before)
     start = jnp.full(positions, _IMPOSSIBLE)
@@ -70,9 +71,12 @@ def _sequence_loss(logs: jax.Array, labels: jax.Array, steps: jax.Array, count: 
 
     def step(alpha: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         time, row = inputs
-        one = jnp.concatenate([jnp.full(1, _IMPOSSIBLE), alpha[:-1]])
-        two = jnp.where(may_skip, jnp.concatenate([jnp.full(2, _IMPOSSIBLE), alpha[:-2]])[:positions], _IMPOSSIBLE)
-        reached = jnp.logaddexp(jnp.logaddexp(alpha, one), two) + row[path]
+        from_previous = jnp.concatenate([jnp.full(1, _IMPOSSIBLE), alpha[:-1]])
+        from_before_previous = jnp.where(
+            may_skip, jnp.concatenate([jnp.full(2, _IMPOSSIBLE), alpha[:-2]])[:positions], _IMPOSSIBLE
+        )
+        reached = jnp.logaddexp(jnp.logaddexp(alpha, from_previous), from_before_previous) + row[path]
+        # Sequences in a batch have lengths of their own: behind the end alpha stays.
         return jnp.where(time < steps, jnp.maximum(reached, _IMPOSSIBLE), alpha), None
 
     alpha, _ = jax.lax.scan(step, start, (jnp.arange(1, logs.shape[0]), logs[1:]))

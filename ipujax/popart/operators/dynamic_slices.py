@@ -12,6 +12,7 @@ from ipujax.popart.operators.domain import graphcore
 
 
 def _starts(x: jax.Array, offsets: jax.Array, axes: Sequence[int]) -> list[Any]:
+    # Offsets are UINT32 in PopART, signed in JAX, which clamps a slice that would leave x.
     flat = jnp.reshape(offsets, -1).astype(jnp.int32)
     starts: list[Any] = [jnp.int32(0)] * x.ndim
     for i, axis in enumerate(axes):

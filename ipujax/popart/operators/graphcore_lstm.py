@@ -31,6 +31,7 @@ def lstm(
     def step(carry: tuple[jax.Array, jax.Array], row: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         output, cell = carry
         gates = jnp.einsum("bf,gfu->gbu", jnp.concatenate([row, output], axis=1), weights) + bias[:, None]
+        # PopLibs' order of gates; ONNX's is input, output, forget, cell.
         forget, entry, leave = (jax.nn.sigmoid(gates[i]) for i in (0, 1, 3))
         cell = forget * cell + entry * jnp.tanh(gates[2])
         output = leave * jnp.tanh(cell)

@@ -26,6 +26,7 @@ def group_normalization(
     Returns:
         The normalised tensor, and mean and inverse deviation, [batch · groups] each.
     """
+    # Statistics in float32: sums of float16 over a large group lose their digits.
     grouped = x.reshape(x.shape[0] * num_groups, -1).astype(jnp.float32)
     mean = jnp.mean(grouped, axis=1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.var(grouped, axis=1, keepdims=True) + epsilon)
@@ -74,6 +75,7 @@ def batch_normalization(
     inverse = jax.lax.rsqrt(batch_variance + epsilon)
     normal = (wide - batch_mean.reshape(channels)) * (scale * inverse).reshape(channels) + bias.reshape(channels)
     count = x.size // x.shape[1]
+    # One element has no unbiased variance: divided by 1, it is 0.
     unbiased = batch_variance * count / max(count - 1, 1)
     running_mean = momentum * mean + (1 - momentum) * batch_mean
     running_variance = momentum * variance + (1 - momentum) * unbiased

@@ -57,6 +57,7 @@ def scatter_reduce(
     kind = ScatterReduction(reduction)
     along = axis % source.ndim
     index = _broadcast_indices(indices, source, along)
+    # An element's place differs from its index in the source along one axis alone.
     places = list(jnp.meshgrid(*(jnp.arange(n) for n in index.shape), indexing="ij"))
     places[along] = index.astype(jnp.int32)
     shape = [axis_size if i == along else n for i, n in enumerate(source.shape)]

@@ -12,22 +12,22 @@ from ipujax.popart.operators.domain import graphcore
 
 # Least probability of a logarithm, and of its gradient.
 # Source: `willow/src/popx/op/nllx.cpp` of github:graphcore/popart.
-_LEAST = {"float32": 1e-7, "float16": 6.104e-05}
-_LEAST_OF_GRADIENT = {"float32": 1e-10, "float16": 6.104e-05}
+_FLOOR = {"float32": 1e-7, "float16": 6.104e-05}
+_FLOOR_OF_GRADIENT = {"float32": 1e-10, "float16": 6.104e-05}
 
 
 @jax.custom_jvp
 def log_probability(p: jax.Array) -> jax.Array:
     """Return the logarithm of probabilities, from a least one on; the gradient is that of smaller ones too."""
-    return jnp.log(jnp.maximum(p, jnp.asarray(_LEAST.get(str(p.dtype), 0.0), p.dtype)))
+    return jnp.log(jnp.maximum(p, jnp.asarray(_FLOOR.get(str(p.dtype), 0.0), p.dtype)))
 
 
 @log_probability.defjvp
 def _log_probability_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (p,) = primals
     (tangent,) = tangents
-    least = jnp.asarray(_LEAST_OF_GRADIENT.get(str(p.dtype), 0.0), p.dtype)
-    return log_probability(p), tangent / jnp.maximum(p, least)
+    floor = jnp.asarray(_FLOOR_OF_GRADIENT.get(str(p.dtype), 0.0), p.dtype)
+    return log_probability(p), tangent / jnp.maximum(p, floor)
 
 
 def as_reduction(value: Any) -> ReductionType:

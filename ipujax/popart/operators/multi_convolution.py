@@ -49,14 +49,14 @@ def multi_conv(
     for count in inputsPerConv:
         data, weights, *bias = operands[first : first + count]
         rank = data.ndim - 2
-        own = {name: _part(values, space, rank, 1) for name, values in settings.items()}
+        of_convolution = {name: _part(values, space, rank, 1) for name, values in settings.items()}
         convolved = jax.lax.conv_general_dilated(
             data,
             weights,
-            window_strides=own["strides"],
+            window_strides=of_convolution["strides"],
             padding=_pairs(_part(pads, 2 * space, 2 * rank, 0)),
-            lhs_dilation=own["inDilations"],
-            rhs_dilation=own["dilations"],
+            lhs_dilation=of_convolution["inDilations"],
+            rhs_dilation=of_convolution["dilations"],
             feature_group_count=data.shape[1] // weights.shape[1],
         )
         out_pads = _pairs(_part(outPads, 2 * space, 2 * rank, 0))

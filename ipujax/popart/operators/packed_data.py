@@ -36,7 +36,7 @@ def packed_data_block(
     ]
     count = padded[0].shape[0] // callbackBatchSize
     batches = [x[: count * callbackBatchSize].reshape(count, callbackBatchSize, *x.shape[1:]) for x in padded]
-    results = jax.lax.map(lambda args: _one(callback(*args)), tuple(batches))
+    results = jax.lax.map(lambda args: _first_result(callback(*args)), tuple(batches))
     flat = results.reshape(-1, *results.shape[2:])
     packed = jnp.zeros((resultSize, *flat.shape[2:]), flat.dtype)
     rows = jnp.arange(flat.shape[1])
@@ -56,5 +56,5 @@ def _padded(data: jax.Array, offsets: jax.Array, lengths: jax.Array, rows: int) 
     return jnp.where(is_inside.reshape(*is_inside.shape, *[1] * (data.ndim - 1)), chosen, 0)
 
 
-def _one(results: Any) -> Any:
+def _first_result(results: Any) -> Any:
     return results[0] if isinstance(results, tuple | list) else results

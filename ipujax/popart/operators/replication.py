@@ -1,4 +1,4 @@
-"""Whether a graph is evaluated for several replicas."""
+"""Number of replicas that a graph is evaluated for, as a context."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 REPLICA_AXIS = "replica"  # that of `ipu.jit`
+# A context variable, not an argument: operators deep in a graph need it, and sessions may run in threads.
 _REPLICAS: ContextVar[int] = ContextVar("ipujax_popart_replicas", default=1)
 
 

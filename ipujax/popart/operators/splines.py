@@ -46,6 +46,7 @@ def spline_basis(
     wide = pseudo.astype(jnp.float32)
     sizes = kernel_size.astype(jnp.int32)
     opened = is_open.astype(jnp.int32)
+    # An open spline has `degree` fewer intervals than knots; a closed one wraps around.
     place = wide * (sizes - degree * opened)
     knot = jnp.floor(place).astype(jnp.int32)
     bases = [jnp.stack(_BASES[degree](place[:, d] - knot[:, d]), 1) for d in range(pseudo.shape[1])]

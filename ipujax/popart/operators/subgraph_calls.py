@@ -84,7 +84,7 @@ _COLLECTIVES: dict[CollectiveOperator, Callable[..., Any]] = {
 
 @graphcore("ReplicatedAllReduce")
 def replicated_all_reduce(
-    x: jax.Array, *more: Any, collectiveOperator: int = 0, commGroup: Sequence[int] = ()
+    x: jax.Array, *unused: Any, collectiveOperator: int = 0, commGroup: Sequence[int] = ()
 ) -> jax.Array:
     """Return the sum, mean, least or largest of x over replicas."""
     operator = CollectiveOperator(collectiveOperator)

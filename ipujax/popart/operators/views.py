@@ -13,7 +13,7 @@ from ipujax.popart.tensor_info import of_onnx_number
 
 @graphcore("Reshape")
 def reshape(x: jax.Array, *, shape: Sequence[int]) -> jax.Array:
-    """Return x with other dimensions: 0 is that of x in its place, −1 what is left."""
+    """Return x with other dimensions: 0 is that of x in its place, −1 all remaining elements."""
     dims = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
     return jnp.reshape(x, dims)
 
@@ -53,7 +53,7 @@ def depth_to_space(x: jax.Array, *, blocksize: int, mode: str = "DCR") -> jax.Ar
 
 @graphcore("Init")
 def init(*, shape: Sequence[int], data_type: int, init_type: int, batch_axis: int = -1) -> jax.Array:
-    """Return zeros: what PopART leaves undefined is zero too."""
+    """Return zeros, for memory that PopART leaves undefined too."""
     return jnp.zeros(tuple(shape), of_onnx_number(data_type))
 
 
@@ -65,7 +65,7 @@ def tensor_remap(x: jax.Array, *, remap_type: int = 0) -> jax.Array:
 
 @graphcore("CacheLoad")
 def cache_load(x: jax.Array) -> jax.Array:
-    """Return x; what is in streaming memory is loaded where it is read."""
+    """Return x; the compiler loads a value from streaming memory where it is read."""
     return x
 
 

@@ -98,6 +98,7 @@ class Adam(Optimizer):
         return {**state, STEP: jnp.zeros((), jnp.float32)} if self.mode in _CORRECTED else state
 
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
+        # The weight is rounded once, at the end; moments have element types of their own.
         wide = weight.astype(jnp.float32)
         slope = gradient.astype(jnp.float32)
         if self.weightDecayMode is WeightDecayMode.L2Regularization:
@@ -109,12 +110,13 @@ class Adam(Optimizer):
             second = jnp.maximum(beta2 * state[SECOND], jnp.abs(slope))
         else:
             second = beta2 * state[SECOND] + (1 - beta2) * jnp.square(slope)
-        kept = {FIRST: first.astype(state[FIRST].dtype), SECOND: second.astype(state[SECOND].dtype)}
+        next_state = {FIRST: first.astype(state[FIRST].dtype), SECOND: second.astype(state[SECOND].dtype)}
         mean = first
         spread = second
         if STEP in state:
             count = state[STEP] + 1
-            kept[STEP] = count
+            next_state[STEP] = count
+            # The count is float32: exact up to 2²⁴ updates, and β**count has vanished long before.
             mean = first / (1 - beta1**count)
             # AdaMax's second moment is a maximum, which is not biased towards zero.
             spread = second if self.mode is AdamMode.AdaMax else second / (1 - beta2**count)
@@ -123,12 +125,13 @@ class Adam(Optimizer):
         if self.weightDecayMode is WeightDecayMode.Decay:
             update = update + values["weightDecay"] * wide
         rate = values["learningRate"] * self._trust_ratio(wide, update, values)
-        return (wide - rate * update).astype(weight.dtype), kept
+        return (wide - rate * update).astype(weight.dtype), next_state
 
     def _trust_ratio(self, weight: jax.Array, update: jax.Array, values: Values) -> jax.Array | float:
         if self.mode not in _LAMB:
             return 1.0
         weight_norm = jnp.minimum(jnp.linalg.norm(weight.ravel()), values["maxWeightNorm"])
         update_norm = jnp.linalg.norm(update.ravel())
+        # A new weight of zeros would never move with a ratio of zero; PopART steps with ratio 1.
         is_zero = (weight_norm == 0) | (update_norm == 0)
         return jnp.where(is_zero, 1.0, weight_norm / jnp.where(update_norm == 0, 1.0, update_norm))

@@ -110,22 +110,23 @@ class Adaptive(Optimizer):
             slope = slope + values["weightDecay"] * wide
         update, means = self._update(slope, state, values)
         rate = values["learningRate"]
-        kept = {name: mean.astype(state[name].dtype) for name, mean in means.items()}
+        next_state = {name: mean.astype(state[name].dtype) for name, mean in means.items()}
         if THIRD in state:
             # TensorFlow's RMSProp has the learning rate in the momentum, unless the momentum is zero.
             is_rated = self._is_tf & (values["momentum"] != 0)
             update = values["momentum"] * state[THIRD] + jnp.where(is_rated, rate, 1.0) * update
             rate = jnp.where(is_rated, 1.0, rate)
-            kept[THIRD] = update.astype(state[THIRD].dtype)
+            next_state[THIRD] = update.astype(state[THIRD].dtype)
         step = rate * update
         if self.weightDecayMode is WeightDecayMode.Decay:
             step = step + rate * values["weightDecay"] * wide
-        return (wide - step).astype(weight.dtype), kept
+        return (wide - step).astype(weight.dtype), next_state
 
     def _update(self, slope: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         alpha = values["alpha"]
         eps = values["eps"]
         square = jnp.square(slope)
+        # AdaGrad adds squares without decay, so its steps shrink for good.
         is_sum = self.mode is AdaptiveMode.AdaGrad
         first = state[FIRST] + square if is_sum else alpha * state[FIRST] + (1 - alpha) * square
         if self.mode is AdaptiveMode.AdaDelta:
@@ -135,6 +136,8 @@ class Adaptive(Optimizer):
         variance = first
         if self.mode is AdaptiveMode.CenteredRMSProp:
             means[SECOND] = alpha * state[SECOND] + (1 - alpha) * slope
+            # Rounding may make it slightly negative; eps keeps the root of TensorFlow's variant real.
             variance = first - jnp.square(means[SECOND])
+        # TensorFlow adds eps inside the root, PyTorch outside: the difference is large for small variances.
         root = jnp.sqrt(variance + eps) if self._is_tf else jnp.sqrt(variance) + eps
         return slope / root, means

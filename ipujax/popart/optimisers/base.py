@@ -1,4 +1,4 @@
-"""`Optimizer`: what PopART's optimisers have in common.
+"""`Optimizer`, base of PopART's optimisers.
 
 A session asks it for three things: the values as numbers (`hyperparameters`), the state of a weight (`initial_state`),
 and the update (`updated`), a pure function of gradient, weight, state and values.
@@ -87,6 +87,7 @@ class Optimizer:
         Args:
             weights: names of all weights.
         """
+        # The name "" is that of the default values; no tensor of ONNX has it.
         named = ["", *(weight for weight in weights if weight in self._specific)]
         return {
             weight: {name: np.asarray(values.get(weight).value, np.float32) for name, values in self._maps.items()}
@@ -94,7 +95,7 @@ class Optimizer:
         }
 
     def structure(self) -> tuple[Any, ...]:
-        """Return what the compiled step depends on: the kind of optimiser, and whether optional parts take part."""
+        """Return the parts that the compiled step depends on: the kind of optimiser, and its clipping."""
         clips = tuple((tuple(c.weightIds or ()), c.weightIds is None, c.maxNorm) for c in self.clipNormSettings)
         return type(self).__name__, clips
 
@@ -107,9 +108,11 @@ class Optimizer:
         Raises:
             popart_exception: another kind, or a constant value that changes.
         """
+        # A change of structure would need another compiled step, which `updateOptimizerFromHost` promises not to
+        # make.
         if self.structure() != other.structure():
-            expected, got = self.structure(), other.structure()
-            raise popart_exception("a session goes on with an optimiser of one kind", expected=expected, got=got)
+            message = "a session goes on with an optimiser of one kind"
+            raise popart_exception(message, expected=self.structure(), got=other.structure())
         for name, values in self._maps.items():
             weights = {*values.specific, *other._maps[name].specific}
             pairs = [(values.default, other._maps[name].default)]
@@ -143,5 +146,5 @@ def _check_constant(name: str, before: OptimizerValue, after: OptimizerValue) ->
         hint = f"({after.value:g}, False) from the start"
         raise popart_exception(f"{name} is constant", expected=before.value, got=after.value, hint=hint)
     if before.is_constant and not after.is_constant:
-        what = f"{name} is constant, and the new optimiser says that it is not"
-        raise popart_exception(what, expected=(before.value, True), got=(after.value, False))
+        message = f"{name} is constant, and the new optimiser says that it is not"
+        raise popart_exception(message, expected=(before.value, True), got=(after.value, False))

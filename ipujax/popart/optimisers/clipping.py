@@ -36,6 +36,7 @@ class ClipNormSettings:
     def clipAllWeights(maxNorm: float) -> ClipNormSettings:
         """Return settings for all weights."""
         settings = ClipNormSettings([], maxNorm)
+        # None stands for all weights: their names are not known yet.
         settings.weightIds = None
         return settings
 
@@ -58,6 +59,7 @@ def clip_by_norm(gradients: Mapping[str, jax.Array], settings: Sequence[ClipNorm
     clipped = dict(gradients)
     for group in settings:
         names = group.names(list(gradients))
+        # Summed in float32: squares of float16 gradients overflow above 256.
         squares = [jnp.sum(jnp.square(clipped[name].astype(jnp.float32))) for name in names]
         norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
         # PopART divides by the larger of norm and limit, so that a norm of zero divides by the limit.

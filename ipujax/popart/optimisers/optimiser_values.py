@@ -1,7 +1,7 @@
 """Values of optimisers: each a number and whether it is constant, for all weights or for one.
 
 A value that is not constant may change between steps; it is an argument of the compiled step, so nothing is compiled
-again. Constant ones are arguments too: what may not change is checked here.
+again. Constant ones are arguments too, and checked here for changes.
 """
 
 from __future__ import annotations
@@ -55,48 +55,49 @@ class OptimizerValueMap:
         return self.specific.get(weight, self.default)
 
 
-def as_value(name: str, given: Any) -> OptimizerValue:
+def as_value(name: str, setting: Any) -> OptimizerValue:
     """Return a value of an optimiser.
 
     Args:
         name: of the value, for the message.
-        given: a pair of a number and whether it is constant; a number alone is constant; or a value.
+        setting: a pair of a number and whether it is constant; a number alone is constant; or a value.
 
     Raises:
         popart_exception: something else.
     """
-    if isinstance(given, OptimizerValue):
-        return given
-    pair = tuple(given) if isinstance(given, tuple | list) else (given, True)
+    if isinstance(setting, OptimizerValue):
+        return setting
+    pair = tuple(setting) if isinstance(setting, tuple | list) else (setting, True)
     if len(pair) != 2 or isinstance(pair[0], bool):
-        raise popart_exception(f"{name} is no value of an optimiser", expected="(number, isConst)", got=repr(given))
+        raise popart_exception(f"{name} is no value of an optimiser", expected="(number, isConst)", got=repr(setting))
     try:
         return OptimizerValue(float(pair[0]), bool(pair[1]))
     except (TypeError, ValueError) as error:
         expected = "(number, isConst)"
-        raise popart_exception(f"{name} is no value of an optimiser", expected=expected, got=repr(given)) from error
+        raise popart_exception(f"{name} is no value of an optimiser", expected=expected, got=repr(setting)) from error
 
 
 def value_maps(
-    who: str, given: Mapping[str, Any], unset: Mapping[str, float], specific: Mapping[str, Mapping[str, Any]]
+    who: str, settings: Mapping[str, Any], unset: Mapping[str, float], specific: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, OptimizerValueMap]:
     """Return the values of an optimiser by their short names, as "learningRate".
 
     Args:
         who: name of the optimiser, for messages.
-        given: values for all weights by PopART's names, as "defaultLearningRate" or "lossScaling".
+        settings: values for all weights by PopART's names, as "defaultLearningRate" or "lossScaling".
         unset: numbers of those that are not given, by short name.
         specific: values by weight and short name.
 
     Raises:
         popart_exception: an unknown name, with the nearest.
     """
-    known = {default_name(name): name for name in unset}
-    for key in given:
-        if key not in known:
-            raise unknown_name(f"{who} has a value", key, known)
+    short_names = {default_name(name): name for name in unset}
+    for key in settings:
+        if key not in short_names:
+            raise unknown_name(f"{who} has a value", key, short_names)
     defaults = {
-        name: as_value(key, given[key]) if key in given else OptimizerValue(unset[name]) for key, name in known.items()
+        name: as_value(key, settings[key]) if key in settings else OptimizerValue(unset[name])
+        for key, name in short_names.items()
     }
     return {
         name: OptimizerValueMap(

@@ -37,8 +37,8 @@ class SGD(Optimizer):
             defaultVelocityScaling, defaultNesterov, lossScaling.
         clip_norm_settings: limits of the norm of gradients.
         accumulatorAndMomentum: how PopART stores the velocity; the numbers are equal.
-        accumType: element type of the accumulator, UNDEFINED for that of the weight.
-        accl1Type: element type of the velocity, likewise.
+        accumType: without effect; gradients are accumulated in the element type of the weight.
+        accl1Type: element type of the velocity, UNDEFINED for that of the weight.
         debugContext: name in profiles.
     """
 
@@ -85,6 +85,7 @@ class SGD(Optimizer):
 
     def has_velocity(self) -> bool:
         """Return whether there is a momentum, or may be one later."""
+        # A momentum that is zero today may be set between steps: the state's structure must not change then.
         momenta = self._maps["momentum"]
         values = [momenta.default, *momenta.specific.values()]
         return any(value.value != 0 or not value.is_constant for value in values)
@@ -97,8 +98,10 @@ class SGD(Optimizer):
         return {VELOCITY: jnp.zeros(weight.shape, dtype)} if self.has_velocity() else {}
 
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
+        # Updates are float32 whatever the weight is: in float16, small steps would be rounded away.
         wide = weight.astype(jnp.float32)
         decayed = gradient.astype(jnp.float32) + values["weightDecay"] * wide
+        # PopART folds the velocity scaling into the velocity, so the learning rate is divided by it.
         rate = values["learningRate"] / values["velocityScaling"]
         added = values["velocityScaling"] * (1 - values["dampening"]) * decayed
         if VELOCITY not in state:

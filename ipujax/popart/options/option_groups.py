@@ -58,6 +58,7 @@ class TensorLocation(OptionGroup):
     _names = ("storage", "loadTileSet", "storageTileSet", "replicatedTensorSharding", "shardingDomain")
 
     def __init__(self, storage: TensorStorage = TensorStorage.OnChip, *settings: object, **keywords: object) -> None:
+        # PopART overloads the constructor ten times; the types of the settings tell them apart.
         values = [*settings, *keywords.values()]
         for value in values:
             if not isinstance(value, TileSet | ReplicatedTensorSharding | CommGroup):

@@ -38,6 +38,7 @@ class SessionOptions:
     """
 
     def __init__(self) -> None:
+        # Defaults are functions: a shared dict or list would carry changes from one session to the next.
         for name, (default, _) in ALL_OPTIONS.items():
             object.__setattr__(self, name, default())
 
@@ -95,7 +96,7 @@ class SessionOptions:
         """Refuse options that no session has, and combinations that contradict each other.
 
         Raises:
-            popart_exception: naming the option and what to do instead.
+            popart_exception: with the option's name and its replacement.
         """
         for name in self.changed():
             if name in REFUSED:
@@ -114,18 +115,18 @@ class SessionOptions:
         off_chip = TensorStorage.OffChip
         has_phases = self.virtualGraphMode == VirtualGraphMode.ExecutionPhases
         if self.executionPhaseSettings.phases > 0 and not has_phases:
-            what = "executionPhaseSettings.phases is set and virtualGraphMode is another one"
-            raise popart_exception(what, expected="VirtualGraphMode.ExecutionPhases", got=self.virtualGraphMode)
+            message = "executionPhaseSettings.phases is set and virtualGraphMode is another one"
+            raise popart_exception(message, expected="VirtualGraphMode.ExecutionPhases", got=self.virtualGraphMode)
         if self.activationTensorLocationSettings.location.storage is off_chip and not has_phases:
-            what = "activationTensorLocationSettings: activations are off chip between execution phases alone"
+            message = "activationTensorLocationSettings: activations are off chip between execution phases alone"
             hint = "VirtualGraphMode.ExecutionPhases, or autoRecomputation"
-            raise popart_exception(what, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
+            raise popart_exception(message, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
         # An accumulator is a part of the optimiser's state, which is offloaded as one argument.
         of_state = self.optimizerStateTensorLocationSettings.location.storage
         if self.accumulatorTensorLocationSettings.location.storage is off_chip and of_state is not off_chip:
-            what = "accumulatorTensorLocationSettings: accumulators are off chip with the optimiser's state alone"
+            message = "accumulatorTensorLocationSettings: accumulators are off chip with the optimiser's state alone"
             hint = "optimizerStateTensorLocationSettings, too"
-            raise popart_exception(what, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
+            raise popart_exception(message, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
 
     def _check_counts(self) -> None:
         counts = (

@@ -120,6 +120,7 @@ def with_losses(model: Any, losses: Sequence[Loss]) -> tuple[onnx.ModelProto, st
             loss.op_type, list(loss.inputs), [loss.name], loss.name, domain=DOMAIN, **attributes
         )
         graph.node.append(node)
+    # One loss keeps its name, by which programs anchor it; a sum gets a name of its own.
     if len(losses) < 2:
         return read, losses[0].name if losses else ""
     names = [loss.name for loss in losses]

@@ -96,6 +96,7 @@ class Reports:
 
     def _dump(self) -> None:
         """Write the dumps that options and environment variables ask for."""
+        # PopART draws the graph between its passes; there is one graph here, under each name that is asked for.
         checks = {*self._options.dotChecks, *filter(None, os.environ.get(DOT_CHECKS, "").split(":"))}
         for check in sorted(map(str, checks)):
             path = Path(self._options.logDir or ".") / f"{self.name}_{check.lower()}.dot"

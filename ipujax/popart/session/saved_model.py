@@ -29,10 +29,11 @@ def changed_model(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto
     """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    kept = [tensor for tensor in changed.graph.initializer if tensor.name not in store.host]
+    unchanged = [tensor for tensor in changed.graph.initializer if tensor.name not in store.host]
     values = {**store.host, **store.host_states}
+    # The state goes into the initialisers, so that training can go on from a saved model.
     written = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
-    untouched = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    untouched = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in unchanged]
     del changed.graph.initializer[:]
     changed.graph.initializer.extend([*written, *untouched])
     return changed

@@ -1,4 +1,4 @@
-"""What inference and training sessions have in common: the model, its parameters, and the calls of their life."""
+"""`Session`, base of inference and training sessions: the model, its parameters, and the calls of their life."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PARTIALS = {"": None, "float": "float32", "FLOAT": "float32", "half": "float16"
 
 
 class Session(Reports):
-    """What both kinds of sessions do.
+    """Base of both kinds of sessions.
 
     Args:
         model: serialised, a protobuf, or the name of a file.
@@ -81,8 +81,8 @@ class Session(Reports):
         weights = weights_of(self._model)
         # A model that was saved after training has the state of its optimiser among its initialisers.
         self._saved_states = {name: x for name, x in weights.items() if state_of(name, weights)}
-        kept = {name: x for name, x in weights.items() if name not in self._saved_states}
-        self._store = WeightStore(self._variables(kept))
+        parameters = {name: x for name, x in weights.items() if name not in self._saved_states}
+        self._store = WeightStore(self._variables(parameters))
         self._seed = 0
         self._runs = 0
         self._runner: Runner | None = None
@@ -90,6 +90,7 @@ class Session(Reports):
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
     def _read(self, shapes: InputShapeInfo, loss: str) -> tuple[AnnotatedGraph, Placement]:
+        # Reading consumes its model, and `modelToHost` writes the original one with new weights.
         copied = onnx.ModelProto()
         copied.CopyFrom(self._model)
         tensors = tensor_names(copied.graph)
@@ -102,7 +103,7 @@ class Session(Reports):
         """Return the parameters that are values of the step: not those that decide shapes."""
         return {name: value for name, value in weights.items() if name not in self._graph.shape_sources}
 
-    # Facts.
+    # Properties that a program may read before the session is prepared.
 
     @property
     def dataFlow(self) -> DataFlow:
@@ -157,16 +158,16 @@ class Session(Reports):
 
     def _tensor_infos(self, names: Sequence[str]) -> dict[str, TensorInfo]:
         """Return element types and shapes of tensors for one micro-batch."""
-        given = {name: jax.ShapeDtypeStruct(i.dims, i.dtype) for name, i in self._graph.inputs.items()}
-        given |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
+        shapes = {name: jax.ShapeDtypeStruct(i.dims, i.dtype) for name, i in self._graph.inputs.items()}
+        shapes |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
 
-        def values(known: Any) -> dict[str, Any]:
-            evaluation = evaluate_graph(self._graph, Placement(), known, {})
+        def values(operands: Any) -> dict[str, Any]:
+            evaluation = evaluate_graph(self._graph, Placement(), operands, {})
             return {name: jnp.asarray(evaluation.values[name]) for name in names}
 
-        return {name: TensorInfo(x.dtype, x.shape) for name, x in jax.eval_shape(values, given).items()}
+        return {name: TensorInfo(x.dtype, x.shape) for name, x in jax.eval_shape(values, shapes).items()}
 
-    # Life.
+    # Calls in the order in which a program makes them.
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile the session for its device and copy the parameters to it.
@@ -180,6 +181,7 @@ class Session(Reports):
         self._device.attach()
         self._store.to_device(self._new_states)
         runner = Runner(self._plan(), self._device, self._compiler_options(), self._offloaded(), self.name)
+        # Only shapes and element types matter to the compiler.
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
         self._runner = runner
@@ -204,6 +206,7 @@ class Session(Reports):
         runner = self._prepared()
         kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
         infos = self._anchor_infos()
+        # All checks come before the call, so that a refused step leaves weights and seed as they were.
         stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
@@ -225,6 +228,7 @@ class Session(Reports):
         """Return a key for each micro-batch, where operators draw numbers."""
         if not self._has_keys():
             return {}
+        # Folding in the number of the run gives each step other numbers, and `setRNGState` any of them again.
         key = jax.random.fold_in(jax.random.key(self._seed), self._runs)
         keys = jax.random.key_data(jax.random.split(key, self._step.micro_batches))
         return {KEY: np.asarray(keys).reshape(*self._step.dims, -1)}
@@ -260,6 +264,7 @@ class Session(Reports):
 
     def _offloaded(self) -> tuple[int, ...]:
         weights = self._options.weightTensorLocationSettings
+        # Parameters are offloaded as one argument: all of them, if the largest is over the limit.
         largest = max((x.size for x in self._store.host.values()), default=0)
         return (0,) if weights.is_off_chip(largest) and not self._placement.has_phases else ()
 
@@ -305,9 +310,10 @@ class Session(Reports):
         if self._has_constant_weights():
             hint = "options.constantWeights = False"
             raise popart_exception("the weights of this session are constant", hint=hint)
-        given = weights_of(read_model(modelProtoOrFilename))
+        values = weights_of(read_model(modelProtoOrFilename))
         # A model of another optimiser may have a state that this session lacks.
-        fitting = {name: x for name, x in given.items() if name in self._store.host_states or not state_of(name, given)}
+        states = self._store.host_states
+        fitting = {name: x for name, x in values.items() if name in states or not state_of(name, values)}
         weights = self._variables(fitting)
         self._store.reset(weights, ignoreWeightsInModelWithoutCorrespondingHostWeight)
 

@@ -66,8 +66,8 @@ class TrainingSession(Session):
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise popart_exception("a TrainingSession needs an optimiser", expected="SGD, Adam…", got=repr(optimizer))
-        given = [loss, *losses] if loss is not None else list(losses)
-        earlier = [each for each in given if isinstance(each, Loss)]
+        losses_of_program = [loss, *losses] if loss is not None else list(losses)
+        earlier = [each for each in losses_of_program if isinstance(each, Loss)]
         model, added = with_losses(fnModel, earlier)
         name_of_loss = added if earlier else loss
         if not isinstance(name_of_loss, str) or not name_of_loss:
@@ -104,6 +104,7 @@ class TrainingSession(Session):
         copied = {node.inputs[0] for node in nodes if node.op_type == "CopyVarUpdate"}
         host = self._store.host
         updated = tuple(name for name in host if name in statistics | copied)
+        # Whole numbers have no gradient, and statistics are updated by their operators.
         trained = (name for name, x in host.items() if name not in updated and jnp.issubdtype(x.dtype, jnp.floating))
         return tuple(trained), updated
 
@@ -127,18 +128,19 @@ class TrainingSession(Session):
         for name in anchors.gradients:
             if name not in with_gradients or not jnp.issubdtype(infos[name].dtype, jnp.floating):
                 # The first sentence is PopART's: programs compare it.
-                what = f"Anchor tensor `{GRADIENT}{name}' not in Ir Tensors. No path with gradients leads to the loss."
+                sentence = f"Anchor tensor `{GRADIENT}{name}' not in Ir Tensors."
+                message = f"{sentence} No path with gradients leads to the loss."
                 expected = "floating-point elements that the loss depends on"
-                raise popart_exception(what, expected=expected, got=f"{name}: {infos[name]}")
-        found = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
-        found |= {GRADIENT + name: infos[name] for name in anchors.gradients}
+                raise popart_exception(message, expected=expected, got=f"{name}: {infos[name]}")
+        infos_by_anchor = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
+        infos_by_anchor |= {GRADIENT + name: infos[name] for name in anchors.gradients}
         states = jax.eval_shape(self._new_states, self._shapes())["optimizer"]
         for name, (prefix, weight) in anchors.states.items():
             parts = states.get(weight, {})
             if prefix not in parts:
                 raise unknown_name("DataFlow has an anchor", name, [p + w for w, s in states.items() for p in s])
-            found[name] = TensorInfo(parts[prefix].dtype, parts[prefix].shape)
-        return found
+            infos_by_anchor[name] = TensorInfo(parts[prefix].dtype, parts[prefix].shape)
+        return infos_by_anchor
 
     def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
@@ -223,6 +225,7 @@ class TrainingSession(Session):
         """
         if optimizer is not None:
             self._optimizer.check_successor(optimizer)
+            # A refused optimiser must not stay: the session goes on with the one it had.
             previous = self._optimizer
             self._optimizer = optimizer
             if set(optimizer.specific_weights) - set(self._trained):

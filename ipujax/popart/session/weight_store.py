@@ -43,6 +43,7 @@ class WeightStore:
         Args:
             new_states: makes the optimiser's state for parameters on the device.
         """
+        # Copies: the step donates its arguments, which would free the host's arrays.
         self.device = {name: jnp.array(value) for name, value in self.host.items()}
         self.is_on_device = True
         states = new_states(self.device)
@@ -64,11 +65,11 @@ class WeightStore:
         Raises:
             popart_exception: an unknown name, with the nearest, or another size.
         """
-        known = {**self.host, **self.host_states}
+        values = {**self.host, **self.host_states}
         for name in weights.weights:
-            if name not in known:
-                raise unknown_name("PyWeightsIO has a weight", name, known)
-            weights.write(name, known[name])
+            if name not in values:
+                raise unknown_name("PyWeightsIO has a weight", name, values)
+            weights.write(name, values[name])
 
     def write(self, weights: PyWeightsIO) -> None:
         """Read parameters of the host from a program's arrays; all are checked before one changes.
@@ -83,6 +84,7 @@ class WeightStore:
         for name in weights.weights:
             if name not in infos:
                 raise unknown_name("PyWeightsIO has a weight", name, infos)
+        # All are read before one is set: a wrong size changes nothing.
         values = {name: weights.read(name, infos[name]) for name in weights.weights}
         for name, value in values.items():
             (self.host if name in self.host else self.host_states)[name] = value
@@ -102,8 +104,8 @@ class WeightStore:
             if name not in infos and not ignores_missing:
                 raise unknown_name("the model has a weight", name, infos)
             if name in infos and TensorInfo(value) != infos[name]:
-                what = f"weight {name!r} of the model does not fit"
-                raise popart_exception(what, expected=infos[name], got=TensorInfo(value))
+                message = f"weight {name!r} of the model does not fit"
+                raise popart_exception(message, expected=infos[name], got=TensorInfo(value))
         for name, value in weights.items():
             if name in self.host:
                 self.host[name] = np.array(value)

@@ -1,6 +1,6 @@
 """Names of anchors: tensors of the model, gradients, weights and the state of the optimiser.
 
-Input: the names of a `DataFlow`. Output: what each stands for, or an error with the nearest name.
+Input: the names of a `DataFlow`. Output: the tensor or state of each, or an error with the nearest name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def state_of(name: str, weights: Iterable[str]) -> tuple[str, str] | None:
         name: of a tensor.
         weights: names that may follow the prefix.
     """
-    known = set(weights)
+    names = set(weights)
     pairs = ((prefix, name.removeprefix(prefix)) for prefix in STATE_PREFIXES if name.startswith(prefix))
-    return next((pair for pair in pairs if pair[1] in known), None)
+    return next((pair for pair in pairs if pair[1] in names), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Anchors by what they stand for.
+    """Anchors by kind: values, gradients, weights, state.
 
     Args:
         kinds: return type of each anchor, in the order of the data flow.
@@ -71,23 +71,24 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
     Raises:
         popart_exception: a tensor that does not exist, with the nearest.
     """
-    known = set(tensors)
+    names = set(tensors)
     kinds = {name: flow.art(name) for name in flow.anchors()}
     values: list[str] = []
     gradients: list[str] = []
     updated: list[str] = []
     states: dict[str, tuple[str, str]] = {}
     for name in kinds:
-        state = state_of(name, known)
-        if name in known:
+        # A tensor of the model goes before a state: its name may begin with a reserved prefix.
+        state = state_of(name, names)
+        if name in names:
             (updated if is_training and name in weights else values).append(name)
-        elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in known:
+        elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in names:
             gradients.append(name.removeprefix(GRADIENT))
         elif is_training and state is not None:
             states[name] = state
         else:
-            more = {GRADIENT + tensor for tensor in known} if is_training else set()
-            raise unknown_name("DataFlow has an anchor", name, known | more)
+            gradients_of_tensors = {GRADIENT + tensor for tensor in names} if is_training else set()
+            raise unknown_name("DataFlow has an anchor", name, names | gradients_of_tensors)
     return Anchors(kinds, tuple(values), tuple(gradients), tuple(updated), states)
 
 
@@ -98,6 +99,6 @@ def base_names(flow: DataFlow, tensors: Iterable[str]) -> list[str]:
         flow: of the session.
         tensors: names of all tensors of the model.
     """
-    known = set(tensors)
-    stripped = [name if name in known else name.removeprefix(GRADIENT) for name in flow.anchors()]
-    return [name for name in stripped if name in known]
+    names = set(tensors)
+    stripped = [name if name in names else name.removeprefix(GRADIENT) for name in flow.anchors()]
+    return [name for name in stripped if name in names]

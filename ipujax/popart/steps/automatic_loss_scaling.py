@@ -25,6 +25,7 @@ def next_scale(gradients: Any, states: Any, settings: AutomaticLossScalingSettin
     """
     tracked = settings.toTrackTensors
     chosen = [g for name, g in gradients.items() if not tracked or name in tracked]
+    # The gradients are scaled still: a share of float16's range is their distance to overflow.
     edge = settings.binEdgeLocation * _LARGEST
     large = sum(jnp.sum(jnp.abs(g.astype(jnp.float32)) > edge) for g in chosen)
     share = large / sum(g.size for g in chosen)

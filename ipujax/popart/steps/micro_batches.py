@@ -48,9 +48,10 @@ def in_pipeline(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any], 
     def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
         sample = jax.eval_shape(micro_batch, weights, buffers, frozen, scale, _first(rows))
         tree = {name: reduce[name] for name in sample}
+        # Running statistics of a micro-batch are operands of the next, also between stages of a pipeline.
         carry = {_BUFFERS: ("buffers",)} if jax.tree.leaves(buffers) else None
-        whole = pipeline(micro_batch, micro_batches=count, reduce=tree, carry=carry, **pipeline_settings(placement))
-        return dict(whole(weights, buffers, frozen, scale, rows))
+        pipelined = pipeline(micro_batch, micro_batches=count, reduce=tree, carry=carry, **pipeline_settings(placement))
+        return dict(pipelined(weights, buffers, frozen, scale, rows))
 
     return run
 

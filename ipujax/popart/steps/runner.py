@@ -52,6 +52,7 @@ class Runner:
         function = self._training() if plan.loss else self._inference()
         function.__name__ = name
         is_training = bool(plan.loss)
+        # Weights and state are replicated, inputs and anchors divided by replica.
         same = (P(),) * (5 if is_training else 3)
         split = P(REPLICA_AXIS)
         settings: dict[str, Any] = {}
@@ -61,6 +62,7 @@ class Runner:
         self._function: IpuFunction[..., Any] = jit(
             function,
             device=self._device,
+            # Old weights and states are freed for the new ones, which have the same size.
             donate_argnums=(0, 1, 2) if is_training else (),
             offload_argnums=offload,
             options=options,
@@ -73,7 +75,7 @@ class Runner:
         run = step.batch if self.plan.runs_batches_on_host else step.step
 
         def train(weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any) -> Any:
-            *after, anchors = run(weights, states, buffers, frozen, values, self._own(rows))
+            *after, anchors = run(weights, states, buffers, frozen, values, self._rows_of_replica(rows))
             after[2] = self._equal_on_replicas(after[2])
             return (*after, self._by_replica(anchors))
 
@@ -84,7 +86,7 @@ class Runner:
         step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
-            return self._by_replica(step.step(weights, buffers, frozen, self._own(rows)))
+            return self._by_replica(step.step(weights, buffers, frozen, self._rows_of_replica(rows)))
 
         return infer
 
@@ -92,7 +94,7 @@ class Runner:
     def _rows_of_inference(self) -> int:
         return self.plan.step.batches * self.plan.step.accumulation
 
-    def _own(self, rows: Any) -> Any:
+    def _rows_of_replica(self, rows: Any) -> Any:
         return jax.tree.map(lambda x: x[0], rows) if self.plan.step.replicas > 1 else rows
 
     def _by_replica(self, anchors: Any) -> Any:
@@ -104,7 +106,7 @@ class Runner:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the function is compiled."""
+        """True once the function is compiled."""
         return self._compiled is not None
 
     def compile(self, *arguments: Any, rows: Rows) -> None:
@@ -159,9 +161,9 @@ class Runner:
         """
         anchors: list[Any] = []
         for call in self._calls(rows):
-            weights, states, buffers, found = self._function(weights, states, buffers, frozen, values, call)
-            anchors.append(found)
-        return weights, states, buffers, self._joined(anchors)
+            weights, states, buffers, anchors_of_call = self._function(weights, states, buffers, frozen, values, call)
+            anchors.append(anchors_of_call)
+        return weights, states, buffers, self._anchors_by_name(anchors)
 
     def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> dict[str, Array]:
         """Run a step of inference; return anchors by name.
@@ -172,15 +174,16 @@ class Runner:
             frozen: other parameters.
             rows: inputs.
         """
-        return self._joined([self._function(weights, buffers, frozen, call) for call in self._calls(rows)])
+        return self._anchors_by_name([self._function(weights, buffers, frozen, call) for call in self._calls(rows)])
 
     def _calls(self, rows: Rows) -> Any:
         """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""
-        replicas, plan = self.plan.step.replicas, self.plan
-        moved = {name: np.moveaxis(x, 2, 0) if replicas > 1 else x[:, :, 0] for name, x in rows.items()}
+        plan = self.plan
+        replicas = plan.step.replicas
+        by_replica = {name: np.moveaxis(x, 2, 0) if replicas > 1 else x[:, :, 0] for name, x in rows.items()}
         batches = 1 if replicas > 1 else 0
         if not plan.loss:
-            flat = {name: x.reshape(*x.shape[:batches], -1, *x.shape[batches + 2 :]) for name, x in moved.items()}
+            flat = {name: x.reshape(*x.shape[:batches], -1, *x.shape[batches + 2 :]) for name, x in by_replica.items()}
             count = self.calls_of_step
             size = self._rows_of_inference // count
             for call in range(count):
@@ -188,17 +191,18 @@ class Runner:
                 yield {name: x[part] for name, x in flat.items()}
         elif plan.runs_batches_on_host:
             for batch in range(plan.step.batches):
-                yield {name: x[:, batch] if replicas > 1 else x[batch] for name, x in moved.items()}
+                yield {name: x[:, batch] if replicas > 1 else x[batch] for name, x in by_replica.items()}
         else:
-            yield moved
+            yield by_replica
 
-    def _joined(self, calls: list[Any]) -> dict[str, Array]:
+    def _anchors_by_name(self, calls: list[Any]) -> dict[str, Array]:
         kinds = self.plan.anchors.kinds
         return {name: self._anchor([call[name] for call in calls], kind) for name, kind in kinds.items()}
 
     def _anchor(self, values: list[Any], kind: AnchorReturnType) -> Array:
         """Return an anchor as [batches, accumulation, replicas, …], with leading dimensions as PopART has them."""
-        replicas, plan = self.plan.step.replicas, self.plan
+        plan = self.plan
+        replicas = plan.step.replicas
         if kind.id() is AnchorReturnTypeId.Final:
             last = np.asarray(values[-1])
             return (last if replicas > 1 else last[None])[None, None]
@@ -212,6 +216,7 @@ class Runner:
             array = array.reshape(replicas, plan.step.batches, plan.step.accumulation, *array.shape[2:])
         else:
             array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]
+        # The n-th of every n batches is returned, so the first value is that of batch n − 1.
         by_batch = np.moveaxis(array, 0, 2)
         return by_batch[kind.rp() - 1 :: kind.rp()]
 

@@ -1,4 +1,4 @@
-"""What the functions of a session are made of: graph, placement, anchors, batches, parameters by their role."""
+"""`StepPlan`, the parts of a session that its functions read: graph, placement, anchors, batches, parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "session's random key"  # the row of keys among the inputs of a step; no t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What the functions of a session are made of.
+    """Parts of a session that its functions read.
 
     Args:
         graph: with annotations.
@@ -56,10 +56,10 @@ class StepPlan:
 
     @property
     def is_mean(self) -> bool:
-        """Whether gradients are averaged over accumulation and replicas."""
+        """True if gradients are averaged over accumulation and replicas."""
         return self.reduction == ReductionType.Mean
 
     @property
     def runs_batches_on_host(self) -> bool:
-        """Whether the host runs a step batch by batch: a pipeline stands in no loop, nor do stages and phases."""
+        """True if the host runs a step batch by batch: `ipu.pipeline`, stages and phases may not stand in a loop."""
         return self.placement.has_stages or self.placement.has_phases

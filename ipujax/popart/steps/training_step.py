@@ -61,14 +61,14 @@ class TrainingStep:
         key = jax.random.wrap_key_data(rows[KEY][0]) if KEY in rows else None
 
         def forward(trained: Any, added: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            given = {**inputs, **frozen, **buffers, **trained}
+            operands = {**inputs, **frozen, **buffers, **trained}
             with seeded(key), of_replicas(plan.step.replicas):
-                evaluation = evaluate_graph(plan.graph, plan.placement, given, added)
+                evaluation = evaluate_graph(plan.graph, plan.placement, operands, added)
             loss = jnp.asarray(evaluation.values[plan.loss])
             if loss.size != 1:
                 hint = "a reduction of the loss: ReductionType.Sum or Mean"
-                what = f"loss {plan.loss!r} is no scalar"
-                raise popart_exception(what, expected="one element", got=list(loss.shape), hint=hint)
+                message = f"loss {plan.loss!r} is no scalar"
+                raise popart_exception(message, expected="one element", got=list(loss.shape), hint=hint)
             anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
             scaled = loss.reshape(()) * jnp.asarray(scale, loss.dtype)
             return scaled, (anchored, {**buffers, **evaluation.updates})
@@ -95,17 +95,19 @@ class TrainingStep:
         plan = self.plan
         scale = states["scale"] if "scale" in states else values[DEFAULT_VALUES]["lossScaling"]
         replicas = plan.step.replicas
+        # A mean over replicas divides the loss, not the sum of gradients, which might overflow in float16.
         divided = scale / replicas if plan.is_mean and replicas > 1 else scale
         results = self._accumulated(weights, buffers, frozen, divided, rows)
         gradients = results["gradients"]
         if replicas > 1:
+            # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
         slopes = {name: (g / (scale * self._divisor)).astype(g.dtype) for name, g in gradients.items()}
-        updated, kept = self._update(slopes, weights, states["optimizer"], values)
-        next_states = {"optimizer": kept}
+        updated, optimizer_states = self._update(slopes, weights, states["optimizer"], values)
+        next_states = {"optimizer": optimizer_states}
         if "scale" in states:
             next_states |= next_scale(gradients, states, plan.loss_scaling)
-        anchors = {**results["anchors"], **self._batch_anchors(updated, kept)}
+        anchors = {**results["anchors"], **self._batch_anchors(updated, optimizer_states)}
         return updated, next_states, results["buffers"], anchors
 
     def _update(self, slopes: Any, weights: Any, states: Any, values: Any) -> tuple[Any, Any]:
@@ -120,14 +122,14 @@ class TrainingStep:
 
     def _batch_anchors(self, weights: Any, states: Any) -> dict[str, jax.Array]:
         anchors = self.plan.anchors
-        found = {name: weights[name] for name in anchors.weights}
-        found |= {name: states[weight][prefix] for name, (prefix, weight) in anchors.states.items()}
+        values_by_anchor = {name: weights[name] for name in anchors.weights}
+        values_by_anchor |= {name: states[weight][prefix] for name, (prefix, weight) in anchors.states.items()}
         count = self.plan.step.accumulation
-        kinds = {name: anchors.kinds[name].id() for name in found}
+        kinds = {name: anchors.kinds[name].id() for name in values_by_anchor}
         rows = (AnchorReturnTypeId.All, AnchorReturnTypeId.EveryN)
         return {
             name: jnp.broadcast_to(value, (count, *value.shape)) if kinds[name] in rows else value
-            for name, value in found.items()
+            for name, value in values_by_anchor.items()
         }
 
     def step(
@@ -157,8 +159,8 @@ class TrainingStep:
             *after, anchors = self.batch(weights, states, buffers, frozen, values, row)
             by_batch = {name: x if kinds[name] in _ONCE else x[None] for name, x in anchors.items()}
             return after[0], after[1], after[2], by_batch
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-        *_, sample = jax.eval_shape(self.batch, weights, states, buffers, frozen, values, one)
+        batch_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        *_, sample = jax.eval_shape(self.batch, weights, states, buffers, frozen, values, batch_shapes)
         start = {name: jnp.zeros(x.shape, x.dtype) for name, x in sample.items() if kinds[name] in _ONCE}
         (weights, states, buffers, last), stacked = jax.lax.scan(
             body, (weights, states, buffers, start), rows, length=self.plan.step.batches
