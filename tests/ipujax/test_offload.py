@@ -339,7 +339,7 @@ def transfer_cycles(on: ipu.IPUModel, sizes: Sequence[int]) -> int:
 def test_each_batch_has_a_latency_and_its_bytes(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four arguments of 400 bytes, in batches of four, of two and of one."""
     monkeypatch.setattr(lowering_plan, "BATCH_BYTES", most_bytes)
-    monkeypatch.setattr(lowering_plan, "_BATCH_SHARE", 1)
+    monkeypatch.setattr(lowering_plan, "_MAX_BATCH_SHARE", 1)
     on, every = device(streaming_bytes_per_second=3e9), (0, 1, 2, 3)
     fun = ipu.jit(lambda *xs: [x * 2 for x in xs], device=on, offload_argnums=every, donate_argnums=every)
     profile = fun.lower(*[jax.ShapeDtypeStruct((100,), jnp.float32)] * 4).compile().profile
