@@ -128,6 +128,7 @@ def _hidden(scores: Array, offset: Any, causal: bool, past: int, future: int) ->
     """Keys after the query, or out of its window; `offset` is the position of the first query."""
     distance = np.arange(scores.shape[-2])[:, None] + offset - np.arange(scores.shape[-1])
     hidden = jnp.zeros((), bool)
+    # A query at position p sees keys 0 … p of the cache and of this call together.
     if causal:
         hidden = hidden | (distance < 0)
     if past >= 0:

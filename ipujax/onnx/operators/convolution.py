@@ -110,6 +110,7 @@ def transposed_convolution(
     steps = tuple(strides or (1,) * rank)
     spacing = tuple(dilations or (1,) * rank)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
+    # `output_padding` extends the result at its end; it is no padding of zeros.
     extra = tuple(output_padding or (0,) * rank)
     # result without padding, and the padding that is cut off it
     full = [s * (n - 1) + e + span for s, n, e, span in zip(steps, x.shape[2:], extra, spans, strict=True)]
@@ -148,6 +149,7 @@ def _cut(
         ]
     results = tuple(output_shape[-rank:]) if output_shape else tuple(n * s for n, s in zip(sizes, strides, strict=True))
     total = [n - result for n, result in zip(full, results, strict=True)]
+    # SAME_UPPER has the larger half of an odd padding at the end, SAME_LOWER at the beginning.
     upper = auto_pad == "SAME_UPPER"
     return [each // 2 if upper else each - each // 2 for each in total], results
 

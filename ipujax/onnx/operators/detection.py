@@ -88,6 +88,7 @@ def _corner_form(boxes: Array, centred: bool) -> Corners:
 
 def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, lowest: Array) -> tuple[Array, Array]:
     """Boxes by falling score, and which of them are selected; of one batch and class."""
+    # Stable: of equal scores the first box is selected.
     order = jnp.argsort(-scores, stable=True)
     ranked = Corners(*(each[order] for each in corners))
     area = (ranked.y2 - ranked.y1) * (ranked.x2 - ranked.x1)

@@ -34,6 +34,7 @@ def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[A
         np.arange(size).reshape([-1 if a == each else 1 for a in range(rank)])
         for each, size in enumerate(indices.shape)
     ]
+    # Negative indices count from the end, as in NumPy.
     positions[axis % rank] = wrapped(indices, shape[axis])
     return tuple(positions)
 
@@ -75,6 +76,7 @@ def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
     """True if updates surely are of different elements: only then JAX has gradients of products."""
     if not is_static(index):
         return False
+    # Indices out of range are clipped: ONNX forbids them, and here they only decide about gradients.
     flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*index)), shape[: len(index)], mode="clip").ravel()
     return len(np.unique(flat)) == len(flat)
 

@@ -19,6 +19,7 @@ def negative_log_likelihood(
     """
     x, target = map(jnp.asarray, (x, target))
     is_counted = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
+    # An ignored class may be out of range, as −1 is: it must not be looked up.
     classes = jnp.where(is_counted, target, 0)
     picked = jnp.take_along_axis(x, classes[:, None], axis=1)[:, 0]
     weights = jnp.ones((), x.dtype) if weight is None else jnp.asarray(weight)[classes]
@@ -27,6 +28,7 @@ def negative_log_likelihood(
     if reduction == "none":
         return loss
     total = jnp.sum(loss)
+    # If all targets are ignored, the mean is 0 / 0, so NaN.
     return total if reduction == "sum" else total / jnp.sum(used)
 
 

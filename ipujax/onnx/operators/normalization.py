@@ -31,9 +31,11 @@ def batch_normalization(
     if not training_mode:
         return _normalized(x, scale, bias, input_mean, input_var, epsilon)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+    # Statistics of half precision are computed in single precision.
     wide = x.astype(working_dtype(x.dtype))
     mean = jnp.mean(wide, axes)
     variance = jnp.var(wide, axes)
+    # The variance is that of the population, unlike the unbiased one of PyTorch.
     running = [
         (momentum * jnp.asarray(old) + (1 - momentum) * new).astype(jnp.asarray(old).dtype)
         for old, new in ((input_mean, mean), (input_var, variance))
@@ -92,6 +94,7 @@ def layer_normalization(
     x = jnp.asarray(x)
     axes = tuple(range(axis % x.ndim, x.ndim))
     standard, mean, inverse = _standardized(x.astype(element_dtype(stash_type)), axes, epsilon)
+    # `stash_type` is the type of the statistics alone; scale and bias apply in that of the array.
     y = standard.astype(x.dtype) * scale
     shifted = y if bias is None else y + bias
     return shifted if output_count == 1 else (shifted, mean, inverse)[:output_count]
@@ -124,6 +127,7 @@ def mean_variance_normalization(x: Value, *, axes: Sequence[int] = (0, 2, 3)) ->
     x = jnp.asarray(x)
     centred = x - jnp.mean(x, tuple(axes), keepdims=True)
     deviation = jnp.sqrt(jnp.mean(centred * centred, tuple(axes), keepdims=True))
+    # 1e-9 is added to the deviation, not to the variance: the function body in the schema.
     return centred / (deviation + 1e-9)
 
 

@@ -90,6 +90,7 @@ def _patches(x: Array, windows: Windows, fill: Any) -> Array:
 def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int) -> Array:
     taps = jnp.unravel_index(winner, windows.kernel)
     sizes = windows.sizes
+    # `storage_order` 1 counts column-major inside an image; channels are outermost in both.
     weights = [math.prod(sizes[:axis] if storage_order else sizes[axis + 1 :]) for axis in range(windows.rank)]
     image = math.prod(sizes)
     channel = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * windows.rank)
@@ -97,6 +98,7 @@ def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int)
     for axis, (tap, weight) in enumerate(zip(taps, weights, strict=True)):
         shape = [1] * winner.ndim
         shape[2 + axis] = -1
+        # Indices count in the array without padding, so a window may start before 0.
         start = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.before[axis]
         position = start.reshape(shape) + tap * windows.dilations[axis]
         index = index + (position * weight).astype(index_dtype())

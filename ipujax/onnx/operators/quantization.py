@@ -31,6 +31,7 @@ def quantize_linear(
     """x / scale + zero point, rounded to even and limited to the type of the zero point, or of `output_dtype`."""
     x = jnp.asarray(x)
     scale = _spread(jnp.asarray(y_scale), x.shape, axis, block_size)
+    # Without a zero point and `output_dtype`, ONNX quantises to uint8.
     dtype = element_dtype(output_dtype) if output_dtype else np.dtype(np.uint8)
     zero = None
     if y_zero_point is not None:
@@ -43,6 +44,7 @@ def quantize_linear(
 
 def _quantized(quotient: Array, zero: Array | None, dtype: np.dtype, saturate: bool) -> Array:
     if jnp.issubdtype(dtype, jnp.floating):
+        # Of float8 the zero point says the dtype only; float4 adds it.
         shifted = quotient if zero is None or dtype != FLOAT4 else quotient + zero.astype(quotient.dtype)
         return cast(shifted, dtype, saturate=saturate)
     limits = jnp.iinfo(dtype)
@@ -58,6 +60,7 @@ def _spread(values: Array, shape: Sequence[int], axis: int, block_size: int) -> 
         return values.reshape(())
     if values.ndim == 1 and not block_size:
         return along(values, axis, len(shape))
+    # The last block may be shorter than the others.
     repeated = jnp.repeat(values, block_size, axis=axis)
     return jnp.take(repeated, np.arange(shape[axis]), axis=axis)
 
@@ -89,6 +92,7 @@ def dynamic_quantize_linear(x: Value) -> tuple[Array, Array, Array]:
     low = jnp.minimum(0, jnp.min(x))
     high = jnp.maximum(0, jnp.max(x))
     scale = (high - low) / 255
+    # An array of zeros has scale 0: its elements stay at the zero point.
     safe = jnp.where(scale == 0, 1, scale)
     zero_point = jnp.clip(jnp.round(-low / safe), 0, 255)
     y = jnp.clip(jnp.round(x / safe) + zero_point, 0, 255)

@@ -20,6 +20,7 @@ from ipujax.onnx.registry import operator
 
 def node_key(seed: float | None, node_name: str) -> Array:
     """Return the random key of a node: of its seed's bits, or of its name."""
+    # Without a seed ONNX leaves the numbers open; those of a node stay equal from call to call, so results are pure.
     source = node_name.encode() if seed is None else np.float32(seed).tobytes()
     return jax.random.key(zlib.crc32(source))
 

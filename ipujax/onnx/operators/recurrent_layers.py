@@ -142,6 +142,7 @@ def _over_time(step: Step, projected: Array, start: State, lengths: Array | None
     def body(state: State, each: tuple[Array, Array]) -> tuple[State, Array]:
         time, inputs = each
         new = step(inputs, state)
+        # Without lengths no element is masked, and XLA sees the plain recurrence.
         if lengths is None:
             return new, new[0]
         alive = (time < lengths)[:, None]

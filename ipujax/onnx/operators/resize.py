@@ -60,6 +60,7 @@ def _crop(line: Line, x: Floats) -> Floats:
     begin, end = line.roi
     last = line.size - 1
     if line.exact == 1:
+        # A single element is taken from the middle of the region.
         return np.full_like(x, (begin + end) * last / 2)
     return begin * last + x * (end - begin) * last / (line.exact - 1)
 
@@ -106,12 +107,14 @@ def resize(
     region = static(roi, "roi") if cropped and roi is not None else None
     result = x if is_floating(x) else x.astype(jnp.float32)
     for axis, line in _lines(x.shape, chosen, scales, sizes, region, keep_aspect_ratio_policy).items():
+        # An axis that stays needs no product, which would round.
         if line.scale == 1 and line.size == line.result and line.roi == (0.0, 1.0):
             continue
         position = POSITIONS[coordinate_transformation_mode](line, np.arange(line.result, dtype=np.float64))
         index, weight = _weights(position, line, mode, nearest_mode, bool(antialias), cubic_coeff_a)
         if exclude_outside:
             weight = np.where((index >= 0) & (index < line.size), weight, 0)
+            # Weights of the elements inside add up to 1 again.
             weight = weight / weight.sum(axis=1, keepdims=True)
         result = _combined(result, axis, np.clip(index, 0, line.size - 1), weight)
         if cropped:
@@ -132,6 +135,7 @@ def _lines(
         results = integers(static(sizes, "sizes"))
         factors = [result / size for result, size in zip(results, inputs, strict=True)]
         if policy != "stretch":
+            # One factor for all axes, so that the aspect ratio stays.
             factor = min(factors) if policy == "not_larger" else max(factors)
             factors = [factor] * len(axes)
             results = tuple(int(factor * size + 0.5) for size in inputs)

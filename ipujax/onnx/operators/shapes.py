@@ -16,6 +16,7 @@ from ipujax.onnx.registry import operator, static
 def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
     """Array in a static shape; 0 keeps an axis, unless `allowzero`, −1 is inferred."""
     sizes = integers(static(shape, "shape"))
+    # A 0 copies the size of the operand at the same position.
     full = sizes if allowzero else tuple(size or np.shape(x)[axis] for axis, size in enumerate(sizes))
     return jnp.reshape(x, full)
 
@@ -156,5 +157,6 @@ def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, tim
 def reversed_in_time(x: Array, lengths: Array) -> Array:
     """Return [N, time, …] with the first `lengths` elements of each sequence reversed."""
     time = np.arange(x.shape[1])
+    # Elements behind the length of a sequence keep their places.
     index = jnp.where(time < lengths[:, None], lengths[:, None] - 1 - time, time)
     return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)

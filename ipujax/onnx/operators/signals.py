@@ -31,6 +31,7 @@ def fourier_transform(
     """
     x = jnp.asarray(x)
     along = (-2 if axis is None else integers(static(axis, "axis"))[0]) % x.ndim
+    # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.
     default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
     length = default if dft_length is None else integers(static(dft_length, "dft_length"))[0]
     # with x64 in double: zeros of ONNX's cases are zero there, and 1e-6 in single precision
@@ -58,6 +59,7 @@ def short_time_fourier_transform(
         length = integers(static(frame_length, "frame_length"))[0]
     else:
         length = x.shape[1] if window is None else window.shape[0]
+    # Samples behind the last complete frame are not transformed.
     count = 1 + (x.shape[1] - length) // step
     frames = jnp.take(x, np.arange(count)[:, None] * step + np.arange(length), axis=1)
     weighted = frames if window is None else frames * jnp.asarray(window)[:, None]
@@ -103,6 +105,7 @@ def mel_weight_matrix(
         for each, name in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
     )
     low, high = (
+        # Hertz to mel: 2595 · log10(1 + f / 700), as the schema says.
         2595 * math.log10(1 + float(np.ravel(static(each, name))[0]) / 700)
         for each, name in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
     )
