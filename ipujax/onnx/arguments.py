@@ -155,4 +155,4 @@ def _check_names(names: Mapping[str, Any], known: Sequence[str] | Mapping[str, A
     for name in names:
         if name not in known:
             what = f"{label} names {name!r}, which the model does not have"
-            raise OnnxError(what, expected=f"of {', '.join(known) or 'none'}", hint=nearest(name, known))
+            raise OnnxError(what, expected=f"of {', '.join(known) or 'none'}", got=name, hint=nearest(name, known))

@@ -66,7 +66,7 @@ class Builder(NodeAnnotations):
             return self._select(self.__dict__.get("_version") or DEFAULT_OPSET)
         if name.startswith("aiOnnxOpset") and name.removeprefix("aiOnnxOpset").isdigit():
             return self._select(_checked_version(int(name.removeprefix("aiOnnxOpset"))))
-        raise popart_attribute_error(f"a Builder has no {name!r}", hint=nearest(name, dir(type(self))))
+        raise popart_attribute_error(f"a Builder has no {name!r}", got=name, hint=nearest(name, dir(type(self))))
 
     def _select(self, version: int) -> AiOnnx:
         chosen = self.__dict__.get("_version")

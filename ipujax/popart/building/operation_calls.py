@@ -159,6 +159,7 @@ def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise popart_type_error(
             f"{operation.method} cannot be called like this: {error}",
             expected=f"{operation.method}{signature}",
+            got=unknown[0] if unknown else f"{len(values)} positional arguments and {sorted(renamed)}",
             hint=nearest(unknown[0], parameters) if unknown else None,
         ) from error
     bound.apply_defaults()
