@@ -9,6 +9,7 @@ around.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,16 +74,16 @@ class Lengths:
                 raise FieldError(path, f"an index below {length:,}, for {list_path}", f"{index:,}")
 
 
-class Kind:
+class Kind(ABC):
     """The kind of a field: the set of its valid values."""
 
+    @abstractmethod
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         """Check that a value is of this kind.
 
         Raises:
             FieldError: the value, or a field in it, is not.
         """
-        raise NotImplementedError
 
     def check_all(self, values: list[Any], path: str, lengths: Lengths) -> None:
         """Check that all elements of a list are of this kind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +15,14 @@ from ipujax.popart.exceptions import popart_exception, unknown_name
 Names = str | Sequence[str] | set[str]
 
 
-class NodeAttributes:
+class NodeAttributes(ABC):
     """Attributes of the nodes whose results have given names.
 
     Each method takes `nodeOutputNames`: one name of a result, or several results of one node.
     """
 
-    def _node_of(self, name: str) -> onnx.NodeProto:
-        raise NotImplementedError
+    @abstractmethod
+    def _node_of(self, name: str) -> onnx.NodeProto: ...
 
     def _nodes(self, names: Names) -> list[onnx.NodeProto]:
         nodes: list[onnx.NodeProto] = []

@@ -6,6 +6,7 @@ and the update (`updated`), a pure function of gradient, weight, state and value
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ State = dict[str, jax.Array]  # parts of the state of one weight, by the prefix 
 Values = Mapping[str, Any]  # values of one weight by short name
 
 
-class Optimizer:
+class Optimizer(ABC):
     """An optimiser.
 
     Args:
@@ -120,6 +121,7 @@ class Optimizer:
             for before, after in pairs:
                 _check_constant(name, before, after)
 
+    @abstractmethod
     def initial_state(self, weight: jax.Array, values: Values) -> State:
         """Return the state of a weight before the first update.
 
@@ -127,8 +129,8 @@ class Optimizer:
             weight: its value.
             values: of the optimiser.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         """Return weight and state after an update.
 
@@ -138,7 +140,6 @@ class Optimizer:
             state: before the update.
             values: of the optimiser.
         """
-        raise NotImplementedError
 
 
 def _check_constant(name: str, before: OptimizerValue, after: OptimizerValue) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ TILE_MAP = "IPUJAX_POPART_TENSOR_TILE_MAP"
 IR_DUMP = "IPUJAX_POPART_IR_DUMP"
 
 
-class Reports:
+class Reports(ABC):
     """Reports of a prepared session."""
 
     name: str
@@ -34,8 +35,8 @@ class Reports:
     _graph: AnnotatedGraph
     _runner: Runner | None
 
-    def _prepared(self) -> Runner:
-        raise NotImplementedError
+    @abstractmethod
+    def _prepared(self) -> Runner: ...
 
     @property
     def _is_profiled(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,8 @@ class Session(Reports):
             for name, kind in kinds.items()
         }
 
-    def _anchor_infos(self) -> dict[str, TensorInfo]:
-        raise NotImplementedError
+    @abstractmethod
+    def _anchor_infos(self) -> dict[str, TensorInfo]: ...
 
     def _tensor_infos(self, names: Sequence[str]) -> dict[str, TensorInfo]:
         """Return element types and shapes of tensors for one micro-batch."""
@@ -236,14 +237,14 @@ class Session(Reports):
     def _has_keys(self) -> bool:
         return any(node.op_type in RANDOM_OPERATORS for node in self._graph.graph.all_nodes())
 
-    def _plan(self) -> StepPlan:
-        raise NotImplementedError
+    @abstractmethod
+    def _plan(self) -> StepPlan: ...
 
-    def _arguments(self) -> tuple[Any, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def _arguments(self) -> tuple[Any, ...]: ...
 
-    def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        raise NotImplementedError
+    @abstractmethod
+    def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def _new_states(self, weights: Any) -> Any:
         return None
