@@ -28,7 +28,7 @@ QuantizeLinear
 WITHOUT_GRADIENT = set(NO_GRADIENT.split())
 # Structure of programs, tested with subgraphs.
 STRUCTURE = {"If", "Loop", "Scan", "ConcatFromSequence", "SplitToSequence"} | {
-    name for _, name in OPERATORS if name.startswith(("Sequence", "Optional"))
+    name for domain, name in OPERATORS if not domain and name.startswith(("Sequence", "Optional"))
 }
 
 
