@@ -80,13 +80,7 @@ class LoweringPlan:
     def of(
         name: FunctionName, traced: Traced, line: str, target: Target, options: Options, spread: Spread | None
     ) -> LoweringPlan:
-        """Return the lowering plan of a traced function.
-
-        Raises:
-            ArgumentTypeError: an argument or a result that is not an array.
-            ArgumentValueError: a policy of `jax.checkpoint` that offloads to another memory than streaming memory.
-            GraphError: an intermediate that is not an array.
-        """
+        """Return the lowering plan of a traced function; refuse values that are no arrays, and unsupported memories."""
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
         copy = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)
         check_values(copy, name, traced.signature.leaf_names)

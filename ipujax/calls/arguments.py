@@ -341,21 +341,7 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str, s
 
 
 def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_ARRAY, *, shapes: bool = False) -> str:
-    """Return shape and dtype of a leaf of an argument, `float32[8]`.
-
-    Args:
-        who: name of the function, for messages.
-        place: Python expression of the leaf, for messages.
-        leaf: any object.
-        hint: remedy for the message about an object that is neither array nor shape.
-        expected: description of accepted leaves, for messages.
-        shapes: whether the leaf may be a `jax.ShapeDtypeStruct`.
-
-    Raises:
-        ArgumentTypeError: `leaf` is not an array.
-        ArgumentOverflowError: a number that is too large.
-        DeletedArgumentError: an array that was donated to an earlier call.
-    """
+    """Return shape and dtype of a leaf of an argument, `float32[8]`; refuse one that is no array, or deleted."""
     check_not_deleted(who, place, leaf)
     if isinstance(leaf, _SHAPES) and not shapes:
         problem = f"argument {place} of {who} is the shape of an array, which has no values"
@@ -376,16 +362,7 @@ def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_
 
 
 def check_not_deleted(who: str, place: str, leaf: Any) -> None:
-    """Refuse an array whose buffer is deleted.
-
-    Args:
-        who: name of the function, for the message.
-        place: Python expression of the array, for the message.
-        leaf: any object.
-
-    Raises:
-        DeletedArgumentError: with function and place.
-    """
+    """Refuse an array that was donated to an earlier call; `place` is its Python expression."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
         raise DeletedArgumentError(
             f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",

@@ -35,14 +35,7 @@ class Difference:
 
 
 def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> Difference:
-    """Return the first difference; there must be one.
-
-    Args:
-        tree: structure of `(args, kwargs)` that a function was compiled for.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-        names: names of the positional arguments.
-    """
+    """Return the first difference of a call, which must have one, from `tree`, the structure of compiled arguments."""
     in_args, in_kwargs = tree.children()
     # A `PyTreeDef` does not list its keys: filled with numbers it does.
     keys = list(jax.tree.unflatten(in_kwargs, range(in_kwargs.num_leaves)))

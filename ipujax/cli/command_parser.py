@@ -19,17 +19,7 @@ def add_command(
     example: str,
     usage: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command and return its parser.
-
-    Args:
-        commands: commands of `ipujax`.
-        name: name of the command.
-        run: function of the parsed arguments; returns the exit code.
-        summary: a line for the list of commands.
-        description: text of the command's help.
-        example: a command line.
-        usage: usage line in place of argparse's.
-    """
+    """Add a command to `ipujax`, and return its parser; `run` takes the parsed arguments and returns the exit code."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,

@@ -37,27 +37,14 @@ def is_onnx_file(path: str | None) -> bool:
 
 
 def check_no_onnx_arguments(args: argparse.Namespace) -> None:
-    """Refuse options of ONNX files without one.
-
-    Raises:
-        ArgumentError: names the option.
-    """
+    """Refuse options of ONNX files where the profiled file is none."""
     for option in ("shape", "static"):
         if getattr(args, option):
             raise ArgumentError(f"--{option} is for ONNX models", expected=f"a file that ends with {_SUFFIX}")
 
 
 def onnx_profile(path: str, args: argparse.Namespace) -> Profile:
-    """Return the profile of one call of a model on random data.
-
-    Args:
-        path: the file.
-        args: arguments of `add_onnx_arguments`.
-
-    Raises:
-        ArgumentError: onnx is not installed, or an option has another form.
-        OnnxError: a model that cannot be read or evaluated.
-    """
+    """Return the profile of one call of an ONNX model on random data."""
     try:
         import ipujax.onnx as ipujax_onnx
     except ImportError as error:

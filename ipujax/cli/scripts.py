@@ -24,14 +24,7 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def script_command(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the Python command line of the script or module.
-
-    Args:
-        args: arguments of `add_script_arguments`.
-
-    Raises:
-        ArgumentError: a file or module that does not exist, or neither of them.
-    """
+    """Return the Python command line of the parsed script or module; refuse one that does not exist."""
     if args.module is not None:
         _check_module(args.module)
         return ("-m", *args.module)

@@ -6,12 +6,7 @@ from ipujax.runtime.errors import ArgumentError
 
 
 def check_backend() -> None:
-    """Refuse another backend of Keras than JAX.
-
-    Raises:
-        ImportError: Keras is not installed, or its backend is not.
-        ArgumentError: the backend is not JAX.
-    """
+    """Refuse a missing Keras, and one whose backend is not JAX."""
     hint = 'KERAS_BACKEND=jax in the environment, or os.environ["KERAS_BACKEND"] = "jax" before keras is imported'
     try:
         import keras

@@ -100,10 +100,8 @@ def _open_stage(number: int, origin: str) -> Iterator[None]:
 
 
 def _record_call(layer: Any, number: int, arguments: Any) -> None:
-    """Store the stage of a call on its layer.
-
-    A functional model calls its layers again outside of the scope, in this order, so each symbolic call is stored.
-    """
+    """Store the stage of a call on its layer."""
+    # A functional model calls its layers again outside of the scope, in this order, so each symbolic call is stored.
     is_symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments))
     attribute = _ASSIGNED if is_symbolic else _TRACED
     earlier = layer.__dict__.get(attribute, ())

@@ -35,15 +35,7 @@ _IN_KERAS = {
 def with_keras_remedies(
     error: TileMemoryError, model: Any, settings: ModelSettings, device: IPUModel, batches: int
 ) -> TileMemoryError:
-    """Return an error of a compiled function with the remedies of Keras' users.
-
-    Args:
-        error: error of the function.
-        model: its Keras model.
-        settings: settings of the function.
-        device: the IPUs.
-        batches: batches of a call.
-    """
+    """Return the error of a compiled Keras model with remedies in the words of Keras and its strategy."""
     translated = {name: _IN_KERAS.get(name, "{}").format(way) for name, way in error.ways.items()}
     allow = translated.pop("allow", "")  # the last resort comes last
     ways = {**translated, **dict(_model_remedies(model, settings, device, batches)), "allow": allow}

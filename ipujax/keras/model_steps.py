@@ -98,10 +98,8 @@ def predict_step(model: Any, settings: ModelSettings) -> Step:
 def _pipelined(
     fun: Callable[..., Any], settings: ModelSettings, carry: Mapping[int, Any], **reduce: str
 ) -> Callable[..., Any]:
-    """Return a function of batches [accumulation, batch, …] from one of a batch: a pipeline, or a plain call.
-
-    `reduce` has the reduction of a result by its name; other results are those of the last batch.
-    """
+    """Return a function of batches [accumulation, batch, …] from one of a batch: a pipeline, or a plain call."""
+    # `reduce`: name of a result → its reduction; other results are those of the last batch.
 
     def run_plain(*args: Any) -> Any:
         results = fun(*args[:-1], first_of(args[-1]))

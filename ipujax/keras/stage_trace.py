@@ -29,19 +29,7 @@ _SCOPES = "`with PipelineStage(i):` around parts of its call, or model.set_pipel
 def with_stages(
     model: Any, kind: str, settings: ModelSettings, device: IPUModel, state: Any, batch: Any
 ) -> ModelSettings:
-    """Return the settings of a model with the number of its stages, and an IPU for each.
-
-    Args:
-        model: a Keras model that is built, and compiled.
-        kind: "train", "test" or "predict".
-        settings: settings of the model.
-        device: the IPUs.
-        state: lists of values of Keras' JAX trainer, or of their shapes.
-        batch: a batch of the model.
-
-    Raises:
-        ArgumentError: stages have a gap, settings of stages are used without any, or the device has too few IPUs.
-    """
+    """Return the settings of a built model with the number of its stages and their IPUs; refuse stages with a gap."""
     numbers = _trace_stages(model, kind, state, batch)
     count = max(numbers, default=-1) + 1
     if missing := set(range(count)) - numbers:

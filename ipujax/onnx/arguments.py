@@ -16,11 +16,7 @@ from ipujax.runtime.target import nearest
 
 
 def with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
-    """Return a graph whose inputs have other declared shapes.
-
-    Raises:
-        OnnxError: a name that is no input, or a shape of another rank or of negative sizes.
-    """
+    """Return a graph whose inputs have other declared shapes; refuse unknown names, other ranks and negative sizes."""
     _check_names(shapes, [info.name for info in graph.inputs], "input_shapes")
     return replace(graph, inputs=tuple(_with_shape(info, shapes.get(info.name)) for info in graph.inputs))
 
@@ -36,11 +32,7 @@ def _with_shape(info: ValueInfo, shape: Sequence[int] | None) -> ValueInfo:
 
 
 def checked_static(graph: Graph, static: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of static inputs as NumPy arrays of the declared dtype.
-
-    Raises:
-        OnnxError: a name that is no input, a traced value, or a wrong shape.
-    """
+    """Return values of static inputs as NumPy arrays of the declared dtype; refuse traced ones and other shapes."""
     _check_names(static, [info.name for info in graph.inputs], "static")
     infos = {info.name: info for info in graph.inputs}
     return {name: _static_value(infos[name], value) for name, value in static.items()}
@@ -58,11 +50,7 @@ def _static_value(info: ValueInfo, value: Any) -> Any:
 
 
 def checked_bounds(graph: Graph, max_sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return bounds on sizes that depend on data.
-
-    Raises:
-        OnnxError: a name that is no output of a node, or a bound that is no size.
-    """
+    """Return the bounds on sizes that depend on data, by output of a node, as checked integers."""
     _check_names(max_sizes, [name for node in graph.all_nodes() for name in node.outputs], "max_sizes")
     for name, bound in max_sizes.items():
         if not isinstance(bound, int | np.integer) or bound < 0:
@@ -71,11 +59,7 @@ def checked_bounds(graph: Graph, max_sizes: Mapping[str, int]) -> dict[str, int]
 
 
 def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the parameters of a call as arrays.
-
-    Raises:
-        OnnxError: names or shapes other than those of the model.
-    """
+    """Return the parameters of a call as arrays; names and shapes must be those of the model."""
     if not isinstance(params, Mapping):
         hint = "call model(model.params, *inputs)"
         raise OnnxError("the first argument of a model must be its parameters", got=type(params).__name__, hint=hint)
@@ -92,16 +76,7 @@ def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array])
 
 
 def checked_argument(infos: Sequence[ValueInfo], inputs: Sequence[Any], sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the inputs of a call by name, as arrays.
-
-    Args:
-        infos: declared inputs.
-        inputs: arguments, in order.
-        sizes: sizes of named dimensions, filled in; a name has one size in a call.
-
-    Raises:
-        OnnxError: another number of inputs, or other shapes or kinds of dtypes.
-    """
+    """Return the inputs of a call by name, as arrays; enter sizes of named dimensions, one size a name, in `sizes`."""
     if len(inputs) != len(infos):
         expected = f"{len(infos)}: {'; '.join(map(str, infos)) or 'none'}"
         raise OnnxError("the model is called with another number of inputs", expected=expected, got=len(inputs))

@@ -326,10 +326,8 @@ def _is_shard(x: Any) -> bool:
 
 
 def _is_like(dtype: Any, shape: tuple[int, ...], large: Collection[tuple[int, ...]]) -> bool:
-    """Return whether an array of a state has an entry for each element of a sharded parameter.
-
-    Unsigned integers are not sharded: they may be keys.
-    """
+    """Return whether an array of a state has an entry for each element of a sharded parameter."""
+    # Unsigned integers may be keys, and are not sharded.
     return shape in large and not jnp.issubdtype(dtype, jnp.unsignedinteger) and jnp.issubdtype(dtype, np.generic)
 
 

@@ -195,15 +195,7 @@ def _row(
 
 
 def pipeline_time(compiled: Compiled) -> tuple[int, float]:
-    """Return cycles and bubble share of the only pipeline of a compiled function.
-
-    Args:
-        compiled: a function with one pipeline.
-
-    Returns:
-        Cycles from the start of the first task to the end of the last, and the share of them, over the IPUs of the
-        stages, in which an IPU waits, 0 to 1.
-    """
+    """Return cycles of a function's only pipeline, and the share of them, 0 to 1, in which IPUs of its stages wait."""
     (run,) = compiled.pipelines
     # Of the pipeline alone: arguments from the host and the update of the weights are no bubble.
     timeline = Profile(compiled.executable, None, run.program).timeline

@@ -98,13 +98,7 @@ class Watch:
                 relay.close()
 
     def add(self, instance: Instance, prefix: Callable[[int, str], bytes], is_stdout_shown: bool) -> None:
-        """Add an instance that was just started.
-
-        Args:
-            instance: the process.
-            prefix: returns the text before a line of an instance's "out" or "err".
-            is_stdout_shown: whether its standard output is shown; its standard errors always are.
-        """
+        """Watch a started instance; `prefix(index, stream)` returns the text before a line of its "out" or "err"."""
         self._notify_guardian(b"+", instance)  # first: an instance that the guardian does not know could survive
         self._instances.append(instance)
         self._selector.register(instance.control, selectors.EVENT_READ, partial(self._on_control, instance))
@@ -274,10 +268,8 @@ class Watch:
     # --- ending ---
 
     def _record_failure(self, instance: Instance, reason: str, code: int) -> None:
-        """Record the first failure, which ends all other instances once its exit handlers have run.
-
-        A killed instance makes others fail, and their reports may arrive before its end: it takes precedence.
-        """
+        """Record the first failure, which ends all other instances once its exit handlers have run."""
+        # A killed instance makes others fail, and their reports may arrive before its end: it takes precedence.
         if self._code is not None:
             return
         if self._first_failure is None or (

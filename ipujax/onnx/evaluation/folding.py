@@ -25,13 +25,7 @@ _RANDOM = frozenset(
 
 
 def is_foldable(node: Node, operands: Sequence[Any], function: Callable[..., Any]) -> bool:
-    """Return whether a node is evaluated at once.
-
-    Args:
-        node: a node; those with subgraphs fold node by node inside of these.
-        operands: its operands.
-        function: its operator with all attributes.
-    """
+    """Return whether a node is evaluated at once; one with subgraphs is not: its nodes fold by themselves."""
     if node.op_type in _RANDOM or not is_static(tuple(operands)) or next(node.subgraphs(), None) is not None:
         return False
     if sum(map(_elements, operands)) > MAX_ELEMENTS:

@@ -193,10 +193,8 @@ def linear_attention(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Array, Array]:
-    """Attention as a recurrence of states [N, heads, key size, value size]; a `lax.scan` over time, in float32.
-
-    `chunk_size` is a hint to implementations and has no part in the result.
-    """
+    """Attention as a recurrence of states [N, heads, key size, value size]: a `lax.scan` over time, in float32."""
+    # `chunk_size` is a hint to implementations, without part in the result.
     q, k, v = (
         _time_first(jnp.asarray(each), heads)
         for each, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))

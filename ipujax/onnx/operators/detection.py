@@ -35,17 +35,9 @@ def non_max_suppression(
     center_point_box: int = 0,
     max_size: int | None = None,
 ) -> Array:
-    """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)].
-
-    Args:
-        boxes: [N, boxes, 4], two opposite corners (y, x), or centre (x, y) and size (w, h).
-        scores: [N, classes, boxes].
-        max_output_boxes_per_class: of each batch and class; none without it.
-        iou_threshold: boxes overlap if the ratio of intersection and union is larger.
-        score_threshold: boxes with a lower score are left out.
-        center_point_box: whether boxes have a centre.
-        max_size: rows of the result where operands are traced; rows that are left over are zero.
-    """
+    """Best boxes of each class that do not overlap a better one, [selected, (batch, class, box)]."""
+    # Boxes [N, boxes, 4] are two opposite corners (y, x), or centre (x, y) and size (w, h); scores [N, classes, boxes].
+    # They overlap if intersection over union exceeds the threshold. Traced results have `max_size` rows, the rest zero.
     operands = (boxes, scores, max_output_boxes_per_class, iou_threshold, score_threshold)
     if is_static(operands):
         with jax.ensure_compile_time_eval():

@@ -83,10 +83,8 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Mean or maximum of samples in each bin of each region, [regions, C, output_height, output_width].
-
-    With `sampling_ratio` 0 the samples of a bin are as many as it has elements: the regions must then be static.
-    """
+    """Mean or maximum of samples in each bin of each region, [regions, C, output_height, output_width]."""
+    # Without a sampling ratio a bin has as many samples as elements, a number that needs static regions.
     x = jnp.asarray(x)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     counts = [sampling_ratio] * 2

@@ -13,10 +13,7 @@ from ipujax.onnx.registry import operator
 def negative_log_likelihood(
     x: Value, target: Value, weight: Optional = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Array:
-    """Loss of log probabilities [N, C, …] for classes [N, …], weighted by class.
-
-    The mean is over the weights; a target of `ignore_index` has weight zero.
-    """
+    """Loss of log probabilities [N, C, …] for classes [N, …]; a mean is over the weights, 0 for `ignore_index`."""
     x, target = map(jnp.asarray, (x, target))
     is_counted = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
     # An ignored class may be out of range, as −1 is: it must not be looked up.

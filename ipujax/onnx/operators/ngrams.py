@@ -24,18 +24,10 @@ def count_ngrams(
     pool_int64s: Sequence[int],
     weights: Sequence[float] | None = None,
 ) -> Array:
-    """Counts of a pool's n-grams in sequences [C] or [N, C], each at its own position of the result.
-
-    Args:
-        x: integers.
-        max_gram_length: n-grams of the pool that are longer, or shorter than `min_gram_length`, are not counted.
-        max_skip_count: elements of an n-gram may be up to so many elements apart, all equally far.
-        mode: "TF" counts; "IDF", weights of n-grams that occur; "TFIDF", weights times counts.
-        ngram_counts: where n-grams of length 1, 2, … begin in the pool.
-        ngram_indexes: position of each n-gram in the result.
-        pool_int64s: n-grams, one after another.
-        weights: of each position of the result.
-    """
+    """Counts of a pool's n-grams in sequences of integers [C] or [N, C], each at its own position of the result."""
+    # `pool_int64s` has n-grams one after another; those of length n begin at `ngram_counts[n - 1]`. Elements of an
+    # n-gram are up to `max_skip_count` apart, all equally far. "IDF" has weights of n-grams that occur, "TFIDF" weights
+    # times counts.
     sequences = jnp.atleast_2d(x)
     size = max(ngram_indexes) + 1
     counts = jnp.zeros((len(sequences), size), jnp.float32)

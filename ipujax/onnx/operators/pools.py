@@ -172,10 +172,7 @@ def max_unpool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Array of zeros with each element at the index that MaxPool gave it.
-
-    Indices count in the array that the attributes imply; a larger `output_shape` pads that array at the end.
-    """
+    """Array of zeros with each element at the index that MaxPool gave it, padded at the end to `output_shape`."""
     x = jnp.asarray(x)
     rank = x.ndim - 2
     steps = tuple(strides or (1,) * rank)
@@ -200,14 +197,8 @@ def max_unpool(
 
 @operator("MaxRoiPool")
 def max_roi_pool(x: Value, rois: Value, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0) -> Array:
-    """Largest element of each bin of each region, [regions, C, *pooled_shape]; zero where a bin is empty.
-
-    Args:
-        x: [N, C, H, W].
-        rois: [regions, 5], each (batch, x1, y1, x2, y2), inclusive corners.
-        pooled_shape: bins of a region, (height, width).
-        spatial_scale: of the corners, to elements of `x`.
-    """
+    """Largest element of each bin of each region, [regions, C, *pooled_shape]; zero where a bin is empty."""
+    # A region is (batch, x1, y1, x2, y2), inclusive corners; `spatial_scale` makes them elements of `x`, [N, C, H, W].
     x, rois = map(jnp.asarray, (x, rois))
     batch = rois[:, 0].astype(jnp.int32)
     corners = _half_away(rois[:, 1:] * spatial_scale)

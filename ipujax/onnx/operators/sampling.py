@@ -50,10 +50,8 @@ def cubic_taps(position: Array, coefficient: float = -0.75) -> Taps:
 
 
 def cubic_kernel(distance: Array, coefficient: float) -> Array:
-    """Weight of an element at a distance of at most two elements.
-
-    Source: R. G. Keys, "Cubic convolution interpolation for digital image processing" (1981).
-    """
+    """Weight of an element at a distance of at most two elements."""
+    # Source: R. G. Keys, "Cubic convolution interpolation for digital image processing" (1981).
     a = coefficient
     d = distance
     near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -71,18 +69,9 @@ def reflected(position: Array, low: float, high: float) -> Array:
 
 
 def weighted_samples(x: Array, taps: Sequence[Taps], padding: str = "zeros", align_corners: bool = False) -> Array:
-    """Return an array at samples, each a product of taps over the spatial axes.
-
-    Args:
-        x: [N, C, spatial].
-        taps: one for each spatial axis.
-        padding: values out of range: "zeros"; "border", the nearest element; "reflection", at the edge or, with
-            `align_corners`, at the centre of the last element.
-        align_corners: see `padding`.
-
-    Returns:
-        [N, C, samples].
-    """
+    """Return an array [N, C, spatial] at samples, [N, C, samples]: products of taps, one for each spatial axis."""
+    # Out of range are zeros, for "border" the nearest element, for "reflection" elements reflected at the edge or, with
+    # `align_corners`, at the centre of the last element.
     batch, channels, *sizes = x.shape
     flat = x.reshape(batch, channels, math.prod(sizes))
     result = jnp.zeros((), x.dtype)
@@ -108,13 +97,5 @@ def _in_range(index: Array, size: int, padding: str, align_corners: bool) -> Arr
 
 
 def linear_samples(x: Array, positions: Array) -> Array:
-    """Return an array at positions, linearly interpolated, zero outside.
-
-    Args:
-        x: [N, C, spatial].
-        positions: in elements, [N, samples, spatial axes].
-
-    Returns:
-        [N, C, samples].
-    """
+    """Return an array [N, C, spatial] at `positions` [N, samples, axes] in elements, interpolated, zero outside."""
     return weighted_samples(x, [linear_taps(positions[..., axis]) for axis in range(positions.shape[-1])])

@@ -88,11 +88,7 @@ def optional_has_element(value: Any = None) -> np.ndarray:
 
 @operator("OptionalGetElement")
 def optional_get_element(value: Any) -> tuple[Any]:
-    """Return the value of an optional.
-
-    Raises:
-        ValueError: it is empty.
-    """
+    """Return the value of an optional; a ValueError if it is empty."""
     if value is None:
         raise ValueError("the optional is empty")
     return (value,)

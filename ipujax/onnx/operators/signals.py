@@ -17,18 +17,9 @@ from ipujax.onnx.registry import operator, register, static
 def fourier_transform(
     x: Value, dft_length: Optional = None, axis: Optional = None, *, inverse: int = 0, onesided: int = 0
 ) -> Array:
-    """Discrete Fourier transform along a static axis, cut or padded to a static length.
-
-    Args:
-        x: [N, …, 1] if real, [N, …, 2] if complex.
-        dft_length: length of the transform; that of the axis without it.
-        axis: the last but one without it.
-        inverse: whether to transform back, and divide by the length.
-        onesided: only the first half of the frequencies: of the result, or, of the inverse, of the operand.
-
-    Returns:
-        [N, …, 2]; real, [N, …, 1], of a one-sided inverse.
-    """
+    """Discrete Fourier transform along a static axis, cut or padded to a static length, [N, …, 2]."""
+    # The last axis is 2 if complex, 1 if real. One-sided: the first half of the frequencies, of the result or, for an
+    # inverse, of the operand; then the result is real.
     x = jnp.asarray(x)
     along = (-2 if axis is None else integers(static(axis, "axis"))[0]) % x.ndim
     # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.

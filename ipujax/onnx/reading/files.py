@@ -142,11 +142,7 @@ def _safe_path(folder: Path, location: str, name: str) -> Path:
 
 
 def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
-    """Return the values of a tensor.
-
-    Raises:
-        OnnxModelError: data of another size than the shape and dtype say.
-    """
+    """Return the values of a tensor; refuse data of another size than shape and dtype say."""
     try:
         return onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:

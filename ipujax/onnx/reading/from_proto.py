@@ -17,12 +17,7 @@ _Types = Mapping[str, ValueInfo]
 
 
 def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) -> Graph:
-    """Return a graph.
-
-    Args:
-        graph: at the newest opset, with inferred types of its values.
-        weights: initialisers that are kept outside of the message, by name.
-    """
+    """Return a graph of a message at the newest opset with inferred types; `weights` are initialisers outside of it."""
     initializers = {tensor.name: tensor_array(tensor) for tensor in graph.initializer} | dict(weights)
     initializers |= {sparse.values.name: sparse_array(sparse) for sparse in graph.sparse_initializer}
     inputs = tuple(value_info(value) for value in graph.input if value.name not in initializers)

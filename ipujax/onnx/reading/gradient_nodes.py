@@ -18,12 +18,7 @@ _KEY = ("ai.onnx.preview.training", "Gradient")
 
 
 def with_gradient_bodies(nodes: Sequence[Node], types: Mapping[str, ValueInfo]) -> tuple[Node, ...]:
-    """Return nodes, in order, of which those that differentiate have an attribute `body`.
-
-    Args:
-        nodes: of one graph, in an order in which they can be evaluated.
-        types: of its values, where they are known.
-    """
+    """Return nodes of a graph, in order of evaluation; those that differentiate get an attribute `body`."""
     result: list[Node] = []
     for node in nodes:
         is_gradient = (node.domain, node.op_type) == _KEY

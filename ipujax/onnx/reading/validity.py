@@ -25,11 +25,7 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
-    """Refuse names that nothing defines, and circles.
-
-    Raises:
-        OnnxModelError: with the node, and the names.
-    """
+    """Refuse names that nothing defines, and circles."""
     initializers = [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
     defined = {*outer, *(value.name for value in graph.input), *initializers}
     producers = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
@@ -111,11 +107,7 @@ def _has_shape(value: onnx.ValueInfoProto) -> bool:
 
 
 def check_model(model: onnx.ModelProto) -> None:
-    """Run onnx's checker.
-
-    Raises:
-        OnnxModelError: with the checker's text.
-    """
+    """Run onnx's checker, and refuse a model with the checker's text."""
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     for graph in graphs_of(checked.graph):

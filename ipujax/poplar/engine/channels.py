@@ -35,18 +35,8 @@ def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
 def callback_channel(
     stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, current: AnyChannel | None
 ) -> AnyChannel:
-    """Connect a stream to a callback.
-
-    Args:
-        stream: the stream.
-        callback: called once a transfer; for all replicas, in the order of their numbers.
-        depth: see `CallbackChannel`.
-        replica: the replica to connect; all of them when None.
-        current: the stream's current channel, which other replicas keep.
-
-    Raises:
-        EngineError: a replica number out of range, or a replica of a broadcast stream.
-    """
+    """Return the channel that connects a stream to a callback in one replica, or in all when `replica` is None."""
+    # Other replicas keep their callbacks in `current`.
     if replica is not None:
         if stream.replicas > 1 and not stream.is_by_replica:
             raise EngineError(f"stream {stream.handle} is broadcast", hint="connect it once, without a replica")

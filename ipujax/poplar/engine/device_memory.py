@@ -42,16 +42,7 @@ class DeviceMemory:
         self._values.update(values)
 
     def write(self, name: str, tensor: Tensor, value: Any) -> None:
-        """Write a tensor.
-
-        Args:
-            name: handle of the tensor, for error messages.
-            tensor: view of variables to overwrite.
-            value: as many elements as the tensor has, in all replicas, of a type that converts without loss of kind.
-
-        Raises:
-            ArgumentError: another size or type.
-        """
+        """Write a value of as many elements as the tensor has in all replicas, converted without loss of kind."""
         shape = self._shape(tensor.shape)
         try:
             array = np.asarray(value)

@@ -39,16 +39,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
-        """Return the options of a program, overridden by those of the environment.
-
-        Args:
-            options: values by option name.
-            environment: environment variables, those of the process when None.
-
-        Raises:
-            ArgumentError: no dict, an unknown name, an invalid value, or an environment variable that is no JSON
-                object.
-        """
+        """Return the options of a program, overridden by those of the environment (by default that of the process)."""
         if not isinstance(options, Mapping | None):
             raise ArgumentError(
                 "engine options must be a dict", expected='{"debug.instrument": "true"}', got=repr(options)

@@ -100,17 +100,7 @@ def _as_flat(tiles: np.ndarray) -> TileMapping | None:
 
 
 def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_tiles: int, name: str) -> np.ndarray:
-    """Return the tile of every element, int32[size], from Poplar's form of a mapping.
-
-    Args:
-        intervals: `intervals[tile]` are the `(begin, end)` of that tile; there may be fewer entries than tiles.
-        size: number of elements.
-        num_tiles: tiles of the target.
-        name: name of the tensor in errors.
-
-    Raises:
-        MappingError: a tile the target lacks, an interval outside the tensor, an element mapped to no tile or to two.
-    """
+    """Return the tile of each element, int32[size], from `(begin, end)` intervals by tile; refuse gaps and overlaps."""
     if len(intervals) > num_tiles:
         raise MappingError(f"mapping of {name} names tiles the target lacks", expected=num_tiles, got=len(intervals))
     tiles = np.full(size, UNMAPPED, np.int32)
