@@ -183,10 +183,8 @@ def lower(
 
 
 def _with_less_memory(target: Target, byte_cost_cycles: float) -> Target:
-    """Machine for planners: the more a byte costs, the smaller the share of a tile that an operation may use.
-
-    Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
-    """
+    """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
+    # Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
     share = next((share for min_cost, share in _SHARES if byte_cost_cycles >= min_cost), 1.0)
     return replace(target, available_memory_proportion=share * target.available_memory_proportion)
 

@@ -112,11 +112,7 @@ class Memory:
 
 
 def find_arrays(value: object) -> list[np.ndarray]:
-    """Return the arrays that a value keeps alive; for a view the array that owns its memory.
-
-    Args:
-        value: arrays, dataclasses, containers and anything else, nested.
-    """
+    """Return the arrays that a nested value keeps alive; for a view the array that owns its memory."""
     arrays: list[np.ndarray] = []
     pending: list[Any] = [value]
     for item in pending:  # the list grows at its end while it is read

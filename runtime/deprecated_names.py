@@ -14,13 +14,7 @@ _C = TypeVar("_C", bound=type)
 
 
 def with_renamed_keyword(owner: str, old: str, new: str) -> Callable[[_C], _C]:
-    """Return a class decorator that accepts the keyword `old` for `new`.
-
-    Args:
-        owner: public name of the class.
-        old: deprecated keyword.
-        new: keyword of its `__init__`; a call with both fails as one with an unknown keyword.
-    """
+    """Return a decorator of class `owner` whose `__init__` accepts the deprecated keyword `old` in place of `new`."""
 
     def decorated(cls: _C) -> _C:
         init = cls.__init__  # type: ignore[misc]

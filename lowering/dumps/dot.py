@@ -25,12 +25,7 @@ class Dot:
         self._add(f'label={quoted(name)}; labelloc=t; fontname="sans-serif"; edge [fontsize=9];')
 
     def node(self, label: str, shape: str = "box") -> str:
-        """Adds a node, and returns its key.
-
-        Args:
-            label: its text, of several lines if it has line ends.
-            shape: a shape of Graphviz.
-        """
+        """Adds a node with a label of one or several lines, and returns its key; `shape` is one of Graphviz."""
         key = f"n{self._nodes}"
         self._nodes += 1
         self._add(f"{key} [label={quoted(label)}, shape={shape}];")

@@ -25,13 +25,7 @@ from ipujax.runtime.tensor import Tensor, Variable, dtype_name
 
 
 def graph_dot(graph: Graph, program: Program, name: str) -> str:
-    """The text of a graph.
-
-    Args:
-        graph: variables and vertex groups.
-        program: made of the graph's compute sets and tensors.
-        name: its title.
-    """
+    """Returns the text in DOT of a graph and of a program made of its compute sets and tensors."""
     drawing = _Drawing(graph, name)
     drawing.draw(program)
     drawing.draw_variables()

@@ -46,12 +46,7 @@ Json = dict[str, Any]
 
 
 def graph_json(graph: Graph, program: Program) -> Json:
-    """A graph and a program of it.
-
-    Args:
-        graph: variables, mappings and vertex groups.
-        program: made of the graph's compute sets and tensors.
-    """
+    """Returns a graph and a program made of its compute sets and tensors."""
     writer, target = _GraphJson(graph, program), graph.target
     body = writer.node(program)
     functions = [{"name": function.name, "body": writer.node(function.body)} for function in writer.functions]

@@ -16,12 +16,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 
 
 def jaxpr_dot(jaxpr: ClosedJaxpr, name: str) -> str:
-    """Draws a jaxpr, as text of DOT.
-
-    Args:
-        jaxpr: what to draw.
-        name: title of the drawing.
-    """
+    """Returns the text in DOT of a jaxpr, with a title."""
     jaxprs = JaxprList()
     jaxprs.number_of(jaxpr)
     drawing = _Drawing(name)

@@ -29,11 +29,7 @@ class JaxprList:
         self._names: dict[Var, str] = {}
 
     def number_of(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
-        """The number of a jaxpr, which is added if it is not there.
-
-        Args:
-            jaxpr: one whose values are its own.
-        """
+        """Returns the number of a jaxpr, which is added if it is not there."""
         opened = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
         if id(opened) not in self._numbers:
             self._numbers[id(opened)] = len(self._held)

@@ -222,10 +222,8 @@ class _StageAssignment:
         return tuple(stage for stage in stages if stage is not None)
 
     def heaviest(self, eqn: JaxprEqn, waits: bool) -> int | None:
-        """The stage with most bytes of an equation's operands; of equals one that has an argument, then the last.
-
-        None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
-        """
+        """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last."""
+        # None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
         open_bytes = 0
         weights: dict[int, tuple[int, bool]] = {}  # bytes in a stage, and whether they include an argument
         for var in variables(eqn.invars):

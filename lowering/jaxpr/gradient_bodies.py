@@ -46,13 +46,7 @@ class GradientBodies(Generic[Names]):
         self._jaxprs: list[Jaxpr] = []  # jaxprs whose ids are keys: they must stay alive
 
     def enter(self, eqn: JaxprEqn, operands: Sequence[Atom], is_in_gradient: bool) -> None:
-        """Record the bodies of a loop or branch of a gradient, before they are inlined.
-
-        Args:
-            eqn: the loop or branch, with its name stack after inlining.
-            operands: its operands after inlining.
-            is_in_gradient: True if the jaxpr of the equation is a body of a gradient.
-        """
+        """Record bodies of a gradient's loop or branch before they are inlined, with operands from after inlining."""
         if not (is_in_gradient or is_transposed(name_stack(eqn))):
             return
         for inner in inner_jaxprs(eqn.replace(invars=list(operands))):
@@ -66,13 +60,8 @@ class GradientBodies(Generic[Names]):
             self._jaxprs.append(inner.jaxpr)
 
     def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
-        """Record the values that a forward loop or branch shares with the equations around it.
-
-        Args:
-            eqn: the equation before bodies are inlined.
-            operands: its operands after inlining.
-            results: its results after inlining.
-        """
+        """Record the values that a forward loop or branch shares with the equations around it."""
+        # The equation is from before bodies are inlined, operands and results from after.
         for inner in inner_jaxprs(eqn.replace(invars=list(operands), outvars=list(results))):
             number = id(inner.jaxpr)
             if number not in self._names:
@@ -87,23 +76,13 @@ class GradientBodies(Generic[Names]):
                     self._inside[var].append((number, value))
 
     def add(self, jaxpr: Jaxpr, names: Names, results: Sequence[Atom]) -> None:
-        """Record the layer names of a forward body.
-
-        Args:
-            jaxpr: the body before inlining.
-            names: layer names of its equations.
-            results: results of the body after inlining.
-        """
+        """Record the layer names of a forward body, with its results after inlining."""
         self._names[id(jaxpr)] = names
         self._results[id(jaxpr)] = results
         self._jaxprs.append(jaxpr)
 
     def gradient(self, jaxpr: Jaxpr) -> GradientBody[Names] | None:
-        """Return the record of a body of a gradient; None for another jaxpr.
-
-        Args:
-            jaxpr: the body before inlining.
-        """
+        """Return the record of a gradient's body from before inlining; None for another jaxpr."""
         return self._gradients.get(id(jaxpr))
 
     def _values(self, var: Var) -> tuple[tuple[Names, Var], ...]:

@@ -181,10 +181,8 @@ def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """Return for each equation the call that reads the same values.
-
-    Equations without one belong to the call of those before them, or after them from the place where the callee begins.
-    """
+    """Return for each equation the call that reads the same values."""
+    # Equations without one belong to the call of those before them, or after them from where the callee begins.
     readers: dict[Var, set[int]] = defaultdict(set)
     for number, call in enumerate(calls):
         for var in call.operands:

@@ -68,10 +68,8 @@ class _Batch:
         return self._stored_bytes > self._max_batch_bytes
 
     def takes(self, eqn: JaxprEqn) -> bool:
-        """True if an equation may join: it reads nothing that the batch stores.
-
-        A load must fit too, and not be of a value that the batch leaves in streaming memory after its loads.
-        """
+        """Return whether an equation may join: it reads nothing that the batch stores."""
+        # A load must fit too, and not be of a value that the batch leaves in streaming memory after its loads.
         if any(var in self.stored for var in variables_read(eqn)):
             return False
         if eqn.primitive is not remote_load_p:

@@ -112,10 +112,8 @@ class Moves:
         return due
 
     def _last_read(self) -> dict[Var, int]:
-        """The last equation that reads a value or a view of it; their number for a result.
-
-        A put value may still be in the buffer it was fetched from, so both have the same last read.
-        """
+        """Return the last equation that reads a value or a view of it; their number for a result."""
+        # A put value may still be in the buffer it was fetched from, so both have the same last read.
         last_read = {var: n for n, eqn in enumerate(self._input_eqns) for var in variables_read(eqn)}
         pairs = zip(self.outvars, self._destinations, strict=True)
         changed_results = [x for x, destination in pairs if x is not destination]

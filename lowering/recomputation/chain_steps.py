@@ -204,10 +204,8 @@ def best_cuts(flow: Flow) -> list[int]:
 
 
 def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
-    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut.
-
-    So entire layers are recomputed, with the same code for all of them, the first and the last too.
-    """
+    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut."""
+    # So entire layers are recomputed, with the same code for all of them, the first and the last too.
     kinds = [(eqn.primitive, *(str(var.aval) for var in eqn.outvars)) for eqn in flow.forward]
     positions = [0, *cuts, len(kinds)]
     spans = [(start, end - start) for n, start in enumerate(positions) for end in positions[n + 1 :]]
@@ -233,10 +231,8 @@ def _layers(kinds: Sequence[object], start: int, length: int, positions: Collect
 
 
 def standard_cuts(flow: Flow) -> list[int]:
-    """PopART's cuts: of intervals of K, K − 1, … operations the position of each with the fewest bytes to store.
-
-    Source: `willow/src/intervals.cpp` (reference machine.md §4), K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋ of N operations.
-    """
+    """PopART's cuts: of intervals of K, K − 1, … operations the position of each with the fewest bytes to store."""
+    # Source: `willow/src/intervals.cpp` (reference machine.md §4), K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋ of N operations.
     positions, num_bytes = _positions(flow)
     length = int(_INTERVAL_FACTOR * (int((2 * len(positions)) ** 0.5) - 1))
     cuts: list[int] = []

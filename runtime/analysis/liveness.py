@@ -89,10 +89,8 @@ class _Frames:
 
 
 def _variable_frames(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:
-    """Return for each variable the innermost function outside of which no step uses it, None for the program itself.
-
-    A variable that a function reads before it writes it keeps its value from call to call, and is the caller's.
-    """
+    """Return for each variable the innermost function outside of which no step uses it, None for the program itself."""
+    # A variable that a function reads before it writes it keeps its value from call to call, and is the caller's.
     common_chain: dict[Variable, tuple[Function, ...]] = {}
     visited: set[tuple[Program, tuple[Function, ...]]] = set()
 

@@ -53,16 +53,8 @@ def executed_groups(graph: Graph, program: Program) -> Iterator[VertexGroup]:
 
 
 def find_collapsible(graph: Graph, program: Program, persistent: Collection[Variable] = ()) -> frozenset[Variable]:
-    """Find the variables of partial results that need one slot only.
-
-    Args:
-        graph: holds the vertex groups.
-        program: the whole program; a variable with any other use in it needs all slots.
-        persistent: variables that may be read after the program.
-
-    Returns:
-        Variables with a `monoid` and more than one slot.
-    """
+    """Return the variables of partial results that need one slot only; any use outside of vertices needs all slots."""
+    # Variables in `persistent` may be read after the program.
     candidates = {v for v in graph.variables if v.monoid is not None and v.shape[0] > 1 and not v.is_constant}
     candidates.difference_update(persistent)
     if not candidates:
@@ -161,11 +153,9 @@ def one_slot(variable: Variable) -> Variable:
 
 
 def literal_axes(group: VertexGroup, collapsed: Collapsed, exact_splits: bool = False) -> frozenset[int]:
-    """Return the numbers of the axes of a group whose split the engine computes block by block.
-
-    Of the axes with more than one block these are the ones of kind `literal`, and those whose block numbers index a
-    variable that does not shrink; with `exact_splits`, or where some blocks have no vertex, all of them.
-    """
+    """Return the numbers of the axes of a group whose split the engine computes block by block."""
+    # Of the axes with more than one block these are the ones of kind `literal`, and those whose block numbers index a
+    # variable that does not shrink; with `exact_splits`, or where some blocks have no vertex, all of them.
     split = {number for number, axis in enumerate(group.axes) if axis.blocks > 1}
     if exact_splits or np.any(group.tile == NO_TILE):
         return frozenset(split)

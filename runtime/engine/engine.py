@@ -69,18 +69,8 @@ def prepare_engine(
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
 ) -> EngineProgram:
-    """Prepare a program for tracing; arguments and errors as of `engine_function`, and two more.
-
-    Args:
-        graph: see there, as for all that is not listed here.
-        program: see there.
-        persistent: variables that may be read after a run.
-        host: answers transfers as they happen; streams have one value a run when None.
-        exact_splits: see there.
-        record: see there.
-        calls: see there.
-        instances: see there.
-    """
+    """Prepare a program for tracing; arguments as of `engine_function`."""
+    # `host` answers transfers as they happen; without it a stream has one value a run. `persistent` lasts beyond it.
     single = EngineProgram(graph, program, exact_splits, record, persistent, host, calls)
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
         # A program may come here without the verifier; these two rules keep a trace from wrong numbers.

@@ -145,20 +145,8 @@ def _group_equal_rows(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def run_codelet(group: VertexGroup, signature: Signature, blocks: list[jax.Array], origins: tuple) -> list[jax.Array]:
-    """Run the codelet of one vertex on its blocks.
-
-    Args:
-        group: the vertex group.
-        signature: the signature of the vertex.
-        blocks: block of each field that is read, unpadded, with all dimensions of the tensor.
-        origins: first index of the block along each axis in `VertexGroup.origins`, int or int32 scalar.
-
-    Returns:
-        Block of each field that is written, with all dimensions of the tensor.
-
-    Raises:
-        AssertionError: the codelet returns blocks of other shapes or dtypes, or a padded access has no fill.
-    """
+    """Run the codelet of a vertex on the unpadded blocks of its operands, and return the blocks of its results."""
+    # Blocks have all dimensions of their tensors; an origin is the first index along an axis of `group.origins`.
     codelet = group.codelet
     takes = codelet.takes
     read_fields = [number for number, field in enumerate(codelet.fields) if field.is_read]
@@ -253,16 +241,7 @@ def store_blocks(written: WrittenBlocks, values: Values) -> None:
 
 
 def run_group(group: VertexGroup, sorted_vertices: list[Signature], values: Values) -> list[WrittenBlocks]:
-    """Run all vertices of a group on `values`, which do not change.
-
-    Args:
-        group: the vertex group.
-        sorted_vertices: its `signatures`.
-        values: arrays of the variables it reads.
-
-    Returns:
-        Blocks that its vertices write, for `store_blocks`.
-    """
+    """Run all vertices of a group on `values`, which do not change; return their results, for `store_blocks`."""
     return [
         written
         for signature in sorted_vertices

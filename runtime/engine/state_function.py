@@ -60,14 +60,7 @@ class StateFunction:
         self.reads = tuple(v for v in order if v in read)
 
     def __call__(self, state: Mapping[Variable, Any]) -> dict[Variable, jax.Array]:
-        """Trace one run of the program.
-
-        Args:
-            state: an array for each of `reads`.
-
-        Returns:
-            An array for each of `writes`.
-        """
+        """Trace one run of the program; takes an array for each of `reads`, and returns one for each of `writes`."""
         values = self._engine.load_values({variable: state[variable] for variable in self.reads})
         self._engine.run_program(self._program, values, self._persistent)
         return self._engine.export(values, self.writes)

@@ -42,11 +42,7 @@ class HostCall:
     origin: Origin = Origin()
 
     def __call__(self, operands: Sequence[Any]) -> list[np.ndarray]:
-        """Call the function and check its results.
-
-        Raises:
-            ArgumentRuntimeError: number, shapes or dtypes of the results differ from `results`.
-        """
+        """Call the function, and refuse results of other number, shapes or dtypes than `results`."""
         arrays = [np.asarray(value) for value in self.fun(*operands)]
         got = [f"{dtype_name(value.dtype)}{list(value.shape)}" for value in arrays]
         expected = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in self.results]

@@ -17,15 +17,8 @@ from ipujax.runtime.tensor import TileMapping, Variable
 
 
 def list_messages(graph: Graph, group: VertexGroup, number: int, results: bool) -> Messages:
-    """List the elements that one field of a vertex group exchanges, each once for every tile that receives it.
-
-    Args:
-        graph: holds the target and the mappings of the field's variables.
-        group: the vertices.
-        number: number of the field.
-        results: whether vertices send to owners after the compute set; else owners to vertices before it. The owner of
-            an element is the tile that it is mapped to.
-    """
+    """List the elements that a field of a vertex group exchanges, each once for every tile that receives it."""
+    # Of results vertices send to owners, the tiles that elements are mapped to; of operands owners send to vertices.
     access = group.accesses[number]
     demand = access_demand(group, access, graph.target.num_tiles)
     which, element, owner, vertex = _expand(demand, access.tensor.variables(), mappings_of(access.tensor, graph))

@@ -201,11 +201,7 @@ class TileMemory:
         self._changed.add(variable)
 
     def deliver(self, messages: Messages, actor: Actor, *, to_home: bool) -> None:
-        """Copy elements between tiles: operands from their homes, or results to them.
-
-        Raises:
-            InterpreterError: the sender is not the home of an operand, or did not compute a result.
-        """
+        """Copy elements between tiles: operands from their homes, or results to them; refuse other senders."""
         for number, variable in enumerate(messages.variables):
             selected = messages.which == number
             element, source, destination = (column[selected] for column in messages[2:])

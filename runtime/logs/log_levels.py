@@ -48,14 +48,7 @@ MODULES: dict[str, str] = {
 
 
 def requested_level(module: str) -> int | None:
-    """Return the level that the environment requests of a module; None without a request.
-
-    Args:
-        module: one of `MODULES`.
-
-    Raises:
-        ArgumentError: an unknown level or module, with the nearest known name, or a map that cannot be read.
-    """
+    """Return the level that the environment requests of one of `MODULES`, None without a request."""
     config = os.environ.get(CONFIG)
     level = os.environ.get(LEVEL)
     if config and module in (levels := _parse_config(config)):
@@ -76,14 +69,7 @@ def check_environment() -> None:
 
 
 def write_line(line: str) -> None:
-    """Write a line to the destination of the environment.
-
-    Args:
-        line: without a newline.
-
-    Raises:
-        ArgumentError: a file that cannot be written.
-    """
+    """Write a line, without its newline, to the destination of the environment."""
     destination = os.environ.get(DESTINATION) or "stderr"
     if destination in ("stderr", "stdout"):
         print(line, file=getattr(sys, destination), flush=True)  # looked up now: tests and notebooks replace streams

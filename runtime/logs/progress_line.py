@@ -63,11 +63,7 @@ _LINE: ContextVar[_Line | None] = ContextVar("ipujax_progress_line", default=Non
 
 @contextmanager
 def progress_line(text: Callable[[], str]) -> Iterator[None]:
-    """Show the progress of the work inside, if standard error is a terminal.
-
-    Args:
-        text: returns the present text; called by another thread.
-    """
+    """Show progress of the work inside on a terminal; another thread calls `text` for the present line."""
     stream = sys.stderr
     if stream is None or not stream.isatty():  # None in a process without a console
         yield

@@ -48,14 +48,7 @@ Costs = Mapping[Leaf, Cost]
 
 
 def fixed_bytes(graph: Graph, program: Program, costs: Costs, constants: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the bytes in use during the whole program, by category of `FIXED`, int64[num_tiles] each.
-
-    Args:
-        graph: vertices and mappings.
-        program: the control tree.
-        costs: the cost of each leaf.
-        constants: bytes of constants on each tile, int64[num_tiles].
-    """
+    """Return the bytes in use during the whole program, by category of `FIXED`, int64[num_tiles] each."""
     sizes = {name: np.zeros(graph.target.num_tiles, np.int64) for name in FIXED}
     sizes["constant"] += constants
     counted: set[object] = set()

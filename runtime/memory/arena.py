@@ -29,12 +29,7 @@ from ipujax.runtime.tensor import Variable
 
 
 def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
-    """Pack the live ranges of a program and its functions.
-
-    Args:
-        occupancy: their bytes.
-        always: bytes beside the arena, which decide which tiles are the fullest, int64[num_tiles].
-    """
+    """Pack the live ranges of a program and its functions; `always` are bytes of each tile beside the arena."""
     wide = _wide_variables(occupancy.graph)
     arenas: dict[Owner, Arena] = {}
     for owner in reversed(list(occupancy.frames.liveness)):  # callees first: a call is an item of its caller

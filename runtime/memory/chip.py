@@ -86,14 +86,8 @@ class Chip:
         return min(_MAX_SEQUENCES, max(minimum, _PLACEMENTS // max(1, len(self.items))))
 
     def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
-        """Return the smallest arena of each tile over some sequences.
-
-        Args:
-            tiles: their numbers, int64[tiles].
-            enough: bytes with which no other sequence is tried, float64[tiles].
-            tolerance: share by which tiles that are packed as one may differ.
-            sequences: upper bound of their number.
-        """
+        """Return the smallest arena of each tile over at most `sequences` sequences, fewer if it has `enough` bytes."""
+        # `tolerance` is the share by which tiles that are packed as one may differ.
         if not self.items:
             return Arena(np.zeros(len(tiles), np.int64), np.zeros(len(tiles), np.int64))
         # Sequences follow from sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
@@ -148,12 +142,7 @@ class Chip:
 
 
 def pack_all(chips: Sequence[Chip], peak: np.ndarray) -> Arena:
-    """Pack every tile by itself, as functions are.
-
-    Args:
-        chips: the frame on each IPU.
-        peak: peak live bytes of the frame, int64[num_tiles].
-    """
+    """Pack every tile by itself, as functions are; `peak` is the peak live bytes of the frame, int64[num_tiles]."""
     enough = peak * (1 + _GAP_TO_ACCEPT)
     return _concatenate(
         [
@@ -164,13 +153,8 @@ def pack_all(chips: Sequence[Chip], peak: np.ndarray) -> Arena:
 
 
 def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) -> Arena:
-    """Pack similar tiles as one, and the fullest tiles by themselves, as a program is.
-
-    Args:
-        chips: the program on each IPU.
-        peak: peak live bytes of the program, int64[num_tiles].
-        always: bytes beside the arena, int64[num_tiles].
-    """
+    """Pack similar tiles as one, and the fullest tiles by themselves, as a program is."""
+    # `peak` live bytes and bytes `always` beside the arena, int64[num_tiles], decide which tiles are the fullest.
     accepted = peak * (1 + _GAP_TO_ACCEPT)
     accepted_in_group = accepted * (1 + _SIMILARITY)
     packed = _concatenate(

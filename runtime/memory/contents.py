@@ -81,16 +81,7 @@ def tile_contents(
     max_tiles: int = MAX_TILES,
     max_items: int = MAX_ITEMS,
 ) -> TileContents:
-    """Return the largest items on each tile at its peak.
-
-    Args:
-        occupancy: variables and buffers with live ranges.
-        constants: variables that are always live.
-        always: further bytes that are always in use, by category, int64[num_tiles] each.
-        tile_bytes: bytes of each tile, int64[num_tiles].
-        max_tiles: upper bound of listed tiles; the fullest are listed.
-        max_items: upper bound of listed items of a tile, but for the fullest, of which all are listed.
-    """
+    """Return the largest items at the peak of the `max_tiles` fullest tiles, `max_items` each, all of the fullest."""
     tiles = np.sort(np.argsort(-tile_bytes, kind="stable")[:max_tiles])
     numbers: dict[tuple[str, str, str], int] = {}
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

@@ -82,13 +82,7 @@ def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, s
 
 
 def sort_items(sizes: np.ndarray, spans: Sequence[Sequence[Span]], order: Order) -> np.ndarray:
-    """Return the numbers of the items in the order of placement, int64[items].
-
-    Args:
-        sizes: bytes of each item on each tile, int64[items, tiles].
-        spans: live range of each item.
-        order: longest-lived, earliest or largest first.
-    """
+    """Return the numbers of the items, of bytes [items, tiles], in the order of placement, int64[items]."""
     life = np.array([sum(high - low + 1 for low, high in item) for item in spans], np.int64)
     begin = np.array([item[0][0] for item in spans], np.int64)
     size = sizes.max(1, initial=0)
@@ -125,13 +119,8 @@ def _halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest_fit(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
-    """Return the lowest address at which an item fits between others, int64[tiles].
-
-    Args:
-        keys: starts, multiples of 8, and ends of the others, 0 of one without bytes; [tiles, others], sorted in place.
-        size: bytes of the item, int64[tiles].
-        alignment_bytes: divisor of its address.
-    """
+    """Return the lowest address at which an item of `size` bytes fits between others, int64[tiles]."""
+    # `keys` are starts, multiples of 8, and ends of the others, 0 if without bytes; [tiles, others], sorted in place.
     keys.sort(1)
     start, end = _halves(keys)
     # Lower end of the gap below each of the others, and of the free memory above all: the largest end so far.
@@ -145,14 +134,7 @@ def _lowest_fit(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.
 
 
 def group_equal_tiles(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put tiles with the same bytes of every item into one class.
-
-    Args:
-        sizes: int64[items, tiles].
-
-    Returns:
-        A tile of each class, int64[classes], and the class of each tile, int64[tiles].
-    """
+    """Return a tile of each class of tiles equal in the bytes of all items, int64[classes], and each tile's class."""
     tiles = sizes.shape[1]
     # A random sum for each tile, modulo 2**64: only tiles of one sum are compared in full.
     weights = np.random.default_rng(0).integers(1, 2**63, len(sizes), dtype=np.uint64)
@@ -164,15 +146,9 @@ def group_equal_tiles(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def group_similar_tiles(sizes: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Put tiles with nearly the same bytes into one group: a packing of a group's maxima fits each of its tiles.
-
-    Args:
-        sizes: bytes of each item on each tile, int64[items, tiles].
-        tolerance: share of a tile's bytes by which the maxima of a group may differ from it when it joins.
-
-    Returns:
-        Largest size of each item in each group, int64[items, groups], and the group of each tile, int64[tiles].
-    """
+    """Return the maxima of groups of similar tiles, int64[items, groups], and the group of each tile, int64[tiles]."""
+    # A packing of a group's maxima fits each of its tiles. `tolerance` is the share of a tile's bytes by which the
+    # maxima may differ from it when it joins.
     example, of_tile = group_equal_tiles(sizes)
     if not tolerance:
         return sizes[:, example], of_tile

@@ -49,12 +49,7 @@ def role_of_variable(occupancy: Occupancy, variable: Variable) -> str:
 
 
 def bytes_by_role(occupancy: Occupancy, by_category: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the bytes of each tile by role, int64[num_tiles] each; roles without bytes are left out.
-
-    Args:
-        occupancy: variables with live ranges, and their roles.
-        by_category: bytes of each tile by category, int64[num_tiles] each.
-    """
+    """Return the bytes of each tile by role, int64[num_tiles] each; roles without bytes are left out."""
     tiles = occupancy.target.num_tiles
     roles = {role: np.zeros(tiles, np.int64) for role in ROLES}
     _add_variables(occupancy, None, np.ones(tiles, bool), roles)

@@ -34,16 +34,7 @@ _BINARY = [2**power for power in range(10)]
 def chart(
     name: str, x_label: str, y_label: str, height: int, tools: str = "xbox_zoom,xpan,xwheel_zoom", **properties: Any
 ) -> Any:
-    """Return an empty figure of Bokeh; `page.js` gives it the colours of the page.
-
-    Args:
-        name: of the chart, by which scripts find it.
-        x_label: of the horizontal axis, with its unit.
-        y_label: of the vertical axis.
-        height: in pixels.
-        tools: of Bokeh; with a box zoom, dragging zooms to a range.
-        properties: of Bokeh's figure.
-    """
+    """Return an empty figure of Bokeh, `height` pixels high; `page.js` finds it by name, and colours it as the page."""
     figure = bokeh("plotting").figure(
         name=name,
         height=height,

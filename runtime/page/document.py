@@ -41,11 +41,7 @@ class Section:
 
 
 def bokeh(module: str) -> Any:
-    """Import a module of Bokeh, which is an optional dependency.
-
-    Raises:
-        ProfileError: Bokeh is not installed.
-    """
+    """Import a module of Bokeh, an optional dependency; refuse its absence with a hint."""
     try:
         return import_module(f"bokeh.{module}")
     except ImportError:
@@ -80,18 +76,7 @@ class Alarm:
 def document(
     title: str, subtitle: str, sections: Sequence[Section], alarm: Alarm | None = None, *, is_searched: bool = False
 ) -> str:
-    """Return the text of a page.
-
-    Args:
-        title: its heading.
-        subtitle: a line below the heading.
-        sections: in order.
-        alarm: in the place of the heading.
-        is_searched: with a box that searches all sections.
-
-    Raises:
-        ProfileError: there are charts, and Bokeh is not installed.
-    """
+    """Return the text of a page of sections, in order; an alarm replaces the heading, charts need Bokeh."""
     charts = {name: chart for section in sections for name, chart in section.charts.items()}
     data = {name: value for section in sections for name, value in section.data.items()}
     resources, places, drawing = _embed_charts(charts) if charts else (Markup(), {}, Markup())

@@ -35,13 +35,7 @@ _HEADS = (
 
 
 def operations_section(rows: Sequence[OperationRow], target: Target, anchors: Anchors) -> Section:
-    """Return the section.
-
-    Args:
-        rows: most cycles first.
-        target: of one replica.
-        anchors: of the page.
-    """
+    """Return the section of operations, most cycles first, with their roofline."""
     num_omitted = len(rows) - MAX_OPERATIONS
     note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""
     body = join_markup(

@@ -24,11 +24,7 @@ _MAX_HIGH_ROWS = 8  # IPUs; rows of more are lower
 
 
 def stages_section(profile: Figures, anchors: Anchors) -> Section:
-    """Return the section; its body is empty without a pipeline.
-
-    Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without stages.
-    """
+    """Return the section of pipelines' stages; its body is empty without a pipeline."""
     pipelines = profile.pipelines
     rows = profile.stages
     if not pipelines:

@@ -33,15 +33,7 @@ def task_legend(view: TaskView) -> dict[str, str]:
 
 
 def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float, opacity: float = 0.7) -> None:
-    """Draw tasks into a figure of Bokeh.
-
-    Args:
-        figure: to which they are added.
-        view: tasks and links.
-        middle: position of each task on the vertical axis, float64[tasks].
-        half: half of its height there.
-        opacity: of the lines between tasks.
-    """
+    """Draw tasks into a figure of Bokeh, `half` their height around `middle`, float64[tasks], and their links."""
     models = bokeh("models")
     rectangles = []
     for number in np.unique(view.kind).tolist():

@@ -33,14 +33,7 @@ _NOTES = {  # by the property of `TraceView` that must hold
 def trace_section(
     view: TraceView, rows: Sequence[OperationRow], anchors: Anchors, tasks: TaskView | None = None
 ) -> Section:
-    """Return the section on the phases of each IPU over time.
-
-    Args:
-        view: slices of phases.
-        rows: operations of the run.
-        anchors: of the page.
-        tasks: of pipelines, drawn above the slices of their IPU.
-    """
+    """Return the section on the phases of each IPU over time, with tasks of pipelines above the slices of their IPU."""
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
     phase_rows = (
         (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))

@@ -131,10 +131,8 @@ def _of_group(group: VertexGroup, number: int, weight: int, outer: Origin, name:
 
 
 def operation_name(name: str, origin: Origin) -> str:
-    """Return a debug name without the name stack of its equation, which layer and part already tell.
-
-    The end of the stack stays if it names collectives of other lines that were merged into the operation.
-    """
+    """Return a debug name without the name stack of its equation, which layer and part already tell."""
+    # The end of the stack stays if it names collectives of other lines that were merged into the operation.
     scope = origin.path.rpartition("/")[2]
     merged = f", {scope}" if scope.startswith(MERGED_WITH) else ""
     return (name.removeprefix(f"{origin.path}/") if origin.path else name) + merged

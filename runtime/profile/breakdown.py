@@ -75,12 +75,7 @@ class LayerCost:
 
 
 def line_costs(rows: Iterable[StepCost], *, of_libraries: bool) -> tuple[Operation, ...]:
-    """Return the lines, costliest first; lines without cycles are left out.
-
-    Args:
-        rows: rows of operations.
-        of_libraries: whether the lines are the innermost ones outside JAX and ipujax, instead of the user's.
-    """
+    """Return lines that cost cycles, costliest first: the user's, or the innermost outside JAX and ipujax."""
     lines: dict[str, tuple[Origin, list[StepCost]]] = {}
     for row in rows:
         origin = row.origin.in_library() if of_libraries else row.origin

@@ -154,11 +154,7 @@ class SavedFigures(Figures):
 
     @property
     def numbering(self) -> Numbering:
-        """Not saved; `graph()` has the ids.
-
-        Raises:
-            ProfileError: always.
-        """
+        """Refuse: the numbering is not saved; `graph()` has the ids."""
         self._refuse("numbering")
 
     @cached_property

@@ -62,11 +62,7 @@ def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
 
 
 def _json(data: Any, **settings: Any) -> str:
-    """Return data as JSON.
-
-    Raises:
-        ProfileError: a number that is not finite, which JSON lacks.
-    """
+    """Return data as JSON; refuse a number that is not finite, which JSON lacks."""
     try:
         return json.dumps(data, allow_nan=False, **settings)
     except ValueError as error:

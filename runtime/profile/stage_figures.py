@@ -123,16 +123,9 @@ def stage_costs(
     works: Mapping[Program, np.ndarray],
     is_buffered: bool,
 ) -> tuple[StageCost, ...]:
-    """Return the stages of all pipelines, in order of pipeline and stage.
-
-    Args:
-        spans: task spans of the run.
-        trace: task trace of the run.
-        timeline: timeline of the run.
-        shares: function that returns the shares of a step without its calls.
-        works: cycles of each phase on each IPU of each step, int64[num_ipus, 5].
-        is_buffered: whether a stage waits only for stages with which it exchanges values.
-    """
+    """Return the stages of all pipelines, in order of pipeline and stage, from spans and times of their tasks."""
+    # `shares` returns shares of a step without its calls; `works` has cycles of a step's phases, int64[num_ipus, 5].
+    # Buffered, a stage waits only for stages with which it exchanges values.
     number = {layout: n for n, layout in enumerate(trace.pipelines)}
     tasks: dict[tuple[int, int], dict[str, int]] = defaultdict(lambda: dict.fromkeys(STAGE_PHASES, 0))
     rest = timeline.work.copy()
@@ -281,13 +274,7 @@ def _find_slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
 
 
 def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, ...]) -> tuple[PipelineCost, ...]:
-    """Return the cycles of each pipeline.
-
-    Args:
-        spans: task spans of the run.
-        trace: task trace of the run.
-        stages: result of `stage_costs` for the run.
-    """
+    """Return the cycles of each pipeline of a run, with the result of `stage_costs` for it."""
     rows = []
     for number, layout in enumerate(trace.pipelines):
         pipeline_stages = [row for row in stages if row.pipeline == number]

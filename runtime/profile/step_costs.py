@@ -74,12 +74,7 @@ def row_key(origin: Origin, name: str) -> RowKey:
 
 
 def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
-    """Return the origin of a share of a step with the layer and the part of the training step that rows show.
-
-    Args:
-        origin: origin of the share.
-        has_backward: whether the program has a backward part: without one there are no parts.
-    """
+    """Return the origin of a share of a step with the layer and part of rows: no part if there is no backward one."""
     part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
     return replace(origin, layer=visible_layer(origin.layer), part=part)
 

@@ -32,12 +32,8 @@ class StepRows:
         self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...]], tuple[int, ...]] = {}
 
     def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
-        """Return the numbers of the rows of a step, the one with the largest share of it first.
-
-        Args:
-            node: a leaf or a decision.
-            caller: the origin of the call that runs it, `Origin()` outside of functions.
-        """
+        """Return the numbers of the rows of a leaf or decision, the one with its largest share first."""
+        # `caller` is the origin of the call that runs it, `Origin()` outside of functions.
         key = node, caller, caller.layer, caller.part, caller.names
         if key not in self._cached:
             shares = sorted(self._attribution.own_shares(node), key=lambda share: -share.weight)
@@ -48,9 +44,5 @@ class StepRows:
         return self._cached[key]
 
     def of_members(self, members: Iterable[tuple[Program, Origin]]) -> tuple[int, ...]:
-        """Return the numbers of the rows of several steps, in their order.
-
-        Args:
-            members: nodes, each with the origin of the call that runs it.
-        """
+        """Return the numbers of the rows of several steps, in their order, each step with the origin of its call."""
         return tuple(dict.fromkeys(row for node, caller in members for row in self.of(node, caller)))

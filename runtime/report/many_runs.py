@@ -17,13 +17,7 @@ _MAX_LABEL = 40  # characters of the label of a run
 
 
 def scalars(profile: Figures) -> dict[str, float]:
-    """Return the figures of a run that a logger can plot, by name.
-
-    Returns:
-        "memory/…" in bytes and "compile/…" in seconds; where trip counts are known also "cycles", "seconds",
-        "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles without the layers
-        inside.
-    """
+    """Return the figures of `Profile.scalars`; those in cycles only where trip counts are known."""
     memory = profile.memory
     figures: dict[str, float] = {
         "memory/max_tile_bytes": memory.max_tile_bytes,

@@ -138,7 +138,13 @@ class Profile(Figures):
         return SavedProfile(data)
 
     def scalars(self) -> dict[str, float]:
-        """Return the figures of the run as a flat dict, for loggers such as TensorBoard's; see `many_runs.scalars`."""
+        """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
+
+        Returns:
+            "memory/…" in bytes and "compile/…" in seconds; where trip counts are known also "cycles", "seconds",
+            "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles without the layers
+            inside.
+        """
         return scalars(self)
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:

@@ -49,13 +49,7 @@ def task_slices(tasks: TaskTrace, thread: int, make: Slice) -> Iterator[Event]:
 
 
 def task_arrows(tasks: TaskTrace, thread: int, microseconds: float) -> Iterator[Event]:
-    """Yield the two events of an arrow for each value that a task on another IPU reads.
-
-    Args:
-        tasks: of a run.
-        thread: of their slices.
-        microseconds: of a cycle.
-    """
+    """Yield the two events of an arrow for each value that a task on another IPU reads, at `microseconds` per cycle."""
     ipus = tasks.ipu
     for number, (writer, reader) in enumerate(tasks.links().tolist(), 1):
         tail = int(tasks.end[writer]) - _INSET  # in cycles

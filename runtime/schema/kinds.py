@@ -53,21 +53,13 @@ class Lengths:
     indices: list[tuple[str, str, int]] = field(default_factory=list)
 
     def add(self, name: str, path: str, length: int) -> None:
-        """Record the length of a list.
-
-        Raises:
-            FieldError: lists of this name have another length.
-        """
+        """Record the length of a list; refuse another length than that of earlier lists of this name."""
         first, first_path = self.by_name.setdefault(name, (length, path))
         if first != length:
             raise FieldError(path, f"{first:,} elements, as {first_path}", f"{length:,}")
 
     def check_indices(self) -> None:
-        """Check all indices against the lengths of their lists.
-
-        Raises:
-            FieldError: an index is too large, or its list is missing.
-        """
+        """Refuse an index beyond the length of its list, or of a missing list."""
         for path, name, index in self.indices:
             length, list_path = self.by_name.get(name, (0, f"{name}, which is missing"))
             if index >= length:

@@ -180,12 +180,10 @@ def _balance(values: np.ndarray, tiles: int) -> float:
 
 
 def _thread_balance(ids: Numbering, activity: Activity) -> float:
-    """Return the share of worker cycles of computing tiles in which a worker has a vertex, or a part of one, to run.
-
-    A tile issues for its workers in turn until the slowest ends, so that is the sum of the cycles of all workers over
-    six times those of the slowest: 1/6 where one worker computes, 1 where all compute as long. Products on the AMP
-    unit and copies take all workers all the time.
-    """
+    """Return the share of worker cycles of computing tiles in which a worker has a vertex, or a part of one, to run."""
+    # A tile issues for its workers in turn until the slowest ends, so that is the sum of the cycles of all workers over
+    # six times those of the slowest: 1/6 where one worker computes, 1 where all compute as long. Products on the AMP
+    # unit and copies take all workers all the time.
     active = int(ids.compute_sets[activity.fields["computeSet"]].active.sum())
     total = int(activity.cycles.sum())
     return active / total if total else 1.0

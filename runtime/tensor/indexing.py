@@ -35,11 +35,7 @@ class StridedSlice:
 
 
 def parse_key(shape: tuple[int, ...], key: Key) -> StridedSlice:
-    """Return the strided slice of an array of `shape` that `key` selects.
-
-    Raises:
-        TensorError: an integer out of range, a step of 0, too many indices, or something that is no basic index.
-    """
+    """Return the strided slice of an array of `shape` that the basic index `key` selects."""
     starts: list[int] = []
     counts: list[int] = []
     steps: list[int] = []

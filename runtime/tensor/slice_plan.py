@@ -134,10 +134,8 @@ def _radices(bounds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _refined_radices(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Choose boundaries greedily from the variable's own, the view's strides and its spans.
-
-    A boundary is chosen if no index of the view carries over it, and it nests with those chosen before.
-    """
+    """Choose boundaries greedily from the variable's own, the view's strides and its spans."""
+    # A boundary is chosen if no index of the view carries over it, and it nests with those chosen before.
     natural = []
     size = 1
     for n in reversed(shape):

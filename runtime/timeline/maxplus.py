@@ -42,11 +42,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def check_time(cycles: int) -> None:
-    """Raise an error for a time whose sums with other times might overflow int64.
-
-    Raises:
-        ProfileError: 2^60 cycles or more.
-    """
+    """Refuse 2^60 cycles or more, whose sums with other times might overflow int64."""
     if cycles >= -NEVER:
         raise ProfileError("a run of 2^60 cycles or more has no profile", got=f"{cycles} cycles", hint="fewer repeats")
 

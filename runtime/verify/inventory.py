@@ -107,13 +107,8 @@ def _connect(compute_set: ComputeSet, groups: list[VertexGroup]) -> Iterator[Con
 
 
 def access_runs(group: VertexGroup, access: Access, bases: Bases) -> Runs:
-    """Return the contiguous runs of memory that vertices touch through `access`, numbered by existing vertex.
-
-    Args:
-        group: the vertices.
-        access: one of its accesses.
-        bases: first element of each variable in a common flat space.
-    """
+    """Return the contiguous runs of memory that vertices touch through `access`, numbered by existing vertex."""
+    # `bases`: the first element of each variable in a common flat space.
     blocks = vertex_blocks(group, access)
     # A block of fill alone has length 0 in some dimension, and touches no memory.
     vertices = np.flatnonzero(np.all(blocks.length > 0, axis=1))

@@ -164,11 +164,9 @@ def waiting_ipu(profile: Figures) -> Answer:
 
 
 def idle_cycles(profile: Figures) -> np.ndarray:
-    """Sum the idle cycles of each IPU, int64[ipus, 3]: before its first computation, between computations, after.
-
-    Computation begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
-    counter to zero does not end the filling of a pipeline.
-    """
+    """Sum the idle cycles of each IPU, int64[ipus, 3]: before its first computation, between computations, after."""
+    # Computation begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
+    # counter to zero does not end the filling of a pipeline.
     trace = profile.execution_trace
     cut = slices(trace)
     idle = np.zeros((len(trace.clocks), 3), np.int64)

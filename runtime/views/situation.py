@@ -96,11 +96,7 @@ class Situation:
 
 
 def program_situation(profile: Figures) -> Situation:
-    """Return the situation of a program.
-
-    Raises:
-        ProfileError: a loop whose trip count is unknown.
-    """
+    """Return the situation of a program whose trip counts are known."""
     steps = profile.step_costs
     # Files of older versions have no parts of training: there the names tell.
     names = [f"{step.origin.path}/{step.name}" for step in steps]
@@ -138,16 +134,7 @@ def memory_situation(profile: Figures) -> Situation:
 
 
 def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -> Situation:
-    """Return the situation of a part of a program.
-
-    Args:
-        profile: of the run.
-        rows: the operations of the part, most cycles first.
-        phase: with most of its cycles.
-
-    Raises:
-        ProfileError: a loop whose trip count is unknown.
-    """
+    """Return the situation of a part of a program, with most cycles in `phase`; its rows begin with most cycles."""
     flops = {name: sum(row.flops or 0 for row in rows if row.precision == name) for name in peaks(profile.target)}
     precision = max(flops, key=lambda name: flops[name])
     lines = {row.line for row in rows}

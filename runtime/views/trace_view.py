@@ -119,11 +119,8 @@ def _longest_spans(trace: ExecutionTrace, mask: np.ndarray, max_spans: int) -> n
 
 
 def _repeat_folded(trace: ExecutionTrace, cut: Slices, max_repeats: int) -> tuple[np.ndarray, ...]:
-    """Draw folded iterations as a pattern of slices that repeats, since one long slice a phase would mislead.
-
-    Returns:
-        IPU, start, end, phase and step of the slices, int64[slices] each, by IPU and start.
-    """
+    """Return IPU, start, end, phase and step of slices, int64[slices] each, with folded iterations as a pattern."""
+    # The pattern repeats, since one long slice a phase would mislead.
     step = trace.step[cut.span]
     span_start, span_end = trace.start[cut.span], trace.end[cut.span]
     # A slice before its span is the wait for it, which does not repeat.

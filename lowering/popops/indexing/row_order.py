@@ -44,11 +44,9 @@ class RowOrder:
 def _row_order(
     table: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
 ) -> RowOrder | None:
-    """Order of the rows of a table; None where a dimension that is `fixed`, or not copied in full, is cut.
-
-    `window_of` is for each dimension of the table that of the rows, None for one that rows do not have; `fixed` are the
-    dimensions that are indexed or batched; `row_shape` are the sizes of the rows, look-ups among them.
-    """
+    """Order of the rows of a table; None where a dimension that is `fixed`, or not copied in full, is cut."""
+    # `window_of`: dimension of the table → that of the rows, None for one that rows do not have. `fixed` dimensions are
+    # indexed or batched. `row_shape` has the sizes of the rows, look-ups among them.
     cut = [d for d, sizes in enumerate(table.sizes) if len(sizes) > 1]
     table_dim = {window: d for d, window in enumerate(window_of) if window is not None}
     copied = [d for window, d in table_dim.items() if d not in fixed and row_shape[window] == table.shape[d]]

@@ -44,11 +44,9 @@ def select_and_scatter_block(
     padding: Sequence[tuple[int, int]],
     functions: tuple[Function, Function],
 ) -> jax.Array:
-    """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`.
-
-    `start` is the initial value of all results; `padding` are elements around `x` that no window selects. The first of
-    `functions` says whether a selected element stays selected against another, the second combines results.
-    """
+    """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`."""
+    # No window selects padding. `start` is the initial value of all results. The first function says whether a selected
+    # element stays selected against another, the second combines results.
     stays_selected, combine = functions
     offsets = jnp.asarray(np.array(list(np.ndindex(*sizes)), np.int32))
     widths = [(low, high, 0) for low, high in padding]

@@ -92,10 +92,8 @@ def while_rule(
     cond_nconsts: int,
     body_nconsts: int,
 ) -> Sequence[Tensor]:
-    """Loop that runs while a computed scalar is true.
-
-    A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
-    """
+    """Loop that runs while a computed scalar is true."""
+    # A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     carries = _states(ctx, operands, slice(cond_nconsts + body_nconsts, None), body_jaxpr, body_nconsts)
