@@ -46,7 +46,7 @@ ROOMS: dict[str, str] = {
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
-    "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
+    "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
@@ -93,7 +93,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.gcl": (
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
-        " runtime.graph runtime.target runtime.tensor"
+        " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.jaxpr": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.replicas": (
@@ -123,7 +123,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
-        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.graph"
+        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",

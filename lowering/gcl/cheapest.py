@@ -17,6 +17,7 @@ import numpy as np
 from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.cost import link_cycles
+from ipujax.runtime.exchange import least_cycles
 from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.target import Target
 
@@ -75,7 +76,7 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
     """Cost of a schedule in cycles: of both halves of an all-reduce, else of one."""
     total = 0
     chunk_bytes = num_bytes
-    compute_set_cycles = system.internal_sync_cycles + system.exchange_startup_cycles
+    compute_set_cycles = least_cycles(system)
     for level in schedule.levels:
         # Levels are nested: each works on the chunk that the previous one leaves.
         chunk_bytes = -(-chunk_bytes // level.chunks)

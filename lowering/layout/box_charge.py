@@ -21,7 +21,7 @@ from ipujax.lowering.layout.counts import total_elements
 from ipujax.lowering.layout.grids import Grids
 from ipujax.lowering.layout.index_map import Span as Span, spans as spans
 from ipujax.lowering.layout.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES, fewest_runs, part_of, shares_of
-from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
+from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
 from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
@@ -71,7 +71,7 @@ class Work:
             self.compute_cycles(inner, target) + self._copying(grids, inner, True, target),
         )
         exchange = exchange_cycles(self._receiving(grids, inner, target), self._sent_bytes(grids), target)
-        return np.broadcast_to(computing + exchange + target.internal_sync_cycles, grids.blocks.shape[1:])
+        return np.broadcast_to(computing + exchange + sync_cycles(1, target), grids.blocks.shape[1:])
 
     def placed_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes on the fullest tile of the operands that this operation maps, int64[candidates]."""

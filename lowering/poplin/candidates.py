@@ -16,7 +16,7 @@ import numpy as np
 
 from ipujax.lowering.layout import split_candidates
 from ipujax.lowering.layout.grids import grids
-from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
+from ipujax.lowering.poplin.cycles import Count, ceil_div, product, window_cycles
 from ipujax.lowering.poplin.partials import partials_cost
 from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Memory, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
@@ -28,6 +28,7 @@ from ipujax.lowering.poplin.vertex_kinds import (
     output_lengths,
     weight_lengths,
 )
+from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
 
@@ -96,11 +97,9 @@ class Candidates:
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
         """Cycles to receive the operands: in full, apart from blocks that the plan maps to the tiles that use them."""
-        width = self.target.tiles_per_exchange_bus
         pairs = zip(self._received_bytes, self._shared_on_bus, strict=True)
-        received = sum(np.where(shared, ceil_div(bytes_, width), bytes_) for bytes_, shared in pairs)
-        cycles = np.asarray(ceil_div(received, self.target.exchange_bytes_per_cycle)).astype(np.int64)
-        return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
+        receiving = sum(receive_cycles(bytes_, np.where(shared, bytes_, 0), 0, self.target) for bytes_, shared in pairs)
+        return np.asarray(exchange_cycles(receiving, 0, self.target))
 
     @cached_property
     def _shared_on_bus(self) -> tuple[np.ndarray, np.ndarray]:
@@ -123,8 +122,8 @@ class Candidates:
         """Cycles to copy operands of which only a part is received to contiguous memory."""
         total = np.zeros(self.splits.shape[1], np.int64)
         for block, received in zip((self._input_bytes, self._weight_bytes), self._received_bytes, strict=True):
-            copying = self.target.copy_startup_cycles + copy_cycles(self.target, block)
-            total += np.where((received > 0) & (received < block), copying, 0)
+            is_part = (received > 0) & (received < block)
+            total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
         return total
 
     @cached_property
@@ -201,9 +200,9 @@ class Candidates:
             amp = self.target.fp16_amp_macs_per_cycle if is_half else self.target.fp32_amp_macs_per_cycle
             rate = amp if self.kind.uses_amp else vector
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
-        gathering = self.gathering_cycles + copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
+        gathering = self.gathering_cycles + window_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
         compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + gathering
-        return self.exchange_cycles + self.reduction_cycles.sum(0) + self.target.internal_sync_cycles + compute
+        return self.exchange_cycles + self.reduction_cycles.sum(0) + sync_cycles(1, self.target) + compute
 
     @property
     def min_bound_cycles(self) -> int:
@@ -261,7 +260,7 @@ class Candidates:
         block = Dims.of([length[numbers] for length in self.block])
         compute = block_cycles(self.kind, self.spec, block, self.target) + self.gathering_cycles[numbers]
         exchange, combining, sync = self.reduction_cycles[:, numbers]
-        sync = self.target.internal_sync_cycles + sync
+        sync = sync_cycles(1, self.target) + sync
         rows = (self.exchange_cycles[numbers], compute, exchange, combining, sync)
         return np.stack(np.broadcast_arrays(*rows)).astype(np.int64)
 

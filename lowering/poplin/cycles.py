@@ -257,6 +257,6 @@ def zero_cycles(target: Target, elements: Count, half_sums: bool = False) -> Cou
     return target.worker_contexts * (stores + 14 - 9)
 
 
-def copy_cycles(target: Target, num_bytes: Count) -> Count:
-    """Cycles of an on-tile rearrangement, at the ideal copy rate."""
+def window_cycles(target: Target, num_bytes: Count) -> Count:
+    """Cycles in which a vertex gathers windows on its tile, at the ideal copy rate."""
     return np.ceil(num_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)

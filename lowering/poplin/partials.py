@@ -21,6 +21,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycle
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange import receive_cycles, superstep, sync_cycles
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
@@ -92,14 +93,16 @@ def partials_cost(
         is_run = slots_before > 1
         depth = ceil_div(slots_before, slots_after)
         share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
-        received = ceil_div(share * depth * element_bytes(dtype), int(target.exchange_bytes_per_cycle))
-        exchange += is_run * (target.exchange_startup_cycles + received)
-        compute += is_run * reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
-        sync += is_run * target.internal_sync_cycles
+        receiving = receive_cycles(share * depth * element_bytes(dtype), 0, 0, target)
+        adding = reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
+        stage = superstep(target, receiving, compute_cycles=adding)
+        exchange += is_run * stage.exchange_cycles
+        compute += is_run * stage.compute_cycles
+        sync += is_run * stage.sync_cycles
     if out_dtype != dtype:
         is_run = slots > 1
         compute += is_run * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
-        sync += is_run * target.internal_sync_cycles
+        sync += is_run * sync_cycles(1, target)
     return PartialsCost(exchange, compute, sync)
 
 

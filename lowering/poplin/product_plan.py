@@ -39,6 +39,7 @@ from ipujax.lowering.poplin.spec import (
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.exchange import receive_cycles, superstep
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
@@ -342,8 +343,7 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
     extents = spec.extents
     outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
     share = ceil_div(outputs * element_bytes(spec.out_dtype), target.tiles_per_ipu)
-    exchange = target.exchange_startup_cycles + ceil_div(share, target.exchange_bytes_per_cycle)
-    return int(target.internal_sync_cycles + exchange)
+    return int(superstep(target, receive_cycles(share, 0, 0, target)).total_cycles)
 
 
 @remembered

@@ -1,4 +1,4 @@
-"""Exchange between tiles: bytes each tile sends and receives, and pieces, without listing elements."""
+"""Exchange between tiles: bytes each tile sends and receives, and pieces; the cost of a superstep."""
 
 from ipujax.runtime.exchange.count import Demand as Demand, Traffic as Traffic, cut_at_homes as cut_at_homes
 from ipujax.runtime.exchange.demand import access_demand as access_demand, mappings_of as mappings_of
@@ -10,12 +10,18 @@ from ipujax.runtime.exchange.runs import (
     flat_bases as flat_bases,
 )
 from ipujax.runtime.exchange.sample import ragged_rows as ragged_rows
+from ipujax.runtime.exchange.superstep import (
+    Superstep as Superstep,
+    copy_cycles as copy_cycles,
+    exchange_cycles as exchange_cycles,
+    least_cycles as least_cycles,
+    receive_cycles as receive_cycles,
+    superstep as superstep,
+    sync_cycles as sync_cycles,
+)
 from ipujax.runtime.exchange.traffic import (
     access_traffic as access_traffic,
-    copy_cycles as copy_cycles,
     copy_traffic as copy_traffic,
-    exchange_cycles as exchange_cycles,
     geometry as geometry,
     independent_parts as independent_parts,
-    receive_cycles as receive_cycles,
 )

@@ -1,15 +1,15 @@
 """The exchange between tiles: data that each tile receives and sends around a compute set or for a copy.
 
 Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
-`Traffic`, bytes and fragments a tile, and from these cycles. Three counts give the same numbers: axis by axis for
-blocks on blocks (`exchange.blocks`), by element for scattered elements that no two tiles share
-(`exchange.disjoint_reads`), by flat runs for everything else (`exchange.count`). `messages` lists the same exchange.
+`Traffic`, bytes and fragments a tile; their cycles are those of `exchange.superstep`. Three counts give the same
+numbers: axis by axis for blocks on blocks (`exchange.blocks`), by element for scattered elements that no two tiles
+share (`exchange.disjoint_reads`), by flat runs for everything else (`exchange.count`). `messages` lists the same
+exchange.
 
 An element that several tiles need is sent once (multicast) and received by each; an element that one tile needs several
 times, for several vertices or through a broadcast, is received once. Data that all tiles of an exchange bus need arrive
 at the rate of all of them together (`exchange.shared_bus`).
 
-Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
 Limits: an exchange of millions of runs is counted by a sample, within a few percent (`exchange.sample`). All pairs of
 tiles are equally far; reordering inside an operand (a transposed read) costs nothing. Views whose elements are
 scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million, 0.15 s where
@@ -31,7 +31,6 @@ from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid
 from ipujax.runtime.exchange.disjoint_reads import count_disjoint_reads, is_disjoint_read
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     Affine,
     Blocked,
@@ -357,55 +356,3 @@ def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
         values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
         members.append(_read_only(values) if values.any() else _zeros(len(values)))
     return Traffic(*members)
-
-
-# --- cycles -----------------------------------------------------------------------------------------------------------
-
-
-def receive_cycles(
-    received_bytes: np.ndarray, shared_bytes: np.ndarray, fragments: np.ndarray, target: Target
-) -> np.ndarray:
-    """Return the cycles in which each tile receives one operand; arrays are int64[num_tiles].
-
-    Args:
-        received_bytes: bytes that arrive.
-        shared_bytes: the part of them that all tiles of the same exchange bus receive.
-        fragments: contiguous parts that arrive.
-        target: width and control costs.
-
-    Source: reference A2, the larger of payload over width and the control slots of all fragments; reference A1, §2 for
-    the width of tiles that share a bus.
-    """
-    lane_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
-    payload_cycles = np.ceil(lane_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    return np.maximum(payload_cycles, fragments * target.exchange_fragment_cycles)
-
-
-def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target: Target) -> np.ndarray:
-    """Return the cycles of each tile in one internal exchange, without the sync before it; arrays are int64[num_tiles].
-
-    Args:
-        receiving_cycles: `receive_cycles` of all operands together.
-        sent_bytes: bytes that leave.
-        target: width and start-up cost.
-
-    Source: a tile sends and receives at once (reference A2); B5 for the start.
-    """
-    sending_cycles = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    busy_cycles = np.maximum(receiving_cycles, sending_cycles)
-    return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
-
-
-def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: Target) -> np.ndarray:
-    """Return the cycles of each tile to rearrange bytes in its own memory; arrays are int64[num_tiles].
-
-    Args:
-        copied_bytes: bytes copied, as `Traffic.copied_bytes`.
-        copied_fragments: contiguous parts of those.
-        target: cost of a byte, of a part, and of starting at all.
-
-    Source: reference B5, a fit to copies before and after an exchange on Mk1.
-    """
-    stream_cycles = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
-    busy_cycles = target.copy_startup_cycles + stream_cycles + copied_fragments * target.copy_fragment_cycles
-    return np.where(copied_bytes > 0, busy_cycles, 0)

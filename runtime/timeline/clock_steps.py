@@ -32,6 +32,7 @@ import numpy as np
 
 from ipujax.runtime.analysis import Effects, EffectsOf
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost, WaitCost
+from ipujax.runtime.exchange import sync_cycles
 from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
@@ -174,7 +175,7 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
         case SyncCost(kind):
             if kind == "external":
                 return _sync_all(target, target.global_sync_cycles)
-            return ClockStep(_work(target, sync=target.internal_sync_cycles), all_ipus)
+            return ClockStep(_work(target, sync=sync_cycles(1, target)), all_ipus)
     if not cost.is_global:
         work = _copy_work(cost, target)
         return ClockStep(work, _busy(work))
@@ -233,14 +234,14 @@ def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:
     )
     # One sync before the exchange of operands and compute, one more before results are sent.
     syncs = ((before > 0) | (after > 0) | (vertices > 0)).astype(np.int64) + (after > 0)
-    return _work(target, compute=compute, exchange=before + after, sync=target.internal_sync_cycles * syncs)
+    return _work(target, compute=compute, exchange=before + after, sync=sync_cycles(syncs, target))
 
 
 def _copy_work(cost: CopyCost, target: Target) -> np.ndarray:
     ports = _slowest(cost.exchange.cycles, cost.first_ipu, target)
     compute = _slowest(cost.copy_cycles, cost.first_ipu, target)
     if cost.flows is None or cost.link_cycles is None:
-        sync = target.internal_sync_cycles * ((ports > 0) | (compute > 0))
+        sync = sync_cycles((ports > 0) | (compute > 0), target)
         return _work(target, compute=compute, exchange=ports, sync=sync)
     # On an IPU that exchanges with others all of its exchange counts as global: ports and links are busy together.
     crosses = cost.flows.any(0) | cost.flows.any(1)

@@ -62,7 +62,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
 from ipujax.lowering.popops.vertices.reducers import neutral
-from ipujax.runtime.exchange import exchange_cycles, receive_cycles
+from ipujax.runtime.exchange import receive_cycles, superstep, sync_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -204,7 +204,7 @@ class _Form:
             placement = choose(graph, space, order, work, operands, self._add, cost, unmoved)
             cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":
-            cycles += graph.target.internal_sync_cycles
+            cycles += sync_cycles(1, graph.target)
         grid = grid_of(placement)
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         target = graph.target
@@ -441,8 +441,7 @@ class _MemoryAndCombinationCost:
         compute = elementwise_cycles(_COMBINE[self.monoid][0], self.dtype, 2 - constants, constants, elements, target)
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
         receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
-        exchange = exchange_cycles(receiving, np.zeros_like(elements), target)
-        return crowding + cycles + target.internal_sync_cycles + exchange + compute
+        return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
 
     def block_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes of the longest block of each field, int64[fields, candidates]."""

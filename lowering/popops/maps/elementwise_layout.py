@@ -21,7 +21,7 @@ from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import access_traffic, receive_cycles
+from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
@@ -165,8 +165,7 @@ def _exchange_cost(
             )
             fragments = fragments + traffic.fragments
     code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
-    startup = target.exchange_startup_cycles if receiving.any() else 0
-    return startup + float(receiving.max()) + graph.byte_cost_cycles * code_bytes
+    return float(exchange_cycles(receiving.max(), 0, target)) + graph.byte_cost_cycles * code_bytes
 
 
 class _Evenness(NamedTuple):

@@ -26,7 +26,7 @@ from ipujax.lowering.layout.place import along, mapped_variable, place_operand, 
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import copy_cycles, receive_cycles
+from ipujax.runtime.exchange import receive_cycles, superstep
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -143,11 +143,10 @@ class _PickCost:
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
         # The first pair of each result is on the tile already; no two tiles receive the same pairs.
-        copied = copy_cycles(size * sum(widths), np.full_like(size, len(widths)), target)
         shared = np.zeros_like(size)
         payload = sum(receive_cycles((slots - 1) * size * width, shared, slots - 1, target) for width in widths)
-        fixed = target.exchange_startup_cycles + target.internal_sync_cycles
-        return np.where(slots > 1, fixed + payload + copied + compute, 0.0)
+        step = superstep(target, payload, 0, size * sum(widths), len(widths), compute)
+        return np.where(slots > 1, step.total_cycles, 0.0)
 
 
 def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import copy_cycles
+from ipujax.runtime.exchange import receive_cycles, superstep
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, frozen
@@ -139,13 +139,11 @@ def divide(
     elements = length * inner
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
     # A tile copies its own part between those that arrive; no two tiles receive the same.
-    copied = copy_cycles(elements * width, regions, target)
     # A tile that combines no part sends all its partials.
     sent = np.where(count < depth, size, size - shortest * inner) * width
-    payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)
     pieces = (depth - 1) * regions
-    exchange = np.maximum(payload, pieces * target.exchange_fragment_cycles)
-    cycles = target.internal_sync_cycles + target.exchange_startup_cycles + exchange + copied + compute
+    receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
+    cycles = superstep(target, receiving, sent, elements * width, regions, compute).total_cycles
     code_bytes = pieces * target.exchange_fragment_cycles * INSTRUCTION_BYTES
     flat = (-1, len(slots))
     best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)

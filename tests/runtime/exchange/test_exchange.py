@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
 from ipujax.runtime.exchange.blocks import count_blocks
 from ipujax.runtime.exchange.count import count_traffic
 from ipujax.runtime.exchange.demand import access_demand
 from ipujax.runtime.exchange.disjoint_reads import count_disjoint_reads, is_disjoint_read
 from ipujax.runtime.exchange.runs import block_runs, flat_bases, merge_runs
 from ipujax.runtime.exchange.shared_bus import Buses
-from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, copy_traffic, exchange_cycles, receive_cycles, traffic
+from ipujax.runtime.exchange.traffic import Traffic, copy_traffic, traffic
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element, extents

@@ -1,0 +1,125 @@
+"""The cost of a superstep: one sync, one exchange, the copies on tiles around it, and what is computed.
+
+    superstep ::= sync ; exchange of operands, one after the other ; copies on the tile, computing
+
+Input: bytes and contiguous pieces of a tile, of one plan or of an array of candidates or tiles. Output: cycles. The
+final cost of compute sets and copies is added up from these functions, and so is every planner's estimate: a term that
+is added here is known everywhere.
+
+Source: reference A2 (width; a tile sends and receives at once; control slots a fragment; sync), B5 (start-up, copies),
+A1 and 2 (tiles that share a bus). Constants: `Target`.
+Limits: all pairs of tiles are equally far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.target import Target
+
+Count = Any  # int, or int64 array of tiles or of candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Superstep:
+    """Cycles of one superstep by phase; each an int, or an array of candidates.
+
+    Args:
+        sync_cycles: of its sync.
+        exchange_cycles: of its exchange, start-up included.
+        copy_cycles: of the copies on the tile.
+        compute_cycles: of what is computed.
+    """
+
+    sync_cycles: Count
+    exchange_cycles: Count
+    copy_cycles: Count
+    compute_cycles: Count
+
+    @property
+    def total_cycles(self) -> Count:
+        """Cycles of all phases, which follow one another."""
+        return self.sync_cycles + self.exchange_cycles + self.copy_cycles + self.compute_cycles
+
+
+def superstep(
+    target: Target,
+    receiving_cycles: Count = 0,
+    sent_bytes: Count = 0,
+    copied_bytes: Count = 0,
+    copied_fragments: Count = 0,
+    compute_cycles: Count = 0,
+) -> Superstep:
+    """Cycles of one superstep, by phase.
+
+    Args:
+        target: the constants.
+        receiving_cycles: `receive_cycles` of all operands together; an exchange of none has no start-up.
+        sent_bytes: bytes that leave the busiest tile.
+        copied_bytes: bytes that are copied on the tile.
+        copied_fragments: contiguous parts of those.
+        compute_cycles: cycles of the vertices.
+    """
+    exchange = exchange_cycles(receiving_cycles, sent_bytes, target)
+    copies = copy_cycles(copied_bytes, copied_fragments, target)
+    return Superstep(sync_cycles(1, target), exchange, copies, compute_cycles)
+
+
+def least_cycles(target: Target) -> int:
+    """Cycles of a superstep that exchanges something, its payload left out."""
+    return target.internal_sync_cycles + target.exchange_startup_cycles
+
+
+def sync_cycles(supersteps: Count, target: Target) -> Count:
+    """Cycles of the syncs of a number of supersteps on one IPU (reference A2)."""
+    return supersteps * target.internal_sync_cycles
+
+
+def receive_cycles(received_bytes: Count, shared_bytes: Count, fragments: Count, target: Target) -> Any:
+    """Return the cycles in which each tile receives one operand; arrays are int64[num_tiles].
+
+    Args:
+        received_bytes: bytes that arrive.
+        shared_bytes: the part of them that all tiles of the same exchange bus receive.
+        fragments: contiguous parts that arrive.
+        target: width and control costs.
+
+    Source: reference A2, the larger of payload over width and the control slots of all fragments; reference A1, §2 for
+    the width of tiles that share a bus.
+    """
+    lane_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
+    payload_cycles = np.ceil(lane_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    return np.maximum(payload_cycles, fragments * target.exchange_fragment_cycles)
+
+
+def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target) -> Any:
+    """Return the cycles of each tile in one internal exchange, without the sync before it; arrays are int64[num_tiles].
+
+    Args:
+        receiving_cycles: `receive_cycles` of all operands together.
+        sent_bytes: bytes that leave.
+        target: width and start-up cost.
+
+    Source: a tile sends and receives at once (reference A2); B5 for the start.
+    """
+    sending_cycles = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    busy_cycles = np.maximum(receiving_cycles, sending_cycles)
+    return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
+
+
+def copy_cycles(copied_bytes: Count, copied_fragments: Count, target: Target) -> Any:
+    """Return the cycles of each tile to rearrange bytes in its own memory; arrays are int64[num_tiles].
+
+    Args:
+        copied_bytes: bytes copied, as `Traffic.copied_bytes`.
+        copied_fragments: contiguous parts of those.
+        target: cost of a byte, of a part, and of starting at all.
+
+    Source: reference B5, a fit to copies before and after an exchange on Mk1.
+    """
+    stream_cycles = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
+    busy_cycles = target.copy_startup_cycles + stream_cycles + copied_fragments * target.copy_fragment_cycles
+    return np.where(copied_bytes > 0, busy_cycles, 0)
