@@ -22,11 +22,7 @@ _TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}
 
 
 def settings(options: Options) -> dict[str, Any]:
-    """Return the keywords of the op library for options of Poplar.
-
-    Raises:
-        ArgumentError: options that are no mapping, or an unknown option or value.
-    """
+    """Return the keywords of the op library for options of Poplar; refuse unknown options and values."""
     if options is not None and not isinstance(options, Mapping):
         expected = '{"partialsType": "half"}, or None'
         raise ArgumentError("options of poplin must be a mapping", expected=expected, got=repr(options))

@@ -28,21 +28,8 @@ from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 def all_reduce(
     builder: Builder, tensors: Sequence[Tensor], monoid: str, groups: Groups, homes: Sequence[Graph] = ()
 ) -> list[Tensor]:
-    """Reduces tensors over all replicas of a group.
-
-    Args:
-        graph: graph to add to.
-        tensors: of one dtype.
-        monoid: "add", "max" or "min".
-        groups: replicas by rank.
-        prog: program to add to.
-        name: debug name.
-        homes: for each tensor the view of its IPU, if replicas have several: each IPU reduces its tensors, all in the
-            same rounds. `graph`, of one IPU, when empty.
-
-    Returns:
-        A result for each tensor, with its layout.
-    """
+    """Reduces tensors of one dtype over all replicas of a group; the results have their layouts."""
+    # `homes`: for each tensor the view of its IPU, if replicas have several: each IPU reduces its own, in equal rounds.
     graph = builder.graph
     placed = list(zip(tensors, homes or [graph] * len(tensors), strict=True))
     distinct_tensors = list(dict.fromkeys((x, home) for x, home in placed if x.size))
@@ -81,19 +68,7 @@ def all_reduce(
 
 
 def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> Tensor:
-    """Reduces a tensor over a group; each replica gets the part of its rank.
-
-    Args:
-        graph: graph to add to.
-        x: [ranks, …].
-        monoid: "add", "max" or "min".
-        groups: replicas by rank.
-        prog: program to add to.
-        name: debug name.
-
-    Returns:
-        The replica's part, [*x.shape[1:]].
-    """
+    """Reduces a tensor [ranks, …] over a group; each replica gets the part [*x.shape[1:]] of its rank."""
     graph = builder.graph
     if len(groups[0]) == 1 or not x.size:
         return x.reshape(x.shape[1:]) if len(groups[0]) == 1 else _empty(graph, x.shape[1:], x.dtype, builder.name)
@@ -118,18 +93,7 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
 
 
 def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
-    """Gathers the tensors of all replicas of a group.
-
-    Args:
-        graph: graph to add to.
-        x: any shape.
-        groups: replicas by rank.
-        prog: program to add to.
-        name: debug name.
-
-    Returns:
-        [ranks, *x.shape].
-    """
+    """Gathers the tensors of all replicas of a group, [ranks, *x.shape]."""
     graph = builder.graph
     ranks = len(groups[0])
     if ranks == 1:
@@ -159,18 +123,7 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
 
 
 def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
-    """Sends part n of a tensor to rank n.
-
-    Args:
-        graph: graph to add to.
-        x: [ranks, …].
-        groups: replicas by rank.
-        prog: program to add to.
-        name: debug name.
-
-    Returns:
-        The received parts, [ranks, …] by the rank of the sender.
-    """
+    """Sends part n of a tensor [ranks, …] to rank n; returns the received parts, [ranks, …] by rank of the sender."""
     graph = builder.graph
     if len(groups[0]) == 1 or not x.size:
         return x
@@ -185,18 +138,7 @@ def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
 
 
 def permute(builder: Builder, x: Tensor, pairs: Pairs) -> Tensor:
-    """Sends a tensor to other replicas.
-
-    Args:
-        graph: graph to add to.
-        x: any shape.
-        pairs: (source, destination); no replica twice on either side. Replicas without a source get zeros.
-        prog: program to add to.
-        name: debug name.
-
-    Returns:
-        The received tensor, with the layout of `x`.
-    """
+    """Sends a tensor along (source, destination) pairs of replicas, none twice on a side; zeros without a source."""
     if not x.size:
         return x
     map_linearly(builder.graph, x)

@@ -106,12 +106,8 @@ Moments = tuple[Moment, ...]  # of each call of an equation
 
 
 def follow(frames: Sequence[Frames], operation_of: Callable[[int], Hashable]) -> list[Moments]:
-    """Return the runs of functions that equations were traced in; consecutive equations of one place share an object.
-
-    Args:
-        frames: frames of each equation, in the order of tracing.
-        operation_of: maps the number of an equation to a key, equal for equal operations.
-    """
+    """Return for each equation the moments of the functions that it was traced in."""
+    # Consecutive equations of one place share an object. `operation_of`: number of an equation → equal keys if equal.
     walk = _Walk()
     moments = [walk.advance(item) for item in frames]
     start = 0

@@ -335,14 +335,8 @@ def _narrow_prefix(prefixes: dict[Any, tuple[str, ...]], key: Hashable, scopes: 
 def _path(
     calls: Sequence[Call], indices: Sequence[tuple[int, ...]], depths: Sequence[int], scopes: Sequence[str]
 ) -> str:
-    """Return the path of a layer.
-
-    Args:
-        calls: the frames, outermost first.
-        indices: for each frame the numbers of the iterations of its loops, which number its callees.
-        depths: for each frame the number of scopes around it.
-        scopes: names of the name stack, outermost first.
-    """
+    """Return the path of a layer, from frames of calls and scopes of its name stack, both outermost first."""
+    # `indices` are the numbers of the iterations of loops, which number callees; `depths` the numbers of scopes around.
     names = list[str]()
     used = 0  # number of scopes in `names`
     pending = ""  # numbers of the frames around, for the next name

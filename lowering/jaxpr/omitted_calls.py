@@ -116,14 +116,7 @@ def root_of(code: CodeType) -> Root:
 
 
 def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], run: int = 0) -> Frames:
-    """Return the frames of an equation, after those of the call around it.
-
-    Args:
-        eqn: the equation.
-        before: frames of the call.
-        is_shown: True for functions that are neither JAX's nor ipujax's.
-        run: number of the call, see `Call`.
-    """
+    """Return the frames of an equation that are shown, after those of call number `run` around it."""
     calls = list(before.calls)
     between = list(before.tail)
     for place in reversed(raw_frames(eqn)):

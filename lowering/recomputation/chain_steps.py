@@ -182,10 +182,8 @@ _INTERVAL_FACTOR = 0.75  # PopART's, `willow/src/intervals.cpp`
 
 
 def best_cuts(flow: Flow) -> list[int]:
-    """Cuts with fewest bytes to store, at most 31; of cuts with equally many bytes all, or every so many.
-
-    So equal layers are cut at equal positions, and the recomputed code of all of them is the same.
-    """
+    """Cuts with fewest bytes to store, at most 31; of cuts with equally many bytes all, or every so many."""
+    # So equal layers are cut at equal positions, and the recomputed code of all of them is the same.
     positions, num_bytes = _positions(flow)
     if not len(positions):
         return []
@@ -252,10 +250,8 @@ def between_phases(flow: Flow) -> list[int]:
 
 
 def _positions(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
-    """Positions after operations, int64[positions], and the bytes that cross each and must be stored, int64[positions].
-
-    A value that the gradient reads too counts half. No position is inside a region that a user's checkpoint repeats.
-    """
+    """Positions after operations, and the bytes that cross each and must be stored, int64[positions] both."""
+    # A value that the gradient reads too counts half. No position is inside a region that a user's checkpoint repeats.
     count = len(flow.forward)
     crossing_bytes = np.zeros(count + 1, np.int64)
     num_repeated = np.zeros(count + 1, np.int64)

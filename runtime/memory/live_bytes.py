@@ -43,13 +43,7 @@ class LiveBytes:
 
 
 def live_bytes(occupancy: Occupancy, tile: int, always_bytes: int) -> LiveBytes:
-    """Return the live bytes of a tile at each step of the program.
-
-    Args:
-        occupancy: variables and buffers with live ranges.
-        tile: its number.
-        always_bytes: bytes in use at every step.
-    """
+    """Return the live bytes of a tile at each step of the program; `always_bytes` are in use at every step."""
     frame = occupancy.frames.liveness[None]
     change = np.zeros(len(frame.steps) + 1, np.int64)  # difference to the step before, summed up below
     for interval in frame.intervals:

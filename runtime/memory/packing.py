@@ -53,14 +53,9 @@ def round_up(num_bytes: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> n
 
 
 def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, sequence: np.ndarray) -> Packing:
-    """Place items one after the other, each at the lowest address where it fits.
-
-    Args:
-        sizes: bytes of each item in each class of tiles, padding included, int64[items, classes].
-        spans: live range of each item, as spans that do not overlap.
-        wide: whether an item is accessed 128 bits at a time, bool[items].
-        sequence: numbers of the items in the order of placement, int64[items].
-    """
+    """Place items in the order of `sequence`, each at the lowest address where it fits."""
+    # Sizes are bytes with padding, int64[items, classes of tiles]; `wide` items are accessed 128 bits at a time. Spans
+    # of an item do not overlap.
     items, classes = sizes.shape
     keys = _allocate_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
     start, end = _halves(keys)  # views: an item is placed by writing its row of each

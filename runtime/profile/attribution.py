@@ -51,12 +51,7 @@ class Share:
 
 
 def divide(total: int, weights: Sequence[int]) -> list[int]:
-    """Split an integer in proportion to weights, by largest remainder: the parts add up to it.
-
-    Args:
-        total: not negative.
-        weights: not negative, and not all 0.
-    """
+    """Split an integer in proportion to weights, not all 0, by largest remainder: the parts add up to it."""
     weight_sum = sum(weights)
     parts = [total * weight // weight_sum for weight in weights]
     missing = total - sum(parts)

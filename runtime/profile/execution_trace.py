@@ -179,14 +179,7 @@ def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
 def execution_trace(
     executable: Executable, spans: Spans, clocks: np.ndarray, rows: Sequence[tuple[int, ...]] = ()
 ) -> ExecutionTrace:
-    """Return the trace of a run.
-
-    Args:
-        executable: the compiled program.
-        spans: spans of the run.
-        clocks: cycle at which each IPU ends, int64[ipus].
-        rows: numbers of the rows of operations of each step; empty if unknown.
-    """
+    """Return the trace of a run; `clocks` are the ends of IPUs, `rows` the numbers of the rows of each step."""
     row_sets: dict[tuple[int, ...], int] = {}
     row_set = [row_sets.setdefault(numbers, len(row_sets)) for numbers in rows or [()] * len(spans.nodes)]
     names: dict[str, int] = {}

@@ -78,14 +78,7 @@ class ProgramNode:
 
 
 def program_costs(executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> ProgramNode:
-    """Return the program tree of a run.
-
-    Args:
-        executable: the compiled program.
-        program: the program of the run, of the executable's steps.
-        ids: the executable's numbering.
-        timeline: timeline of the run.
-    """
+    """Return the tree of a run's program, with the ids of its executable."""
     return _Tree(executable, program, ids, timeline).root()
 
 

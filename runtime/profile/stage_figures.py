@@ -303,12 +303,8 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
 
 
 def ideal_share(trace: TaskTrace, pipeline: int) -> float:
-    """Return the idle share of the time of a pipeline if IPUs worked equally long and exchanges took no time.
-
-    Args:
-        trace: task trace of a run, for the order of the tasks of each IPU and the mean cycles of each kind of task.
-        pipeline: number of the pipeline.
-    """
+    """Return the idle share of the time of a pipeline if IPUs worked equally long and exchanges took no time."""
+    # The trace has the order of the tasks of each IPU, and the mean cycles of each kind of task.
     layout = trace.pipelines[pipeline]
     rows = np.flatnonzero(trace.pipeline == pipeline)
     busy = trace.busy[rows]

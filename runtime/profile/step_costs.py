@@ -126,15 +126,7 @@ class _Sum:
 def step_costs(
     executable: Executable, program: Program, ids: Numbering, timeline: Timeline, limiting_ipu: int
 ) -> tuple[StepCost, ...]:
-    """Return the rows in program order; those of variables without steps come last.
-
-    Args:
-        executable: the compiled program.
-        program: the program of the run, of the executable's steps.
-        ids: the executable's numbering.
-        timeline: timeline of the run.
-        limiting_ipu: the IPU of `limiting_cycles`.
-    """
+    """Return the rows in program order, with cycles of the limiting IPU; those of variables without steps come last."""
     attribution = Attribution(executable, program)
     steps = {node: attribution.shares(node) for node in executable.steps}
     table = _Table(executable, ids, has_backward(steps.values()))

@@ -46,11 +46,7 @@ FOLDED = (
 
 
 def perfetto(profile: Figures) -> dict[str, Any]:
-    """Return the trace of a run, times in microseconds.
-
-    Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without timeline.
-    """
+    """Return the trace of a run, times in microseconds; there must be a timeline."""
     trace = profile.execution_trace
     target = profile.target
     try:

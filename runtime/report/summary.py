@@ -102,13 +102,7 @@ def _join_first(names: tuple[str, ...]) -> str:
 
 
 def execution(profile: Figures, operations: int, lines: str) -> str:
-    """List cycles of a run, phases by IPU, cycles of all tiles, and the most expensive vertex types and lines.
-
-    Args:
-        profile: of a run.
-        operations: number of lines of source to list.
-        lines: "user" or "library", as in `Figures.operations`.
-    """
+    """List cycles of a run, phases by IPU, cycles of all tiles, and the costliest vertex types and source lines."""
     try:
         cycles = profile.cycles
     except ProfileError as error:  # a trip count is data; the rest of the summary needs no cycles

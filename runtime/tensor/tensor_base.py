@@ -33,11 +33,7 @@ from ipujax.runtime.tensor.view import (
 
 
 def axis_of(tensor: TensorBase, axis: int) -> int:
-    """Return a dimension of a tensor, counted from the front.
-
-    Raises:
-        TensorError: no such dimension.
-    """
+    """Return a dimension of a tensor, counted from the front."""
     if not -tensor.ndim <= axis < tensor.ndim:
         raise TensorError(f"dimension {axis} of {tensor!r}", expected=f"one of {tensor.ndim} dimensions", got=axis)
     return axis % tensor.ndim

@@ -38,17 +38,11 @@ def attention(
     softmax_precision: int | None = None,
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
-    """Scaled dot-product attention with masks, cache, grouped heads and capped scores.
-
-    Args:
-        q: [N, heads, queries, size], or [N, queries, heads · size]; k and v alike, with fewer heads or not.
-        attn_mask: bool, or added to the scores; broadcasts to [N, heads, queries, keys], shorter masks hide the rest.
-        past_key: [N, heads, past, size], in front of `k`; past_value alike.
-        nonpad_kv_seqlen: valid keys of each sample, int [N].
-
-    Returns:
-        Result as `q`, all keys, all values, scores as `qk_matmul_output_mode` says; as many as the node has.
-    """
+    """Scaled dot-product attention with masks, cache, grouped heads and capped scores."""
+    # q is [N, heads, queries, size] or [N, queries, heads · size], k and v alike with as many heads or fewer; past keys
+    # and values [N, heads, past, size] are in front of theirs. The mask is bool, or added to the scores; it broadcasts
+    # to [N, heads, queries, keys], and a shorter one hides the rest. `nonpad_kv_seqlen`: valid keys of each sample.
+    # Results: y as q, all keys, all values, scores as `qk_matmul_output_mode` says; as many as the node has.
     flat = jnp.ndim(q) == 3
     queries, keys, values = (
         _split_heads(jnp.asarray(each), heads)

@@ -36,14 +36,7 @@ def convolution(
 
 
 def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
-    """Return the correlation of an array with kernels.
-
-    Args:
-        x: [N, C, spatial].
-        w: [M, C / group, kernel].
-        windows: over the spatial axes.
-        group: groups of channels.
-    """
+    """Return the correlation of an array [N, C, spatial] with kernels [M, C / group, kernel]."""
     return lax.conv_general_dilated(
         x, w, windows.strides, windows.padding(), rhs_dilation=windows.dilations, feature_group_count=group
     )

@@ -169,10 +169,8 @@ def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: i
 def unique(
     x: Value, *, axis: int | None = None, sorted: int = 1, max_size: int | None = None, output_count: int = 1
 ) -> Any:
-    """Different elements or slices, first occurrences, positions in the result, and counts.
-
-    They are in order, or in that of their first occurrences. Behind the last one, zeros up to `max_size`.
-    """
+    """Different elements or slices, first occurrences, positions in the result, and counts."""
+    # They are in order, or in that of their first occurrences. Behind the last one, zeros up to `max_size`.
     if is_static(x):
         values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
         order = np.arange(len(first)) if sorted else np.argsort(first)

@@ -32,10 +32,8 @@ def _transposed(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
 def gradient(
     *inputs: Value, body: Callable[..., tuple[Array, ...]], xs: Sequence[str], y: str, zs: Sequence[str] = ()
 ) -> tuple[Array, ...]:
-    """Derivatives of the sum of a value by others, at given values of these and of those in `zs`.
-
-    `body` is the part of the graph between them, which reading adds to the node.
-    """
+    """Derivatives of the sum of a value by others, at given values of these and of those in `zs`."""
+    # `body` is the part of the graph between them, which reading adds to the node.
     variables = inputs[: len(xs)]
     constants = inputs[len(xs) :]
 

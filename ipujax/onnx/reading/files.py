@@ -26,11 +26,7 @@ _SAVE_APART = "save the weights apart: onnx.save(model, path, save_as_external_d
 
 
 def read_model(source: Source) -> onnx.ModelProto:
-    """Return the model of a path, of a file's bytes, or a copy of a `ModelProto`, with external data loaded.
-
-    Raises:
-        OnnxModelError: no such file; not a model; 2 GiB or more; external data that are missing or refused.
-    """
+    """Return the model of a path, of a file's bytes, or a copy of a `ModelProto`, with external data loaded."""
     if isinstance(source, onnx.ModelProto):
         folder = None
         model = onnx.ModelProto()

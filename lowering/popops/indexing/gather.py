@@ -109,10 +109,8 @@ class GatherSpec:
 
 
 def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec) -> Tensor:
-    """Looks up slices of a table of `spec.table_shape`; returns a new tensor of shape `out_shape`.
-
-    The last dimension of `indices` are index vectors; no tensor is empty.
-    """
+    """Looks up slices of a table of `spec.table_shape`; the last dimension of `indices` has index vectors."""
+    # No tensor is empty.
     graph = builder.graph
     table_dims, index_dims = spec.out_dims()
     out_shape = tuple(out_shape)
