@@ -46,14 +46,8 @@ def collected_programs() -> Iterator[list[CompiledProgram]]:
 
 
 def announce(name: str, executable: Executable) -> None:
-    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any.
-
-    Call it for the program that is run, not for attempts that did not fit.
-
-    Args:
-        name: name of the function.
-        executable: the checked program with its costs and memory.
-    """
+    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any."""
+    # Called for the program that is run, not for attempts that did not fit.
     # Equal lines once: a bound is unmet again in each layer.
     for line in dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds):
         _LOG.warning("%s", line)

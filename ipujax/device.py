@@ -98,15 +98,7 @@ Device = IPUModel | CPU
 
 
 def check_device(device: object, who: str) -> None:
-    """Refuse anything but a device.
-
-    Args:
-        device: any object.
-        who: public name of the function whose argument it is, for the message.
-
-    Raises:
-        ArgumentError: `device` is neither an `IPUModel` nor a `CPU`.
-    """
+    """Refuse anything but a device as an argument of the public function `who`."""
     if not isinstance(device, IPUModel | CPU):
         raise ArgumentError(
             f"device of {who} must be a device",

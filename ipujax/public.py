@@ -8,16 +8,7 @@ from typing import Any
 
 
 def public_names(module: dict[str, Any], *extra: str) -> Callable[[], list[str]]:
-    """Return a `__dir__` function of a module.
-
-    Args:
-        module: its `globals()`.
-        extra: submodules for users, and names that are imported when they are first read.
-
-    Returns:
-        A function that returns the names in `__all__`, or without it all but modules and names that begin with "_";
-        and `extra`.
-    """
+    """Return a `__dir__` function for the `globals()` of a module; `extra` names are imported when first read."""
 
     def names() -> list[str]:
         # At each call: a module is not complete when this function is created.

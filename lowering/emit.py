@@ -23,15 +23,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 @contextmanager
 def placing(graph: Graph, operands: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Lets operations map the variables they add, but not those that their caller left unmapped.
-
-    Args:
-        graph: graph that is added to.
-        operands: the caller's tensors.
-
-    Raises:
-        GraphError: an operand with an unmapped element.
-    """
+    """Lets operations map the variables they add, but not the caller's operands; refuses unmapped ones."""
     for tensor in operands:
         for variable in tensor.variables():
             if variable not in graph.mappings:

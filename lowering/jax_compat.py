@@ -367,11 +367,7 @@ def argument_names(jaxpr: ClosedJaxpr) -> list[str]:
 
 
 def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
-    """Drops inputs and results of dtype float0: the gradients of integers, which hold no data.
-
-    Returns:
-        The jaxpr without them and their computation, and the numbers of the remaining inputs.
-    """
+    """Drops inputs and results of dtype float0, gradients of integers; returns the numbers of the other inputs too."""
     body = jaxpr.jaxpr
     remaining_inputs = [n for n, aval in enumerate(jaxpr.in_avals) if not is_float0(aval)]
     remaining_outvars = [var for var in body.outvars if not is_float0(var.aval)]

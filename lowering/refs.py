@@ -79,15 +79,8 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
 
 
 def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """Returns an equal jaxpr without Refs.
-
-    Args:
-        jaxpr: a jaxpr without Refs among its arguments.
-        axes: sizes of the named axes around it, except those of a function that is being traced.
-
-    Raises:
-        GraphError: a Ref is used in a way that has no form without it.
-    """
+    """Returns an equal jaxpr without Refs, which has none among its arguments."""
+    # `axes`: sizes of the named axes around it, except those of a function that is being traced.
     if not any(map(_has_refs, jaxpr.jaxpr.eqns)):
         return jaxpr
     _check_conditions(jaxpr.jaxpr)
@@ -95,16 +88,7 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs among the values of a function that runs in parts, which have no state of their own.
-
-    Args:
-        who: the function, for the message.
-        how: its access to the values, for the message.
-        values: arrays and Refs.
-
-    Raises:
-        ArgumentError: a Ref among the values.
-    """
+    """Refuses Refs among values of a function that runs in parts, which have no state. `how` is the access to them."""
     for value in values:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
             raise ArgumentError(
@@ -116,17 +100,7 @@ def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
 
 
 def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """Function of a call without Refs, for equations that hold it.
-
-    Args:
-        jaxpr: the function, traced.
-        who: the function and its caller, for the message.
-        axes: see `discharge`.
-
-    Raises:
-        ArgumentError: the function closes over a Ref.
-        GraphError: see `discharge`.
-    """
+    """Returns the function of a call without Refs, for equations that hold it; refuses closed-over Refs."""
     refuse_refs(who, "closes over", jaxpr.consts)
     return discharge(jaxpr, axes)
 

@@ -110,10 +110,8 @@ def call_site(eqn: JaxprEqn) -> tuple[tuple[Any, int], ...]:
 
 
 def library_function(eqn: JaxprEqn) -> str:
-    """Function of an equation that is neither JAX's nor ipujax's, "" if JAX has none.
-
-    A function of an Optax optimiser has the name of its maker: `scale_by_adam` for `scale_by_adam.<locals>.update`.
-    """
+    """Function of an equation that is neither JAX's nor ipujax's, "" if JAX has none."""
+    # A function of an Optax optimiser has the name of its maker: `scale_by_adam` for `scale_by_adam.<locals>.update`.
     # `optax.adam` is a closure: the local function `update` says less than its maker.
     names: list[str] = [frame.function_name for frame in _frames(eqn) if is_of_user(frame.file_name)]
     makers = [name.partition(".<locals>.")[0] for name in names if ".<locals>.update" in name]

@@ -142,11 +142,8 @@ recall = _memory.recall
 
 
 def remembered(function: Callable[P, Answer]) -> Callable[P, Answer]:
-    """Return a pure function with a cache, in the memory that all such functions share.
-
-    Args:
-        function: its arguments are hashable, its result depends on them alone and is never changed.
-    """
+    """Return a pure function with a cache, in the memory that all such functions share."""
+    # Its arguments are hashable, its result depends on them alone and is never changed.
 
     @wraps(function)
     def cached(*args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -160,11 +157,8 @@ _small_caches: list[Any] = []
 
 
 def remembered_small(function: Callable[P, Answer]) -> Callable[P, Answer]:
-    """Return a function with a cache of its own, for very frequent calls and small results: 0.1 µs a hit, not 0.9.
-
-    Args:
-        function: as of `remembered`, with positional arguments; neither they nor its result have arrays.
-    """
+    """Return a function with a cache of its own, for very frequent calls and small results: 0.1 µs a hit, not 0.9."""
+    # As `remembered`, with positional arguments; neither they nor its result have arrays.
     cached: Any = lru_cache(maxsize=_SMALL_ANSWERS)(function)
     _small_caches.append(cached)
     typed: Callable[P, Answer] = cached  # `lru_cache` loses the types of parameters

@@ -136,13 +136,7 @@ class Executable:
     identity: Identity = Identity()
 
     def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
-        """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step.
-
-        Args:
-            function: name of its function; "" if there is none.
-            file: name of the file.
-            timings: seconds of each earlier step, by name.
-        """
+        """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step."""
         identity = replace(self.identity, function=str(function), file=file)
         return replace(self, identity=identity, timings=MappingProxyType({**timings, **self.timings}))
 

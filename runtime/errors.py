@@ -99,11 +99,7 @@ _CELL = "cell "
 
 
 def file_name(file: str) -> str:
-    """Return the name of a file without its folder, or `cell 3` for the temporary file of a notebook's cell.
-
-    Args:
-        file: its path, as in `co_filename`.
-    """
+    """Return the name of a file without its folder, or `cell 3` for the temporary file of a notebook's cell."""
     number = _cell_number(file)
     return Path(file).name if number is None else f"{_CELL}{number}"
 
@@ -122,10 +118,8 @@ def _cell_number(file: str) -> str | None:
 
 @remembered_small
 def is_of_user(file: str) -> bool:
-    """Return whether a file is neither of ipujax, nor of JAX, nor of the standard library, nor generated code.
-
-    What is typed into a console is the user's, though its file names look like those of generated code.
-    """
+    """Return whether a file is neither of ipujax, nor of JAX, nor of the standard library, nor generated code."""
+    # What is typed into a console is the user's, though its file names look like those of generated code.
     # Packages may be installed in a folder of the standard library.
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return file.startswith(_TYPED_IN) or (not is_standard and not file.startswith(_SKIPPED_FILES))
@@ -206,17 +200,7 @@ MAX_COUNT = (1 << 32) - 1  # of iterations, and of cycles of one vertex: Poplar'
 
 
 def whole_number(value: Any, what: str, highest: int = MAX_COUNT, *, where: object = None) -> int:
-    """Return a whole number from 0 to `highest` as int; booleans are none.
-
-    Args:
-        value: any value.
-        what: message of the error.
-        highest: the largest valid number.
-        where: as of `IpuError`.
-
-    Raises:
-        GraphError: the value is no such number.
-    """
+    """Return a value as an int, if it is a whole number from 0 to `highest` and no bool; else raise with `what`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= highest:
         expected = f"a whole number, 0 … {highest}"
         raise GraphError(what, where=where, expected=expected, got=shortened(value))

@@ -132,15 +132,7 @@ def check_recompute(name: str, value: Any) -> None:
 
 
 def check_label(name: str, value: Any) -> None:
-    """Check a label of a profile: one line of text.
-
-    Args:
-        name: name of the argument, for the message.
-        value: its value.
-
-    Raises:
-        ArgumentError: it is no such text.
-    """
+    """Refuse a label of a profile that is not one line of text; `name` is that of the argument."""
     if not isinstance(value, str) or len(value) > MAX_LABEL or not (value.isprintable() and value == value.strip()):
         expected = f"one line of at most {MAX_LABEL} characters, no spaces around it"
         raise ArgumentError(f"{name} must be a label", expected=expected, got=repr(value)[:MAX_LABEL])

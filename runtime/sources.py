@@ -18,11 +18,7 @@ _LINE = re.compile(r"^(?P<name>.*)(?::|(?<=\d), line )(?P<number>[1-9]\d{0,8})(?
 
 
 def line_number(line: str) -> tuple[str, int] | None:
-    """Return file name and line number of an `Origin.line`; None for other texts.
-
-    Args:
-        line: `file:line (function)` or `cell 3, line 5 (function)`.
-    """
+    """Return file name and line number of an `Origin.line`, which may be of a cell; None for other texts."""
     match = _LINE.match(line)
     return (match["name"], int(match["number"])) if match else None
 

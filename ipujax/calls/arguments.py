@@ -57,15 +57,7 @@ def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positi
 
 
 def as_names(setting: str, value: Any) -> tuple[str, ...]:
-    """Return names of arguments as a tuple.
-
-    Args:
-        setting: name of the setting, for the message.
-        value: a string, several, or None for none.
-
-    Raises:
-        ArgumentTypeError: anything else.
-    """
+    """Return names of arguments, a string, several or None, as a tuple; refuse anything else in a `setting`."""
     return _several(setting, value, str, "a string or several: the names of arguments")
 
 
@@ -110,15 +102,7 @@ def _as_index(value: Any) -> int | None:
 
 
 def floating_dtype(setting: str, dtype: Any) -> Any:
-    """Return a floating-point dtype.
-
-    Args:
-        setting: name of the setting, for the message.
-        dtype: a dtype, its name or its scalar type.
-
-    Raises:
-        ArgumentTypeError: anything else.
-    """
+    """Return a floating-point dtype of a dtype, its name or its scalar type; refuse anything else in a `setting`."""
     try:
         canonical = jnp.dtype(dtype)
     except TypeError:
@@ -132,13 +116,7 @@ def floating_dtype(setting: str, dtype: Any) -> Any:
 def by_position(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments, by position where the signature allows it.
-
-    Args:
-        fun: any callable; arguments that do not fit its signature are returned unchanged.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """Return a call's arguments, by position where the signature allows it; unchanged if they do not fit it."""
     try:
         bound = inspect.signature(fun).bind(*args, **kwargs)
     except (TypeError, ValueError):  # the call raises the error
@@ -147,16 +125,7 @@ def by_position(
 
 
 def check_function(fun: object, hint: str | None = None) -> None:
-    """Refuse an object that `ipu.jit` cannot compile.
-
-    Args:
-        fun: any object.
-        hint: remedy for the message.
-
-    Raises:
-        ArgumentTypeError: an object that is not callable, a generator function, or a `staticmethod` or `classmethod`,
-            whose decorator must be the outer one.
-    """
+    """Refuse an object that `ipu.jit` cannot compile: no callable, a generator function, a static or class method."""
     problem = "ipu.jit needs a function"
     expected = "a callable"
     if isinstance(fun, staticmethod | classmethod):
@@ -179,18 +148,8 @@ def check_settings(
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
 ) -> None:
-    """Refuse settings of arguments that the function lacks, and arguments that are both static and donated.
-
-    Args:
-        fun: any callable; one without a signature is not checked.
-        donate_argnums: positions of donated arguments, from the end if negative.
-        donate_argnames: names of donated arguments.
-        static_argnums: positions of static arguments.
-        static_argnames: names of static arguments.
-
-    Raises:
-        ArgumentValueError: with the setting and the function's arguments.
-    """
+    """Refuse settings of arguments that the function lacks, and arguments that are both static and donated."""
+    # A function without a signature is not checked. Positions count from the end if negative.
     signature = _signature(fun)
     if signature is None:
         return
@@ -411,15 +370,7 @@ def function_file(fun: Callable[..., Any]) -> str:
 
 
 def check_optimizer(optimizer: Any, who: str) -> None:
-    """Refuse anything but an optimiser.
-
-    Args:
-        optimizer: any object.
-        who: name of the wrapper in `ipu.optim`, for the message.
-
-    Raises:
-        ArgumentTypeError: an object that is not a named tuple with `init` and `update`.
-    """
+    """Refuse anything but an optimiser, a named tuple with `init` and `update`, for wrapper `who` of `ipu.optim`."""
     if not all(hasattr(optimizer, name) for name in ("init", "update", "_replace")):
         raise ArgumentTypeError(
             f"ipu.optim.{who} needs an optimiser",

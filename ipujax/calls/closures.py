@@ -41,11 +41,8 @@ def check_live(
 
 
 def check_live_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a tracer of a transformation that has ended among the arguments of a call.
-
-    Raises:
-        UnexpectedTracerError: JAX's; a trace alone would read the tracer's shape and not raise it.
-    """
+    """Refuse a tracer of a transformation that has ended among the arguments of a call."""
+    # The error is JAX's; a trace alone would read the tracer's shape and not raise it.
     leaves = jax.tree.leaves((args, dict(kwargs)))
     if has_tracer(leaves):
         _use(leaves)

@@ -61,11 +61,7 @@ class Replication:
 
     @staticmethod
     def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
-        """Check settings of `ipu.jit` and return them; None for a function without an axis of replicas.
-
-        Raises:
-            ArgumentError: an invalid number of replicas, tree of specs or name, or an axis without replicas.
-        """
+        """Check settings of `ipu.jit` and return them; None for a function without an axis of replicas."""
         if not isinstance(axis_name, str) or not axis_name:
             raise ArgumentTypeError("axis_name of ipu.jit", expected="a string", got=repr(axis_name))
         if replicas is None:
@@ -243,16 +239,7 @@ def _check_spec(name: str, spec: Any, axis_name: str) -> None:
 
 
 def split_dims(name: str, specs: Any, values: Any) -> Dims:
-    """Return the dimension that each leaf is split along, None where it is not.
-
-    Args:
-        name: name of the specs, for messages.
-        specs: prefix of the values; all `PartitionSpec()` when None.
-        values: pytree.
-
-    Raises:
-        ArgumentError: specs of another structure than the values.
-    """
+    """Return the dimension that each leaf is split along, or None; without specs all are `PartitionSpec()`."""
     # None among the values has no leaves, and no spec of its own.
     specs = jax.tree.map(lambda spec: PartitionSpec() if spec is None else spec, specs, is_leaf=_is_spec)
     # A list of specs for the tuple of arguments is common, and would be another structure.
@@ -285,12 +272,7 @@ def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
 
 @contextmanager
 def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
-    """Replace JAX's errors about axes while it traces a function.
-
-    Raises:
-        ArgumentNameError: a collective over an unknown axis.
-        ArgumentError: a cast of varying types (`pcast`, `pvary`), which JAX has under `jax.shard_map` alone.
-    """
+    """Replace JAX's errors about unknown axes and casts of varying types (`pcast`, `pvary`) during a trace."""
     try:
         yield
     except NameError as error:

@@ -26,12 +26,8 @@ class RunsApart(Exception):
 
 
 def moves_apart(signature: Any, calls: bool) -> bool:
-    """Return whether arrays must move to and from host memory outside of the XLA computation.
-
-    Args:
-        signature: the `Signature`: memories of arguments and results, and donated arguments.
-        calls: whether the program calls Python functions.
-    """
+    """Return whether arrays must move to and from host memory outside of the XLA computation."""
+    # `calls`: whether the program calls Python functions.
     # JAX 0.10 compiles no ordered callbacks beside host memory. It reuses the buffer of a donated argument for the
     # first result of its shape and dtype, else for any result, whatever their memories, which ends the process.
 
@@ -63,15 +59,7 @@ def _is_on_host(leaf: Any) -> bool:
 
 
 def check_memories(who: str, error: Exception) -> None:
-    """Replace an error of JAX about values in different memories.
-
-    Args:
-        who: name of the function, for the message.
-        error: error of JAX's trace.
-
-    Raises:
-        ArgumentValueError: in its place.
-    """
+    """Raise in place of an error of JAX's trace about values in different memories."""
     text = str(error)
     if isinstance(error, ValueError) and "host>" in text and any(words in text for words in _MEMORY_ERRORS):
         raise ArgumentValueError(

@@ -58,15 +58,7 @@ class Compilation:
     replicas: int
 
     def check_inner(self, name: FunctionName, where: str | None = None) -> None:
-        """Refuse an inner function with another device or number of replicas.
-
-        Args:
-            name: name of the inner function.
-            where: the line that calls it; the running one when None.
-
-        Raises:
-            ArgumentError: with both.
-        """
+        """Refuse an inner function, called at `where` or the running line, of another device or replica count."""
         one_device = "give both functions one device, or leave the inner one's out"
         no_specs = "leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already"
         checks: tuple[tuple[str, object, object, str], ...] = (

@@ -17,17 +17,7 @@ _MIN_ELEMENTS = 2  # published: PopART, see above
 
 
 def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Collection[int]) -> frozenset[int]:
-    """Return positions of offloaded arguments, counted without static ones.
-
-    Args:
-        who: name of the function, for messages.
-        numbers: `offload_argnums`.
-        count: number of positional arguments of the call.
-        static: positions of static arguments.
-
-    Raises:
-        ArgumentError: a position of a static argument, or of none.
-    """
+    """Return positions of offloaded arguments, counted without static ones; refuse those of static ones, or of none."""
     offloaded = set()
     for number in numbers:
         position = number + count if number < 0 else number

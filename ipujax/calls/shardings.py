@@ -45,17 +45,7 @@ _PUBLIC_NAMES = {
 
 
 def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that are split over several devices.
-
-    Args:
-        who: name of the function, for messages.
-        names: returns the names of the positional arguments.
-        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and other objects.
-        kwargs: likewise.
-
-    Raises:
-        ArgumentError: with the argument.
-    """
+    """Refuse arguments that are split over several devices; `names` returns names of the positional arguments."""
     if not any(map(_is_split, jax.tree.leaves((args, kwargs)))):
         return
     for name, value in (*zip(names(), args, strict=True), *kwargs.items()):
@@ -71,29 +61,12 @@ def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any
 
 
 def check_jaxpr_whole(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Refuse a jaxpr in which a value, at any depth, is split over several devices.
-
-    Args:
-        who: name of the function, for messages.
-        jaxpr: the traced jaxpr.
-
-    Raises:
-        ArgumentError: with the line of the equation that splits a value, or reads a constant that is split.
-    """
+    """Refuse a traced jaxpr in which a value, at any depth, is split over several devices."""
     _check_jaxpr(who, jaxpr.jaxpr, jaxpr.consts)
 
 
 def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
-    """Replace an error of JAX about a mesh without devices, which only programs for IPUs can use.
-
-    Args:
-        who: name of the function, for the message.
-        error: error of JAX's compilation.
-        where: device or transformation of the compilation.
-
-    Raises:
-        ArgumentError: in its place.
-    """
+    """Raise in place of JAX's error about a mesh without devices, which only programs for IPUs can use."""
     if "GlobalToLocalShape" in str(error):  # custom call of XLA, implemented for devices only
         raise ArgumentError(
             f"{who} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",

@@ -72,15 +72,7 @@ class Signature:
         )
 
     def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
-        """Refuse an array that is donated and passed twice.
-
-        Args:
-            who: name of the function, for the message.
-            leaves: leaves of the arguments.
-
-        Raises:
-            DeletedArgumentError: with both arguments.
-        """
+        """Refuse an array that is donated and passed twice."""
         first: dict[int, int] = {}  # number of the first leaf by identity of the array
         for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
             other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n

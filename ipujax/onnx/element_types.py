@@ -27,14 +27,7 @@ NARROW_INTEGERS = tuple(map(np.dtype, (jnp.int2, jnp.uint2, jnp.int4, jnp.uint4)
 
 
 def element_dtype(element_type: int) -> np.dtype:
-    """Return the dtype in which JAX holds an element type of ONNX.
-
-    Args:
-        element_type: a value of `TensorProto.DataType`.
-
-    Raises:
-        OnnxError: strings, and types that JAX does not have.
-    """
+    """Return the dtype in which JAX holds an element type of ONNX; refuse strings, and types that JAX does not have."""
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     if dtype.kind == "O":
         name = onnx.TensorProto.DataType.Name(element_type)

@@ -110,15 +110,8 @@ def operator(op_type: str, domain: str = STANDARD_DOMAIN) -> Callable[[F], F]:
 
 
 def static(value: Any, name: str) -> np.ndarray:
-    """Return the NumPy array of an operand whose values must be known while tracing.
-
-    Args:
-        value: an operand.
-        name: the operand's name, for the error.
-
-    Raises:
-        TracedOperandError: the operand is traced; the evaluator adds the node and its operator to the text.
-    """
+    """Return the NumPy array of an operand whose values must be known while tracing; refuse a traced one."""
+    # The evaluator adds the node and its operator to the text.
     if is_static(value):
         return np.asarray(value)
     what = f"{name} decides a shape and must be static"
@@ -132,15 +125,7 @@ def is_static(value: Any) -> bool:
 
 
 def data_dependent_size(max_size: int | None, result: str) -> int:
-    """Return the bound on a result whose size depends on traced values.
-
-    Args:
-        max_size: the bound from `load(max_sizes=)`, if there is one.
-        result: name of the result, for the error.
-
-    Raises:
-        TracedOperandError: there is no bound.
-    """
+    """Return the bound from `load(max_sizes=)` on a result whose size depends on traced values; refuse its absence."""
     if max_size is not None:
         return max_size
     hint = 'give a bound, load(max_sizes={"<output of the node>": n}), or make the input static, load(static=…)'

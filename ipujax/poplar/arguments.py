@@ -20,11 +20,7 @@ _NUMBERS = "biufcV"  # kinds of NumPy types; V are those that NumPy itself lacks
 
 
 def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Return the canonical dtype and sizes of a variable; accepts type and shape in either order.
-
-    Raises:
-        GraphError: an unknown or 64-bit type, or a shape that is no sequence of sizes of at least 0.
-    """
+    """Return the canonical dtype and sizes of a variable; accepts type and shape in either order."""
     # Poplar's order is type, shape; the runtime's is shape, dtype.
     dtype, shape = (b, a) if isinstance(a, list | tuple) else (a, b)
     try:

@@ -34,11 +34,7 @@ def registrar(library: str) -> Callable[[Graph], None]:
 
 
 def check_arguments(module: dict[str, Any]) -> None:
-    """Make all functions of a library that users call check their arguments against their annotations.
-
-    Args:
-        module: the library's `globals()`; functions of other libraries in it stay as they are.
-    """
+    """Make all functions of a library, not of others, check their arguments against their annotations."""
     for name, fun in list(module.items()):
         is_own = inspect.isroutine(fun) and fun.__module__.startswith(module["__name__"])
         if is_own and not name.startswith("_"):
@@ -46,16 +42,7 @@ def check_arguments(module: dict[str, Any]) -> None:
 
 
 def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that it refuses arguments of the wrong number, name or kind.
-
-    Args:
-        name: the name that users call.
-        fun: the function, with annotations.
-
-    Returns:
-        The function, which raises `ArgumentTypeError` for missing or unknown arguments and `GraphError` for an argument
-        of another kind than its annotation.
-    """
+    """Wrap a function, called `name` by users, so that it refuses arguments of wrong number, name or annotated kind."""
 
     # Evaluated at the first call: annotations may name types that are imported later.
     @functools.cache
@@ -115,11 +102,7 @@ def _describe_kind(kind: Any) -> str:
 
 
 def check_tensors(name: str, *operands: Any) -> None:
-    """Check that all operands are tensors.
-
-    Raises:
-        GraphError: naming the first.
-    """
+    """Refuse the first operand that is no tensor."""
     for operand in operands:
         if not isinstance(operand, Tensor):
             hint = "graph.add_constant" if isinstance(operand, int | float) else None
@@ -127,11 +110,7 @@ def check_tensors(name: str, *operands: Any) -> None:
 
 
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:
-    """Check that operands have one type: Poplar does not convert implicitly.
-
-    Raises:
-        GraphError: naming the types, or an operand that is no tensor.
-    """
+    """Refuse operands of several types: Poplar does not convert implicitly."""
     check_tensors(name, *tensors)
     types = [dtype_name(t.dtype) for t in tensors]
     if len(set(types)) > 1:
@@ -140,16 +119,7 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def look_up(kind: str, table: Mapping[str, Any], noun: str) -> Any:
-    """Look up an entry of a table by its kind.
-
-    Args:
-        kind: key of the entry.
-        table: entries by key.
-        noun: word for an entry, for the error.
-
-    Raises:
-        GraphError: no such entry.
-    """
+    """Return an entry of a table by its kind; `noun` is the word for an entry in the error."""
     if kind not in table:
         expected = f"one of {', '.join(table)}"
         hint = nearest(kind, table)
@@ -188,11 +158,7 @@ def add(
 
 
 def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
-    """Add the operations of a function like `add`, and copy a result that aliases an operand.
-
-    Raises:
-        GraphError: see `add`.
-    """
+    """Add the operations of a function like `add`, and copy a result that aliases an operand."""
     result: Tensor = add(graph, fun, operands, prog, name)
     # Slices at constant offsets are views: a later write to the operand would change such a result.
     if not {v for x in operands for v in x.variables()} & {v for v in result.variables() if not v.is_constant}:

@@ -44,11 +44,7 @@ class DumpRequest:
 
     @staticmethod
     def from_environment() -> DumpRequest:
-        """Read the request from the environment.
-
-        Raises:
-            ArgumentError: an unknown pass or kind of dump, with the nearest known name.
-        """
+        """Read the request from the environment; refuse unknown passes and kinds of dumps."""
         dots, kinds = os.environ.get(DOT, ""), os.environ.get(DUMP, "")
         after = [_step(part.strip()) for part in dots.split(",") if part.strip()]
         asked = [part.strip() for part in kinds.split(",") if part.strip()]

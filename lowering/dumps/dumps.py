@@ -41,11 +41,7 @@ class Dumps:
         self.jaxprs: dict[str, ClosedJaxpr] = {}
 
     def passed(self, step: str, jaxpr: ClosedJaxpr) -> None:
-        """Takes the jaxpr after a pass.
-
-        Raises:
-            ArgumentError: a file that cannot be written.
-        """
+        """Takes the jaxpr after a pass."""
         self.jaxprs[step] = jaxpr
         if step in self._request.dots:
             self._write(f"{step}.dot", jaxpr_dot(jaxpr, f"{self._name} after {step}"))
@@ -91,16 +87,7 @@ class Dumps:
 
 
 def write_json(path: str | PathLike[str], data: Any) -> None:
-    """Writes data as JSON.
-
-    Args:
-        path: the file; one that exists is replaced.
-        data: lists and dicts of texts and finite numbers.
-
-    Raises:
-        ArgumentTypeError: something that is no path.
-        ArgumentError: a path that cannot be written.
-    """
+    """Writes lists and dicts of texts and finite numbers as JSON; an existing file is replaced."""
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError("a dump needs a path", expected="a str or an os.PathLike", got=type(path).__name__)
     _write_text(path, _text(data))

@@ -35,14 +35,7 @@ def intermediate_json(
     lowered: tuple[Graph, Program] | None = None,
     failure: Failure | None = None,
 ) -> dict[str, Any]:
-    """Return the intermediate forms of a function as JSON.
-
-    Args:
-        name: name of the function.
-        jaxprs: the jaxpr after each pass, in order.
-        lowered: graph and program; None before lowering.
-        failure: the step that failed, and its error.
-    """
+    """Return the forms of a function as JSON: the jaxpr after each pass, the graph, or the step that failed."""
     numbered = JaxprList()
     passes = [{"name": step, "jaxpr": numbered.number_of(jaxpr)} for step, jaxpr in jaxprs.items()]
     failed = None

@@ -39,11 +39,7 @@ class TileMap(dict[str, Any]):
 
 
 def tile_map(graph: Graph) -> TileMap:
-    """Return the tile map of a graph.
-
-    Args:
-        graph: variables and their mappings.
-    """
+    """Return the tile map of a graph."""
     num_tiles = graph.target.num_tiles
     rows = [_row(variable, graph.mappings.get(variable), num_tiles) for variable in graph.variables]
     return TileMap(target=graph.target.name, num_tiles=num_tiles, variables=rows)

@@ -111,13 +111,8 @@ def named_stage(eqn: JaxprEqn) -> int | None:
 
 
 def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages: int = 0) -> None:
-    """Refuses numbers of stages that leave one out.
-
-    Args:
-        eqns: the equations.
-        named: the stage each is named after, or None.
-        num_stages: number of stages of pipelines inside the equations.
-    """
+    """Refuses numbers of stages that leave one out; `named` is the stage of each equation, or None."""
+    # `num_stages` is that of pipelines inside the equations.
     first_eqn: dict[int, JaxprEqn] = {}
     for eqn, stage in zip(eqns, named, strict=True):
         if stage is not None:
@@ -133,12 +128,7 @@ def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages
 
 
 def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
-    """Refuses a value that one stage computes on the way forward and an earlier stage uses.
-
-    Args:
-        jaxpr: the equations.
-        named: the stage each is named after, or None.
-    """
+    """Refuses a value that a stage computes on the way forward and an earlier one uses; `named`: stage by equation."""
     # Latest stage that a value depends on, and the last equation there.
     latest_origins: dict[Var, tuple[int, JaxprEqn]] = {}
     for eqn, stage in zip(jaxpr.eqns, named, strict=True):

@@ -24,13 +24,8 @@ _JAXPR_TYPES = frozenset({Jaxpr, ClosedJaxpr})
 
 
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
-    """Rewrite every jaxpr in the parameters of an equation; an equation without changes stays the same object.
-
-    Args:
-        eqn: the equation.
-        rewrite: maps a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants stays as it
-            is, because it has no room for them.
-    """
+    """Rewrite every jaxpr in the parameters of an equation; an equation without changes stays the same object."""
+    # `rewrite` keeps inputs and outputs. An open jaxpr that would get constants stays, because it has no room for them.
     if not holds_jaxprs(eqn):
         return eqn
     params = {key: _rewritten(value, rewrite) for key, value in eqn.params.items()}
@@ -77,11 +72,7 @@ def once(rewrite: Rewrite) -> Rewrite:
 
 
 def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrite:
-    """Make a rewrite recursive; a jaxpr that several equations hold stays one object.
-
-    Args:
-        rewrite: maps a jaxpr, and the rewrite of jaxprs inside its equations, to an equal jaxpr.
-    """
+    """Make a rewrite recursive; it gets a jaxpr, and the rewrite of jaxprs inside. A shared jaxpr stays one object."""
 
     @once
     def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -120,11 +111,9 @@ def variables_read(eqn: JaxprEqn) -> list[Var]:
 
 
 def results_in_memories(jaxpr: ClosedJaxpr) -> tuple[Any, ...]:
-    """Return the abstract values of results, in the memories where `jax.jit` of JAX 0.10 leaves them.
-
-    All are on the device unless an argument is on the host, or a value is put there; constants of the function and
-    values computed from them have no influence.
-    """
+    """Return the abstract values of results, in the memories where `jax.jit` of JAX 0.10 leaves them."""
+    # All are on the device unless an argument is on the host, or a value is put there; constants of the function and
+    # values computed from them have no influence.
     puts = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "device_put")
     if any(map(is_on_host, jaxpr.in_avals)) or any(is_on_host(var.aval) for eqn in puts for var in eqn.outvars):
         return tuple(jaxpr.out_avals)

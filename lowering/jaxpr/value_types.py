@@ -21,17 +21,7 @@ _EXPECTED = "arrays of numbers, or of keys of jax.random"
 
 
 def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
-    """Refuse values that no tile can store.
-
-    Args:
-        jaxpr: a traced function.
-        who: its name.
-        names: names of its inputs, `params['w']`.
-
-    Raises:
-        ArgumentTypeError: an argument or a result.
-        GraphError: a value inside, with the line that computes it.
-    """
+    """Refuse values of function `who` that no tile can store; `names` are those of its inputs, `params['w']`."""
     arguments_and_results = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
     arguments_and_results += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
     for subject, aval in arguments_and_results:

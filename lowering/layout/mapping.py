@@ -62,11 +62,7 @@ def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> i
 
 
 def check_may_place(graph: Graph, variable: Variable) -> None:
-    """Refuses to map a variable of a graph whose user maps variables; constants are mapped anyway.
-
-    Raises:
-        GraphError: naming the variable and the line that added it.
-    """
+    """Refuses to map a variable of a graph whose user maps variables; constants are mapped anyway."""
     if not graph.maps_automatically and not variable.is_constant:
         line = variable.origin.line
         raise GraphError(
@@ -116,11 +112,7 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
 
 
 def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None:
-    """Maps the unmapped variables of a tensor by a mapping of its shape where possible, else linearly.
-
-    Raises:
-        GraphError: for a variable of a graph whose user maps variables.
-    """
+    """Maps the unmapped variables of a tensor by a mapping of its shape where possible, else linearly."""
     if graph.is_mapped(tensor):
         return
     if isinstance(mapping, Blocked):
@@ -158,10 +150,8 @@ def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
 
 
 def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
-    """Mapping of a new variable of `tensor.shape` with each element on the tile that has it in `tensor`.
-
-    None where no simple mapping does that: several variables, broadcasts, strided or reversed views.
-    """
+    """Mapping of a new variable of `tensor.shape` with each element on the tile that has it in `tensor`."""
+    # None where no simple mapping does that: several variables, broadcasts, strided or reversed views.
     affine = tensor.affine
     if affine is None or affine.variable not in graph.mappings:
         return None
@@ -176,10 +166,8 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
 
 
 def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapping] | None:
-    """Shape with as many elements as a tensor, and mapping of it with each element on the tile of the tensor's.
-
-    A reshaped variable keeps the variable's shape: its blocks would be scattered in the shape of the view.
-    """
+    """Shape with as many elements as a tensor, and mapping of it with each element on the tile of the tensor's."""
+    # A reshaped variable keeps the variable's shape: its blocks would be scattered in the shape of the view.
     affine = tensor.affine
     if affine is not None and tensor.is_whole_variable and affine.variable in graph.mappings:
         return affine.variable.shape, graph.mappings[affine.variable]

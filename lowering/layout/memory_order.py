@@ -117,12 +117,8 @@ class MemoryOrder:
         return MemoryOrder(((slots,), *self.sizes), (0, *(d + 1 for d in self.order)))
 
     def mapping(self, cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
-        """Mapping of a variable by blocks of the view.
-
-        Args:
-            cuts: cuts of each dimension of the view, multiples of the product of all its sizes but the first.
-            tile: tile of each block.
-        """
+        """Mapping of a variable by blocks of the view, each on one tile."""
+        # Cuts of a dimension are multiples of the product of all its sizes but the first.
         finer: list[np.ndarray] = []
         for cut, (_, *inner) in zip(cuts, self.sizes, strict=True):
             finer += [frozen(cut // prod(inner), np.int64), *(frozen([0, n], np.int64) for n in inner)]
@@ -176,11 +172,7 @@ def _like(graph: Graph, tensor: Tensor, name: str, dtype: Any, fallback: TileMap
 
 
 def map_like(graph: Graph, tensor: Tensor, other: Tensor) -> None:
-    """Maps the unmapped variables of a tensor as another of its shape is mapped where possible, else linearly.
-
-    Raises:
-        GraphError: for a variable of a graph whose user maps variables.
-    """
+    """Maps the unmapped variables of a tensor as another of its shape is mapped where possible, else linearly."""
     if not graph.is_mapped(tensor):
         order = memory_order(other) or MemoryOrder.own(other.shape)
         map_alike(graph, order.of_variable(tensor), mapping_like(graph, order.of_variable(other)))

@@ -30,12 +30,7 @@ class SharedWindow:
 
 
 def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) -> list[SharedWindow]:
-    """Windows that take fewer bytes than the operands they replace, in the largest block.
-
-    Args:
-        operands: tensors of one shape; None for scalars and other values that are no tensor.
-        longest: lengths of the largest block of that shape.
-    """
+    """Windows that take fewer bytes than the operands they replace, in the largest block; None stands for no tensor."""
     views: dict[tuple[Variable, ...], dict[int, Tensor]] = {}
     for number, operand in enumerate(operands):
         if operand is not None:

@@ -29,15 +29,7 @@ _HOST_COMPUTE = "device_host"  # of jax.experimental.compute_on
 
 
 def check_asked_memories(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Warns of memory kinds without effect, and refuses policies that offload to other than streaming memory.
-
-    Args:
-        who: the function, for messages.
-        jaxpr: as it is traced.
-
-    Raises:
-        ArgumentValueError: for such a policy.
-    """
+    """Warns of memory kinds without effect; refuses policies that offload to other than streaming memory."""
     eqns = list(equations(jaxpr.jaxpr))
     _check_policies(who, eqns)
     reported = set[str]()

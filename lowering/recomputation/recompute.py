@@ -97,13 +97,7 @@ class ChainTrade:
 def recompute(
     jaxpr: ClosedJaxpr, recomputation: Recomputation = KEEP_ALL, trades: list[ChainTrade] | None = None
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr with recomputation.
-
-    Args:
-        jaxpr: an inlined jaxpr.
-        recomputation: its options.
-        trades: list that trade-offs of `auto` are appended to, one for each gradient.
-    """
+    """Returns an equal jaxpr with recomputation; appends the trade-off of each gradient with `auto` to `trades`."""
 
     def with_recomputation(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = [_with_inner(eqn, rewrite) for eqn in body.jaxpr.eqns]

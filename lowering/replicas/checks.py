@@ -12,15 +12,7 @@ from ipujax.runtime.target import Target
 
 @remembered
 def of_one_replica(target: Target, replicas: int) -> Target:
-    """Machine of one replica; IPUs that do not divide evenly stay unused.
-
-    Args:
-        target: the machine of all replicas.
-        replicas: number of replicas.
-
-    Raises:
-        ArgumentError: more replicas than IPUs.
-    """
+    """Machine of one replica; IPUs that do not divide evenly stay unused."""
     if replicas > target.num_ipus:
         raise ArgumentError(
             f"{replicas} replicas do not fit {target.num_ipus} IPUs",
@@ -32,11 +24,7 @@ def of_one_replica(target: Target, replicas: int) -> Target:
 
 
 def check_results(function: Replicated) -> None:
-    """Refuses results that are declared equal on all replicas and may differ.
-
-    Raises:
-        GraphError: naming the result and its line in the user's code, or a collective that not all replicas may reach.
-    """
+    """Refuses results that are declared equal on all replicas and may differ."""
     if function.replicas == 1 or function.is_checked:
         return
     analysis = varying(function.jaxpr, [dim is not None for dim in function.in_dims], function.replicas)

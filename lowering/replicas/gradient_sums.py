@@ -31,15 +31,7 @@ _WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their
 
 
 def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
-    """Lists the collectives through which a gradient is summed over replicas, each line once.
-
-    Args:
-        jaxpr: the function of one replica.
-        axis_name: the axis of replicas.
-
-    Returns:
-        (name of the primitive, user's line) of each; the line is "" if JAX has none.
-    """
+    """Returns (primitive, user's line or "") of the collectives that sum a gradient over replicas, each line once."""
     forward = dict[object, str]()
     backward = list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):

@@ -170,11 +170,7 @@ class Loop(Program):
 
 
 def check_program(value: Any) -> Program:
-    """Return `value` if it is a program.
-
-    Raises:
-        GraphError: it is none.
-    """
+    """Return `value` if it is a program, else refuse it."""
     if not isinstance(value, Program):
         hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
         got = f"compute set {value.name}" if isinstance(value, ComputeSet) else describe(value)

@@ -15,12 +15,7 @@ Table = Mapping[Variable, Variable]  # one to one: a view of two variables that 
 
 
 def substitute(tensor: Tensor, table: Table) -> Tensor:
-    """Return a tensor with the variables in `table` replaced; the tensor itself if it has none of them.
-
-    Args:
-        tensor: any view.
-        table: replacements, of the shape and dtype of the variable; no two are equal.
-    """
+    """Return a tensor with the variables in `table`, which are distinct, replaced; itself if it has none of them."""
     if not any(variable in table for variable in tensor.variables()):
         return tensor
     return Tensor(_node(tensor.node, table), tensor.shape, tensor.dtype)

@@ -17,12 +17,7 @@ Value = TypeVar("Value")
 
 
 def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
-    """Yield every node of the tree once, parents first.
-
-    Args:
-        program: the tree.
-        into_calls: whether the bodies of functions belong to it.
-    """
+    """Yield every node of the tree once, parents first; bodies of functions only `into_calls`."""
     visited: set[Program] = set()
     stack = [program]
     while stack:
@@ -35,11 +30,7 @@ def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
 
 
 def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program], Value]:
-    """Return a function of a program that computes a value for each node, from the values of its children.
-
-    Args:
-        combine: value of a node, from the node and the values of its children, in order; called once for each node.
-    """
+    """Return a function of a program that combines each node, once, with the values of its children, in order."""
     cached: dict[Program, Value] = {}  # by identity, and for the life of the returned function
 
     def value(program: Program) -> Value:
@@ -51,12 +42,7 @@ def fold(combine: Callable[[Program, list[Value]], Value]) -> Callable[[Program]
 
 
 def run_counts(program: Program, *, into_calls: bool = True) -> Counter[Program]:
-    """Count the runs of each node in one run of a program, if every decision runs each child once; parents first.
-
-    Args:
-        program: the tree.
-        into_calls: whether the bodies of functions belong to it.
-    """
+    """Count the runs of each node in one run of a program, if every decision runs each child once; parents first."""
     # Parents first: the count of a node is final before it is passed on to its children.
     order = _children_first(program, into_calls)[::-1]
     counts = Counter(dict.fromkeys(order, 0))

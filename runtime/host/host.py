@@ -71,12 +71,7 @@ class GuardedHost(Guard):
         self._host = host
 
     def pull(self, stream: HostStream, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """Trace the next transfer of a stream to the device; return its value, and whether the host has failed, bool[].
-
-        Args:
-            stream: the stream.
-            shape: shape of one transfer.
-        """
+        """Trace the next transfer of a stream to the device; return its value, and whether the host failed, bool[]."""
         expected = jax.ShapeDtypeStruct(shape, stream.dtype)
 
         def call() -> tuple[np.ndarray, np.ndarray]:

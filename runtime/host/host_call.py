@@ -94,15 +94,7 @@ class HostCalls(Guard):
 
 
 def wait_for_calls(outs: Any, calls: Iterable[HostCalls]) -> Any:
-    """Wait until a run and its calls of Python functions are over, and return its results.
-
-    Args:
-        outs: tree of results.
-        calls: calls of the programs of the run.
-
-    Raises:
-        BaseException: the exception that one of these functions raised.
-    """
+    """Wait until a run and its calls of Python functions are over; return its results, or raise a call's exception."""
     outs = jax.block_until_ready(outs)
     # A call may have no result that any of `outs` depends on.
     jax.effects_barrier()

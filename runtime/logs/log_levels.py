@@ -59,11 +59,7 @@ def requested_level(module: str) -> int | None:
 
 
 def check_environment() -> None:
-    """Check the variables of the environment, before a compilation begins.
-
-    Raises:
-        ArgumentError: as `requested_level`.
-    """
+    """Refuse invalid variables of the environment, before a compilation begins."""
     for module in MODULES:
         requested_level(module)
 

@@ -56,11 +56,7 @@ class TileContents:
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> TileContents:
-        """Return the contents saved as the result of `data`.
-
-        Raises:
-            KeyError, TypeError, ValueError: other data.
-        """
+        """Return the contents saved as the result of `data`; KeyError, TypeError or ValueError for other data."""
         items = tuple((str(name), str(category), str(line)) for name, category, line in data["items"])
         numbers = {name: np.array(data[name], np.int64) for name in _NUMBERS}
         for first, second in (("tiles", "peak"), ("tile", "item"), ("tile", "num_bytes")):

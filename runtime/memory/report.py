@@ -238,14 +238,7 @@ class MemoryReport:
 
 
 def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Costs) -> MemoryReport:
-    """Return the memory report of a program.
-
-    Args:
-        graph: variables, mappings and vertices.
-        program: the control tree.
-        effects: the effects of its nodes.
-        costs: the cost of each leaf.
-    """
+    """Return the memory report of a program."""
     occupancy = Occupancy(graph, frames_of(liveness(program, effects)), costs)
     # Constants of equal names are in the graph's order: that of a set differs from process to process.
     position = {variable: number for number, variable in enumerate(graph.variables)}

@@ -95,29 +95,17 @@ class SavedMemory(MemoryReport):
 
     @property
     def contents(self) -> TileContents:
-        """The largest items of each tile; see `MemoryReport.contents`.
-
-        Raises:
-            ProfileError: the file was saved by an older version.
-        """
+        """The largest items of each tile, see `MemoryReport.contents`; older files have none."""
         return _require(self._saved.contents, "what is on each tile")
 
     @cached_property
     def by_role(self) -> Mapping[str, np.ndarray]:
-        """Bytes of each tile by role; see `MemoryReport.by_role`.
-
-        Raises:
-            ProfileError: the file was saved by an older version.
-        """
+        """Bytes of each tile by role, see `MemoryReport.by_role`; older files have none."""
         return _require(self._saved.by_role, "the roles of variables")
 
     @cached_property
     def live_bytes(self) -> LiveBytes:
-        """Live bytes of the fullest tile; see `MemoryReport.live_bytes`.
-
-        Raises:
-            ProfileError: the file was saved by an older version.
-        """
+        """Live bytes of the fullest tile, see `MemoryReport.live_bytes`; older files have none."""
         steps, num_bytes, always, shown_of = _require(self._saved.live, "the bytes of its fullest tile over time")
         return LiveBytes(self.worst_tile, steps, num_bytes, always, shown_of)
 
@@ -125,11 +113,7 @@ class SavedMemory(MemoryReport):
         return False  # the packed sizes are saved: no reason to estimate
 
     def at_peak(self, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
-        """Return step, origin and items of the fullest tile; see `MemoryReport.at_peak`.
-
-        Raises:
-            ProfileError: another tile.
-        """
+        """Return step, origin and items of the fullest tile, and of no other; see `MemoryReport.at_peak`."""
         if tile != self.worst_tile:
             message = "a saved profile knows what is on the fullest tile alone"
             raise ProfileError(message, expected=f"tile {self.worst_tile}", got=f"tile {tile}")

@@ -38,11 +38,7 @@ MakeSection = Callable[[Figures, Anchors], Section]
 
 
 def profile_page(profile: Figures) -> str:
-    """Return the page of a profile.
-
-    Raises:
-        ProfileError: Bokeh is not installed.
-    """
+    """Return the page of a profile."""
     overflow = out_of_memory(profile.memory)
     alarm = Alarm("Out of memory", overflow, _ways_to_fit(profile)) if overflow else None
     anchors = anchors_of(profile)

@@ -96,11 +96,7 @@ class ExecutionTrace:
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> ExecutionTrace:
-        """Return the trace saved as the result of `data`.
-
-        Raises:
-            KeyError, TypeError, ValueError: other data.
-        """
+        """Return the trace saved as the result of `data`; KeyError, TypeError or ValueError for other data."""
         names = tuple(data["names"])
         lines = tuple(data["lines"])
         row_sets = tuple(map(tuple, data.get("row_sets", [()])))  # older versions saved no rows
@@ -143,10 +139,8 @@ _ORDER = ("sync", "host_exchange", "global_exchange", "exchange", "compute", "sy
 
 
 def slices(trace: ExecutionTrace) -> Slices:
-    """Cut spans into phases, and add the idle time before each; the slices of an IPU add up to its clock.
-
-    In a span of several iterations or steps each phase is one slice, for all of them.
-    """
+    """Cut spans into phases, and add the idle time before each; the slices of an IPU add up to its clock."""
+    # In a span of several iterations or steps each phase is one slice, for all of them.
     spans = np.flatnonzero(trace.work.any(1))  # transfers on I/O tiles overlap with these, so they are not slices
     work, after, ipu = (column[spans] for column in (trace.work, trace.after, trace.ipu))
     cycles = np.stack([work[:, PHASES.index(name)] if name != "idle" else 0 * ipu for name in _ORDER], 1)

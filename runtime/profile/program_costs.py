@@ -68,11 +68,7 @@ class ProgramNode:
 
     @classmethod
     def of_data(cls, data: Rows[Any]) -> ProgramNode:
-        """Return the tree saved as the result of `data`.
-
-        Raises:
-            TypeError, ValueError: other data.
-        """
+        """Return the tree saved as the result of `data`; TypeError or ValueError for other data."""
         kind, name, line, cycles, runs, children = data
         return cls(str(kind), str(name), str(line), int(cycles), int(runs), tuple(map(cls.of_data, children)))
 

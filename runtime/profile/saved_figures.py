@@ -136,20 +136,12 @@ class SavedFigures(Figures):
 
     @property
     def executable(self) -> Executable:
-        """Not saved.
-
-        Raises:
-            ProfileError: always.
-        """
+        """Refuse: it is not saved."""
         self._refuse("executable")
 
     @property
     def timeline(self) -> Timeline:
-        """Not saved; `execution()` has its steps.
-
-        Raises:
-            ProfileError: always.
-        """
+        """Refuse: it is not saved; `execution()` has its steps."""
         self._refuse("timeline")
 
     @property
@@ -198,11 +190,7 @@ class SavedFigures(Figures):
 
     @cached_property
     def ipu_phase_cycles(self) -> tuple[dict[str, int], ...]:
-        """Cycles of each phase of every IPU, from the execution trace in files without them.
-
-        Raises:
-            ProfileError: a file with neither, or trip counts that are data.
-        """
+        """Cycles of each phase of every IPU, from the execution trace in files without them."""
         run = self._run
         if "ipu_phase_cycles" in run:
             return tuple(map(dict, run["ipu_phase_cycles"]))
@@ -270,11 +258,7 @@ class SavedFigures(Figures):
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """`Figures.layers`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.layers`."""
         if not self._has_layers:
             self._require({}, "layers", "layers")
         return layer_costs(self.step_costs)
@@ -283,56 +267,32 @@ class SavedFigures(Figures):
 
     @cached_property
     def execution_trace(self) -> ExecutionTrace:
-        """`Figures.execution_trace`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.execution_trace`."""
         return ExecutionTrace.of_data(self._require(self._run, "trace", "execution trace"))
 
     @cached_property
     def tasks(self) -> TaskTrace:
-        """`Figures.tasks`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.tasks`."""
         return TaskTrace.of_data(self._require(self._run, "tasks", "tasks of pipelines"))
 
     @cached_property
     def stages(self) -> tuple[StageCost, ...]:
-        """`Figures.stages`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.stages`."""
         return tuple(StageCost(**row) for row in self._require(self._run, "stages", "stages of pipelines"))
 
     @cached_property
     def pipelines(self) -> tuple[PipelineCost, ...]:
-        """`Figures.pipelines`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.pipelines`."""
         return tuple(PipelineCost(**row) for row in self._require(self._run, "pipelines", "pipelines"))
 
     @cached_property
     def program_costs(self) -> ProgramNode:
-        """`Figures.program_costs`.
-
-        Raises:
-            ProfileError: a file of an older version, or trip counts that are data.
-        """
+        """`Figures.program_costs`."""
         return ProgramNode.of_data(self._require(self._run, "programs", "program tree"))
 
     @property
     def sources(self) -> Mapping[str, list[str]]:
-        """Lines of the source files as they were when the profile was saved, by path.
-
-        Raises:
-            ProfileError: a file of an older version.
-        """
+        """Lines of the source files as they were when the profile was saved, by path."""
         texts: Mapping[str, list[str]] = self._require(self._data, "sources", "source files")
         return texts
 

@@ -106,16 +106,7 @@ def write_cbor(data: Any, where: Where) -> None:
 
 
 def write_file(path: FilePath, content: bytes) -> None:
-    """Write a file; one that exists is replaced.
-
-    Args:
-        path: the file.
-        content: its bytes.
-
-    Raises:
-        ArgumentTypeError: something that is no path.
-        ProfileError: a path that cannot be written.
-    """
+    """Write a file; one that exists is replaced."""
     name = _name(path)
     try:
         with open(path, "wb") as file:
@@ -135,11 +126,7 @@ def _name(path: Any) -> str:
 
 
 def checked_path(path: FilePath) -> FilePath:
-    """Return a path unchanged.
-
-    Raises:
-        ArgumentTypeError: something that is no path.
-    """
+    """Return a path unchanged, and refuse anything else."""
     _name(path)
     return path
 
@@ -161,16 +148,7 @@ def _write(content: str | bytes, where: Where) -> None:
 
 
 def write_profile(path: FilePath, data: Any) -> None:
-    """Write a saved profile.
-
-    Args:
-        path: the file; one that exists is replaced.
-        data: JSON-able.
-
-    Raises:
-        ArgumentTypeError: something that is no path.
-        ProfileError: a path that cannot be written, a number that is not finite, or more than files may have.
-    """
+    """Write JSON-able data as a saved profile; a file that exists is replaced."""
     content = profile_text(data).encode()
     file = gzip.compress(content, _LEVEL, mtime=0)
     if len(content) > (limit := _max_bytes(len(file))):  # a file that could not be read again is not written
@@ -269,13 +247,6 @@ def _check_version(name: str, version: Any) -> None:
 
 
 def not_a_profile(path: FilePath, field: str, got: str, expected: str = _SAVED) -> ProfileError:
-    """Return the error of a file that is no profile, or a damaged one.
-
-    Args:
-        path: the file.
-        field: path of the wrong field of the profile; empty where there are none.
-        got: description of the field's value.
-        expected: description of a correct value.
-    """
+    """Return the error of a file that is no profile, or a damaged one; `field` is empty where it has no fields."""
     message = f"{_name(path)} is no profile{f': its field {field} is damaged' if field else ''}"
     return ProfileError(message, expected=expected, got=got, hint="profile.save(path) makes one")

@@ -81,11 +81,7 @@ class TaskTrace:
         return TASK_KINDS[self.kind[task]]
 
     def links(self, between_ipus: bool = True) -> np.ndarray:
-        """Return the pairs of tasks of which the first sends a value to the second, int64[pairs, 2].
-
-        Args:
-            between_ipus: only those between different IPUs.
-        """
+        """Return the pairs of tasks of which the first sends a value to the second, int64[pairs, 2]."""
         keys = (self.pipeline, self.stage, self.kind, self.micro_batch)
         number_of = {key: n for n, key in enumerate(zip(*(column.tolist() for column in keys), strict=True))}
         pairs: list[tuple[int, int]] = []

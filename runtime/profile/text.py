@@ -46,13 +46,7 @@ _ALARM = re.compile(r"^ *(Out of memory|Overflowed):")
 
 
 def wants_colours(requested: bool | None, *, is_terminal: bool, environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether output gets colours.
-
-    Args:
-        requested: the caller's choice; when None only a terminal gets colours.
-        is_terminal: whether the output goes to one.
-        environment: variables; those of this process when None.
-    """
+    """Return whether output gets colours: as NO_COLOR and CLICOLOR say, else as requested, else on a terminal."""
     environment = os.environ if environment is None else environment
     if environment.get("NO_COLOR"):
         return False

@@ -416,15 +416,7 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_profile(data: Any, version: int) -> None:
-    """Check that data are a profile.
-
-    Args:
-        data: result of `saved_data`, as a file has them.
-        version: version of the file.
-
-    Raises:
-        FieldError: the first field that is not of its kind, or not in its relation to others.
-    """
+    """Refuse data of a file of this version that are not a result of `saved_data`, with the first wrong field."""
     lengths = Lengths(version)
     # The target first: its tiles and IPUs are the lengths of most lists.
     target = Record({"target": TARGET}, dict.fromkeys(PROFILE.names, Anything()))

@@ -52,10 +52,8 @@ def _by_tile(memory: MemoryReport) -> Json:
 
 
 def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.ndarray]:
-    """Return the bytes of each tile in each region, int64[tiles].
-
-    Data that share memory are at the top where they must be interleaved; all others fill the memory from below.
-    """
+    """Return the bytes of each tile in each region, int64[tiles]."""
+    # Data that share memory are at the top where they must be interleaved; all others fill the memory from below.
     target = memory.target
     gaps = 0 if including_gaps else memory.gap_bytes
     total = memory.tile_bytes - gaps

@@ -195,10 +195,8 @@ def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
 
 @remembered
 def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -> Flat:
-    """Map elements in order to at most `num_tiles` tiles from `first_tile` on, by the linear rule of PopLibs.
-
-    Grains of one vector are spread evenly, with at least 128 bytes a tile unless there are less in all.
-    """
+    """Map elements in order to at most `num_tiles` tiles from `first_tile` on, by the linear rule of PopLibs."""
+    # Grains of one vector are spread evenly, with at least 128 bytes a tile unless there are less in all.
     grain = max(1, VECTOR_BYTES // element_bytes)  # elements
     min_grains = max(1, -(-MIN_BYTES_PER_TILE // (grain * element_bytes)))
     grains = -(-size // grain)
@@ -226,11 +224,7 @@ def grid(shape: tuple[int, ...], blocks: tuple[int, ...], first_tile: int = 0) -
 
 
 def check_mapping(mapping: TileMapping, shape: Sequence[int], num_tiles: int, name: str) -> None:
-    """Check that a mapping has each element of `shape` once, on tiles of the target.
-
-    Raises:
-        MappingError: names the variable and the first wrong boundary or tile.
-    """
+    """Refuse a mapping that has not each element of `shape` once, on tiles of the target."""
     flaw = _find_flaw(mapping, tuple(shape), num_tiles)
     if flaw is not None:
         text, expected, got = flaw

@@ -63,10 +63,8 @@ def join_layers(*layers: str) -> str:
 
 
 def compose(call: Origin, inner: Origin) -> Origin:
-    """Return the origin of something inside a function, as seen from one call of the function.
-
-    `call` is composed already where it is inside a called function itself.
-    """
+    """Return the origin of something inside a function, as seen from one call of the function."""
+    # `call` is composed already where it is inside a called function itself.
     layer = _fill_placeholders(inner.layer, call.names)
     names = tuple(_fill_placeholders(name, call.names) for name in inner.names)
     first, *rest = layer.split("/")
@@ -96,10 +94,8 @@ _INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
 
 
 def readable_name(name: str) -> str:
-    """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot".
-
-    Of merged compute sets, whose names are joined by ", ", the result is the first name and the number of further ones.
-    """
+    """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot"."""
+    # Of merged compute sets, joined by ", ", the result is the first name and the number of further ones.
     first, *further_names = name.split(", ") if "[" not in name else [name]  # shapes have commas too
     part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
     scopes = _TRANSFORMS.sub(lambda match: _scope(match[2]), first).strip("/")

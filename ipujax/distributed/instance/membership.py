@@ -104,14 +104,7 @@ def stable(value: object) -> str:
 
 
 def check_joined(who: str) -> None:
-    """Refuse an instance that has not joined its run.
-
-    Args:
-        who: name of the function that needs all instances, for the message.
-
-    Raises:
-        ArgumentError: `init` was not called in an instance.
-    """
+    """Refuse an instance that has not joined its run with `init`; `who` needs all instances."""
     if membership().num_instances > 1 and not jax.distributed.is_initialized():
         problem = f"{who} needs all {membership().num_instances} instances, and this one has not joined them"
         raise ArgumentError(problem, hint="call ipu.distributed.init() first of all, before any array is made")
@@ -133,11 +126,8 @@ def meet(action: str, facts: Facts = _NONE, hint: str | None = None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, but instance 0, which has JAX's coordinator, after the others: they abort without it.
-
-    Args:
-        code: exit code of a script that failed.
-    """
+    """End this process at once with the exit code of a script that failed."""
+    # Instance 0, which has JAX's coordinator, ends after the others: they abort without it.
     if membership().instance_index == 0:
         _connection(os.getpid()).ask({"leaving": code})
     os._exit(code)

@@ -47,12 +47,7 @@ def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: D
 
 
 def to_all(array: jax.Array, dim: int | None) -> jax.Array:
-    """Return an array of all processes whose part on this one is `array`; no data is moved.
-
-    Args:
-        array: an array of this process.
-        dim: the dimension that is split over instances, None where the array is equal on all.
-    """
+    """Return an array of all processes, split along `dim` or equal, whose part here is `array`; moves no data."""
     device, sharding = _local_sharding(dim)
     local = array if array.devices() == {device} else jax.device_put(array, device)
     kind = local.sharding.memory_kind

@@ -102,11 +102,7 @@ class Spread:
 
     @staticmethod
     def of(name: str, replication: Replication | None) -> Spread | None:
-        """Return the distribution of a function; None if it has one replica, or this process is the only instance.
-
-        Raises:
-            ArgumentError: the number of replicas is not a multiple of that of instances.
-        """
+        """Return the distribution of a function; None if it has one replica, or this process is the only instance."""
         count = membership().num_instances
         if replication is None or replication.replicas == 1 or count == 1:
             return None
@@ -173,11 +169,7 @@ class Spread:
         return _Kind(tuple(place for place, _ in places_and_dims), tuple(dim for _, dim in places_and_dims), facts)
 
     def meet(self, operands: Operands) -> None:
-        """Wait until every instance is about to call the function with equal facts about its arguments.
-
-        Raises:
-            ArgumentError: on all instances, if facts differ.
-        """
+        """Wait until every instance is about to call the function; raise on all if facts about arguments differ."""
         check_joined(self.name)
         values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
         meet(self.name, operands.facts.extended(values), _ARGUMENTS)
@@ -225,11 +217,7 @@ class Spread:
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
-    """Wait until every instance has compiled a function, before the first of them runs it.
-
-    Raises:
-        ArgumentError: on all instances, if their programs differ.
-    """
+    """Wait until every instance has compiled a function, before the first runs it; refuse different programs on all."""
     equations = [(f"equation {n}", text) for n, text in enumerate(_equations(jaxpr))]
     constants = [(f"value {n} that it closes over", _digest(value)) for n, value in enumerate(jaxpr.consts)]
     count = [("the number of equations", str(len(equations)))]

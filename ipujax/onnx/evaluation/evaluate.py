@@ -40,16 +40,8 @@ class Settings:
 
 
 def evaluate(graph: Graph, values: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
-    """Return the outputs of a graph.
-
-    Args:
-        graph: at the newest opset.
-        values: of its inputs, of initialisers that replace its own, and of the graphs around it.
-        settings: bounds.
-
-    Raises:
-        OnnxError: a node that cannot be evaluated on its operands.
-    """
+    """Return the outputs of a graph at the newest opset."""
+    # `values` are those of inputs, of initialisers that replace its own, and of the graphs around it.
     results_by_name: dict[str, Any] = {name: array for name, array in graph.constants.items() if name not in values}
     scope = ChainMap(results_by_name, dict(values) if not isinstance(values, ChainMap) else values)
     for node in graph.nodes:

@@ -33,12 +33,7 @@ def has_body(domain: str, op_type: str) -> bool:
 
 
 def expanded(node: Node, operand_types: Sequence[Type | None]) -> Graph:
-    """Return the body of a node as a graph.
-
-    Args:
-        node: a node whose operator has a body.
-        operand_types: of each input; None for one that is left out. The graph's inputs are the others, in order.
-    """
+    """Return the body of a node as a graph; inputs without an operand type are left out."""
     return _expanded(node.proto.SerializeToString(), tuple(operand_types))
 
 

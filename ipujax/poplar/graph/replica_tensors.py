@@ -37,11 +37,7 @@ class HasReplicas(Protocol):
 
 
 def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
-    """Find the replicated graph of tensors; returns None without one.
-
-    Raises:
-        GraphError: tensors of several replicated graphs.
-    """
+    """Return the replicated graph of tensors, None without one; refuse tensors of several."""
     variables = {variable for tensor in tensors for variable in tensor.variables()}
     graphs = [graph for graph in top.replicated if any(v in graph.instances for v in variables)]
     if len(graphs) > 1:

@@ -95,12 +95,7 @@ def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, A
 
 
 def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the shape of each written field that `compute` returns for these shapes of the read fields.
-
-    Raises:
-        GraphError: `compute` does not return one value a field, of the field's rank, and of the same shape as the read
-            value for a field that is read too.
-    """
+    """Return the shape of each written field that `compute` returns for these shapes of the read fields."""
     read = [field for field in connected_fields(cls) if field.is_read]
     written = [field for field in connected_fields(cls) if field.is_written]
     arguments_by_attribute = {
@@ -275,11 +270,7 @@ def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
 
 
 def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:
-    """Return the codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
-
-    Raises:
-        GraphError: for anything else, or a codelet without `compute` or without a field that is written.
-    """
+    """Return the codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines."""
     if isinstance(source, ModuleType):
         classes = [
             value for value in vars(source).values() if _is_codelet(value) and value.__module__ == source.__name__

@@ -33,11 +33,7 @@ def gather_as_kept(
 def scatter_as_kept(
     spec: ScatterSpec, table: Tensor, updates: Tensor
 ) -> tuple[ScatterSpec, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Rewrites a scatter for the memory order of its table.
-
-    Returns:
-        Spec, table and updates for `plan_scatter`, and the function from its result to a table of the shape of `table`.
-    """
+    """Rewrites a scatter for the memory order of its table; the function returns the result in the table's shape."""
     order = _order_of_table(table, updates)
     ordered = scatter_in_order(spec, order)
     if ordered is None:

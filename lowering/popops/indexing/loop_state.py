@@ -111,10 +111,8 @@ def advance(builder: Builder, counter: Tensor, step: int) -> None:
 
 
 def advance_around(builder: Builder, slot: Tensor, slots: int, step: int = 1) -> None:
-    """Adds `step` of 0 to `slots` to the slot number of a ring, in place; the first slot follows the last.
-
-    One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
-    """
+    """Adds `step` of 0 to `slots` to the slot number of a ring, in place; the first slot follows the last."""
+    # One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
     elementwise(builder.named("slot"), _wrapping(slots, step), [slot], slot)
 
 
@@ -127,12 +125,8 @@ def _wrapping(slots: int, step: int) -> Op:
 
 
 def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
-    """Slices one slot of a stack; a stack that is a view of a differently shaped variable is sliced in the variable.
-
-    Args:
-        stack: [slots, *shape].
-        slot: number of the slot, int32[]; None for a stack of one, which is not sliced.
-    """
+    """Slices slot number `slot`, int32[], of a stack [slots, *shape]; None for a stack of one, which is not sliced."""
+    # A stack that is a view of a differently shaped variable is sliced in the variable.
     graph = builder.graph
     if slot is None:
         return stack.reshape(stack.shape[1:])
@@ -144,12 +138,8 @@ def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
 
 
 def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
-    """Returns a stack, or a copy of it where slices of it would move between tiles.
-
-    Args:
-        stack: [slots, *shape], mapped.
-        prog: program that copies it, before the loop.
-    """
+    """Returns a mapped stack, [slots, *shape], or a copy of it where slices of it would move between tiles."""
+    # The copy belongs before the loop.
     graph = builder.graph
     order, buffer = _as_sliced(graph, stack)
     is_repeated = sum(variable.size for variable in stack.variables()) < stack.size  # a copy would be larger
@@ -186,13 +176,8 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
 
 
 def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
-    """Adds an empty stack for values of equal layout, [slots, *shape].
-
-    Args:
-        value: one of the values; maps its unmapped variables.
-        slots: number of slots.
-        prog: program in which its memory becomes live, before all loops that write it.
-    """
+    """Adds an empty stack for values of equal layout, [slots, *shape]; maps unmapped variables of `value`."""
+    # Its memory becomes live in the builder's program, before all loops that write it.
     graph = builder.graph
     map_linearly(graph, value)
     order = memory_order(value) or MemoryOrder.own(value.shape)
@@ -206,13 +191,7 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
 
 
 def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
-    """Writes a value to a slot of a stack that `new_stack` returned.
-
-    Args:
-        stack: [slots, *shape].
-        value: of the shape and layout that the stack was added for.
-        slot: number of the slot, int32[]; None for a stack of one, which is overwritten.
-    """
+    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one."""
     buffer = Tensor.of(*stack.variables())
     order = memory_order(stack)
     assert order is not None, "a stack is a view of one variable in full"

@@ -39,14 +39,8 @@ Config = Sequence[tuple[int, int, int]]
 
 
 def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: Sequence[int]) -> Tensor:
-    """Pads a tensor, as `lax.pad`; returns a new tensor of shape `out_shape`.
-
-    Args:
-        x: tensor with at least one element.
-        value: scalar that the padding equals.
-        config: `(low, high, interior)` for each dimension.
-        out_shape: shape of the result, with at least one element.
-    """
+    """Pads a tensor, as `lax.pad`, by `(low, high, interior)` of each dimension; returns a new one of `out_shape`."""
+    # Operand and result have at least one element.
     rank = x.ndim
     constant = immediate_of(value)
     immediate = None if constant is None else freeze(constant)

@@ -58,14 +58,7 @@ _SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
 def cumulative(builder: Builder, x: Tensor, axis: int, kind: str, reverse: bool) -> Tensor:
-    """Adds cumulative results along one dimension, in a tensor like `x`.
-
-    Args:
-        x: tensor with at least one element.
-        axis: dimension of the rows.
-        kind: row of `CUMULATIVE`.
-        reverse: whether results accumulate from the end to the start.
-    """
+    """Adds cumulative results along one dimension, in a tensor like `x`, which has elements; `kind` of `CUMULATIVE`."""
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
     (out,) = by_rows(builder, codelet, [x], [(x.shape[axis], x.dtype)], axis)
     return out

@@ -52,14 +52,7 @@ _REDUCERS: dict[str, _Row] = {
 
 
 def arg_reduce(builder: Builder, x: Tensor, axis: int, monoid: str, index_dtype: Any) -> Tensor:
-    """Finds the index of the extreme element along one dimension; returns a tensor of the shape without it.
-
-    Args:
-        x: tensor with at least one element.
-        axis: dimension to search.
-        monoid: "argmax" or "argmin".
-        index_dtype: dtype of the result.
-    """
+    """Finds the index of the extreme element along one dimension ("argmax" or "argmin"), in a tensor without it."""
     result_dims = [d for d in range(x.ndim) if d != axis]
     read = spans(x.shape, range(x.ndim))
     codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)

@@ -24,10 +24,8 @@ def num_slots(placement: Blocked, axes: Sequence[int]) -> int:
 def partial_results(
     graph: Graph, placement: Blocked, axes: Sequence[int], dtype: Any, monoid: str, name: str
 ) -> tuple[Tensor, Access]:
-    """Variable of the result, or of partial results with their slots in dimension 0, and the access that writes it.
-
-    `axes` are the reduced dimensions of `placement`, in order; the partial results combine by `monoid`.
-    """
+    """Variable of the result, or of partial results with slots in dimension 0, and the access that writes it."""
+    # `axes` are the reduced dimensions of `placement`, in order; the partial results combine by `monoid`.
     result_dims = [d for d in range(len(placement.cuts)) if d not in axes]
     cuts = tuple(placement.cuts[d] for d in result_dims)
     slots = num_slots(placement, axes)

@@ -37,12 +37,7 @@ from ipujax.runtime.tensor import (
 
 
 def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = None) -> Tensor:
-    """Combines dimension 0 of a tensor of partial results by its variable's monoid, spread evenly over tiles.
-
-    Args:
-        partials: [slots, …], all of a variable with a monoid.
-        max_tiles: upper bound on the tiles that combine, default those of one IPU.
-    """
+    """Combines dimension 0, the slots, by the variable's monoid, spread over `max_tiles` or the tiles of an IPU."""
     monoid = _monoid(partials)
     shape = partials.shape[1:]
     tiles = max_tiles or builder.graph.target.tiles_per_ipu

@@ -27,13 +27,7 @@ from ipujax.runtime.tensor import Blocked, Flat, Tensor
 
 
 def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:
-    """Reduces a tensor over some of its dimensions; returns a new tensor of the shape without them, same dtype.
-
-    Args:
-        x: tensor of any shape.
-        axes: dimensions to reduce.
-        monoid: key of `REDUCERS`.
-    """
+    """Reduces a tensor over some of its dimensions by a key of `REDUCERS`; returns a new tensor of equal dtype."""
     graph = builder.graph
     axes = tuple(sorted(axes))
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)

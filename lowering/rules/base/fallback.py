@@ -84,11 +84,7 @@ _WORK: dict[str, Callable[[int], float]] = {
 
 
 def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
-    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result.
-
-    Raises:
-        GraphError: for a result that is not an array, as of `jax.new_ref`.
-    """
+    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result."""
     graph = ctx.graph
     name = ctx.primitive.name
     for aval in ctx.out_avals:
@@ -161,16 +157,7 @@ def _placement(
 
 
 def check_is_array(aval: Any, name: str, where: object = None) -> None:
-    """Refuses values that change while a program runs: the references of `jax.new_ref`.
-
-    Args:
-        aval: abstract value.
-        name: name of the value in the message.
-        where: the user's line; the running one when None.
-
-    Raises:
-        GraphError: for anything but an array.
-    """
+    """Refuses values that change while a program runs, the references of `jax.new_ref`; `where`: the user's line."""
     if not isinstance(aval, jax.core.ShapedArray):
         raise GraphError(
             f"{name} is not an array",

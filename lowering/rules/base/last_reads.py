@@ -38,10 +38,8 @@ class LastReads:
         return self._values.pop(variable, [])
 
     def may_overwrite(self, out: Tensor, operands: Sequence[Tensor], number: int) -> bool:
-        """True if equation `number` may write tensor `out`: it has no later read, and the equation reads no part of it.
-
-        An operand that is the very tensor is read, element by element, before it is written.
-        """
+        """True if equation `number` may write tensor `out`: nothing later reads it, and the equation no part of it."""
+        # An operand that is the very tensor is read, element by element, before it is written.
         variables = set(out.variables())
         is_free = all(x.node is out.node or variables.isdisjoint(x.variables()) for x in operands)
         return is_free and all(self._last.get(variable, -1) <= number for variable in variables)

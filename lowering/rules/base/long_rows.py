@@ -106,11 +106,9 @@ def merges(parts: int) -> list[tuple[int, bool]]:
 
 
 def pairs_of(*blocks: jax.Array, size: int, mirrored: bool) -> list[jax.Array]:
-    """Pairs of blocks as rows: each block of the first half of `size` neighbours with one of the second half.
-
-    Blocks are along the last dimension but one. Mirrored, the first is paired with the last, which makes two halves
-    sorted one after the other a bitonic row.
-    """
+    """Pairs of blocks as rows: each block of the first half of `size` neighbours with one of the second half."""
+    # Blocks are along the last dimension but one. Mirrored, the first is paired with the last, which makes two halves
+    # sorted one after the other a bitonic row.
     *batch, parts, length = blocks[0].shape
     split = [x.reshape((*batch, parts // size, 2, size // 2, length)) for x in blocks]
     dim = len(batch) + 1

@@ -42,16 +42,7 @@ def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
 def reduce_where_they_lie(
     builder: Builder, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph]
 ) -> Sequence[Tensor]:
-    """Reduces tensors on any IPUs over replicas of several IPUs.
-
-    Args:
-        graph: graph of all IPUs of a replica.
-        eqn: the reduction, `is_reduction`.
-        operands: its operands.
-        homes: graph view of the IPU of each operand.
-        prog: program to add to.
-        name: debug name.
-    """
+    """Reduces tensors over replicas of several IPUs; `homes` are the graph views of the operands' IPUs."""
     form = COLLECTIVES[eqn.primitive.name](eqn, builder.graph.replication_factor)
     return _by_dtype(builder, form, operands, homes)
 
