@@ -53,7 +53,8 @@ def _draw(
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
         raise GraphError(f"{name}: seed must be a tensor of two words", expected="uint32[2]", got=got)
     if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
-        raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
+        expected = "an integer from 0 to 2**32 - 1"
+        raise GraphError(f"{name}: seed_modifier must be an unsigned word", expected=expected, got=seed_modifier)
     size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
     # The seed is an operand, not a constant: the host may write another before each run.

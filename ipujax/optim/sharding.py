@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec
 
 from ipujax.calls import check_optimizer, whole_number
 from ipujax.lowering.passes import MOST_BYTES
-from ipujax.lowering.replicas import Held, Path, Shards
+from ipujax.lowering.replicas import Path, ReplicaArray, Shards
 from ipujax.lowering.replicas.sharded_eval import sharded_eval
 from ipujax.lowering.source_info import library_function, source_line
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, calling_line
@@ -232,7 +232,7 @@ class _Sharding:
             )
         return Shards(self.axis, size)
 
-    def _reduce(self, parts: Shards, gradients: Sequence[Any]) -> list[Held]:
+    def _reduce(self, parts: Shards, gradients: Sequence[Any]) -> list[ReplicaArray]:
         """Reduce gradients over replicas; of large ones each replica gets its shard."""
         reduced = [_whole_operand(x) for x in gradients]
         if self.reduce == "none":
@@ -248,10 +248,10 @@ class _Sharding:
             rows = [parts.rows(x / parts.replicas if is_mean else x) for x in local]
             merged = lax.psum_scatter(_merge(rows, 1), self.axis)
             for n, x in zip(numbers, _unmerge(merged, [row.shape[1:] for row in rows], 0), strict=True):
-                reduced[n] = Held(x, np.shape(gradients[n]), "shard")
+                reduced[n] = ReplicaArray(x, np.shape(gradients[n]), "shard")
         return reduced
 
-    def _gather(self, parts: Shards, updates: Sequence[Held]) -> list[jax.Array]:
+    def _gather(self, parts: Shards, updates: Sequence[ReplicaArray]) -> list[jax.Array]:
         """Gather the shards of updates to whole arrays."""
         shards = {n: x.value for n, x in enumerate(updates) if x.kind == "shard"}
         arrays = {n: parts.as_whole(x) for n, x in enumerate(updates) if n not in shards}
@@ -282,8 +282,8 @@ class _Sharding:
 
 
 def _evaluate_sharded(
-    fun: Any, trees: Sequence[Any], operands: Sequence[Held], parts: Shards
-) -> tuple[list[Held], Any]:
+    fun: Any, trees: Sequence[Any], operands: Sequence[ReplicaArray], parts: Shards
+) -> tuple[list[ReplicaArray], Any]:
     """Return the results of a function of whole arrays, whole or as this replica's shard, and their tree."""
 
     def whole_shape(x: Any) -> jax.ShapeDtypeStruct:
@@ -297,7 +297,7 @@ def _evaluate_sharded(
     return sharded_eval(jaxpr, operands, parts, partial(_refuse, parts.axis)), jax.tree.structure(results)
 
 
-def _from_state(parts: Shards, x: Any) -> Held:
+def _from_state(parts: Shards, x: Any) -> ReplicaArray:
     """Return a leaf of the state as operand, after a check of its number of replicas."""
     if not _is_shard(x):
         return _whole_operand(x)
@@ -310,15 +310,15 @@ def _from_state(parts: Shards, x: Any) -> Held:
             got=f"{x.value.size} elements",
             hint="in_specs=ipu.optim.shard_specs(state) for it, of as many replicas as it was made for",
         )
-    return Held(x.value, x.shape, "shard")
+    return ReplicaArray(x.value, x.shape, "shard")
 
 
-def _to_state(parts: Shards, result: Held, is_shard: bool) -> Any:
+def _to_state(parts: Shards, result: ReplicaArray, is_shard: bool) -> Any:
     return Shard(parts.as_shard(result), result.shape, parts.axis) if is_shard else parts.as_whole(result)
 
 
-def _whole_operand(x: Any) -> Held:
-    return Held(jnp.asarray(x), np.shape(x), "whole")
+def _whole_operand(x: Any) -> ReplicaArray:
+    return ReplicaArray(jnp.asarray(x), np.shape(x), "whole")
 
 
 def _is_shard(x: Any) -> bool:

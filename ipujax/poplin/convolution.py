@@ -171,13 +171,13 @@ def create_weights(graph: Graph, params: ConvParams, name: str = "weights", opti
     return _create_operand(graph, params, 1, name, options)
 
 
-def _create_operand(graph: Graph, params: ConvParams, which: int, name: str, options: Options) -> Tensor:
+def _create_operand(graph: Graph, params: ConvParams, position: int, name: str, options: Options) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         x, weights = operands
         _convolve(scratch, x, weights, params, Program(), name, options)
 
     shapes = [(params.input_shape, params.dtype), (params.weights_shape, params.dtype)]
-    return create_mapped_operands(graph, shapes, build, [which], [name])[0]
+    return create_mapped_operands(graph, shapes, build, [position], [name])[0]
 
 
 def create_biases(graph: Graph, activations: Tensor, name: str = "biases") -> Tensor:

@@ -150,11 +150,11 @@ create_mat_mul_grouped_input_rhs = create_mat_mul_input_rhs
 
 
 def _create_operand(
-    graph: Graph, dtype: Any, shapes: tuple[Sequence[int], Sequence[int]], which: int, name: str, options: Options
+    graph: Graph, dtype: Any, shapes: tuple[Sequence[int], Sequence[int]], position: int, name: str, options: Options
 ) -> Tensor:
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         # Views: mapping them maps the variables of the operands themselves.
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
         _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
 
-    return create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [which], [name])[0]
+    return create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [position], [name])[0]

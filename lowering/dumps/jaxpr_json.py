@@ -25,22 +25,22 @@ class JaxprList:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._held: list[Jaxpr] = []
+        self._jaxprs: list[Jaxpr] = []
         self._names: dict[Var, str] = {}
 
     def number_of(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
         """Returns the number of a jaxpr, which is added if it is not there."""
         opened = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
         if id(opened) not in self._numbers:
-            self._numbers[id(opened)] = len(self._held)
-            self._held.append(opened)
+            self._numbers[id(opened)] = len(self._jaxprs)
+            self._jaxprs.append(opened)
         return self._numbers[id(opened)]
 
     def json(self) -> list[Json]:
         """All jaxprs, and those inside them, by their numbers."""
         written: list[Json] = []
-        while len(written) < len(self._held):  # writing one may add those that it holds
-            written.append(self._jaxpr(self._held[len(written)]))
+        while len(written) < len(self._jaxprs):  # writing one may add those that it holds
+            written.append(self._jaxpr(self._jaxprs[len(written)]))
         return written
 
     def _jaxpr(self, jaxpr: Jaxpr) -> Json:

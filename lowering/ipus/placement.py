@@ -70,11 +70,11 @@ def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
 
 
 def _assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
-    named = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
-    check_gaps(jaxpr.eqns, named, max((span.num_stages for span in spans.values()), default=0))
+    named_stages = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
+    check_gaps(jaxpr.eqns, named_stages, max((span.num_stages for span in spans.values()), default=0))
     if not has_phases(jaxpr):  # phases run one after the other on the same IPUs, so values may flow back
-        check_flow(jaxpr, named)
-    return _StageAssignment(jaxpr, named, spans)
+        check_flow(jaxpr, named_stages)
+    return _StageAssignment(jaxpr, named_stages, spans)
 
 
 def named_stage(eqn: JaxprEqn) -> int | None:
@@ -110,11 +110,10 @@ def named_stage(eqn: JaxprEqn) -> int | None:
     return next(iter(stages), None)
 
 
-def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages: int = 0) -> None:
-    """Refuses numbers of stages that leave one out; `named` is the stage of each equation, or None."""
-    # `num_stages` is that of pipelines inside the equations.
+def check_gaps(eqns: Sequence[JaxprEqn], named_stages: Sequence[int | None], num_stages: int = 0) -> None:
+    """Refuses numbers of stages that leave one out, of equations and of `num_stages` stages of inner pipelines."""
     first_eqn: dict[int, JaxprEqn] = {}
-    for eqn, stage in zip(eqns, named, strict=True):
+    for eqn, stage in zip(eqns, named_stages, strict=True):
         if stage is not None:
             first_eqn.setdefault(stage, eqn)
     for number, stage in enumerate(sorted({*first_eqn, *range(num_stages)})):
@@ -127,11 +126,11 @@ def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], num_stages
             )
 
 
-def check_flow(jaxpr: Jaxpr, named: Sequence[int | None]) -> None:
-    """Refuses a value that a stage computes on the way forward and an earlier one uses; `named`: stage by equation."""
+def check_flow(jaxpr: Jaxpr, named_stages: Sequence[int | None]) -> None:
+    """Refuses a value that one stage computes on the way forward and an earlier one uses."""
     # Latest stage that a value depends on, and the last equation there.
     latest_origins: dict[Var, tuple[int, JaxprEqn]] = {}
-    for eqn, stage in zip(jaxpr.eqns, named, strict=True):
+    for eqn, stage in zip(jaxpr.eqns, named_stages, strict=True):
         if stage_name(eqn).is_backward:
             continue
         origins = [latest_origins[v] for v in variables(eqn.invars) if v in latest_origins]
@@ -158,12 +157,13 @@ def _described(eqn: JaxprEqn) -> str:
 class _StageAssignment:
     """Assigns stages to the equations that are named after none."""
 
-    def __init__(self, jaxpr: Jaxpr, named: Sequence[int | None], spans: Mapping[int, Span]) -> None:
+    def __init__(self, jaxpr: Jaxpr, named_stages: Sequence[int | None], spans: Mapping[int, Span]) -> None:
         self.eqns = jaxpr.eqns
         self.spans = spans
-        self.stages = list(named)
+        self.stages = list(named_stages)
         for n, span in spans.items():
             self.stages[n] = span.results[0] if span.results else 0
+        # Pairs (number of the equation, position in its results or operands).
         self.definition = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
         self.users: dict[Var, list[tuple[int, int]]] = {}
         for n, eqn in enumerate(jaxpr.eqns):
@@ -197,7 +197,7 @@ class _StageAssignment:
             num_open = stages.count(None)
             for n, eqn in enumerate(self.eqns):
                 if stages[n] is None:
-                    stages[n] = self.heaviest(eqn, waits)
+                    stages[n] = self.heaviest_stage(eqn, waits)
             for n in reversed(range(len(stages))):
                 if stages[n] is None:
                     user_stages = [self.first_use(var) for var in self.eqns[n].outvars]
@@ -211,7 +211,7 @@ class _StageAssignment:
                 waits = False
         return tuple(stage for stage in stages if stage is not None)
 
-    def heaviest(self, eqn: JaxprEqn, waits: bool) -> int | None:
+    def heaviest_stage(self, eqn: JaxprEqn, waits: bool) -> int | None:
         """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last."""
         # None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
         open_bytes = 0

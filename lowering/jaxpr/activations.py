@@ -105,7 +105,7 @@ class Moment:
 Moments = tuple[Moment, ...]  # of each call of an equation
 
 
-def follow(frames: Sequence[Frames], operation_of: Callable[[int], Hashable]) -> list[Moments]:
+def moments_of_equations(frames: Sequence[Frames], operation_of: Callable[[int], Hashable]) -> list[Moments]:
     """Return for each equation the moments of the functions that it was traced in."""
     # Consecutive equations of one place share an object. `operation_of`: number of an equation → equal keys if equal.
     walk = _Walk()

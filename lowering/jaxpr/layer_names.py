@@ -24,7 +24,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, follow
+from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, moments_of_equations
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
 from ipujax.lowering.jaxpr.loops_of_code import Loop
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
@@ -153,7 +153,7 @@ class LayerNames:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         items = [self._equations[n] for n in numbers]
-        all_moments = follow([item.frames for item in items], lambda n: _operation(items[n].eqn))
+        all_moments = moments_of_equations([item.frames for item in items], lambda n: _operation(items[n].eqn))
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
         common = _CommonScopes({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         # Most equations of a layer have equal moments and scopes: their path is computed once.

@@ -145,6 +145,8 @@ class ValueRoles:
                 self._copy_roles(eqn.invars[:1], eqn.invars[operand : operand + 1])
 
     def _role(self, var: Var, part: str, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:
+        """Return the role of a result of an equation in a part of the step, "" for none."""
+        # The rest: equations outside of the gradient, and the results of the body.
         if part == "backward":
             return GRADIENTS if is_read_by_rest and shape_of(var) in self._weight_shapes else ""
         if var in self._sums and is_read_by_rest and shape_of(var) in self._weight_shapes:

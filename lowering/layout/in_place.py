@@ -15,9 +15,9 @@ from ipujax.runtime.graph import Builder, Copy
 from ipujax.runtime.tensor import Concat, Tensor, Variable, concat
 
 
-def changes(value: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None:
+def differing_elements(value: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None:
     """Elements of a value that differ from those in `place`, and their destination, in one shape; None for none."""
-    moves = list(_changes(value, place))
+    moves = list(_differing_parts(value, place))
     if len(moves) <= 1:
         return moves[0] if moves else None
     # Everything moves: the value itself has fewer pieces than its parts.
@@ -28,7 +28,8 @@ def changes(value: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None:
     return sources, places
 
 
-def _changes(value: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _differing_parts(value: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each part of a concatenated value that is not a view of the same elements as `place`, and its place."""
     node = value.node
     if node == place.node:
         return
@@ -36,17 +37,17 @@ def _changes(value: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield value, place
         return
     for part, (first, end) in zip(node.parts, pairwise(node.bounds), strict=True):
-        yield from _changes(Tensor(part, part.shape, value.dtype), place.slice(first, end, axis=node.axis))
+        yield from _differing_parts(Tensor(part, part.shape, value.dtype), place.slice(first, end, axis=node.axis))
 
 
 def must_be_set_aside(value: Tensor, place: Tensor, overwritten: Set[Variable]) -> bool:
     """True if a value must be copied aside first: an element that moves is in a variable to be overwritten."""
-    moving = changes(value, place)
+    moving = differing_elements(value, place)
     return moving is not None and not overwritten.isdisjoint(moving[0].variables())
 
 
 def overwrite(builder: Builder, value: Tensor, place: Tensor) -> None:
     """Copies a mapped value to the mapped tensor `place` of its shape, where they differ; `name` is a debug name."""
-    moving = changes(value, place)
+    moving = differing_elements(value, place)
     if moving is not None:
         builder.prog.add(Copy(*moving, builder.name, builder.graph.origin))

@@ -112,7 +112,7 @@ class Moves:
         return due
 
     def _last_read(self) -> dict[Var, int]:
-        """Return the last equation that reads a value or a view of it; their number for a result."""
+        """Return the index of the last equation that reads each value or a view of it; a result is read after all."""
         # A put value may still be in the buffer it was fetched from, so both have the same last read.
         last_read = {var: n for n, eqn in enumerate(self._input_eqns) for var in variables_read(eqn)}
         pairs = zip(self.outvars, self._destinations, strict=True)

@@ -19,8 +19,8 @@ from ipujax.lowering.outlining.dataflow import Dataflow, Windows
 from ipujax.lowering.outlining.function_call import gain, gain_of
 
 _SHORTEST = 4  # equations of a run
-_MOST_LENGTHS = 48  # candidate lengths of one jaxpr
-_MOST_TRIED = 256  # equal windows of a length in one search for the best
+_MAX_LENGTHS = 48  # candidate lengths of one jaxpr
+_MAX_TRIED = 256  # equal windows of a length in one search for the best
 _SHORT_PERIOD = 32  # equations; several shorter periods may be one run
 
 
@@ -81,7 +81,8 @@ class _Search:
         return self._windows[length]
 
     def _lengths(self) -> list[int]:
-        gains: dict[int, int] = {}  # equations that repeats of a length save, at most
+        """Lengths of repeats to try, those that may save most equations first."""
+        gains: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
         while size < self._flow.count:
             savings: dict[int, int] = {}
@@ -90,7 +91,7 @@ class _Search:
                     savings[length] = savings.get(length, 0) + equal
             gains |= {length: max(equal, gains.get(length, 0)) for length, equal in savings.items()}
             size *= 2
-        return sorted(gains, key=lambda length: (-gains[length], length))[:_MOST_LENGTHS]
+        return sorted(gains, key=lambda length: (-gains[length], length))[:_MAX_LENGTHS]
 
     def _stretches(self, size: int) -> Iterator[tuple[int, int]]:
         """Stretches of windows with their next equal at one distance: (distance, equal equations)."""
@@ -129,7 +130,7 @@ class _Search:
         num_tried = 0
         # By falling upper bound; the real gain needs the elements that calls copy.
         for kind in np.lexsort((first, windows.elements[first], -upper_bounds)).tolist():
-            if upper_bounds[kind] <= -best[0] or num_tried == _MOST_TRIED:
+            if upper_bounds[kind] <= -best[0] or num_tried == _MAX_TRIED:
                 break
             key = length, int(numbers[kind])
             if counts[kind] < 2 or key in self._refused:

@@ -41,7 +41,7 @@ class StashPlans:
     @cached_property
     def curve(self) -> Curve:
         """Trade-off curve of the entire chain."""
-        curves = [self._stored_curves(working)[0] for working in self._working_sizes]
+        curves = [self._stored_curves(size)[0] for size in self._working_sizes]
         num_bytes = [c.num_bytes * self._in_flight + w for c, w in zip(curves, self._working_sizes, strict=True)]
         return Curve.best(np.concatenate(num_bytes), np.concatenate([curve.cycles for curve in curves]))
 
@@ -58,9 +58,8 @@ class StashPlans:
         chain_step = self._table.steps[step]
         inputs = self._table.inputs
         backward = inputs[step] + inputs[step + 1] + chain_step.backward_temp_bytes + self._table.left_bytes[step]
-        return max(
-            chain_step.forward_temp_bytes + inputs[-1], backward
-        ), chain_step.forward_cycles + chain_step.backward_cycles
+        working_bytes = max(chain_step.forward_temp_bytes + inputs[-1], backward)
+        return working_bytes, chain_step.forward_cycles + chain_step.backward_cycles
 
     def _forward_bytes(self, first: int, end: int) -> int:
         """Working bytes of the forward task in a segment of which it stores the input alone."""
@@ -76,40 +75,42 @@ class StashPlans:
         )
         return inputs[-1] + max(live_bytes)
 
-    def _stored_curves_of(self, working: int) -> list[Curve]:
+    def _stored_curves_of(self, working_bytes: int) -> list[Curve]:
         """Curves of cycles against stored bytes, from each step on, and after the last."""
         curves = [Curve(np.zeros(1, np.int64), np.zeros(1, np.int64))]
         for first in reversed(range(len(self._table.steps))):
-            options = [curve for _, curve in self._options(first, working, curves)]
+            options = [curve for _, curve in self._options(first, working_bytes, curves)]
             num_bytes, cycles = ([getattr(c, name) for c in options] for name in ("num_bytes", "cycles"))
             curves.insert(0, Curve.best(np.concatenate(num_bytes), np.concatenate(cycles)))
         return curves
 
-    def _options(self, first: int, working: int, tails: list[Curve]) -> list[tuple[int | None, Curve]]:
+    def _options(self, first: int, working_bytes: int, tails: list[Curve]) -> list[tuple[int | None, Curve]]:
         """Curves of a first action: saving a step (None), or recomputing up to a later one; `tails` start after it."""
         steps = self._table.steps
         inputs = self._table.inputs
         options: list[tuple[int | None, Curve]] = []
-        working_bytes, cycles = self._saved(first)
-        if working_bytes <= working:
+        bytes_to_save, cycles = self._saved(first)
+        if bytes_to_save <= working_bytes:
             options.append((None, tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
         forward = 0
         for end in range(first + 1, len(steps) + 1):
             forward += steps[end - 1].forward_cycles
             segment = self._table.curves[first, end - 1]
-            if segment.holds(working) and self._forward_bytes(first, end) <= working:
+            if segment.holds(working_bytes) and self._forward_bytes(first, end) <= working_bytes:
                 stored_bytes = inputs[end] if end < len(steps) else 0
-                total_cycles = forward + int(segment.cycles_in(working))
+                total_cycles = forward + int(segment.cycles_in(working_bytes))
                 options.append((end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
         return options
 
-    def _actions(self, working: int, stored_bytes: int) -> list[tuple[Action, int]]:
+    def _actions(self, working_bytes: int, stored_bytes: int) -> list[tuple[Action, int]]:
+        """The fastest actions of the chain, in order, in bytes of which an input stores `stored_bytes`."""
+        # The backward task runs in reverse order: each action of the forward task adds a part to its front.
         forward: list[tuple[Action, int]] = []
         backward: list[list[tuple[Action, int]]] = []
-        curves = self._stored_curves(working)
+        curves = self._stored_curves(working_bytes)
         step = 0
         while step < len(self._table.steps):
-            options = self._options(step, working, curves[step + 1 :])
+            options = self._options(step, working_bytes, curves[step + 1 :])
             end, _ = min(
                 ((end, curve) for end, curve in options if curve.holds(stored_bytes)),
                 key=lambda option: int(option[1].cycles_in(stored_bytes)),
@@ -121,7 +122,7 @@ class StashPlans:
                 step += 1
             else:
                 forward += [("keep", step), *((("forward", n)) for n in range(step + 1, end))]
-                backward.append(self._table.actions(step, end - 1, working))
+                backward.append(self._table.actions(step, end - 1, working_bytes))
                 stored_bytes -= self._table.inputs[end] if end < len(self._table.steps) else 0
                 step = end
         return [*forward, *(action for part in reversed(backward) for action in part)]

@@ -14,4 +14,4 @@ from ipujax.lowering.replicas.replicated_primitive import (
     split as split,
     unwrapped as unwrapped,
 )
-from ipujax.lowering.replicas.sharded_eval import Held as Held, Path as Path, Shards as Shards
+from ipujax.lowering.replicas.sharded_eval import Path as Path, ReplicaArray as ReplicaArray, Shards as Shards

@@ -38,7 +38,7 @@ _VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReplicaArray:
     """An array as a replica has it.
 
     Args:
@@ -91,27 +91,27 @@ class Shards:
             return rows.reshape(shape)
         return rows.reshape(-1)[: prod(shape)].reshape(shape)
 
-    def as_whole(self, array: Held) -> jax.Array:
+    def as_whole(self, array: ReplicaArray) -> jax.Array:
         """Entire array; shards are gathered."""
         if array.kind == "shard":
             return self.whole(lax.all_gather(array.value, self.axis), array.shape)
         return jnp.broadcast_to(array.value, array.shape)
 
-    def as_shard(self, array: Held) -> jax.Array:
+    def as_shard(self, array: ReplicaArray) -> jax.Array:
         """This replica's shard."""
         if array.kind == "whole":
             index = lax.axis_index(self.axis)
             return lax.dynamic_index_in_dim(self.rows(array.value), index, keepdims=False, allow_negative_indices=False)
         return jnp.broadcast_to(array.value, self.shape(array.shape))
 
-    def as_kind(self, array: Held, kind: Kind) -> Held:
+    def as_kind(self, array: ReplicaArray, kind: Kind) -> ReplicaArray:
         """Array in another form; only an array that is uniform already can be "uniform"."""
         if kind == array.kind:
             return array
-        return Held(self.as_shard(array) if kind == "shard" else self.as_whole(array), array.shape, kind)
+        return ReplicaArray(self.as_shard(array) if kind == "shard" else self.as_whole(array), array.shape, kind)
 
-    def within(self, array: Held, fill: Any) -> jax.Array:
-        """Shard with a number in place of the elements after the array's last one."""
+    def filled_shard(self, array: ReplicaArray, fill: Any) -> jax.Array:
+        """This replica's shard, with a number in place of the elements after the array's last one."""
         shard = self.as_shard(array)
         if array.size == shard.size * self.replicas:
             return shard
@@ -119,7 +119,9 @@ class Shards:
         return jnp.where(position < array.size, shard, jnp.asarray(fill, shard.dtype))
 
 
-def sharded_eval(jaxpr: ClosedJaxpr, operands: Sequence[Held], shards: Shards, refuse: Refuse) -> list[Held]:
+def sharded_eval(
+    jaxpr: ClosedJaxpr, operands: Sequence[ReplicaArray], shards: Shards, refuse: Refuse
+) -> list[ReplicaArray]:
     """Evaluates a jaxpr on one replica's arrays.
 
     Args:
@@ -142,44 +144,44 @@ class _Evaluation:
     refuse: Refuse
     path: Path = ()
     # By an array's id and the shape it is broadcast to: the array, and its shard, which is computed once.
-    shard_cache: dict[tuple[int, tuple[int, ...]], tuple[Held, jax.Array]] = field(default_factory=dict)
+    shard_cache: dict[tuple[int, tuple[int, ...]], tuple[ReplicaArray, jax.Array]] = field(default_factory=dict)
     # By an array's id: the array, which keeps the id alive, and the elementwise equation and operands that computed it.
-    producers: dict[int, tuple[Held, JaxprEqn, list[Held]]] = field(default_factory=dict)
+    producers: dict[int, tuple[ReplicaArray, JaxprEqn, list[ReplicaArray]]] = field(default_factory=dict)
 
-    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Held]) -> list[Held]:
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[ReplicaArray]) -> list[ReplicaArray]:
         return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _entire(jnp.asarray(x)))
 
-    def _equation(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
+    def _equation(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
         name = eqn.primitive.name
         if name in EVALUATED:
             inner = replace(self, path=(*self.path, eqn))  # shares the tables of shards and producers
             return inner.jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
         if name == "optimization_barrier":
             values = eval_equation(eqn, *(array.value for array in operands))
-            return [Held(x, array.shape, array.kind) for x, array in zip(values, operands, strict=True)]
+            return [ReplicaArray(x, array.shape, array.kind) for x, array in zip(values, operands, strict=True)]
         if any(array.kind == "shard" for array in operands):
             return self._on_shards(eqn, operands)
         shape = shape_of(eqn.outvars[0])
         if name == "broadcast_in_dim" and operands[0].shape == () and shape:
-            return [Held(operands[0].value, shape, "uniform")]
+            return [ReplicaArray(operands[0].value, shape, "uniform")]
         are_uniform = any(array.kind == "uniform" for array in operands)
         # A uniform operand and scalars: the result is uniform too, and one number is computed.
         if _is_elementwise(name) and are_uniform and all(array.value.ndim == 0 for array in operands):
             (number,) = eval_equation(eqn, *(array.value for array in operands))
-            return [Held(number, shape, "uniform")]
+            return [ReplicaArray(number, shape, "uniform")]
         results = [_entire(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
         if _is_elementwise(name) and all(array.shape in ((), shape) for array in operands):
             # A later equation with a shard computes this array's shard from shards of the operands.
             self.producers.update((id(array), (array, eqn, operands)) for array in results)
         return results
 
-    def _on_shards(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
+    def _on_shards(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
         name = eqn.primitive.name
         if _is_elementwise(name) or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
             return self._elementwise(eqn, operands)
         if name in _VIEWS and _keeps_order(eqn, operands[0]):
             shape = shape_of(eqn.outvars[0])
-            return [Held(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
+            return [ReplicaArray(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
         if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
             return [_entire(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
         if name == "dot_general" and _is_inner_product(eqn, operands):
@@ -188,20 +190,20 @@ class _Evaluation:
             return self._cond(eqn, operands)
         return self.refuse((*self.path, eqn))
 
-    def _elementwise(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
+    def _elementwise(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
         """Applies an equation to shards; operands of fewer elements are broadcast before they are cut."""
         shape = shape_of(eqn.outvars[0])
         if any(array.kind == "shard" and array.shape != shape for array in operands):
             return self.refuse((*self.path, eqn))
         results = eval_equation(eqn, *(self._shard_of(array, shape) for array in operands))
-        return [Held(x, shape, "shard") for x in results]
+        return [ReplicaArray(x, shape, "shard") for x in results]
 
-    def _shard_of(self, array: Held, shape: tuple[int, ...]) -> jax.Array:
+    def _shard_of(self, array: ReplicaArray, shape: tuple[int, ...]) -> jax.Array:
         """This replica's shard of an array, broadcast to a shape."""
         if array.kind == "shard":
             return array.value
         if array.kind == "uniform":
-            return self.shards.as_shard(Held(array.value, shape, "uniform"))
+            return self.shards.as_shard(ReplicaArray(array.value, shape, "uniform"))
         if array.value.ndim == 0:
             return array.value
         key = id(array), shape
@@ -214,28 +216,28 @@ class _Evaluation:
             self.shard_cache[key] = array, shard
         return self.shard_cache[key][1]
 
-    def _reduced(self, name: str, array: Held) -> jax.Array:
+    def _reduced(self, name: str, array: ReplicaArray) -> jax.Array:
         monoid, reduce, over_replicas = _REDUCTIONS[name]
-        shard_result = reduce(self.shards.within(array, neutral(monoid, array.value.dtype)))
+        shard_result = reduce(self.shards.filled_shard(array, neutral(monoid, array.value.dtype)))
         if shard_result.dtype != bool:
             return over_replicas(shard_result, self.shards.axis)
         # Collectives combine numbers: "and" is a minimum, "or" a maximum.
         return over_replicas(shard_result.astype(jnp.int32), self.shards.axis).astype(bool)
 
-    def _inner_product(self, eqn: JaxprEqn, operands: list[Held]) -> jax.Array:
-        flat_left, flat_right = (self.shards.within(array, 0).reshape(-1) for array in operands)
+    def _inner_product(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> jax.Array:
+        flat_left, flat_right = (self.shards.filled_shard(array, 0).reshape(-1) for array in operands)
         params = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
         return lax.psum(lax.dot_general(flat_left, flat_right, (((0,), (0,)), ((), ())), **params), self.shards.axis)
 
-    def _cond(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
+    def _cond(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
         """Evaluates all branches; a result is a shard if it is one in any branch."""
         index, *arrays = operands
         inner = self._nested(eqn)
         kinds = [(array.shape, array.kind) for array in arrays]
         branch_results: list[list[tuple[tuple[int, ...], Kind]]] = []
 
-        def evaluate_branch(branch: ClosedJaxpr, values: Sequence[jax.Array]) -> list[Held]:
-            branch_operands = [Held(x, shape, kind) for x, (shape, kind) in zip(values, kinds, strict=True)]
+        def evaluate_branch(branch: ClosedJaxpr, values: Sequence[jax.Array]) -> list[ReplicaArray]:
+            branch_operands = [ReplicaArray(x, shape, kind) for x, (shape, kind) in zip(values, kinds, strict=True)]
             return inner.jaxpr(branch, branch_operands)
 
         def record_kinds(branch: ClosedJaxpr, *values: jax.Array) -> list[jax.Array]:
@@ -260,7 +262,7 @@ class _Evaluation:
         values = lax.switch(
             index.value, [lambda *values, branch=branch: run(branch, *values) for branch in branches], *values
         )
-        return [Held(x, shape, kind) for x, (shape, kind) in zip(values, result_kinds, strict=True)]
+        return [ReplicaArray(x, shape, kind) for x, (shape, kind) in zip(values, result_kinds, strict=True)]
 
     def _nested(self, eqn: JaxprEqn) -> _Evaluation:
         return _Evaluation(self.shards, self.refuse, (*self.path, eqn))
@@ -270,15 +272,15 @@ def _is_elementwise(name: str) -> bool:
     return name in OP_COSTS and name != "bitcast_convert_type"
 
 
-def _entire(x: jax.Array) -> Held:
-    return Held(x, jnp.shape(x), "whole")
+def _entire(x: jax.Array) -> ReplicaArray:
+    return ReplicaArray(x, jnp.shape(x), "whole")
 
 
 def _common_kind(kinds: Sequence[Kind]) -> Kind:
     return "shard" if "shard" in kinds else "uniform" if set(kinds) == {"uniform"} else "whole"
 
 
-def _keeps_order(eqn: JaxprEqn, operand: Held) -> bool:
+def _keeps_order(eqn: JaxprEqn, operand: ReplicaArray) -> bool:
     """True for a view with the elements of its operand in the same order, each once."""
     if eqn.primitive.name == "transpose":
         long_dims = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
@@ -290,7 +292,7 @@ def _is_of_all(axes: Sequence[Any], shape: tuple[int, ...]) -> bool:
     return all(n == 1 or d in axes for d, n in enumerate(shape))
 
 
-def _is_inner_product(eqn: JaxprEqn, operands: Sequence[Held]) -> bool:
+def _is_inner_product(eqn: JaxprEqn, operands: Sequence[ReplicaArray]) -> bool:
     """True for a sum of all products of corresponding elements."""
     contracted, batched = eqn.params["dimension_numbers"]
     if any(map(len, batched)) or shape_of(eqn.outvars[0]) != ():

@@ -144,6 +144,7 @@ def slices(trace: ExecutionTrace) -> Slices:
     spans = np.flatnonzero(trace.work.any(1))  # transfers on I/O tiles overlap with these, so they are not slices
     work, after, ipu = (column[spans] for column in (trace.work, trace.after, trace.ipu))
     cycles = np.stack([work[:, PHASES.index(name)] if name != "idle" else 0 * ipu for name in _ORDER], 1)
+    # Columns as in `_ORDER`: sync and exchange after compute (5, 6) are part of the counts of those before it (0, 3).
     cycles[:, 0] -= after[:, 0]
     cycles[:, 3] -= after[:, 1]
     cycles[:, 5:7] = after

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.layout.in_place import changes, must_be_set_aside
+from ipujax.lowering.layout.in_place import differing_elements, must_be_set_aside
 from ipujax.runtime.graph import Copy, Graph, distinct
 from ipujax.runtime.tensor import concat
 from tests.lowering.helpers import check, small_target
@@ -23,18 +23,18 @@ RNG = np.random.default_rng(0)
 def test_moves_only_different_elements() -> None:
     graph = Graph(small_target(4))
     old, new = (graph.add_variable((6, 8), np.float32, name) for name in ("old", "new"))
-    assert changes(old, old) is None
-    assert changes(concat([old[:2], old[2:]], 0), old) is None
-    all_elements = changes(new, old)
+    assert differing_elements(old, old) is None
+    assert differing_elements(concat([old[:2], old[2:]], 0), old) is None
+    all_elements = differing_elements(new, old)
     assert all_elements is not None and all_elements[0] is new and all_elements[1] is old
     framed = concat([old[:1], concat([old[1:-1, :3], new[1:-1, 3:5], old[1:-1, 5:]], 1), old[-1:]], 0)
-    rectangle = changes(framed, old)
+    rectangle = differing_elements(framed, old)
     assert rectangle is not None
     assert (rectangle[0].shape, rectangle[0].node) == ((4, 2), new[1:-1, 3:5].node)
     assert rectangle[1].node == old[1:-1, 3:5].node
-    rows = changes(concat([new[:1], old[1:-1], new[-1:]], 0), old)
+    rows = differing_elements(concat([new[:1], old[1:-1], new[-1:]], 0), old)
     assert rows is not None and rows[0].shape == rows[1].shape == (16,)
-    joined_rows = changes(concat([new[:3], new[3:]], 0), old)
+    joined_rows = differing_elements(concat([new[:3], new[3:]], 0), old)
     assert joined_rows is not None and joined_rows[0].size == 48
 
 

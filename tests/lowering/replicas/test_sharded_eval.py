@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.replicas.sharded_eval import Held, Kind, Path, Shards, sharded_eval
+from ipujax.lowering.replicas.sharded_eval import Kind, Path, ReplicaArray, Shards, sharded_eval
 
 RNG = np.random.default_rng(2)
 REPLICAS = 4
@@ -38,7 +38,10 @@ def evaluated(fun: Callable[..., Any], x: Any, *entire: Any, padding: float = np
     shards = jnp.where(position, shards, jnp.asarray(padding).astype(shards.dtype))
 
     def replica(part: Any) -> Any:
-        operands = [Held(part, x.shape, "shard"), *(Held(jnp.asarray(y), jnp.shape(y), "whole") for y in entire)]
+        operands = [
+            ReplicaArray(part, x.shape, "shard"),
+            *(ReplicaArray(jnp.asarray(y), jnp.shape(y), "whole") for y in entire),
+        ]
         results = sharded_eval(jaxpr, operands, SHARDS, refuse)
         kinds.extend(array.kind for array in results)
         return [SHARDS.as_whole(array) for array in results]
@@ -124,7 +127,7 @@ def test_an_array_is_cut_once() -> None:
     jaxpr = jax.make_jaxpr(lambda x, y: (x * y + y) * y)(X, Y)
 
     def replica(part: Any) -> Any:
-        operands = [Held(part, X.shape, "shard"), Held(Y, Y.shape, "whole")]
+        operands = [ReplicaArray(part, X.shape, "shard"), ReplicaArray(Y, Y.shape, "whole")]
         return sharded_eval(jaxpr, operands, SHARDS, refuse)[0].value
 
     text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
@@ -146,7 +149,7 @@ def test_cuts_the_operands_of_an_elementwise_result() -> None:
     jaxpr = jax.make_jaxpr(jax.jit(lambda x, y: x + 2 * y.astype(x.dtype)))(X, entire)
 
     def replica(part: Any) -> Any:
-        operands = [Held(part, X.shape, "shard"), Held(entire, entire.shape, "whole")]
+        operands = [ReplicaArray(part, X.shape, "shard"), ReplicaArray(entire, entire.shape, "whole")]
         return sharded_eval(jaxpr, operands, SHARDS, refuse)[0].value
 
     text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
