@@ -2,7 +2,7 @@
 
 Input: lengths of the block of a vertex, as int64 arrays over any grid. Output: tile cycles, int64 arrays of that grid.
 A tile issues one instruction a cycle, to its workers in turn, so a vertex costs its supervisor's cycles and, for each
-pass, `workers` times those of its slowest worker.
+pass, `issue_round_cycles` times those of its slowest worker.
 
 Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); the AMP 1x1 formula is checked
 against 128 measurements on Bow (reference B1). Limits: the last block of a grain has the cost of a full one, regions
@@ -19,7 +19,7 @@ import numpy as np
 
 from ipujax.lowering.layout import Count as Count, ceil_div as ceil_div, total_elements
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles, wide_load_cycles
 
 Precision = Literal["half", "float"]
 product = total_elements  # of lengths that broadcast to one grid
@@ -94,7 +94,8 @@ def amp_1x1_cycles(
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
     state = worker.kept_state_cycles + worker.kept_input_state_cycles * (ins * groups - 1)
-    return 50 + target.worker_contexts * state + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
+    start = 50 + issue_round_cycles(target) * state
+    return start + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
 
 
 @remembered
@@ -102,8 +103,8 @@ def worker_pass(target: Target, precision: Precision, half_sums: bool = False) -
     """Part of a worker in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
     if precision == "half":
         return _HALF_SUMS_PASS if half_sums and target.conv_units_fp16 < _COMMON_PATH_UNITS else _HALF_PASS
-    stores = ceil_div(target.conv_units_fp32 * _WIDTH_BYTES[precision], target.vector_width_bytes)
-    return replace(_FLOAT_PASS, zeroing_row_cycles=int(stores))
+    zeroing = whole_cycles(store_cycles(target.conv_units_fp32 * _WIDTH_BYTES[precision], target))
+    return replace(_FLOAT_PASS, zeroing_row_cycles=int(zeroing))
 
 
 _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in float
@@ -111,10 +112,11 @@ _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in 
 
 def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool) -> Count:
     workers = target.worker_contexts
+    round_cycles = issue_round_cycles(target)
     busiest, idlest = (
         _worker_cycles(worker, block, share, zeroing) for share in (ceil_div(rows, workers), rows // workers)
     )
-    return np.maximum(workers * np.maximum(busiest, idlest), workers * np.minimum(busiest, idlest) + 14)
+    return np.maximum(round_cycles * np.maximum(busiest, idlest), round_cycles * np.minimum(busiest, idlest) + 14)
 
 
 def _worker_cycles(worker: WorkerPass, block: AmpBlock, rows: Count, zeroing: bool) -> Count:
@@ -147,13 +149,13 @@ def amp_nx1_cycles(
     are the lengths of the kernel, in at least one dimension.
     """
     block = amp_block(target, precision)
-    workers = target.worker_contexts
+    round_cycles = issue_round_cycles(target)
     outs = ceil_div(out_channels, block.out_channels)
     busiest, idlest = (
         17 + int(half_sums) + share[0] * _kernel_row(block, precision, *share)
-        for share in _worker_rows(rows, width, workers)
+        for share in _worker_rows(rows, width, target.worker_contexts)
     )
-    position = np.maximum(workers * busiest, workers * idlest + 9)
+    position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
     totals = []
     for height, extra in _FILTER_HEIGHTS:
         ins = ceil_div(in_channels, max(1, block.in_channels // height))
@@ -163,7 +165,7 @@ def amp_nx1_cycles(
         inner = loads + outer * inner_most * position
         totals.append(ins * (14 + outs * (14 + inner)))
     best = np.minimum.reduce(np.broadcast_arrays(*totals))
-    setup = 109 + 18 * workers + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
+    setup = 109 + 18 * round_cycles + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
     return setup + groups * (16 + best)
 
 
@@ -193,20 +195,27 @@ def hmac_cycles(
     """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
     # One output channel after the other, two at once where sums are half precision.
     at_once = 2 if half_sums and precision == "half" else 1
-    dot = _dot_cycles(precision, in_channels, at_once)
+    dot = _dot_cycles(target, precision, in_channels, at_once)
+    round_cycles = issue_round_cycles(target)
     worker = 16 + kernel_positions * (16 + 19 + ceil_div(rows, target.worker_contexts) * (7 + dot))
-    channels = ceil_div(out_channels, at_once) * (10 + target.worker_contexts * worker)
-    setup = (63 if precision == "half" else 58) + target.worker_contexts * (10 if half_sums else 9)
+    channels = ceil_div(out_channels, at_once) * (10 + round_cycles * worker)
+    setup = (63 if precision == "half" else 58) + round_cycles * (10 if half_sums else 9)
     return setup + groups * (23 + 15 + channels) + zero_cycles(target, rows * out_channels * groups, half_sums)
 
 
-def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
+def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
     """Cycles of a dot product: 64 bits of each operand a cycle; other lengths take narrower loads, in two forms."""
-    width = 8 // _WIDTH_BYTES[precision]
+    width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
+    # One instruction multiplies 64 bits, however much more the ports load.
+    vector_cycles = max(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
     pairs = 2 * ceil_div(length, 2) + at_once
     singles = 2 * length + at_once
     narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
-    return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, length // width, narrow)
+    vectors = whole_cycles(length // width * vector_cycles)
+    return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, vectors, narrow)
+
+
+_VECTOR_BYTES = 8  # 64 bits: of one operand of a multiplication, and of one vector that is stored
 
 
 def vmac_cycles(
@@ -218,14 +227,16 @@ def vmac_cycles(
     half_sums: bool = False,
 ) -> Count:
     """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group."""
-    # Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2.
-    channels, cycles = (8, 3) if precision == "half" else (4, 2)
+    # Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2. Two of them
+    # load as many activations and weights; float channels are multiplied meanwhile, two at once.
+    loads = wide_load_cycles(4 * _VECTOR_BYTES, target)
+    channels, cycles = (8, 1 + loads) if precision == "half" else (4, max(2, loads))
     share = ceil_div(rows, target.worker_contexts)
-    worker = ceil_div(groups, channels) * share * (cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
-    return 61 + 14 + 25 + target.worker_contexts * worker + zero_cycles(target, rows * groups, half_sums)
+    worker = ceil_div(groups, channels) * share * whole_cycles(cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
+    return 61 + 14 + 25 + issue_round_cycles(target) * worker + zero_cycles(target, rows * groups, half_sums)
 
 
-_VMAC_OUTPUT_CYCLES = 6  # assumed: pointers and store of one output vector, one trip through the six issue slots
+_VMAC_OUTPUT_CYCLES = 6  # assumed: pointers and store of one output vector, one round of the six issue slots
 
 
 def outer_product_cycles(
@@ -234,8 +245,10 @@ def outer_product_cycles(
     """Cycles of the outer product vertex: one input channel, every output is one product."""
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
-    channels = 6 + ceil_div(np.maximum(out_channels - first_channels, 0), vector)
-    return target.supervisor_overhead_cycles + target.worker_contexts * (25 + groups * (fixed + share * channels))
+    # A vector is multiplied and stored by one instruction.
+    vector_cycles = max(1, store_cycles(_VECTOR_BYTES, target))
+    channels = 6 + whole_cycles(ceil_div(np.maximum(out_channels - first_channels, 0), vector) * vector_cycles)
+    return target.supervisor_overhead_cycles + issue_round_cycles(target) * (25 + groups * (fixed + share * channels))
 
 
 def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:
@@ -244,7 +257,7 @@ def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count,
     # first-principles model was found to need").
     share = ceil_div(outputs, target.worker_contexts)
     worker = share * (reduced * instructions_per_mac + _SCALAR_OUTPUT_CYCLES)
-    return target.supervisor_overhead_cycles + target.worker_contexts * worker
+    return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
 
 _SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
@@ -253,8 +266,8 @@ _SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
 def zero_cycles(target: Target, elements: Count, half_sums: bool = False) -> Count:
     """Cycles to zero partials before they are added to: 64-bit stores shared by the workers."""
     width = _WIDTH_BYTES["half" if half_sums else "float"]
-    stores = ceil_div(ceil_div(elements, target.vector_width_bytes // width), target.worker_contexts)
-    return target.worker_contexts * (stores + 14 - 9)
+    stores = ceil_div(ceil_div(elements, _VECTOR_BYTES // width), target.worker_contexts)
+    return issue_round_cycles(target) * (whole_cycles(store_cycles(stores * _VECTOR_BYTES, target)) + 14 - 9)
 
 
 def window_cycles(target: Target, num_bytes: Count) -> Count:

@@ -35,12 +35,12 @@ from ipujax.lowering.popops import (
 )
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 _SUPERVISOR_CYCLES = 4
 _WORKER_CYCLES = 22
-_VECTOR_CYCLES = 3  # assumed: normal numbers take 4, dropout 2
+_VECTOR_CYCLES = 2  # beside its store; assumed: with it, normal numbers take 4, dropout 2
 
 # From blocks of keys, and of operands by key, to one array or a list of arrays.
 KeyFunction = Callable[..., Any]
@@ -127,7 +127,11 @@ def _codelet(
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         num_bytes = total_elements(shapes[-1]) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
         vectors = -(-num_bytes // target.vector_width_bytes)
-        return _SUPERVISOR_CYCLES + target.worker_contexts * _WORKER_CYCLES + _VECTOR_CYCLES * vectors
+        # Workers share the vectors; where they are fewer than issue slots, the other slots are idle.
+        slots = vectors * issue_round_cycles(target) / target.worker_contexts
+        vector_cycles = _VECTOR_CYCLES + store_cycles(target.vector_width_bytes, target)
+        workers = issue_round_cycles(target) * _WORKER_CYCLES
+        return np.asarray(_SUPERVISOR_CYCLES + workers + whole_cycles(vector_cycles * slots))
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]

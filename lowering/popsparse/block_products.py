@@ -16,13 +16,14 @@ import numpy as np
 from ipujax.lowering.poplin.cycles import Count, Precision, amp_1x1_cycles, ceil_div
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, whole_cycles
 from ipujax.runtime.tensor import dtype_name
 
 _MULTIPLY_ADD = 2  # operations
 _WORKER_CYCLES = 25  # assumed: start of a worker, pointers to operands
 _BLOCK_CYCLES = 8  # assumed: meta-information of a block, and addresses of its operands
-_VECTOR_CYCLES = 2  # assumed: load of a vector of the dense operand, with the multiply-add of the last one
+# Assumed: beside the load of a vector of the dense operand, which issues with the multiply-add of the last one.
+_VECTOR_CYCLES = 1
 
 
 @remembered
@@ -73,5 +74,6 @@ def _cycles(target: Target, dtype: Any, blocks: Count, m: Count, k: Count, n: Co
     precision: Precision = "half" if np.dtype(dtype).itemsize == 2 else "float"
     amp = amp_1x1_cycles(target, precision, n, k, m, blocks)
     vectors = ceil_div(ceil_div(n, target.vector_width_bytes // np.dtype(dtype).itemsize), target.worker_contexts)
-    worker = _WORKER_CYCLES + blocks * (_BLOCK_CYCLES + m * k * (1 + vectors * _VECTOR_CYCLES))
-    return np.asarray(np.minimum(amp, target.supervisor_overhead_cycles + target.worker_contexts * worker))
+    vector_cycles = _VECTOR_CYCLES + load_cycles(target.vector_width_bytes, target)
+    worker = _WORKER_CYCLES + blocks * (_BLOCK_CYCLES + m * k * (1 + whole_cycles(vectors * vector_cycles)))
+    return np.asarray(np.minimum(amp, target.supervisor_overhead_cycles + issue_round_cycles(target) * worker))

@@ -8,8 +8,9 @@ Input: a graph and a compute set of it. Output: `ComputeSetCost`.
 Operands arrive one after the other; a tile sends meanwhile.
 
 The vertices of supervisor codelets on one tile run one after the other, each on all workers. The vertices of worker
-codelets go to the six workers longest first, ties by order; a tile issues for one worker a cycle in turn, so they take
-six times the slowest worker's instructions. The two kinds do not overlap.
+codelets go to the workers longest first, ties by order; a tile issues for each worker once in a round of its slots, six
+of them however few workers it has, so they take as many times the slowest worker's instructions. The two kinds do not
+overlap.
 Source: threading and supervisor overhead: poplibs `PerformanceEstimation.hpp` (reference machine.md §1.1). Constants:
 `Target`.
 Limits: each phase lasts as long as its slowest tile; phases do not overlap.
@@ -28,7 +29,7 @@ from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_
 from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
 from ipujax.runtime.exchange.traffic import traffic
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Graph, VertexGroup, dim_extent
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +215,6 @@ def _vertices(
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray]:
     """Return cycles and active cycles by tile, cycles by group, active cycles by codelet, and vertices by tile."""
     tiles = window.tiles
-    workers = target.worker_contexts
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
     by_codelet = Counter[str]()
@@ -237,8 +237,8 @@ def _vertices(
     if worker_vertices:
         tile, cycles = (np.concatenate(parts) for parts in zip(*worker_vertices, strict=True))
         busy = np.bincount(tile, minlength=tiles) > 0
-        slowest = slowest_workers(tile, cycles, tiles, workers)
-        total += np.where(busy, target.supervisor_overhead_cycles + workers * slowest, 0)
+        slowest = slowest_workers(tile, cycles, tiles, target.worker_contexts)
+        total += np.where(busy, target.supervisor_overhead_cycles + issue_round_cycles(target) * slowest, 0)
     return total, active, tuple(by_group), by_codelet, vertices
 
 
@@ -259,7 +259,7 @@ def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, targe
     """Return the cycles of vertices whose issue slot is of a worker without a part of its supervisor's vertex.
 
     All parts take equally long, so the worker of most parts sets the time: n parts keep six workers busy for n of every
-    6 * ceil(n / 6) slots.
+    6 * ceil(n / 6) slots, and one worker for n of every 6 * n.
 
     Returns:
         int64, broadcastable to the grid; None for vertices of workers, which `slowest_workers` distributes.
@@ -267,5 +267,5 @@ def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, targe
     if not codelet.supervisor or codelet.parts is None:
         return None
     parts = np.asarray(codelet.parts(shapes, target))
-    slots = target.worker_contexts * np.maximum(1, -(-parts // target.worker_contexts))
+    slots = issue_round_cycles(target) * np.maximum(1, -(-parts // target.worker_contexts))
     return cycles * (slots - parts) // slots

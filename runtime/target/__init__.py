@@ -7,3 +7,10 @@ from ipujax.runtime.target.presets import (
     preset as preset,
 )
 from ipujax.runtime.target.target import GlobalExchange as GlobalExchange, Target as Target, nearest as nearest
+from ipujax.runtime.target.tile_rates import (
+    issue_round_cycles as issue_round_cycles,
+    load_cycles as load_cycles,
+    store_cycles as store_cycles,
+    whole_cycles as whole_cycles,
+    wide_load_cycles as wide_load_cycles,
+)

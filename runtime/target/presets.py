@@ -32,6 +32,12 @@ _DTYPES = frozenset({"float32", "float16", "int32", "uint32", "int16", "uint16",
 _COMMON: Mapping[str, Row] = {
     "num_ipus": _row(1, "user", "one IPU unless preset() is asked for more"),
     "worker_contexts": _row(6, "published", "poplibs estimators, getNumWorkerContexts (reference A1, 1.1)"),
+    "worker_issue_period_cycles": _row(
+        6,
+        "published",
+        "each worker issues once in 6 clocks: Citadel report 1912.03413, second-hand (reference A1); poplibs "
+        "estimators multiply a worker's cycles by the 6 contexts (reference A4)",
+    ),
     "vector_width_bytes": _row(8, "published", "getDataPathWidth is 64 bit (poplibs, reference 1.1)"),
     "supervisor_overhead_cycles": _row(
         11, "published", "poplibs basicOpSupervisorOverhead; 2 more for scaled pointers (reference A2)"

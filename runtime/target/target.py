@@ -98,6 +98,11 @@ class Target:
     )
     clock_hz: float = constant(unit="Hz", doc="tile clock")
     worker_contexts: int = constant(unit="workers", doc="worker threads of a tile, issuing in turn, one slot each")
+    worker_issue_period_cycles: int = constant(
+        unit="cycles",
+        zero_ok=True,
+        doc="least cycles between two instructions of one worker, however few workers a tile has",
+    )
     vector_width_bytes: int = constant(unit="bytes", doc="data path of an ordinary vector instruction")
     supervisor_overhead_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="the supervisor's launch of the workers of one vertex"
@@ -199,7 +204,12 @@ class Target:
             TargetError: as a new target.
         """
         sources = {name: Source(kind, text) for name, (kind, text) in data["sources"].items()}
-        return cls(**{**data, "native_dtypes": frozenset(data["native_dtypes"]), "sources": sources})
+        values = {**data, "native_dtypes": frozenset(data["native_dtypes"])}
+        if "worker_issue_period_cycles" not in data:
+            # Earlier versions took a slot for each worker, and no more, for the period.
+            values["worker_issue_period_cycles"] = data["worker_contexts"]
+            sources["worker_issue_period_cycles"] = Source("derived", "as many as worker_contexts, in an older file")
+        return cls(**{**values, "sources": sources})
 
     def changes(self) -> dict[str, Any]:
         """Return the constants that were set by `replace`, by name, without the number of IPUs."""

@@ -11,23 +11,20 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.popops.vertices.emulation import Kind, emulation
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form.
 _SLICE_SUPERVISOR_CYCLES = 14
 _SLICE_WORKER_CYCLES = 39
 _SLICE_ROW_CYCLES = 24
-_SLICE_VECTOR_CYCLES = 2
 # multiSlice: one index in range copies a row, one out of range costs the comparison only.
 _GATHER_WORKER_CYCLES = 30
 _GATHER_IN_RANGE_CYCLES = 19
-_GATHER_VECTOR_CYCLES = 2
 _GATHER_OUT_OF_RANGE_CYCLES = 8
-# multiUpdate with an operation.
+# multiUpdate with an operation: an atom of the table and one of the update are loaded, and the result is stored.
 _SCATTER_WORKER_CYCLES = 33
 _SCATTER_IN_RANGE_CYCLES = 12
-_SCATTER_ATOM_CYCLES = 3
 _SCATTER_OUT_OF_RANGE_CYCLES = 5
 
 
@@ -38,10 +35,16 @@ def vectors(elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
 
 def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
     """Tile cycles of copying rows of contiguous elements from or to a dynamic index of a tensor; int64 arrays."""
-    workers = target.worker_contexts
-    copies = -(-vectors(row_elements, dtype, target) // workers)
-    loop = (_SLICE_ROW_CYCLES + _SLICE_VECTOR_CYCLES * copies) * rows
-    return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers * (_SLICE_WORKER_CYCLES + loop)
+    copies = -(-vectors(row_elements, dtype, target) // target.worker_contexts)
+    loop = (_SLICE_ROW_CYCLES + whole_cycles(_access_cycles(1, target) * copies)) * rows
+    workers = issue_round_cycles(target) * (_SLICE_WORKER_CYCLES + loop)
+    return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers
+
+
+def _access_cycles(loads: int, target: Target) -> float:
+    """Cycles to load a number of vectors and to store one: two copy a vector, three combine it with another."""
+    loading = load_cycles(loads * target.vector_width_bytes, target)
+    return float(loading + store_cycles(target.vector_width_bytes, target))
 
 
 def gather_cycles(
@@ -49,7 +52,8 @@ def gather_cycles(
 ) -> np.ndarray:
     """Tile cycles of looking up rows; `share` is the expected part of the look-ups that fall in the tile's rows."""
     # `share` assumes that indices are uniform: rows of the tile over rows of the table.
-    row = _GATHER_IN_RANGE_CYCLES + _GATHER_VECTOR_CYCLES * vectors(row_elements, dtype, target)
+    copying = whole_cycles(_access_cycles(1, target) * vectors(row_elements, dtype, target))
+    row = _GATHER_IN_RANGE_CYCLES + copying
     return _by_range(_GATHER_WORKER_CYCLES, row, _GATHER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 
@@ -58,16 +62,16 @@ def scatter_cycles(
 ) -> np.ndarray:
     """Tile cycles of combining rows with rows of a table by an operation of a kind; arguments as `gather_cycles`."""
     emulated = emulation(dtype, kind, target)
-    row = _SCATTER_IN_RANGE_CYCLES + _SCATTER_ATOM_CYCLES * emulated.factor * vectors(row_elements, dtype, target)
-    row = row + emulated.cast_cycles * row_elements
+    atoms = vectors(row_elements, dtype, target)
+    updating = whole_cycles(_access_cycles(2, target) * emulated.factor * atoms)
+    row = _SCATTER_IN_RANGE_CYCLES + updating + emulated.cast_cycles * row_elements
     return _by_range(_SCATTER_WORKER_CYCLES, row, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 
 def _by_range(
     start_cycles: int, in_range: np.ndarray, out_of_range: int, lookups: np.ndarray, share: np.ndarray, target: Target
 ) -> np.ndarray:
-    workers = target.worker_contexts
-    worker_lookups = -(-lookups // workers)
+    worker_lookups = -(-lookups // target.worker_contexts)
     hits = np.ceil(worker_lookups * share).astype(np.int64)
     loop = start_cycles + hits * in_range + (worker_lookups - hits) * out_of_range
-    return np.asarray(target.supervisor_overhead_cycles + workers * loop, np.int64)
+    return np.asarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * loop, np.int64)

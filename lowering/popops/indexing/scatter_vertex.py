@@ -18,14 +18,14 @@ from jax import lax
 
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.indexing.gather import Mode, signed
-from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles, vectors
+from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind
 from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
 from ipujax.lowering.popops.vertices.reducers import SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import dtype_name
+from ipujax.runtime.target import Target, store_cycles, whole_cycles
+from ipujax.runtime.tensor import dtype_name, element_bytes
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "scatter": lax.scatter,
@@ -179,7 +179,8 @@ def scatter_codelet(
             share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
             row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
         cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
-        return cycles + vectors(total_elements(table), dtype, target) if is_part else cycles
+        filled_bytes = total_elements(table) * element_bytes(dtype)
+        return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
 
     def lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
         del target

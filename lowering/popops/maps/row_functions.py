@@ -21,7 +21,7 @@ from ipujax.lowering.popops.maps.rows import by_rows
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
@@ -97,11 +97,11 @@ def _codelet(
         # A vertex shares its rows among the workers, as long as there are that many.
         elements = total_elements(shapes[0]) * rows
         length = shapes[0][-1] if reduces else np.ones((), np.int64)
-        workers = target.worker_contexts
-        share = -(-(elements // np.maximum(length, 1)) // workers) * length
+        share = -(-(elements // np.maximum(length, 1)) // target.worker_contexts) * length
         emulated = emulation(dtypes[0], "add" if operations else "move", target)
         element_cycles = _MOVE_CYCLES + _OPERATION_CYCLES * operations * emulated.factor + emulated.cast_cycles
-        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * element_cycles)
+        worker = _WORKER_START_CYCLES + share * element_cycles
+        return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         del target

@@ -36,7 +36,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 # Function of `lax`, and cycles of one element.
@@ -174,9 +174,8 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _rows_and_length(shapes, axis)
         emulated = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
-        workers = target.worker_contexts
-        loop = -(-rows // workers) * length * (emulated.factor * element_cycles + emulated.cast_cycles)
-        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
+        loop = -(-rows // target.worker_contexts) * length * (emulated.factor * element_cycles + emulated.cast_cycles)
+        return target.supervisor_overhead_cycles + issue_round_cycles(target) * (_WORKER_START_CYCLES + loop)
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
@@ -202,7 +201,7 @@ def _sort_codelet(
         pairs = -(-rows * -(-length // 2) // target.worker_contexts)
         compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
         pair = max(x.factor * _compare_swap_cycles(keys, len(dtypes)) + x.cast_cycles for x in compared)
-        stage = _SORT_SUPERVISOR_CYCLES + target.worker_contexts * (_SORT_WORKER_CYCLES + pairs * pair)
+        stage = _SORT_SUPERVISOR_CYCLES + issue_round_cycles(target) * (_SORT_WORKER_CYCLES + pairs * pair)
         return target.supervisor_overhead_cycles + stages * stage
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
@@ -231,7 +230,9 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
         pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
         emulated = emulation(dtype, "add", target)
-        return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * emulated.factor + emulated.cast_cycles) * pairs
+        pair = _COMPARE_SWAP_CYCLES * emulated.factor + emulated.cast_cycles
+        # Workers share the pairs; where they are fewer than issue slots, the other slots are idle.
+        return _SORT_SUPERVISOR_CYCLES + -(-pair * pairs * issue_round_cycles(target) // target.worker_contexts)
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
     return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True)

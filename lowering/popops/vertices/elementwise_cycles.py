@@ -2,7 +2,7 @@
 
 One worker spends `start + iterations · cycles`; six share the vertex. A row gives the cycles of one iteration, loads,
 stores and the loop itself included, and how many elements it handles, for 32-bit floats, 16-bit floats, integers and
-bytes.
+bytes. Its loads and stores are of 64 bits a cycle; ports of other widths change that part of an iteration.
 
 Source: poplibs `popops/popopsCycleEstimators.{hpp,cpp}` (reference machine.md §1.3). Its rows without a natural vector
 width are full iterations; to those with one it adds 4 cycles (unary), 2 (binary assembly: float add, sub, mul) or 5.
@@ -21,7 +21,8 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.emulation import Width, emulation, kind_of
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
+from ipujax.runtime.tensor import VECTOR_BYTES
 
 Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
 
@@ -148,6 +149,7 @@ OP_COSTS: dict[str, OpCost] = {
 
 _START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
+_WIDTH_BYTES: dict[Width, int] = {"double": 8, "float": 4, "int": 4, "half": 2, "byte": 1}
 # In add, sub, mul and bitwise operations a scalar operand is loaded once, not in every iteration.
 _SCALAR_SAVING_CYCLES = 1
 
@@ -175,8 +177,22 @@ def elementwise_cycles(
     start = _START_CYCLES[loop] if cost.start is None else cost.start
     launch = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
     iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
-    iteration_cycles = emulated.factor * cycles + emulated.cast_cycles * vector
-    return launch + target.worker_contexts * (start + iterations * iteration_cycles)
+    accesses = ceil_div(vector * _WIDTH_BYTES[emulated.width], VECTOR_BYTES)
+    cycles_by_rate = _at_port_rates(cycles, operands * accesses, accesses, target)
+    iteration_cycles = emulated.factor * cycles_by_rate + emulated.cast_cycles * vector
+    return launch + issue_round_cycles(target) * (start + whole_cycles(iterations * iteration_cycles))
+
+
+def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> float:
+    """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure.
+
+    Loads and stores that are more than the cycles issue together, by one instruction.
+    """
+    loads, stores = min(cycles, loads), min(cycles, stores)
+    loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)
+    if loads + stores <= cycles:
+        return float(cycles - loads - stores + loading + storing)
+    return float(cycles - max(loads, stores) + max(loading, storing))
 
 
 def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:

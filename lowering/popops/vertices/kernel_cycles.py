@@ -1,7 +1,7 @@
 """Cycles of a vertex of several elementwise operations: loads, instructions, stores, and one launch.
 
 One worker spends `start + iterations · cycles`; six share the vertex. An iteration handles the widest vector of all
-operations: 64 bits of the narrowest dtype. It loads each input once and stores each result once, 64 bits a cycle;
+operations: 64 bits of the narrowest dtype. It loads each input once and stores each result once, 64 bits a port;
 scalars are loaded before the loop. A worker issues a load, a store or an integer operation and beside it a float
 operation in one cycle, so an iteration takes as long as the longer of the two.
 An operation's instructions are its row of `OP_COSTS` without the row's own loads, stores and loop, which its source
@@ -27,7 +27,7 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles, elementwise_parts
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 _START_CYCLES = 31  # derived: instructions before the loop of PopLibs' scaled add, scalars apart
@@ -60,9 +60,12 @@ def kernel_cycles(
     vector = _vector_elements(ops, read, written)
     dual_issued = sum(_instructions(op, vector, target) for op in ops if _is_dual_issued(op))
     single_issued = sum(_instructions(op, vector, target) for op in ops if not _is_dual_issued(op))
-    cycles = max(dual_issued, single_issued + sum(_access_cycles(dtype, vector) for dtype in (*read, *written)))
+    loads, stores = (sum(_access_bytes(dtype, vector) for dtype in dtypes) for dtypes in (read, written))
+    packing = sum(vector for dtype in (*read, *written) if dtype == np.bool_)
+    cycles = max(dual_issued, single_issued + packing + load_cycles(loads, target) + store_cycles(stores, target))
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
-    return target.supervisor_overhead_cycles + target.worker_contexts * (_START_CYCLES + scalars + iterations * cycles)
+    worker = _START_CYCLES + scalars + whole_cycles(iterations * cycles)
+    return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
 
 def kernel_parts(
@@ -107,8 +110,6 @@ def _instructions(op: OpCount, elements: int, target: Target) -> int:
     return int(instructions + emulated.cast_cycles * elements)
 
 
-def _access_cycles(dtype: Any, elements: int) -> int:
-    """Cycles to load or to store a vector of elements."""
-    if dtype == np.bool_:
-        return 1 + elements
-    return int(ceil_div(elements * element_bytes(dtype), VECTOR_BYTES))
+def _access_bytes(dtype: Any, elements: int) -> int:
+    """Bytes of the vectors that are loaded or stored for a number of elements."""
+    return VECTOR_BYTES * int(ceil_div(elements * element_bytes(dtype), VECTOR_BYTES))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.emulation import Kind, emulation
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
 
 LAUNCH_CYCLES = 33  # of the supervisor, once a vertex
@@ -21,6 +21,7 @@ _WORKER_CYCLES = 20
 _OUTER_LOOP_CYCLES = 8  # 7 to 10 in the source
 _CONTINUOUS_OUTPUT_CYCLES = 12
 _CONTINUOUS_CYCLES = 17
+_LEAST_VECTOR_CYCLES = 0.5  # poplibs' accumulators take 128 bits, two vectors, in one instruction (f32v4acc, f16v8acc)
 # Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
 # Poplibs combines look-ups of blocks of rows ("only") by adding them up.
 _EXTRA_CYCLES = {"add": 0, "only": 0, "signed_add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
@@ -54,16 +55,20 @@ def _forms(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tile cycles of the strided form, and of the continuous one where workers share outputs, or each of them."""
     workers = target.worker_contexts
+    round_cycles = issue_round_cycles(target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
     emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
     extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
-    vector_cycles = emulated.factor * (1 + extra) + emulated.cast_cycles * vector
+    loading = max(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
+    vector_cycles = emulated.factor * (loading + extra) + emulated.cast_cycles * vector
     accumulators = 2 * vector
     loads = accumulators // vector
     rows = ceil_div(ceil_div(outputs, accumulators), workers)
-    strided = LAUNCH_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * vector_cycles * reduced + _OUTER_LOOP_CYCLES))
-    output_cycles = -(-reduced // vector) * vector_cycles
+    row_cycles = whole_cycles(loads * vector_cycles * reduced) + _OUTER_LOOP_CYCLES
+    strided = LAUNCH_CYCLES + round_cycles * (_WORKER_CYCLES + rows * row_cycles)
+    output_cycles = whole_cycles(-(-reduced // vector) * vector_cycles)
     by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + output_cycles)
-    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-output_cycles // workers)) + workers
-    start = LAUNCH_CYCLES + workers * _CONTINUOUS_CYCLES
-    return strided, start + workers * by_output, start + workers * by_part
+    # Then the parts are combined, one for each slot of a round: six workers are not slower than five.
+    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-output_cycles // workers)) + round_cycles
+    start = LAUNCH_CYCLES + round_cycles * _CONTINUOUS_CYCLES
+    return strided, start + round_cycles * by_output, start + round_cycles * by_part

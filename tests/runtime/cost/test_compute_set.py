@@ -95,6 +95,17 @@ def test_worker_vertices_share_six_workers():
     assert cost.active_cycles.tolist() == [80, 0, 30, 0]
 
 
+@pytest.mark.parametrize(("workers", "cycles"), [(1, 6 * 60), (2, 6 * 30), (5, 6 * 20), (6, 6 * 10), (8, 8 * 10)])
+def test_fewer_workers_than_issue_slots_leave_slots_idle(workers, cycles):
+    """Six equal vertices on one tile: a worker issues once in six cycles, or once in as many as there are workers."""
+    target = TARGET.replace(worker_contexts=workers)
+    codelet = unary(lambda n: n, supervisor=False)
+    graph = Graph(target)
+    cost = compute_set_cost(graph, elementwise(graph, codelet, on_one_tile(60, 0), range(0, 70, 10), [0] * 6, 60))
+    assert (cost.compute_cycles - cost.rearrangement_cycles)[0] == OVERHEAD + cycles
+    assert cost.active_cycles[0] == 60
+
+
 def test_two_groups_on_a_tile():
     graph = Graph(TARGET)
     mapping = on_one_tile(12, 1)
