@@ -43,12 +43,9 @@ def best_cuts(
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
 ) -> list[tuple[int, ...]]:
-    """Most promising cuts, best first; a cut is the first segment of each stage but the first.
-
-    Args:
-        resident: (segment, bytes) of arguments that are mapped to the IPU of that segment all the time.
-        stores_residuals: whether all values that gradients need are stored for them.
-    """
+    """Most promising cuts, best first; a cut is the first segment of each stage but the first."""
+    # `resident`: (segment, bytes) of arguments that are mapped to the IPU of that segment all the time.
+    # `stores_residuals`: whether all values that gradients need are stored for them.
     num_stages = plan.num_stages
     count = len(work.forward_cycles)
     positions = cut_positions(work)

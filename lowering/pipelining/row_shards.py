@@ -143,6 +143,7 @@ class _Cutter:
         self._sources: list[Source | None] = []
 
     def run(self) -> CutJaxpr:
+        """Cut the inputs, then the equations in order, then the results."""
         body = self._jaxpr.jaxpr
         inputs = tuple(map(self._bounds_of, body.invars))
         invars = [var for var, bounds in zip(body.invars, inputs, strict=True) for var in self._define(var, bounds)]
@@ -221,6 +222,7 @@ class _Cutter:
         return [[x[k] if len(x) > 1 else x[0] for x in pieces] for k in range(len(bounds) - 1)]
 
     def _each(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+        """Adds an equation for each shard of its rows."""
         operands = self._operands(eqn, rows, bounds)
         results = [self._define(var, bounds) for var in eqn.outvars]
         for k, (a, b) in enumerate(pairwise(bounds)):
@@ -230,6 +232,7 @@ class _Cutter:
             )
 
     def _chain(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+        """Adds a loop for each shard of a loop's rows, each with the carry of the one before."""
         operands = self._operands(eqn, rows, bounds)
         consts = eqn.params["num_consts"]
         carried = eqn.params["num_carry"]
@@ -245,6 +248,7 @@ class _Cutter:
         self._unsplit.update(zip(eqn.outvars[:carried], state, strict=True))  # type: ignore[arg-type]
 
     def _combine(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+        """Adds a reduction for each shard of its rows, and combines their results to an unsplit one."""
         (out,) = eqn.outvars
         total: Var | None = None
         for operands, (a, b) in zip(self._operands(eqn, rows, bounds), pairwise(bounds), strict=True):
@@ -259,6 +263,7 @@ class _Cutter:
         self._unsplit[out] = total
 
     def _sums(self, eqn: JaxprEqn, n: int) -> None:
+        """Adds one sum over replicas of all shards of its operands."""
         bounds = [self._bounds.get(var) for var in eqn.outvars]
         invars = [
             x
@@ -278,6 +283,7 @@ class _Cutter:
         self._add(new_jaxpr_eqn(invars, outvars, all_reduce_p, params, eqn.effects, eqn.source_info), Source(n))
 
     def _replace(self, eqn: JaxprEqn, new: Replacement, n: int) -> None:
+        """Adds an equation with other parameters that reads and defines shards."""
         invars = [x for atom, bounds in zip(eqn.invars, new.inputs, strict=True) for x in self._read(atom, bounds, eqn)]
         outvars = [x for var, bounds in zip(eqn.outvars, new.outputs, strict=True) for x in self._define(var, bounds)]
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))

@@ -132,12 +132,7 @@ def staged_pipeline(
     byte_cost: float = BYTE_COST_CYCLES,
     recomputation: Recomputation = KEEP_ALL,
 ) -> StagedPipeline:
-    """Partitions and schedules a pipeline, maps its stages to IPUs, and adds recomputation.
-
-    Raises:
-        ArgumentError: for invalid stages, a schedule that does not work for so many micro-batches, or more stages than
-            IPUs or than `device_mapping` names.
-    """
+    """Partitions and schedules a pipeline, maps its stages to IPUs, and adds recomputation; refuses what cannot run."""
     spec: PipelineSpec = eqn.params["spec"]
     jaxpr = micro_batch_of(eqn)
     partitioned = partition(jaxpr, spec)

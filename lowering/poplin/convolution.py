@@ -231,10 +231,8 @@ def _windows(
 def _without_skipped(
     builder: Builder, x: Tensor, layout: Layout, windows: Sequence[Window]
 ) -> tuple[Tensor, list[Window]]:
-    """Returns the activations without the elements that strides and dilations step over, and their windows.
-
-    Mapped activations are copied to contiguous memory: read with a step, each element would be an exchange fragment.
-    """
+    """Returns the activations without the elements that strides and dilations step over, and their windows."""
+    # Mapped activations are copied to contiguous memory: read with a step, each element would be an exchange fragment.
     graph = builder.graph
     starts = [0] * x.ndim
     strides = [1] * x.ndim

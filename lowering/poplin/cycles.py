@@ -143,11 +143,9 @@ def amp_nx1_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best.
-
-    `rows` are rows of output elements, batch and outer field dimensions together, each of `width` elements; `kernel`
-    are the lengths of the kernel, in at least one dimension.
-    """
+    """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best."""
+    # `rows` are rows of output elements, batch and outer field dimensions together, each of `width` elements; `kernel`
+    # are the lengths of the kernel, in at least one dimension.
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
     outs = ceil_div(out_channels, block.out_channels)

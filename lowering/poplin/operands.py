@@ -64,10 +64,8 @@ def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
 
 
 def place_by_plan(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
-    """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles.
-
-    `cuts` are the boundaries of each of its dimensions; `tile` has the operand's dimensions, then those that share it.
-    """
+    """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles."""
+    # `cuts` are the boundaries of its dimensions; `tile` has the operand's dimensions, then those that share it.
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
@@ -82,11 +80,8 @@ def place_by_plan(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.n
 def result_variable(
     graph: Graph, plan: Plan, grid: Grid, out_axes: tuple[int, ...], reduced: tuple[int, ...], channel: int, name: str
 ) -> Result:
-    """Adds the variable of the result, or of partial results with one slot for each block of `reduced`.
-
-    `out_axes` are the axes of the result's dimensions, `channel` that of its output channels, `reduced` those that are
-    summed over.
-    """
+    """Adds the variable of the result, or of partial results with one slot for each block of the `reduced` axes."""
+    # `out_axes` are the axes of the result's dimensions, `channel` that of its output channels.
     order = _result_order([grid.cuts[axis] for axis in out_axes], out_axes.index(channel))
     slots = plan.slots
     dtype = plan.spec.partials_dtype

@@ -47,14 +47,9 @@ def out_dtypes(out_dtype: Any, partials_dtype: Any = None) -> tuple[np.dtype[Any
 def check_partials(
     graph: Graph, lhs_dtype: Any, rhs_dtype: Any, out_dtype: Any, partials_dtype: Any, name: str
 ) -> None:
-    """Refuses partial results of a dtype that no codelet has; None is valid for all operands.
-
-    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
-    C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
-
-    Raises:
-        GraphError: if no codelet has such partials.
-    """
+    """Refuses partial results of a dtype that no codelet has; None is valid for all operands."""
+    # Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
+    # C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
     if partials_dtype is None:
         return
     precision = arithmetic_of(lhs_dtype, rhs_dtype, graph.target).precision
@@ -80,11 +75,8 @@ def partials_cost(
     out_dtype: np.dtype[Any],
     target: Target,
 ) -> PartialsCost:
-    """Expected cycles to combine partial results, and to cast them.
-
-    `slots` are the partial results of an element and `tiles` the tiles that combine, int64[candidates]; one slot costs
-    nothing. `outputs` are the elements of the result, `dtype` is that of the partials.
-    """
+    """Expected cycles to combine and cast partial results, of each candidate with `slots` an element on `tiles`."""
+    # One slot costs nothing. `outputs` are the elements of the result, `dtype` is that of the partials.
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, inverse = np.unique(slots, return_inverse=True)
     for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):

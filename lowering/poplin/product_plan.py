@@ -101,11 +101,9 @@ class Plan:
 
     @property
     def lower_bound_cycles(self) -> int:
-        """Lower-bound estimate of the plan's cost in cycles.
-
-        Half of the operands may already be on the tiles that use them, or reach two tiles of a bus at once; one partial
-        result may be on the tile that combines them all.
-        """
+        """Lower-bound estimate of the plan's cost in cycles."""
+        # Half of the operands may already be on the tiles that use them, or reach two tiles of a bus at once; one
+        # partial result may be on the tile that combines them all.
         avoidable = self.cost.exchange_cycles // 2 + self.cost.reduce_exchange_cycles // self.slots
         return self.total_cycles - self.steps * avoidable
 
@@ -182,15 +180,10 @@ def plan_convolution(
     step_axes: tuple[int, ...] = (BATCH, OUT_CHANNELS),
     is_loop: bool = True,
 ) -> Plan:
-    """Finds the fastest plan of a convolution within a memory bound; a proportion of 0 asks for the least memory.
-
-    Where memory limits the plan, plans in several steps are compared too. If none fits, the bound is doubled up to
-    twice a tile's memory, then dropped; `memory_bound_met` says so. `step_axes` are positions in `Dims` of dimensions
-    that steps may divide, of the field only one with windows of 1. A loop needs memory for its slices and its stack.
-
-    Raises:
-        ArgumentError: if the proportion is below 0 or above 1.
-    """
+    """Finds the fastest plan of a convolution within a memory bound; a proportion of 0 asks for the least memory."""
+    # Where memory limits the plan, plans in several steps are compared too. If none fits, the bound is doubled up to
+    # twice a tile's memory, then dropped; `memory_bound_met` says so. `step_axes` are positions in `Dims` of dimensions
+    # that steps may divide, of the field only one with windows of 1. A loop needs memory for its slices and its stack.
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if not 0 <= share <= 1:
         raise ArgumentError(
@@ -226,13 +219,11 @@ _Search = tuple[ConvSpec, float, float, Callable[[Plan], Plan]]
 def trial_plans(
     best: Plan, target: Target, available_memory_proportion: float | None, cycles_per_byte: float
 ) -> tuple[Plan, ...]:
-    """Plans worth a trial, in the order of their lower bounds, with those of `best`, the plan of `plan_convolution`.
-
-    The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
-    level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block and,
-    if they are unmapped, linearly. For a plan in steps these are plans with equal steps, and plans in one.
-    `cycles_per_byte` is the cost of a byte of exchange code.
-    """
+    """Plans worth a trial, in the order of their lower bounds, with those of `best`, the plan of `plan_convolution`."""
+    # The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
+    # level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block
+    # and, if they are unmapped, linearly. For a plan in steps these are plans with equal steps, and plans in one.
+    # `cycles_per_byte` is the cost of a byte of exchange code.
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share == 0:
         return (best,)

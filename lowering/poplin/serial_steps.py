@@ -29,18 +29,8 @@ def add_in_steps(
     out_channel: int,
     is_loop: bool,
 ) -> Tensor:
-    """Adds the steps over equal parts of an operand.
-
-    Args:
-        operand: tensor that steps divide.
-        dim: dimension along which they divide it, a multiple of `steps`.
-        channel: dimension of its channels.
-        steps: number of steps.
-        add_step: adds a step to a program, from a part of the operand to the result of the step.
-        out_dim: dimension of the result along which those of the steps follow one another.
-        out_channel: dimension of the result's channels.
-        is_loop: whether the steps are a loop.
-    """
+    """Adds steps over equal parts of an operand along `dim`; their results follow one another along `out_dim`."""
+    # `channel` and `out_channel` are the dimensions of channels, by which operand and result are stored.
     if not is_loop:
         results = [add_step(part, builder.prog) for part in _slices(builder, operand, dim, steps)]
         return _join(builder, results, out_dim, out_channel)

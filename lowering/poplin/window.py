@@ -29,11 +29,8 @@ class Window:
         return max(0, (dilated + sum(self.padding) - window) // self.stride + 1)
 
     def without_skipped(self) -> tuple[int, int, Window]:
-        """Leaves out input elements that no window meets, because all its steps have a common divisor.
-
-        Returns first element and step of the input, and the window over these elements. Its padding after the input has
-        no meaning.
-        """
+        """Returns first element and step of the input that windows meet, and the window over these elements."""
+        # All steps of a window may have a common divisor. Its padding after the input has no meaning.
         steps = (self.stride if self.outputs > 1 else 0, self.rhs_dilation if self.kernel > 1 else 0)
         step = gcd(*steps)
         if self.lhs_dilation > 1 or step == 1 or self.size == 0:

@@ -101,6 +101,7 @@ def block_shapes(group: VertexGroup) -> BlockShapes:
                 continue
             if key not in lengths_of:
                 extent = dim_extent(group, access, number)
+                # Between two elements of a divided index are divisor − 1 elements of fill.
                 inner = np.maximum(extent.length - 1, 0) * dim.divisor + np.minimum(extent.length, 1)
                 lengths_of[key] = extent.pad_low + inner + extent.pad_high if with_fill else extent.length
             lengths.append(lengths_of[key])
@@ -109,10 +110,8 @@ def block_shapes(group: VertexGroup) -> BlockShapes:
 
 
 def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, workers: int) -> np.ndarray:
-    """Return the cycles of the busiest worker of each tile, int64[num_tiles].
-
-    Vertices (`tile` and `cycles`, int64[n]) go to the least busy worker of their tile, longest first, ties by order.
-    """
+    """Return the cycles of the busiest worker of each tile, int64[num_tiles]."""
+    # Vertices (`tile` and `cycles`, int64[n]) go to the least busy worker of their tile, longest first, ties by order.
     order = np.lexsort((-cycles, tile))
     tile = tile[order]
     cycles = cycles[order]
@@ -256,14 +255,10 @@ def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.n
 
 
 def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, target: Target) -> np.ndarray | None:
-    """Return the cycles of vertices whose issue slot is of a worker without a part of its supervisor's vertex.
-
-    All parts take equally long, so the worker of most parts sets the time: n parts keep six workers busy for n of every
-    6 * ceil(n / 6) slots, and one worker for n of every 6 * n.
-
-    Returns:
-        int64, broadcastable to the grid; None for vertices of workers, which `slowest_workers` distributes.
-    """
+    """Return the cycles of vertices whose issue slot is of a worker without a part of its supervisor's vertex."""
+    # int64, broadcastable to the grid; None for vertices of workers, which `slowest_workers` distributes.
+    # All parts take equally long, so the worker of most parts sets the time: n parts keep six workers busy for n of
+    # every 6 * ceil(n / 6) slots.
     if not codelet.supervisor or codelet.parts is None:
         return None
     parts = np.asarray(codelet.parts(shapes, target))

@@ -117,10 +117,8 @@ def _split_all(subdim: SubDim, strides: Sequence[int], candidates: Sequence[int]
 
 
 def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...] | None:
-    """Match each sub-dimension of a mapping with at most one dimension of a view; None where that fails.
-
-    The view has elements. The result is outermost first, then one of size 1 for each dimension that moves none.
-    """
+    """Match each sub-dimension of a mapping with at most one dimension of a view; None where that fails."""
+    # The view has elements. The result is outermost first, then one of size 1 for each dimension that moves none.
     if any(len(group) > 1 for group in node.dims):
         return None
     moving = {axis: group[0] for axis, group in enumerate(node.dims) if group and group[0][1]}
@@ -168,11 +166,8 @@ def _wraps(access: SubDimAccess) -> bool:
 
 
 def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, ...], np.ndarray] | None:
-    """Return the mapping of a view, which repeats no element, as a grid of blocks over it; None where it is not one.
-
-    Returns:
-        Per dimension the boundaries, int64[blocks + 1], and the tile of each block, int32[blocks of each dimension].
-    """
+    """Return the mapping of a view as a grid of blocks: cuts by dimension, tile by block; None where it is not one."""
+    # The view repeats no element. Cuts are int64[blocks + 1], tiles int32[blocks of each dimension].
     accesses = match_subdims(node, mapping)
     if accesses is None:
         return None

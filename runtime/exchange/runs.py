@@ -167,6 +167,7 @@ def _enumerate(
             weight = row_weight if weight is None else weight[row] * row_weight
         number = number[row]
         base = base[row] + stride * within
+        # Last element of the run before each in its row, which a sample may lack.
         before = None if step == 1 else np.where(within > 0, base - stride + run[number] - 1, -1)
     return Runs(block[number], base, run[number], weight, before)
 

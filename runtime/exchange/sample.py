@@ -27,10 +27,8 @@ def ragged_rows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[list[int], int]:
-    """Return a sampling step for each dimension of blocks, and the minimum of numbers listed of a dimension.
-
-    All steps are 1 for at most `max_points` points in all; else the steps list about a quarter of that limit.
-    """
+    """Return a sampling step for each dimension of blocks, and the minimum of numbers listed of a dimension."""
+    # All steps are 1 for at most `max_points` points in all; else the steps list about a quarter of that limit.
     steps = [1] * len(counts)
     listed = [np.asarray(count, np.float64) for count in counts]
     if not counts or np.sum(np.prod(listed, axis=0)) <= max_points:
@@ -51,11 +49,7 @@ def sampling_steps(counts: Sequence[np.ndarray], max_points: float) -> tuple[lis
 def sample_rows(
     first: np.ndarray, count: np.ndarray, step: int, min_listed: int = _MIN_LISTED
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sample about one number of every `step` of rows of successive numbers.
-
-    Returns:
-        Row of each listed number, its position in the row, and its weight, float64.
-    """
+    """Sample one of about `step` numbers of rows: the row of each, its position there, and its weight, float64."""
     is_few = count < min_listed * step
     low = first // step
     row, within = ragged_rows(np.where(is_few, np.minimum(count, min_listed), (first + count - 1) // step - low + 1))

@@ -59,15 +59,10 @@ def shared_blocks(
     vertex_of_tile: np.ndarray,
     buses: np.ndarray,
 ) -> np.ndarray:
-    """Count the elements that each tile shares, int64[tiles], for one vertex a tile and a mapping in blocks.
-
-    Args:
-        lines: for each dimension first index and number of indices that each vertex needs, int64[vertices] each.
-        edges: for each dimension the boundaries of the mapping, int64[blocks + 1].
-        block: the block of the mapping on the tile of each vertex, −1 for none, int64[vertices].
-        vertex_of_tile: −1 for none, int64[tiles].
-        buses: tiles of each bus, int64[buses, width].
-    """
+    """Count the elements that each tile shares, int64[tiles], for one vertex a tile and a mapping in blocks."""
+    # `lines`: for each dimension first index and number of indices that each vertex needs, int64[vertices] each.
+    # `edges`: boundaries of the mapping. `block`: the mapping's block on the tile of each vertex, −1 for none.
+    # `vertex_of_tile`: −1 for none. `buses`: tiles of each bus, int64[buses, width].
     shared = np.zeros(len(vertex_of_tile), np.int64)
     vertices = vertex_of_tile[buses]
     full = np.all(vertices >= 0, axis=1)  # a bus with an idle tile joins no ports
@@ -93,10 +88,8 @@ def shared_blocks(
 
 
 def shared_runs(pieces: Runs, home: np.ndarray, block_of_tile: np.ndarray, buses: np.ndarray) -> np.ndarray:
-    """Count the elements that each tile shares, int64[tiles], from pieces as of `exchange.count` and their home tiles.
-
-    `block_of_tile` is −1 for tiles without a block; `buses` are the tiles of each bus, int64[buses, width].
-    """
+    """Count the elements that each tile shares, int64[tiles], from pieces as of `count` and their home tiles."""
+    # `block_of_tile` is −1 for tiles without a block; `buses` are the tiles of each bus, int64[buses, width].
     shared = np.zeros(len(block_of_tile), np.int64)
     blocks = block_of_tile[buses]
     full = np.all(blocks >= 0, axis=1)

@@ -126,12 +126,9 @@ def scatter_codelet(
     is_part: bool = False,
     in_place: bool = False,
 ) -> Codelet:
-    """Codelet that combines updates with a block of a table.
-
-    The table is read where `constant` is None, else every element of it is that constant. `is_part` adds the cost of
-    filling a table, for blocks of updates that get a neutral table each. With `in_place` the table is the last field,
-    which is overwritten.
-    """
+    """Codelet that combines updates with a block of a table, whose elements are `constant` if that is not None."""
+    # `is_part` adds the cost of filling a table, for blocks of updates that get a neutral table each. With `in_place`
+    # the table is the last field, which is overwritten.
     sizes, _ = spec.windows()
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:

@@ -77,10 +77,8 @@ def choose_layout(
     shape: tuple[int, ...],
     reductions: Sequence[Reduction] = (),
 ) -> Layout:
-    """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one.
-
-    One in which vertices can reduce, if there is any.
-    """
+    """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one."""
+    # One in which vertices can reduce, if there is any.
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
     unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
     proposals = [layout for x in mapped_outs or unrepeated if (layout := _layout_of(graph, x)) is not None]

@@ -49,10 +49,8 @@ class Emission:
 
 
 def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Tensor | None], add: Add) -> list[Tensor]:
-    """Results of an operation that `add` plans and adds; planned once for operands of equal views and mappings.
-
-    `operation` is all that planning depends on besides the operands and the graph; an operand is None for a new result.
-    """
+    """Results of an operation that `add` plans and adds; planned once for operands of equal views and mappings."""
+    # `operation` is all that planning depends on besides operands and graph; an operand is None for a new result.
     graph = builder.graph
     numbers: dict[Variable, int] = {}
     forms = [None if x is None else _form(graph, x, numbers) for x in operands]

@@ -50,10 +50,8 @@ class OpCount:
 def kernel_cycles(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target, scalars: int = 0
 ) -> np.ndarray:
-    """Tile cycles of a vertex of `elements`, int64 array, in each result.
-
-    `read` and `written` are the dtypes of each load and store of an iteration; `scalars` inputs are loaded once.
-    """
+    """Tile cycles of a vertex of `elements`, int64 array, in each result."""
+    # `read` and `written` are the dtypes of each load and store of an iteration; `scalars` inputs are loaded once.
     if _is_single_codelet(ops, read, written):
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
