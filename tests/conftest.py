@@ -27,6 +27,7 @@ TESTS = Path(__file__).resolve().parent
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 _own_folders: list[str] = []
 _NEW_OBJECTS = 50_000  # between two collections of the youngest generation
+_SLOW_CASES = frozenset((TESTS / "slow_cases.txt").read_text().splitlines())  # node ids; comments equal none
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,6 +61,14 @@ def pytest_unconfigure() -> None:
     """Removes what this run has compiled."""
     for folder in _own_folders:
         shutil.rmtree(folder)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `slow_cases.txt` slow."""
+    for item in items:
+        if item.nodeid in _SLOW_CASES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="module")
