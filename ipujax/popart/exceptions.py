@@ -6,13 +6,22 @@ Source: names of the exceptions as PopART's Python module has them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ipujax.runtime.errors import IpuError
 from ipujax.runtime.target import nearest
 
 
 class popart_exception(IpuError):
-    """Base of all errors of `ipujax.popart`."""
+    """Base of all errors of `ipujax.popart`; `args[0]` is the message alone, as PopART's programs compare it."""
+
+    def __init__(self, what: str, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self._text = super().__str__()
+        self.args = (what,)
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class popart_internal_exception(popart_exception):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from examples.popart import (
+    alexnet,
     callbacks,
     custom_operators,
     kernel_benchmarks,
@@ -38,6 +39,15 @@ def test_digits_are_learned(
     assert accuracies[-1] > accuracy
     printed = capsys.readouterr().out
     assert "epoch 1: loss" in printed and PROFILE in printed
+
+
+@pytest.mark.slow
+def test_alexnet_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = alexnet.main(["--batch-size", "2", "--batches", "2", "--width", "0.03"])
+    assert len(losses) == 2 and np.isfinite(losses).all()
+    printed = capsys.readouterr().out
+    assert "inference: probabilities (2, 2, 1000)" in printed and PROFILE in printed
 
 
 @pytest.mark.parametrize("kernel", ["lstm", "conv"])

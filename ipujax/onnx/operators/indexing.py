@@ -85,7 +85,9 @@ def _is_unique(index: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
 def scatter_elements(x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Array:
     """Array with elements replaced by, or combined with, updates at the positions that GatherElements reads."""
     x = jnp.asarray(x)
-    return _update(x, _element_index(indices, x.shape, axis), updates, reduction)
+    # PyTorch's scatter, which exporters write as this node, ignores updates beyond the indices.
+    read = jnp.asarray(updates)[tuple(map(slice, np.shape(indices)))]
+    return _update(x, _element_index(indices, x.shape, axis), read, reduction)
 
 
 @operator("Scatter")

@@ -6,7 +6,9 @@ The rewritten nodes go through the converter under a domain of their own, which 
 - And, Or, Xor, Equal, Greater and Less of opset 1, which broadcast in the same way;
 - `PRelu` with a slope for each channel, which it converts to one for each last index;
 - `Tile` of opset 1: one axis and its number of repeats;
-- recurrent layers of opsets 1 and 3 with `output_sequence`.
+- recurrent layers of opsets 1 and 3 with `output_sequence`;
+- `Resize` and `Upsample` before opset 11, whose positions are not at the middle of elements;
+- `Pad` before opset 11 with a value that its mode does not read.
 
 Source: ONNX, docs/Changelog.md.
 """
@@ -26,6 +28,7 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
 _LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "Less")
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _BROADCASTING_OPSET = 7  # from here on operands broadcast as NumPy's do
+_HALF_PIXEL_OPSET = 11  # from here on Resize says where its positions are, and Pad takes operands
 
 Ranks = Mapping[str, int]
 
@@ -37,9 +40,12 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
         model: a model at `opset`.
         opset: version of ONNX's own operators in the model.
     """
-    if opset >= _BROADCASTING_OPSET:
+    table = _rewrites(opset)
+    if not any(node.op_type in table for graph in graphs_of(model.graph) for node in graph.node):
         return
-    ranks = _ranks(model)
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    ranks = _ranks(inferred)
+    _declare_results(model.graph, inferred, table)
     for graph in graphs_of(model.graph):
         nodes = [new for n, node in enumerate(graph.node) for new in _rewritten(node, opset, ranks, f"{node.name}_{n}")]
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -60,8 +66,20 @@ def restore_domain(model: onnx.ModelProto) -> None:
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions)
 
 
-def _ranks(model: onnx.ModelProto) -> Ranks:
-    graph = onnx.shape_inference.infer_shapes(model).graph
+def _rewrites(opset: int) -> Mapping[str, Rewrite]:
+    if opset >= _HALF_PIXEL_OPSET:
+        return {}
+    return _REWRITES if opset < _BROADCASTING_OPSET else _REWRITES_OF_IMAGES
+
+
+def _declare_results(graph: onnx.GraphProto, inferred: onnx.GraphProto, table: Mapping[str, Rewrite]) -> None:
+    """Declare the results of nodes that leave ONNX's domain: the converter needs ranks behind them."""
+    results = {name for node in graph.node if node.op_type in table for name in node.output}
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
+    graph.value_info.extend(v for v in inferred.value_info if v.name in results - declared)
+
+
+def _ranks(graph: onnx.GraphProto) -> Ranks:
     values = (*graph.input, *graph.value_info, *graph.output)
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
     return ranks | {tensor.name: len(tensor.dims) for tensor in graph.initializer}
@@ -69,7 +87,7 @@ def _ranks(model: onnx.ModelProto) -> Ranks:
 
 def _rewritten(node: onnx.NodeProto, opset: int, ranks: Ranks, prefix: str) -> Iterator[onnx.NodeProto]:
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    rewrite = _REWRITES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rewrite = _rewrites(opset).get(node.op_type) if node.domain in ("", "ai.onnx") else None
     nodes = None if rewrite is None else rewrite(node, attributes, ranks, prefix)
     if nodes is None:
         yield node
@@ -155,11 +173,38 @@ def _recurrent(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: 
     return [helper.make_node(node.op_type, node.input, node.output, node.name, **supported)]
 
 
+def _resize(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto] | None:
+    """Rewrite a resizing by scales; the converter takes its positions for those of the newest."""
+    positions = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    mode = attributes.get("mode", b"nearest")
+    if len(node.input) == 2:
+        x, scales = node.input
+        return [helper.make_node("Resize", [x, "", scales], node.output, node.name, mode=mode, **positions)]
+    if "scales" not in attributes:
+        return None
+    constant = helper.make_node("Constant", [], [f"{prefix}_scales"], value_floats=attributes["scales"])
+    operands = [node.input[0], "", f"{prefix}_scales"]
+    return [constant, helper.make_node("Resize", operands, node.output, node.name, mode=mode, **positions)]
+
+
+def _pad(node: onnx.NodeProto, attributes: Mapping, ranks: Ranks, prefix: str) -> list[onnx.NodeProto] | None:
+    """Rewrite a padding that repeats elements; the converter leaves the value it is padded with."""
+    if attributes.get("mode", b"constant") == b"constant" or "pads" not in attributes:
+        return None
+    pads = _integers(f"{prefix}_pads", attributes["pads"])
+    return [
+        pads,
+        helper.make_node("Pad", [node.input[0], f"{prefix}_pads"], node.output, node.name, mode=attributes["mode"]),
+    ]
+
+
 def _integers(name: str, values: object) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value_ints=list(values))  # type: ignore[call-overload]
 
 
+_REWRITES_OF_IMAGES: Mapping[str, Rewrite] = {"Resize": _resize, "Upsample": _resize, "Pad": _pad}
 _REWRITES: Mapping[str, Rewrite] = {
+    **_REWRITES_OF_IMAGES,
     **dict.fromkeys(_ARITHMETIC, _arithmetic),
     **dict.fromkeys(_LOGIC, _logic),
     **dict.fromkeys(_RECURRENT, _recurrent),

@@ -5,7 +5,7 @@ from ipujax.popart.building.graphcore_operations import (
     DOMAIN as DOMAIN,
     GRAPHCORE_OPERATIONS as GRAPHCORE_OPERATIONS,
 )
-from ipujax.popart.building.models import read_model as read_model
+from ipujax.popart.building.models import read_model as read_model, tensor_proto as tensor_proto
 from ipujax.popart.building.onnx_operations import (
     DEFAULT_OPSET as DEFAULT_OPSET,
     NEWEST_OPSET as NEWEST_OPSET,
@@ -16,4 +16,5 @@ from ipujax.popart.building.operation_calls import DebugContext as DebugContext
 from ipujax.popart.building.plain_models import (
     Annotations as Annotations,
     detach_annotations as detach_annotations,
+    use_strided_groups as use_strided_groups,
 )

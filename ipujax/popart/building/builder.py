@@ -13,10 +13,11 @@ import numpy as np
 import onnx
 
 from ipujax.popart.building.annotations import AnnotationScope, as_names
+from ipujax.popart.building.argument_checks import check_windows
 from ipujax.popart.building.graph_names import GraphNames
 from ipujax.popart.building.graphcore_operations import DOMAIN
 from ipujax.popart.building.inference import declare_outputs, inferred_info
-from ipujax.popart.building.models import read_model
+from ipujax.popart.building.models import read_model, tensor_proto
 from ipujax.popart.building.node_annotations import NodeAnnotations
 from ipujax.popart.building.onnx_operations import DEFAULT_OPSET, NEWEST_OPSET, OLDEST_OPSET
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
@@ -151,7 +152,7 @@ class Builder(NodeAnnotations):
         array = np.asarray(initVal)
         info = TensorInfo(array)
         name = self._names.unique(debugContext or debugPrefix or "init_input")
-        self._graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        self._graph.initializer.append(tensor_proto(array, name))
         self._graph.input.append(onnx.helper.make_tensor_value_info(name, onnx_number(info.data_type()), info.shape()))
         return name
 
@@ -183,6 +184,7 @@ class Builder(NodeAnnotations):
             popart_exception: operands that do not exist, or a value that an attribute cannot have.
         """
         self._check_operands(operation.op_type, call.operands)
+        check_windows(operation.op_type, call.attributes)
         attributes = {
             name: _as_graph(value, operation.op_type == "Call")
             for name, value in call.attributes.items()
@@ -310,8 +312,10 @@ class Builder(NodeAnnotations):
                     raise unknown_name("saveInitializersExternally names a parameter", name, by_name)
                 tensor = by_name[name]
                 data = onnx.numpy_helper.to_array(tensor).tobytes()
+                tensor.raw_data = data
                 onnx.external_data_helper.set_external_data(tensor, str(path), file.tell(), len(data))
                 tensor.ClearField("raw_data")
+                tensor.ClearField("float_data")
                 file.write(data)
 
     def getInputTensorIds(self) -> list[str]:

@@ -75,7 +75,7 @@ def _check(node: onnx.NodeProto, callee: onnx.GraphProto) -> None:
     for direction, names, expected in pairs:
         if len(names) != len(expected):
             raise popart_exception(
-                f"For CallOp '{node.name or callee.name}', number of {direction} ({len(names)}) does not match"
+                f"For CallOp '{node.name}', number of {direction} ({len(names)}) does not match"
                 f" that of the callee subgraph ({len(expected)})",
                 expected=len(expected),
                 got=len(names),

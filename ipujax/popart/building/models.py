@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -34,3 +35,28 @@ def read_model(model: Any) -> onnx.ModelProto:
         return onnx.load_model_from_string(bytes(model))
     except (DecodeError, TypeError, ValueError) as error:
         raise popart_exception("this is no ONNX model", expected="builder.getModelProto() or a file") from error
+
+
+_FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format
+
+
+def tensor_proto(array: np.ndarray[Any, Any], name: str) -> onnx.TensorProto:
+    """Return an array as a protobuf; float32 elements are in `float_data`, where PopART's programs read them.
+
+    Args:
+        array: the values.
+        name: of the tensor.
+    """
+    if array.dtype != np.float32:
+        return onnx.numpy_helper.from_array(array, name)
+    tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=array.shape)
+    # In the wire format: appending numbers one by one takes seconds for large weights.
+    little_endian = np.ascontiguousarray(array, "<f4").tobytes()
+    tensor.MergeFromString(_FLOAT_DATA_KEY + _varint(len(little_endian)) + little_endian)
+    return tensor
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

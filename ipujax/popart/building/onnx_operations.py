@@ -19,7 +19,8 @@ NEWEST_OPSET = int(onnx.defs.onnx_opset_version())
 DEFAULT_OPSET = 10  # PopART's
 NUM_OUTPUTS = "num_outputs"  # of Split since opset 18: what the parameter of this name says
 # Words of Python that are operators of ONNX.
-_METHODS = {"And": "logical_and", "Or": "logical_or", "Not": "logical_not", "If": "logical_if"}
+_METHODS = {"And": "logical_and", "Or": "logical_or", "Not": "logical_not", "Xor": "logical_xor",
+            "If": "logical_if"}  # fmt: skip
 # Attributes that PopART's methods lack: left over from opset 1, or behind the others, as a keyword.
 _WITHOUT = {"consumed_inputs", NUM_OUTPUTS}
 _LAST = ("auto_pad",)
@@ -55,8 +56,9 @@ def _operation(schema: onnx.defs.OpSchema) -> Operation:
         for a in attributes
         if not is_constant or a.name == "value"
     )
-    if is_constant:  # builder.aiOnnx.constant(array)
-        parameters = (Parameter("value", AttributeType.TENSOR, NOT_GIVEN),)
+    if is_constant:  # builder.aiOnnx.constant(array), and since opset 11 constant(array, False)
+        is_sparse = Parameter("is_value_sparse", AttributeType.INT, default=False, is_written=False)
+        parameters = (Parameter("value", AttributeType.TENSOR, NOT_GIVEN), is_sparse)
     # PopART returns a name, not a list, for exactly one result; variadic ones are lists even of one.
     is_fixed = schema.min_output == schema.max_output
     return Operation(

@@ -22,7 +22,8 @@ AttributeType = onnx.AttributeProto.AttributeType
 NOT_GIVEN = inspect.Parameter.empty
 # The last parameter of every operation; programs for earlier releases use the other names.
 DEBUG_CONTEXT = "debugContext"
-_OTHER_NAMES = {"debugPrefix": DEBUG_CONTEXT, "debug_context": DEBUG_CONTEXT, "name": DEBUG_CONTEXT}
+_OTHER_NAMES = {"debugPrefix": DEBUG_CONTEXT, "debug_context": DEBUG_CONTEXT, "name": DEBUG_CONTEXT,
+                "lambda": "lambda_"}  # fmt: skip
 
 
 class DebugContext(str):
@@ -45,12 +46,14 @@ class Parameter:
         kind: ONNX's type of the attribute; None where the value tells it.
         default: value of a call without it; `NOT_GIVEN` for one that is required, None for no attribute.
         attribute: name of the attribute; the keyword when empty.
+        is_written: whether the node gets it.
     """
 
     name: str
     kind: int | None = None
     default: Any = None
     attribute: str = ""
+    is_written: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
     if not fewest <= len(operands) <= limit:
         expected = f"{fewest} to {limit}" if fewest != limit else fewest
         raise popart_exception(f"{operation.method} has a wrong number of inputs", expected=expected, got=len(operands))
-    attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters}
+    attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters if p.is_written}
     kinds = {p.attribute or p.name: p.kind for p in operation.parameters if p.kind is not None}
     # Optional results are there if a call counts them; ONNX has no other way to ask.
     count = int(values["num_outputs"]) if operation.outputs is None else operation.outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ipujax.popart.building.argument_checks import check_convolutions
 from ipujax.popart.building.graphcore_operations import GRAPHCORE_OPERATIONS
 from ipujax.popart.building.onnx_operations import onnx_operations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, bound_call
@@ -17,6 +18,9 @@ class NodeAdder(Protocol):
 
     def add_node(self, operation: Operation, call: OperationCall) -> list[str]:
         """Add a node; return the names of its results."""
+
+    def getTensorShape(self, id: str) -> list[int]:
+        """Return the shape of a tensor."""
 
 
 class Opset:
@@ -104,6 +108,7 @@ class AiGraphcore(Opset):
         operation = self._operations["multiconv"]
         names = list(operation.signature().parameters)[2:]
         values = {**dict(zip(names, settings, strict=False)), **keywords}
+        check_convolutions(args, values, lambda name: len(self._builder.getTensorShape(name)))
         flat = {name: _flattened(value) for name, value in values.items()}
         operands = [name for group in args for name in group]
         call = bound_call(operation, (operands, len(args)), flat)

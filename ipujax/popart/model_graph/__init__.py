@@ -6,7 +6,10 @@ from ipujax.popart.model_graph.annotated_graph import (
     tensor_names as tensor_names,
 )
 from ipujax.popart.model_graph.evaluation import Evaluation as Evaluation, evaluate_graph as evaluate_graph
-from ipujax.popart.model_graph.gradient_paths import names_with_gradients as names_with_gradients
+from ipujax.popart.model_graph.gradient_paths import (
+    missing_pattern as missing_pattern,
+    names_with_gradients as names_with_gradients,
+)
 from ipujax.popart.model_graph.graph_texts import dot_text as dot_text, ir_text as ir_text
 from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS as RANDOM_OPERATORS
 from ipujax.popart.model_graph.stage_placement import (

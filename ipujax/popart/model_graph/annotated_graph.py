@@ -17,7 +17,7 @@ from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import read_graph
 from ipujax.popart import operators as operators
-from ipujax.popart.building import Annotations, detach_annotations
+from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import InputShapeInfo
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
@@ -33,6 +33,7 @@ class AnnotatedGraph:
         inputs: element type and shape of each input of a step.
         tensors: names of all tensors of the model.
         shape_sources: names of values that decide shapes, which stay constants.
+        opset: version of ai.onnx that the model is written in.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class AnnotatedGraph:
     inputs: Mapping[str, TensorInfo]
     tensors: frozenset[str]
     shape_sources: frozenset[str]
+    opset: int
 
     def annotated_nodes(self) -> Iterator[tuple[Node, Annotations]]:
         """Yield nodes with their annotations, in order."""
@@ -64,6 +66,7 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
             raise unknown_name("a session is asked for a tensor", name, tensors)
     _declare_inputs(graph, shapes)
     annotations = detach_annotations(model)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), DEFAULT_OPSET)
     produced = {name for node in graph.node for name in node.output}
     # Outputs decide which nodes survive the conversion: anchors and the loss must be among them.
     del graph.output[:]
@@ -74,7 +77,8 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
     except OnnxError as error:
         raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
     inputs = {info.name: TensorInfo(info.dtype, _whole_shape(info.name, info.shape)) for info in read.inputs}
-    return AnnotatedGraph(read, _by_node(read.nodes, annotations), inputs, frozenset(tensors), shape_sources(read))
+    by_node = _by_node(read.nodes, annotations)
+    return AnnotatedGraph(read, by_node, inputs, frozenset(tensors), shape_sources(read), opset)
 
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:

@@ -23,7 +23,8 @@ from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
-from ipujax.popart.model_graph.overridden_operators import overridden
+from ipujax.popart.model_graph.operand_checks import check_operands
+from ipujax.popart.model_graph.overridden_operators import common_type, overridden
 from ipujax.popart.model_graph.stage_placement import Placement
 
 Values = dict[str, Any]
@@ -63,21 +64,28 @@ def evaluate_graph(
     for is_recomputed, run in groupby(nodes, key=lambda row: _is_recomputed(row[1])):
         rows = list(run)
         if is_recomputed:
-            values |= _recomputed(rows, placement, values, zeros)
+            values |= _recomputed(rows, placement, values, zeros, graph.opset)
         else:
-            _run(rows, placement, values, zeros)
+            _run(rows, placement, values, zeros, graph.opset)
     return Evaluation(values, _updates(nodes, operands, values))
 
 
 def _run(
-    rows: Sequence[tuple[Node, Annotations]], placement: Placement, values: Values, zeros: Mapping[str, Any]
+    rows: Sequence[tuple[Node, Annotations]],
+    placement: Placement,
+    values: Values,
+    zeros: Mapping[str, Any],
+    opset: int,
 ) -> None:
     for node, notes in rows:
-        operands = [values[name] if name else None for name in node.inputs]
+        operands: Sequence[Any] = [values[name] if name else None for name in node.inputs]
+        check_operands(node, operands, opset)
+        operands, dtype = common_type(node, operands)
         with placement.scope(notes):
             results = overridden(node, operands)
             try:
                 results = run_node(node, operands, values, _SETTINGS) if results is None else results
+                results = results if dtype is None else tuple(x.astype(dtype) for x in results)
             except OnnxError as error:
                 raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
             for name, result in zip(node.outputs, results, strict=False):
@@ -98,6 +106,7 @@ def _recomputed(
     placement: Placement,
     values: Values,
     zeros: Mapping[str, Any],
+    opset: int,
 ) -> Values:
     # All results can be anchors; those that nobody reads are dropped by the compiler.
     names = [name for node, _ in rows for name in node.outputs if name]
@@ -108,7 +117,7 @@ def _recomputed(
 
     def segment(operands: Values, added: Mapping[str, Any]) -> Values:
         inner = {**values, **operands}
-        _run(rows, placement, inner, added)
+        _run(rows, placement, inner, added, opset)
         return {name: inner[name] for name in names}
 
     results: Values = jax.checkpoint(segment)(traced, near)

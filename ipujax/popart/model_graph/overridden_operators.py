@@ -1,7 +1,7 @@
-"""Operators of ai.onnx that a session evaluates in its own way: those with random numbers, and dropout.
+"""Operators of ai.onnx that a session evaluates in its own way: those with random numbers, dropout, and mixed types.
 
-Their keys come from the session's seed and change with each micro-batch. Dropout is active in training alone, as in
-PopART, whatever the node says.
+Keys of random numbers come from the session's seed and change with each micro-batch. Dropout is active in training
+alone, as in PopART, whatever the node says. A float16 tensor and a float32 scalar make a float16 tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.graphs import Node
+from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.operators.randomness import node_key
-from ipujax.popart.tensor_info import of_onnx_number
+from ipujax.popart.tensor_info import TensorInfo, of_onnx_number
 
 Override = Callable[[Node, Sequence[Any], jax.Array], tuple[Any, ...]]
 _DEFAULT_RATIO = 0.5
@@ -68,6 +69,82 @@ OVERRIDES: Mapping[str, Override] = MappingProxyType(
 RANDOM_OPERATORS = frozenset({*OVERRIDES, "ShapedDropout"})
 
 
+# Arithmetic that PopART computes with a float16 tensor and a float32 scalar; others need operands of one type.
+_ARITHMETIC = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Sum"})
+
+
+def common_type(node: Node, operands: Sequence[Any]) -> tuple[Sequence[Any], np.dtype[Any] | None]:
+    """Return operands of one element type, and that of the result where it is another one.
+
+    Args:
+        node: of the graph.
+        operands: its values.
+
+    Raises:
+        popart_exception: tensors of float16 and float32, none of which is a scalar.
+    """
+    arrays = [x for x in operands if x is not None]
+    dtypes = {np.dtype(x.dtype) for x in arrays if hasattr(x, "dtype")}
+    if node.domain or node.op_type not in _ARITHMETIC or dtypes != {np.dtype(np.float16), np.dtype(np.float32)}:
+        return operands, None
+    wide = [x for x in arrays if x.dtype == np.float32]
+    if any(np.size(x) != 1 for x in wide):
+        first, second = (TensorInfo(x.dtype, x.shape) for x in arrays[:2])
+        shapes = " and ".join(f"[{' '.join(map(str, info.shape()))}]" for info in (first, second))
+        types = f"{first.data_type()} and {second.data_type()}"
+        raise popart_exception(f"{node.label}: incompatible types {types} (shapes {shapes})")
+    # Computed in float32: a scalar may be out of the range of float16.
+    return [None if x is None else jnp.asarray(x, jnp.float32) for x in operands], np.dtype(np.float16)
+
+
+@jax.custom_jvp
+def _magnitude(x: jax.Array) -> jax.Array:
+    return jnp.abs(x)
+
+
+@_magnitude.defjvp
+def _magnitude_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (x,) = primals
+    (tangent,) = tangents
+    # PopART's gradient at zero is zero, JAX's one.
+    return jnp.abs(x), tangent * jnp.sign(x)
+
+
+@jax.custom_jvp
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.power(x, y)
+
+
+@_power.defjvp
+def _power_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, y = primals
+    of_x, of_y = tangents
+    result = jnp.power(x, y)
+    # Where one side does not matter its gradient is zero, not 0 · ∞: PopART's and PyTorch's choice.
+    slope = jnp.where(y == 0, 0, y * jnp.power(x, y - 1))
+    growth = jnp.where((x == 0) & (y >= 0), 0, result * jnp.log(x))
+    return result, (of_x * slope + of_y * growth).astype(result.dtype)
+
+
+def _is_floating(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _abs(operands: Sequence[Any]) -> Any:
+    return _magnitude(jnp.asarray(operands[0])) if _is_floating(operands[0]) else None
+
+
+def _pow(operands: Sequence[Any]) -> Any:
+    x, y = operands
+    # A constant exponent has no gradient, and JAX's own of the base is cheaper.
+    is_two_sided = _is_floating(x) and x.dtype == y.dtype and not isinstance(y, np.ndarray)
+    return _power(jnp.asarray(x), jnp.asarray(y)) if is_two_sided else None
+
+
+# Operators with other gradients than JAX's at corners; None where a function does not fit the operands.
+_CORNERS: Mapping[str, Callable[[Sequence[Any]], Any]] = MappingProxyType({"Abs": _abs, "Pow": _pow})
+
+
 def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the results of an operator that the session evaluates itself; None for others.
 
@@ -75,7 +152,9 @@ def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
         node: of the graph.
         operands: its values.
     """
+    if node.domain == "" and node.op_type in _CORNERS and not all(isinstance(x, np.ndarray) for x in operands):
+        result = _CORNERS[node.op_type](operands)
+        return None if result is None else (result,)
     override = OVERRIDES.get(node.op_type) if node.domain == "" else None
-    # A node with a seed of its own draws ONNX's fixed numbers; the session's seed does not change them.
-    key = None if override is None or node.attributes.get("seed") is not None else node_key(node.name)
+    key = None if override is None else node_key(node.name)
     return None if override is None or key is None else override(node, operands, key)

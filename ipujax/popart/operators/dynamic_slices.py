@@ -35,16 +35,18 @@ def dynamic_slice(
     sizes: Sequence[int],
     noOverlap: int = 0,
 ) -> jax.Array:
-    """Return the part of x at offsets along some axes."""
-    return jax.lax.dynamic_slice(x, _starts(x, offsets, axes), _sizes(x, axes, sizes))
+    """Return the part of x at offsets along some axes; in the shape of `place`, which may lack axes of length 1."""
+    part = jax.lax.dynamic_slice(x, _starts(x, offsets, axes), _sizes(x, axes, sizes))
+    return part if place is None else part.reshape(place.shape)
 
 
 @graphcore("DynamicUpdate")
 def dynamic_update(
     x: jax.Array, offsets: jax.Array, part: jax.Array, *, axes: Sequence[int], sizes: Sequence[int], noOverlap: int = 0
 ) -> jax.Array:
-    """Return x with another part at offsets."""
-    return jax.lax.dynamic_update_slice(x, part.astype(x.dtype), _starts(x, offsets, axes))
+    """Return x with another part at offsets; the part may lack axes of length 1."""
+    whole = part.astype(x.dtype).reshape(_sizes(x, axes, sizes))
+    return jax.lax.dynamic_update_slice(x, whole, _starts(x, offsets, axes))
 
 
 @graphcore("DynamicAdd")
@@ -53,8 +55,9 @@ def dynamic_add(
 ) -> jax.Array:
     """Return x with a part added at offsets."""
     starts = _starts(x, offsets, axes)
-    before = jax.lax.dynamic_slice(x, starts, part.shape)
-    return jax.lax.dynamic_update_slice(x, before + part, starts)
+    whole = _sizes(x, axes, sizes)
+    before = jax.lax.dynamic_slice(x, starts, whole)
+    return jax.lax.dynamic_update_slice(x, before + part.reshape(whole), starts)
 
 
 @graphcore("DynamicZero")

@@ -51,9 +51,10 @@ def reduced(losses: jax.Array, reduction: Any, count: Any = None) -> jax.Array:
     kind = as_reduction(reduction)
     if kind is ReductionType.NoReduction:
         return losses
-    total = jnp.sum(losses)
+    # In float32: a sum over many elements leaves the range of float16, their mean does not.
+    total = jnp.sum(losses.astype(jnp.float32) if losses.dtype == jnp.float16 else losses)
     if kind is ReductionType.Sum:
-        return total
+        return total.astype(losses.dtype)
     return (total / (losses.size if count is None else count)).astype(losses.dtype)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ipujax.onnx.registry import OPERATORS
 from ipujax.popart.operators.domain import graphcore
 from ipujax.popart.tensor_info import of_onnx_number
 
@@ -55,6 +57,27 @@ def depth_to_space(x: jax.Array, *, blocksize: int, mode: str = "DCR") -> jax.Ar
 def init(*, shape: Sequence[int], data_type: int, init_type: int, batch_axis: int = -1) -> jax.Array:
     """Return zeros, for memory that PopART leaves undefined too."""
     return jnp.zeros(tuple(shape), of_onnx_number(data_type))
+
+
+@graphcore("ScanSlice")
+def scan_slice(x: jax.Array, *, axis: int) -> jax.Array:
+    """Return a slice of a scan with the scanned axis, of length 1."""
+    return jnp.expand_dims(x, axis)
+
+
+@graphcore("ScanJoin")
+def scan_join(x: jax.Array, *, axis: int) -> jax.Array:
+    """Return results of a scan's iterations, [iterations, …], joined along an axis of each."""
+    place = axis % (x.ndim - 1)
+    shape = list(x.shape[1:])
+    shape[place] *= x.shape[0]
+    return jnp.moveaxis(x, 0, place).reshape(shape)
+
+
+@graphcore("Resize")
+def resize_of_opset_10(x: jax.Array, scales: Any, *, mode: str = "nearest", nearest_mode: str) -> Any:
+    """Return x resized with a mode that opset 10 does not have, at the positions of later opsets."""
+    return OPERATORS["", "Resize"].function(x, None, scales, mode=mode, nearest_mode=nearest_mode)
 
 
 @graphcore("TensorRemap")

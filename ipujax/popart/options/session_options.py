@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from ipujax.popart.enumerations import TensorStorage, VirtualGraphMode
+from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.options.tables import (
     ALL_OPTIONS,
@@ -141,7 +141,9 @@ class SessionOptions:
 
 
 class Patterns:
-    """PopART's graph rewrites: accepted, and without effect; the compiler has passes of its own.
+    """PopART's graph rewrites, by their names; the compiler has passes of its own.
+
+    One thing depends on them: training refuses an operator whose gradient is made by a rewrite that is turned off.
 
     Args:
         patterns: a `PatternsLevel`, or names of rewrites.
@@ -157,8 +159,12 @@ class Patterns:
         return self
 
     def isPatternEnabled(self, name: str) -> bool:
-        """Return whether a rewrite is on."""
-        return self._settings.get(name, True)
+        """Return whether a rewrite is on: as it was set, else as the level or the list of names says."""
+        if name in self._settings:
+            return self._settings[name]
+        if isinstance(self._patterns, list | tuple | set | frozenset):
+            return name in self._patterns
+        return self._patterns != PatternsLevel.NoPatterns
 
     def enableRuntimeAsserts(self, value: bool) -> Patterns:
         """Return this object."""
@@ -167,7 +173,7 @@ class Patterns:
     def __getattr__(self, name: str) -> bool:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._settings.get(name, True)
+        return self.isPatternEnabled(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

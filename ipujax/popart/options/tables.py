@@ -65,6 +65,7 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
             "`debug.instrument` and `autoReport.all` turn reports on; others are listed as without effect",
         ),
         "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`; `phases` bounds the annotations"),
+        "groupNormStridedChannelGrouping": (_no, "groups of every n-th channel"),
         "logDir": (_is(""), "folder of dumps"),
         "meanAccumulationAndReplicationReductionStrategy": (
             _is(MeanReductionStrategy.Post),
@@ -128,7 +129,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "firstDotOp": (_is(0), "graphs are drawn whole"),
         "gclOptions": (dict, "collectives are planned by the compiler"),
         "groupHostSync": (_no, "scheduled by the compiler"),
-        "groupNormStridedChannelGrouping": (_no, "group norms have one grouping"),
         "hardwareInstrumentations": (lambda: {Instrumentation.Outer}, "`getCycleCount` is always there"),
         "instrumentWithHardwareCycleCounter": (_no, "`getCycleCount` is always there"),
         "kahnTieBreaker": (_is("greedy"), "scheduled by the compiler"),

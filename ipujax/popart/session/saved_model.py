@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.popart.building import tensor_proto
 from ipujax.popart.session.weight_store import WeightStore
 
 
@@ -32,7 +33,7 @@ def changed_model(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto
     unchanged = [tensor for tensor in changed.graph.initializer if tensor.name not in store.host]
     values = {**store.host, **store.host_states}
     # The state goes into the initialisers, so that training can go on from a saved model.
-    written = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+    written = [tensor_proto(np.asarray(value), name) for name, value in values.items()]
     untouched = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in unchanged]
     del changed.graph.initializer[:]
     changed.graph.initializer.extend([*written, *untouched])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 
-from ipujax.popart.building import read_model
+from ipujax.popart.building import read_model, use_strided_groups
 from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
@@ -97,6 +97,8 @@ class Session(Reports):
         tensors = tensor_names(copied.graph)
         outputs = [value.name for value in copied.graph.output if value.name in tensors]
         results = dict.fromkeys([*outputs, *base_names(self._flow, tensors), *([loss] if loss else [])])
+        if self._options.groupNormStridedChannelGrouping:
+            use_strided_groups(copied.graph)
         graph = annotated_graph(copied, list(results), shapes)
         return graph, placement_of(graph, self._options, self._device)
 
@@ -250,7 +252,12 @@ class Session(Reports):
         return None
 
     def _anchors(self, trained: Sequence[str], is_training: bool) -> Any:
-        return anchors_of(self._flow, self._graph.tensors, trained, is_training)
+        try:
+            return anchors_of(self._flow, self._graph.tensors, trained, is_training)
+        except popart_exception:
+            # PopART builds its graph before it looks at anchors: an operator that does not fit is the first error.
+            self._tensor_infos(())
+            raise
 
     def _compiler_options(self) -> Options:
         options = self._options

@@ -13,7 +13,7 @@ import numpy as np
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
-from ipujax.popart.model_graph import names_with_gradients
+from ipujax.popart.model_graph import missing_pattern, names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger
@@ -39,7 +39,7 @@ class TrainingSession(Session):
         optimizer: of the parameters.
         deviceInfo: of a `DeviceManager`.
         inputShapeInfo: shapes of inputs that the model leaves open.
-        patterns: PopART's rewrites, without effect.
+        patterns: PopART's rewrites; one that makes a gradient of the model may not be turned off.
         userOptions: options.
         name: of the session, in profiles.
         losses: losses of earlier releases; several are added.
@@ -79,6 +79,7 @@ class TrainingSession(Session):
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, name_of_loss)
         self._trained, self._buffers = self._roles()
         self._anchors_of_session = self._anchors(self._trained, True)
+        self._check_patterns(patterns)
         self._check_specific_values()
         self._check_tracked_tensors()
         self._device_values = self._values()
@@ -86,9 +87,6 @@ class TrainingSession(Session):
         states = jax.eval_shape(self._new_states, self._shapes())
         zeros = {name: np.zeros(x.shape, x.dtype) for name, x in named_states(states).items()}
         self._store.host_states = {name: self._saved_states.get(name, x) for name, x in zeros.items()}
-        if self._placement.has_phases and self._step.accumulation > 1:
-            hint = "larger micro-batches, or pipelining"
-            raise popart_exception("execution phases do not accumulate gradients", expected="accumulation 1", hint=hint)
         if self._placement.is_pipelined and self._step.accumulation == 1:
             _LOG.warning("pipelining without gradient accumulation: batches run one after another, updates are exact")
 
@@ -105,13 +103,24 @@ class TrainingSession(Session):
         host = self._store.host
         updated = tuple(name for name in host if name in statistics | copied)
         # Whole numbers have no gradient, and statistics are updated by their operators.
-        trained = (name for name, x in host.items() if name not in updated and jnp.issubdtype(x.dtype, jnp.floating))
+        # A weight that the loss does not depend on has no gradient: it does not decay either.
+        paths = names_with_gradients(self._graph, self._loss)
+        trained = (name for name, x in host.items()
+                   if name in paths and name not in updated and jnp.issubdtype(x.dtype, jnp.floating))  # fmt: skip
         return tuple(trained), updated
+
+    def _check_patterns(self, patterns: Patterns | None) -> None:
+        if not isinstance(patterns, Patterns):
+            return
+        sources = {*self._trained, *self._anchors_of_session.gradients}
+        missing = missing_pattern(self._graph, self._loss, sources, patterns.isPatternEnabled)
+        if missing is not None:
+            raise popart_exception(f"This op should have been removed by pattern {missing}", got=patterns)
 
     def _check_specific_values(self) -> None:
         for name in self._optimizer.specific_weights:
-            if name not in self._trained:
-                raise unknown_name("the optimiser has values of a weight", name, self._trained)
+            if name not in self._store.host:
+                raise unknown_name("the optimiser has values of a weight", name, self._store.host)
 
     def _check_tracked_tensors(self) -> None:
         settings = self._options.automaticLossScalingSettings
@@ -123,7 +132,11 @@ class TrainingSession(Session):
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
         anchors = self._anchors_of_session
-        infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights])
+        infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights, self._loss])
+        if infos[self._loss].nelms() != 1:
+            message = f'Loss tensor, "{self._loss}", must be a scalar tensor'
+            hint = "a reduction of the loss: ReductionType.Sum or Mean"
+            raise popart_exception(message, expected="one element", got=infos[self._loss], hint=hint)
         with_gradients = names_with_gradients(self._graph, self._loss)
         for name in anchors.gradients:
             if name not in with_gradients or not jnp.issubdtype(infos[name].dtype, jnp.floating):
@@ -228,7 +241,8 @@ class TrainingSession(Session):
             # A refused optimiser must not stay: the session goes on with the one it had.
             previous = self._optimizer
             self._optimizer = optimizer
-            if set(optimizer.specific_weights) - set(self._trained):
+            unknown = [name for name in optimizer.specific_weights if name not in self._store.host]
+            if unknown:
                 self._optimizer = previous
-                raise unknown_name("the optimiser has values of a weight", optimizer.specific_weights[0], self._trained)
+                raise unknown_name("the optimiser has values of a weight", unknown[0], self._store.host)
         self._device_values = self._values()

@@ -7,6 +7,7 @@ micro-batches, whose results are summed, stacked or the last ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -92,12 +93,48 @@ def in_loop(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> M
     return run
 
 
+def in_phases(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> MicroBatch:
+    """Return a function of several micro-batches, all of which go through a phase before the next phase begins.
+
+    Phases may not stand in a loop, so the micro-batches are written out one by one; each phase loads its weights once.
+
+    Args:
+        micro_batch: function of one.
+        count: number of micro-batches.
+        reduce: see `reductions`.
+    """
+
+    def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        reduced: Results = {}
+        for number in range(count):
+            row = jax.tree.map(lambda x, i=number: x[i : i + 1], rows)
+            results = micro_batch(weights, buffers, frozen, scale, row)
+            buffers = results["buffers"]
+            kinds = _spread({name: reduce[name] for name in results}, results)
+            step = jnp.asarray(number, jnp.float32)
+            rows_of_one = jax.tree.map(lambda x, kind: x[None] if kind == "stack" else x, results, kinds)
+            join = partial(_joined, step)
+            reduced = jax.tree.map(join, rows_of_one, kinds, reduced) if number else rows_of_one
+        return reduced
+
+    return run
+
+
 # How a result joins those of the micro-batches before it; `step` counts them.
 _COMBINE: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "sum": lambda before, x, step: before + x,
     "last": lambda before, x, step: x,
     "running_mean": lambda before, x, step: (before * (step / (step + 1)) + x / (step + 1)).astype(x.dtype),
 }
+
+_JOIN: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    **_COMBINE,
+    "stack": lambda before, x, step: jnp.concatenate([before, x]),
+}
+
+
+def _joined(step: jax.Array, x: Any, kind: str, before: Any) -> Any:
+    return _JOIN[kind](before, x, step)
 
 
 def _first(rows: Any) -> Any:

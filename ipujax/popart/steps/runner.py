@@ -183,9 +183,12 @@ class Runner:
         by_replica = {name: np.moveaxis(x, 2, 0) if replicas > 1 else x[:, :, 0] for name, x in rows.items()}
         batches = 1 if replicas > 1 else 0
         if not plan.loss:
-            flat = {name: x.reshape(*x.shape[:batches], -1, *x.shape[batches + 2 :]) for name, x in by_replica.items()}
+            number = self._rows_of_inference
+            flat = {
+                name: x.reshape(*x.shape[:batches], number, *x.shape[batches + 2 :]) for name, x in by_replica.items()
+            }
             count = self.calls_of_step
-            size = self._rows_of_inference // count
+            size = number // count
             for call in range(count):
                 part = (slice(None),) * batches + (slice(call * size, (call + 1) * size),)
                 yield {name: x[part] for name, x in flat.items()}

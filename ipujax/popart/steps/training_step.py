@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import MeanReductionStrategy
-from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
@@ -20,7 +19,7 @@ from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
 from ipujax.popart.optimisers import clip_by_norm
 from ipujax.popart.reserved_names import GRADIENT
 from ipujax.popart.steps.automatic_loss_scaling import next_scale
-from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
+from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 
 DEFAULT_VALUES = ""  # values of the weights that have none of their own
@@ -40,6 +39,8 @@ class TrainingStep:
         count = plan.step.accumulation
         if plan.placement.has_stages:
             self._accumulated = in_pipeline(self.micro_batch, count, reduce, plan.placement)
+        elif plan.placement.has_phases:
+            self._accumulated = in_phases(self.micro_batch, count, reduce)
         else:
             self._accumulated = in_loop(self.micro_batch, count, reduce)
         # A running mean is divided already, but for the replicas.
@@ -65,10 +66,6 @@ class TrainingStep:
             with seeded(key), of_replicas(plan.step.replicas):
                 evaluation = evaluate_graph(plan.graph, plan.placement, operands, added)
             loss = jnp.asarray(evaluation.values[plan.loss])
-            if loss.size != 1:
-                hint = "a reduction of the loss: ReductionType.Sum or Mean"
-                message = f"loss {plan.loss!r} is no scalar"
-                raise popart_exception(message, expected="one element", got=list(loss.shape), hint=hint)
             anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
             scaled = loss.reshape(()) * jnp.asarray(scale, loss.dtype)
             return scaled, (anchored, {**buffers, **evaluation.updates})

@@ -138,8 +138,22 @@ def phased(factor: int = 1) -> popart.SessionOptions:
 def test_phased_is_resident() -> None:
     model = perceptron(phases=True)
     assert_equal(train(model, device=two_ipus(), options=phased()), train(perceptron()), model)
-    with pytest.raises(popart.popart_exception, match="phases do not accumulate"):
-        train(model, device=two_ipus(), options=phased(2))
+
+
+@pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_phased_accumulation_is_resident(mean: bool) -> None:
+    """Micro-batches go through a phase one after another; gradients are summed, or are running means."""
+    model = perceptron(phases=True)
+    anchors = {model.loss: popart.AnchorReturnType("ALL"), model.hidden: popart.AnchorReturnType("FINAL")}
+    got, expected = phased(3), accumulating(3)
+    if mean:
+        for options in (got, expected):
+            options.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+            options.meanAccumulationAndReplicationReductionStrategy = popart.MeanReductionStrategy.Running
+    resident = train(perceptron(), options=expected, anchors=anchors)
+    in_phases = train(model, device=two_ipus(), options=got, anchors=anchors)
+    assert_equal(in_phases, resident, model)
+    np.testing.assert_allclose(in_phases.anchors[model.hidden], resident.anchors[model.hidden], rtol=LIMIT)
 
 
 def test_phased_inference_is_resident() -> None:

@@ -32,7 +32,10 @@ def operator(name: str) -> Callable[..., Any]:
 def test_every_operation_of_the_builder_has_an_operator() -> None:
     registered = {op_type for domain, op_type in OPERATORS if domain == DOMAIN}
     without = {"CtcBeamSearchDecoder", "ReplicatedReduceScatter"}
-    assert {operation.op_type for operation in GRAPHCORE_OPERATIONS.values()} - without == registered
+    of_rewritten_nodes = {"ScanSlice", "ScanJoin", "Resize"}
+    assert {
+        operation.op_type for operation in GRAPHCORE_OPERATIONS.values()
+    } - without | of_rewritten_nodes == registered
 
 
 def updated(change: Callable[[np.ndarray], Any]) -> np.ndarray:
