@@ -245,7 +245,7 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
     "ipujax.popart.operators": (
-        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
+        "ipujax.onnx ipujax.onnx.registry ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
     ),
     "ipujax.popart.building": (
         "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
