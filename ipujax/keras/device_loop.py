@@ -24,7 +24,7 @@ from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.keras.attributes import set_untracked
 from ipujax.keras.fit_time import FitTime
-from ipujax.keras.memory_ways import with_keras_remedies
+from ipujax.keras.memory_remedies import with_keras_remedies
 from ipujax.keras.model_steps import Step, first_of
 from ipujax.keras.named_state import Named, StateNames
 from ipujax.keras.settings import ModelSettings, settings_of

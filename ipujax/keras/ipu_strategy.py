@@ -26,7 +26,7 @@ from ipujax.keras.device_loop import Execution, execution_key
 from ipujax.keras.model_steps import predict_step, test_step, train_step
 from ipujax.keras.scope_attributes import explain_missing
 from ipujax.keras.settings import settings_of
-from ipujax.keras.whole_updates import CheckUpdates, check_last_batch
+from ipujax.keras.update_counts import CheckUpdates, check_last_batch
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from ipujax.lowering.layout.box_charge import MOST_SHARED_BYTES, Span, spans
+from ipujax.lowering.layout.grid_cost import MOST_SHARED_BYTES, Span, spans
 from ipujax.lowering.layout.grids import cut_again, even_grids
 from ipujax.lowering.layout.mapping import map_by_plan, map_linearly, mapping_like
 from ipujax.runtime.cache import remembered

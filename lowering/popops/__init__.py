@@ -5,8 +5,8 @@ and copies, `name` their debug name, and `target` the machine of a cost. "Args" 
 """
 
 from ipujax.lowering.layout import total_elements as total_elements
-from ipujax.lowering.layout.box_charge import Source as Source, Work as Work, spans as spans
 from ipujax.lowering.layout.choose import choose as choose, source_of as source_of
+from ipujax.lowering.layout.grid_cost import Source as Source, Work as Work, spans as spans
 from ipujax.lowering.layout.place import (
     along as along,
     mapped_variable as mapped_variable,
@@ -14,10 +14,6 @@ from ipujax.lowering.layout.place import (
     placed_axes as placed_axes,
     tile_grid as tile_grid,
     whole_axis as whole_axis,
-)
-from ipujax.lowering.popops.indexing.as_kept import (
-    gather_as_kept as gather_as_kept,
-    scatter_as_kept as scatter_as_kept,
 )
 from ipujax.lowering.popops.indexing.dynamic import (
     dynamic_slice as dynamic_slice,
@@ -56,6 +52,10 @@ from ipujax.lowering.popops.indexing.slice_by_index import (
     look_up_slice as look_up_slice,
     write_slice as write_slice,
     write_slice_in_place as write_slice_in_place,
+)
+from ipujax.lowering.popops.indexing.table_order import (
+    gather_as_kept as gather_as_kept,
+    scatter_as_kept as scatter_as_kept,
 )
 from ipujax.lowering.popops.indexing.windows import (
     Windows as Windows,

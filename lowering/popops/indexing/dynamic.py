@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import map_linearly, mapping_like, memory_order, total_elements
-from ipujax.lowering.layout.box_charge import spans
+from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import (
     along,
     follow,

@@ -22,8 +22,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import Grids, total_elements
-from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place

@@ -37,7 +37,6 @@ from ipujax.lowering.layout import (
     total_elements,
     weighted_cost,
 )
-from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import (
     choose,
     crowding_cycles,
@@ -46,6 +45,7 @@ from ipujax.lowering.layout.choose import (
     grid_of,
     source_of,
 )
+from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import along, follow, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.gather import has_few_lookups

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import add_like, map_like
-from ipujax.lowering.popops.indexing.as_kept import gather_as_kept, scatter_as_kept
 from ipujax.lowering.popops.indexing.gather import GatherSpec, Mode, signed
 from ipujax.lowering.popops.indexing.scatter import ScatterSpec, plan_in_steps, plan_scatter
+from ipujax.lowering.popops.indexing.table_order import gather_as_kept, scatter_as_kept
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered

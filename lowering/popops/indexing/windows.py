@@ -23,8 +23,8 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
 from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order, total_elements
-from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
 from ipujax.lowering.layout.place import (
     along,
     block_mapping,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, map_alike, map_linearly, shared_windows
-from ipujax.lowering.layout.box_charge import spans
+from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_boxes, spread, whole_axis
 from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles

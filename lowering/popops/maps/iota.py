@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose
+from ipujax.lowering.layout.grid_cost import Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered

@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import map_linearly, total_elements
-from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices

@@ -21,8 +21,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import map_linearly, total_elements
-from ipujax.lowering.layout.box_charge import Source, Span, Work
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Source, Span, Work
 from ipujax.lowering.layout.place import (
     along,
     mapped_variable,

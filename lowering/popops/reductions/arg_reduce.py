@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import Grids, mapping_like, total_elements
-from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_order
-from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.grid_cost import Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place

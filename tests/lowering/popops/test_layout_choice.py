@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.layout.box_charge import Work
 from ipujax.lowering.layout.choose import choose
+from ipujax.lowering.layout.grid_cost import Work
 from ipujax.lowering.layout.grids import even_grids
 from ipujax.lowering.layout.trial import charged_cycles
 from ipujax.lowering.popops.indexing import gather, scatter, windows
