@@ -265,7 +265,7 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.tensor_info"
     ),
     "ipujax.popart.steps": (
-        "ipujax.device ipujax.jit ipujax.pipeline ipujax.popart.devices ipujax.popart.enumerations"
+        "ipujax.device ipujax.jit ipujax.pipeline ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.operators"
         " ipujax.popart.optimisers ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.tensor_info"
         " runtime.options runtime.report"

@@ -12,6 +12,10 @@ from ipujax.popart.model_graph.gradient_paths import (
 )
 from ipujax.popart.model_graph.graph_texts import dot_text as dot_text, ir_text as ir_text
 from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS as RANDOM_OPERATORS
+from ipujax.popart.model_graph.product_settings import (
+    common_settings as common_settings,
+    partials_of as partials_of,
+)
 from ipujax.popart.model_graph.stage_placement import (
     Placement as Placement,
     pipeline_settings as pipeline_settings,

@@ -13,7 +13,10 @@ import numpy as np
 import onnx
 
 from ipujax.popart.building import read_model, use_strided_groups
-from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
+from ipujax.popart.building.annotations import (
+    AVAILABLE_MEMORY,
+    WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT,
+)
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
@@ -21,6 +24,7 @@ from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, St
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS
+from ipujax.popart.model_graph.product_settings import common_settings, partials_of
 from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import SessionOptions
 from ipujax.popart.popart_log import logger
@@ -43,7 +47,6 @@ _RECOMPUTE = {
     RecomputationType.Pipeline: "standard",
     RecomputationType.RecomputeAll: "all",
 }
-_PARTIALS = {"": None, "float": "float32", "FLOAT": "float32", "half": "float16", "HALF": "float16"}
 
 
 class Session(Reports):
@@ -78,6 +81,7 @@ class Session(Reports):
         self._flow = flow
         self._model = read_model(model)
         self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss)
+        self._settings = common_settings(self._graph)
         self._step = StepShape(flow.batchesPerStep(), self._options.accumulation, self._options.replicas)
         weights = weights_of(self._model)
         # A model that was saved after training has the state of its optimiser among its initialisers.
@@ -126,7 +130,7 @@ class Session(Reports):
     @property
     def optionsWithoutEffect(self) -> list[str]:
         """Options, fields of options ("option.field") and annotations that are set and have no effect here."""
-        annotated = {name for notes in self._graph.annotations for name in notes}
+        annotated = {name for notes in self._graph.annotations for name in notes} - set(self._settings)
         calls = [f"builder.{call}" for name, call in ANNOTATIONS_WITHOUT_EFFECT.items() if name in annotated]
         return [*self._options.without_effect(), *calls]
 
@@ -183,7 +187,9 @@ class Session(Reports):
         """
         self._device.attach()
         self._store.to_device(self._new_states)
-        runner = Runner(self._plan(), self._device, self._compiler_options(), self._offloaded(), self.name)
+        share = self._settings.get(AVAILABLE_MEMORY)
+        device = self._device.device if share is None else self._device.with_available_memory(share)
+        runner = Runner(self._plan(), device, self._compiler_options(), self._offloaded(), self.name)
         # Only shapes and element types matter to the compiler.
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
@@ -261,12 +267,10 @@ class Session(Reports):
 
     def _compiler_options(self) -> Options:
         options = self._options
-        if options.partialsTypeMatMuls not in _PARTIALS:
-            raise unknown_name("partialsTypeMatMuls is a type", options.partialsTypeMatMuls, _PARTIALS)
         return Options(
             recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
             io_tiles=int(options.numIOTiles),
-            partials=_PARTIALS[options.partialsTypeMatMuls],
+            partials=partials_of(self._settings, options.partialsTypeMatMuls),
             progress=False,
         )
 

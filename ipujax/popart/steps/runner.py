@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from ipujax.device import CPU
+from ipujax.device import CPU, IPUModel
 from ipujax.jit import IpuFunction, jit
-from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.exceptions import OutOfMemoryException
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
 from ipujax.popart.operators.replication import REPLICA_AXIS
@@ -44,10 +43,10 @@ class Runner:
     """
 
     def __init__(
-        self, plan: StepPlan, device: DeviceInfo, options: Options, offload: tuple[int, ...], name: str
+        self, plan: StepPlan, device: IPUModel | CPU, options: Options, offload: tuple[int, ...], name: str
     ) -> None:
         self.plan = plan
-        self._device = device.device
+        self._device = device
         replicas = plan.step.replicas
         function = self._training() if plan.loss else self._inference()
         function.__name__ = name

@@ -175,3 +175,31 @@ def test_refuses_annotations_that_would_change_numbers() -> None:
         model.builder.commGroup(popart.CommGroupType.Consecutive, 2)
     with pytest.raises(popart.popart_exception, match="InputSettings"):
         popart.InputSettings(popart.ReplicatedStreamMode.Broadcast)
+
+
+def products(*partials: str | None) -> Perceptron:
+    """Return a model of two products, annotated in their order where there is a value."""
+    model = perceptron()
+    names = [node.output[0] for node in model.builder.model().graph.node if node.op_type == "MatMul"]
+    for name, value in zip(names, partials, strict=True):
+        if value is not None:
+            model.builder.setPartialsType(name, value)
+            model.builder.setAvailableMemoryProportion(name, 0.25)
+    return model
+
+
+def test_annotations_of_all_products_are_those_of_the_program() -> None:
+    session = session_of(model=products("HALF", "HALF"))
+    assert not session.optionsWithoutEffect
+    session.prepareDevice()
+    executable = session.getReport().executable
+    assert executable.options.partials == "float16"
+    assert executable.target.available_memory_proportion == 0.25
+    assert executable.target.tiles_per_ipu == 16
+
+
+@pytest.mark.parametrize("second", ["FLOAT", None])
+def test_annotations_of_some_products_are_listed(second: str | None) -> None:
+    listed = session_of(model=products("HALF", second)).optionsWithoutEffect
+    assert "builder.setPartialsType" in listed
+    assert ("builder.setAvailableMemoryProportion" in listed) == (second is None)

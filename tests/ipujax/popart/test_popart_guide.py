@@ -12,6 +12,7 @@ import pytest
 
 import ipujax
 from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS
+from ipujax.popart.model_graph.product_settings import SETTINGS
 from ipujax.popart.options import FIELDS_REFUSED, FIELDS_WITHOUT_EFFECT, MAPPED, REFUSED, WITHOUT_EFFECT
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "popart.md"
@@ -24,7 +25,11 @@ def texts(table: Mapping[str, tuple[object, str]]) -> dict[str, str]:
 
 BEGIN = "<!-- options: written by tests/ipujax/popart/test_popart_guide.py -->\n"
 END = "<!-- end of options -->"
-CALLS = {f"builder.{call}": "an annotation that the compiler does not read" for call in ANNOTATIONS.values()}
+UNEQUAL = "where its values differ: the compiler has one for all products"
+CALLS = {
+    f"builder.{call}": UNEQUAL if name in SETTINGS else "an annotation that the compiler does not read"
+    for name, call in ANNOTATIONS.items()
+}
 TABLES = (
     ("Mapped", "what it is here", texts(MAPPED)),
     ("Without effect", "why", {**texts(WITHOUT_EFFECT), **FIELDS_WITHOUT_EFFECT, **CALLS}),
