@@ -62,6 +62,7 @@ def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
 
 
 def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
+    """Mark the matrices of products, and join each value with those whose columns are grouped as its own are."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _PRODUCTS:
             for atom in (*eqn.invars, *eqn.outvars):

@@ -68,10 +68,10 @@ class Repeated:
     def _sources_of(self, var: Var) -> tuple[frozenset[Var], int] | None:
         """Stored sources of a repeated value, and the number of its equations; None if it is stored."""
         if var not in self._leaves:
-            self._leaves[var] = self._search(var)
+            self._leaves[var] = self._find_sources(var)
         return self._leaves[var]
 
-    def _search(self, var: Var) -> tuple[frozenset[Var], int] | None:
+    def _find_sources(self, var: Var) -> tuple[frozenset[Var], int] | None:
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]

@@ -254,7 +254,7 @@ def _trade_off(
     """Plan of fewest tiles for each relative step of estimated cycles, up to little more than `best_cycles`."""
     max_cycles = int(_MAX_TRIAL_COST * best_cycles)  # in more cycles no plan is cheaper, even with one fragment
     plans = [
-        _plan(candidates, *choice)
+        _plan_of(candidates, *choice)
         for candidates in _candidates(spec, target, in_groups)
         for choice in candidates.trade_off(bound_bytes, max_cycles, fragment_cycles)
     ]
@@ -342,7 +342,7 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     """Best plan in one step."""
     by_kind = list(_candidates(spec, target))
     if share == 0:
-        plans = [_plan(candidates, *candidates.smallest()) for candidates in by_kind]
+        plans = [_plan_of(candidates, *candidates.smallest()) for candidates in by_kind]
         return min(plans, key=lambda plan: (plan.temp_bytes, plan.cost.total_cycles))
     by_kind.sort(key=lambda candidates: candidates.min_bound_cycles)
     unbounded = _fastest(by_kind, float("inf"))
@@ -360,16 +360,16 @@ def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
     best: Plan | None = None
     for candidates in by_kind:
         choice = candidates.fastest(bound_bytes, best.cost.total_cycles if best else None)
-        plan = None if choice is None else _plan(candidates, *choice)
+        plan = None if choice is None else _plan_of(candidates, *choice)
         if plan is not None and (best is None or _rank(plan) < _rank(best)):
             best = plan
     return best
 
 
-def _plan(candidates: Candidates, number: int, parts: np.ndarray) -> Plan:
+def _plan_of(candidates: Candidates, number: int, cost_parts: np.ndarray) -> Plan:
     splits = Dims.of([int(n) for n in candidates.splits[:, number]])
     temp_bytes = int(candidates.temp_bytes[number])
-    cost = PlanCost(*(int(n) for n in parts))
+    cost = PlanCost(*(int(n) for n in cost_parts))
     fragments = int(candidates.fragments[number])
     return Plan(
         candidates.spec,

@@ -58,6 +58,7 @@ class _Analysis:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: False)
 
     def _equation(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
+        """For each result whether replicas may differ, as for each operand."""
         name = eqn.primitive.name
         params = eqn.params
         if is_collective(eqn):

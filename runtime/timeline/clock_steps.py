@@ -163,6 +163,7 @@ def _add_waits(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Vari
 
 
 def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
+    """Return the work of a leaf on each IPU, and the IPUs that it joins; copies between IPUs by `global_exchange`."""
     all_ipus = tuple(range(target.num_ipus))
     match cost:
         case ComputeSetCost():

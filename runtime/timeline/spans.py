@@ -134,6 +134,7 @@ class _Tracer(Walker):
         times: int,
         into: list[TimelineStep] | None,
     ) -> None:
+        """Visit the first iterations one by one while steps are to spare, and fold all others in one step."""
         if into is None:
             super().loop(node, parts, count, state, times, None)
             return

@@ -203,6 +203,7 @@ class _TaskWalker(Walker):
             self._part = outer
 
     def leaf(self, leaf: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
+        """Count a leaf for the task that runs, or, between tasks, for the pipeline's exchange and waits."""
         super().leaf(leaf, state, times, into)
         step = self.steps[leaf]
         if not times:
@@ -229,6 +230,7 @@ class _TaskWalker(Walker):
         times: int,
         into: list[TimelineStep] | None,
     ) -> None:
+        """Visit each iteration of a loop around tasks; any other loop is advanced at once."""
         is_around_tasks = self._task is None and any(map(self.tasks_of, parts))
         if not is_around_tasks or self.is_counting:
             clocks = state[: self.num_ipus, 0].copy()

@@ -155,6 +155,7 @@ class Spread:
         names: Sequence[str],
         settings: Sequence[tuple[str, Any]],
     ) -> _Kind:
+        """Check this instance's arguments, and return their places, dimensions and facts that must be equal on all."""
         leaves, tree = jax.tree.flatten(operand_tree)
         places_and_dims = leaf_dims(self.name, self.replication.in_specs, operand_tree, names)
         for x, (place, dim) in zip(leaves, places_and_dims, strict=True):

@@ -137,7 +137,7 @@ def is_sliced_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> bool:
     if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
         x = order.of_variable(x)
         dims = [order.view_dims.index(d) for d in dims]
-    return graph.is_mapped(x) and _followed(graph, x, dims) is not None
+    return graph.is_mapped(x) and _placement_in_place(graph, x, dims) is not None
 
 
 def _partial_dims(
@@ -149,7 +149,7 @@ def _partial_dims(
     return [start for start, _ in pairs], tuple(d for _, d in pairs)
 
 
-def _followed(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
+def _placement_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
     order = tuple(d for d in range(x.ndim) if d not in dims)
     return follow(graph, x, spans(x.shape, range(x.ndim)), x.shape, order)
 
@@ -157,8 +157,8 @@ def _followed(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
     order = tuple(d for d in range(x.ndim) if d not in dims)
     # A suitable mapping is used however uneven it is: to move the tensor costs more than any slice of it.
-    followed = _followed(graph, x, dims) if graph.is_mapped(x) else None
-    return followed or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
+    in_place = _placement_in_place(graph, x, dims) if graph.is_mapped(x) else None
+    return in_place or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
 
 
 def _add(
@@ -170,11 +170,12 @@ def _add(
     dims: tuple[int, ...],
     placement: Blocked,
 ) -> None:
+    """Add a vertex for each block of a tensor, which reads or writes the part of it at `starts` along `dims`."""
     for start in starts:
         map_linearly(builder.graph, start)
-    axes = placed_axes(placement) + [whole_axis(f"box{d}", part.shape[d]) for d in dims]
-    box_dims = [tensor.ndim + dims.index(d) if d in dims else d for d in range(tensor.ndim)]
-    accesses = (along(tensor, range(tensor.ndim)), along(part, box_dims), *map(scalar, starts))
+    axes = placed_axes(placement) + [whole_axis(f"part{d}", part.shape[d]) for d in dims]
+    part_dims = [tensor.ndim + dims.index(d) if d in dims else d for d in range(tensor.ndim)]
+    accesses = (along(tensor, range(tensor.ndim)), along(part, part_dims), *map(scalar, starts))
     tile = tile_grid(placement, len(dims))
     add_vertices(builder, codelet, axes, accesses, tile)
 

@@ -352,6 +352,7 @@ class _Form:
         return replace(self, indices=operands[0], updates=operands[1])
 
     def _step(self, builder: Builder, placement: Blocked) -> Tensor:
+        """Add the vertices, and the sum of their partial results where look-ups are cut; returns the table."""
         graph = builder.graph
         rank = self.table.ndim
         index_axes, update_axes = self._axes()

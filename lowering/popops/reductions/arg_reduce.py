@@ -67,6 +67,7 @@ def arg_reduce(builder: Builder, x: Tensor, axis: int, monoid: str, index_dtype:
 
 
 def _search(builder: Builder, x: Tensor, axis: int, placement: Blocked, monoid: str, index_dtype: Any) -> Tensor:
+    """Adds the search by a placement; where it cuts `axis`, of a pair (element, index) in each block, then of pairs."""
     result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
