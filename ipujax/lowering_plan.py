@@ -115,7 +115,7 @@ class LoweringPlan:
         recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
         dumps.passed(TRACE, self.jaxpr)
-        with dumps.kept_if_failing():
+        with dumps.writing_on_failure():
             run_passes(self.jaxpr, timings, choice.byte_cost, recomputation, trades, offloading, dumps.passed)
             with step(_LOG, "lower", timings):
                 program = lower(

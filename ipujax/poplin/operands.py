@@ -61,7 +61,7 @@ def create_mapped_operands(
     graph: Graph,
     operands: Sequence[tuple[Sequence[int], Any]],
     build: Callable[[Graph, Sequence[Tensor]], object],
-    which: Sequence[int],
+    positions: Sequence[int],
     names: Sequence[str],
 ) -> list[Tensor]:
     """Create variables with the tile mapping that an operation chooses for its unmapped operands.
@@ -70,18 +70,18 @@ def create_mapped_operands(
         graph: graph to add to.
         operands: shape and dtype of every operand of the operation.
         build: adds the operation to a graph, on unmapped tensors.
-        which: indices of the operands to create.
-        names: debug name of each of `which`.
+        positions: indices of the operands to create.
+        names: debug name of each of `positions`.
 
     Returns:
-        One tensor for each of `which`.
+        One tensor for each of `positions`.
     """
     # The operation runs once on a scratch graph; with the same cost per byte, so that its plan is that of the graph.
     scratch = Graph(graph.target, byte_cost_cycles=graph.byte_cost_cycles)
     trials = [scratch.add_variable(tuple(shape), np.dtype(dtype), "trial") for shape, dtype in operands]
     build(scratch, trials)
     tensors = []
-    for number, name in zip(which, names, strict=True):
+    for number, name in zip(positions, names, strict=True):
         shape, dtype = operands[number]
         map_linearly(scratch, trials[number])  # no effect if the operation has mapped it
         mapping = scratch.mappings[trials[number].variables()[0]]

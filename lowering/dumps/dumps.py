@@ -60,16 +60,16 @@ class Dumps:
             self._write("tiles.json", _text(tile_map(graph)))
 
     @contextmanager
-    def kept_if_failing(self) -> Iterator[None]:
-        """Around what makes it: names the step that fails, and writes what was made before."""
+    def writing_on_failure(self) -> Iterator[None]:
+        """Around a compilation: adds the step that fails to its error, and writes the forms before that step."""
         try:
             yield
         except Exception as error:
             step = next(step for step in STEPS if step not in self.jaxprs)
             where = f"{DUMP}=ir writes what was made before it"
             if "ir" in self._request.kinds:
-                made = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))
-                where = f"what was made before it is in {self._write('ir.json', _text(made))}"
+                forms = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))
+                where = f"what was made before it is in {self._write('ir.json', _text(forms))}"
             if "ir" in self._request.kinds or not isinstance(error, IpuError):  # which says itself what is wrong
                 error.add_note(f"the step {step!r} of compiling {self._name} failed; {where}")
             raise

@@ -33,8 +33,8 @@ from ipujax.lowering.layout.neighbours import neighbour_mappings as neighbour_ma
 from ipujax.lowering.layout.shared_windows import SharedWindow as SharedWindow, shared_windows as shared_windows
 from ipujax.lowering.layout.trial import (
     Operand as Operand,
-    charged_cycles as charged_cycles,
-    least_charged as least_charged,
-    least_charged_alone as least_charged_alone,
+    choose_cheapest as choose_cheapest,
+    choose_cheapest_alone as choose_cheapest_alone,
+    trial_cycles as trial_cycles,
     weighted_cost as weighted_cost,
 )

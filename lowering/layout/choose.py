@@ -17,8 +17,8 @@ from ipujax.lowering.layout.grid_cost import Source, Work
 from ipujax.lowering.layout.grids import Grids, even_grids
 from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
-from ipujax.lowering.layout.place import empty_placement, follow
-from ipujax.lowering.layout.trial import least_charged, weighted_cost
+from ipujax.lowering.layout.place import empty_placement, unmoved_placement
+from ipujax.lowering.layout.trial import choose_cheapest, weighted_cost
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -72,21 +72,23 @@ def choose(
     if 0 in shape:
         return empty_placement(shape)
     read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
-    followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read_fields, operands, strict=True)}
+    unmoved_placements = {
+        n: unmoved_placement(graph, x, work.fields[n], shape, order) for n, x in zip(read_fields, operands, strict=True)
+    }
     by_estimate = work.is_exact or "elsewhere" in work.sources
     num_trials = 1 if by_estimate else _MOST_TRIALS
     grids, numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
     candidates = [grids.placement(n) for n in numbers]
     bounds = list(cycles)
     is_exact = [by_estimate] * len(candidates)
-    for placement in dict.fromkeys(p for p in followed.values() if p is not None):
-        unmoved = [n for n, operand_placement in followed.items() if operand_placement is placement]
+    for placement in dict.fromkeys(p for p in unmoved_placements.values() if p is not None):
+        unmoved = [n for n, operand_placement in unmoved_placements.items() if operand_placement is placement]
         candidates.append(placement)
         local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
         bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_cost_cycles * unmoved_bytes)
         is_exact.append(by_estimate or local_work.is_exact)
-    chosen = least_charged(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
+    chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
     return _on_next_tiles(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
 

@@ -1,8 +1,8 @@
 """Placements: blocks of an operation's index space on tiles, and the mappings of operands and results that follow.
 
 `choose` picks the placement of an operation. From it follow the mappings of unmapped operands and of results, and
-the axes and accesses of a vertex group. `follow` is the inverse: the placement with which a mapped operand does
-not move.
+the axes and accesses of a vertex group. `unmoved_placement` is the inverse: the placement with which a mapped operand
+does not move.
 
 Source of the least share of a tile: poplibs `poputil/TileMapping.cpp` (reference machine.md §3).
 """
@@ -66,13 +66,13 @@ def empty_placement(shape: Sequence[int]) -> Blocked:
     return blocked_mapping(cuts, np.zeros([len(cut) - 1 for cut in cuts], np.int32))
 
 
-def follow(
+def unmoved_placement(
     graph: Graph, tensor: Tensor, spans: Sequence[Span], shape: Sequence[int], order: Sequence[int]
 ) -> Blocked | None:
     """Placement of the index space with which a mapped operand does not move; None if it cuts another dimension."""
     mapping = mapping_like(graph, tensor)
     if isinstance(mapping, Flat) and mapping.size:
-        mapping = row_boxes(mapping, tensor.shape)
+        mapping = row_blocks(mapping, tensor.shape)
     if not isinstance(mapping, Blocked) or prod(shape) == 0 or not mapping.tile.size:
         return None
     cuts: list[np.ndarray] = [even_cuts(n, 1) for n in shape]
@@ -93,7 +93,7 @@ def follow(
     return blocked_mapping(cuts, tile.reshape([len(cut) - 1 for cut in cuts]))
 
 
-def row_boxes(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
+def row_blocks(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
     """Blocked form of a flat mapping whose intervals are rows of the outermost dimension; else None."""
     dim = next((d for d, n in enumerate(shape) if n > 1), 0)
     inner = prod(shape[dim + 1 :])

@@ -21,7 +21,7 @@ from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, 
 Candidate = TypeVar("Candidate")
 
 
-def charged_cycles(graph: Graph, add: Callable[[Builder], object]) -> int:
+def trial_cycles(graph: Graph, add: Callable[[Builder], object]) -> int:
     """Cycles of the steps that `add` adds to a copy of a graph; it may map unmapped operands."""
     return program_cycles(*_scratch(graph, add))
 
@@ -57,7 +57,7 @@ def _scratch(graph: Graph, add: Callable[[Builder], object]) -> tuple[Graph, Pro
     return scratch, prog
 
 
-def least_charged(
+def choose_cheapest(
     candidates: Sequence[Candidate],
     bounds: Sequence[float],
     cost: Callable[[Candidate], int],
@@ -117,7 +117,7 @@ class Operand:
         return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
 
 
-def least_charged_alone(
+def choose_cheapest_alone(
     candidates: Sequence[Candidate],
     bounds: Sequence[float],
     operands: Sequence[Operand],
@@ -141,4 +141,4 @@ def least_charged_alone(
         tensors = [operand.add_to(graph) for operand in operands]
         return weighted_cost(graph, lambda builder: add(builder, tensors, candidate))
 
-    return least_charged(candidates, bounds, cost)
+    return choose_cheapest(candidates, bounds, cost)

@@ -18,7 +18,7 @@ from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_pla
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
-from ipujax.lowering.rules import LastReads, reduce_where_they_lie
+from ipujax.lowering.rules import LastReads, reduce_across_ipus
 from ipujax.lowering.source_info import origin_of, source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
@@ -86,9 +86,7 @@ def lower_staged(
                 operand_ipus = [ipus.tensor_ipu(x) for x in operands_of_eqn]
                 homes = [ipus.view(ipu if home is None else home) for home in operand_ipus]
                 local = [ipus.copy_to(x, home.ipu, prog) for x, home in zip(operands_of_eqn, homes, strict=True)]
-                results = reduce_where_they_lie(
-                    Builder(graph, prog, origin.path or eqn.primitive.name), eqn, local, homes
-                )
+                results = reduce_across_ipus(Builder(graph, prog, origin.path or eqn.primitive.name), eqn, local, homes)
             else:
                 # Copies of the old value may have been sent, so nothing may read the new one.
                 into = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import MemoryOrder, Operand, least_charged_alone, linear_mapping
+from ipujax.lowering.layout import MemoryOrder, Operand, choose_cheapest_alone, linear_mapping
 from ipujax.lowering.poplin.bounds import record_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import (
@@ -151,7 +151,7 @@ def _choose_plan(
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
     bounds = [plan.lower_bound_cycles for plan in plans]
-    return least_charged_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte)
+    return choose_cheapest_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte)
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.layout import Operand, least_charged_alone
+from ipujax.lowering.layout import Operand, choose_cheapest_alone
 from ipujax.lowering.poplin.aligned import LHS, RHS, aligned_plan, blocks_of
 from ipujax.lowering.poplin.bounds import record_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
@@ -125,7 +125,7 @@ def _choose_plan(
         return _add_steps(Builder(builder.graph, builder.prog, "trial"), a, b, plan, None)
 
     bounds = [plan.lower_bound_cycles for plan in plans]
-    return least_charged_alone(plans, bounds, operands, add, target, cycles_per_byte)
+    return choose_cheapest_alone(plans, bounds, operands, add, target, cycles_per_byte)
 
 
 def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:

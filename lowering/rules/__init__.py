@@ -5,5 +5,5 @@ from ipujax.lowering.rules.base.fallback import check_is_array as check_is_array
 from ipujax.lowering.rules.base.last_reads import LastReads as LastReads
 from ipujax.lowering.rules.equations import Lowering as Lowering
 from ipujax.lowering.rules.flow.codelet_call_primitive import codelet_call_p as codelet_call_p
-from ipujax.lowering.rules.flow.collectives import reduce_where_they_lie as reduce_where_they_lie
+from ipujax.lowering.rules.flow.collectives import reduce_across_ipus as reduce_across_ipus
 from ipujax.lowering.rules.table import RULES as RULES

@@ -227,7 +227,7 @@ _BOW: Mapping[str, Row] = {
     "internal_sync_cycles": _row(
         126,
         "published",
-        "getMaxIPUSyncDelay, ipu21-rs: a bound, charged a superstep by popops; Mk1 measured 64 to 117 (reference A2)",
+        "getMaxIPUSyncDelay, ipu21-rs: a bound that popops adds to a superstep; Mk1 measured 64 to 117 (reference A2)",
     ),
     "global_sync_cycles": _row(
         600, "published", "getGlobalSyncCycles, ipu21-rs; 16 Mk1 IPUs measured 501 to 642 (reference A2)"

@@ -301,8 +301,8 @@ class VertexStore:
             expected="disjoint regions",
         )
 
-    def _state_values(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
-        set_values = [self._connections[v][number] for v in vertices]
+    def _state_values(self, field: VertexField, field_number: int, vertices: list[int]) -> np.ndarray:
+        set_values = [self._connections[v][field_number] for v in vertices]
         values = [field.default if value is None else value for value in set_values]
         if None in values:
             vertex = vertices[values.index(None)]

@@ -21,13 +21,13 @@ from ipujax.lowering.layout import map_linearly, mapping_like, memory_order, tot
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import (
     along,
-    follow,
     mapped_variable,
     place_operand,
     placed_axes,
     scalar,
     spread,
     tile_grid,
+    unmoved_placement,
     whole_axis,
 )
 from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles, vectors
@@ -151,7 +151,7 @@ def _partial_dims(
 
 def _placement_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
     order = tuple(d for d in range(x.ndim) if d not in dims)
-    return follow(graph, x, spans(x.shape, range(x.ndim)), x.shape, order)
+    return unmoved_placement(graph, x, spans(x.shape, range(x.ndim)), x.shape, order)
 
 
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:

@@ -30,7 +30,7 @@ from jax import lax
 
 from ipujax.lowering.layout import (
     Grids,
-    least_charged,
+    choose_cheapest,
     map_by_plan,
     map_like,
     map_linearly,
@@ -47,7 +47,14 @@ from ipujax.lowering.layout.choose import (
 )
 from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
 from ipujax.lowering.layout.operand_parts import fewest_runs
-from ipujax.lowering.layout.place import along, follow, mapped_variable, place_operand, placed_axes, whole_axis
+from ipujax.lowering.layout.place import (
+    along,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    unmoved_placement,
+    whole_axis,
+)
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     SCATTERS as SCATTERS,
@@ -141,7 +148,7 @@ def plan_scatter(
         return min(plans, key=lambda plan: plan.needed_bytes)
     bounds = [plan.cycles for plan in fitting]
     is_exact = [plan.is_exact for plan in fitting]
-    return least_charged(fitting, bounds, lambda plan: weighted_cost(graph, plan.add), is_exact)
+    return choose_cheapest(fitting, bounds, lambda plan: weighted_cost(graph, plan.add), is_exact)
 
 
 def plan_in_steps(
@@ -226,7 +233,9 @@ class _Form:
         """Partition in which an overwritten table need not move, if it has such."""
         if not self._overwrites or not graph.is_mapped(self.table):
             return None
-        return follow(graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._space(), order)
+        return unmoved_placement(
+            graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._space(), order
+        )
 
     @property
     def monoid(self) -> str | None:

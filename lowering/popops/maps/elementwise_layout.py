@@ -16,7 +16,7 @@ import numpy as np
 
 from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, map_alike, map_linearly, shared_windows
 from ipujax.lowering.layout.grid_cost import spans
-from ipujax.lowering.layout.place import along, place_operand, row_boxes, spread, whole_axis
+from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
 from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
@@ -185,7 +185,7 @@ def _in_rows(layout: Layout) -> Layout:
     """Layout in blocks of full rows, where it has such: then an operand repeated along rows is read once."""
     if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
         return layout
-    return Layout(layout.shape, row_boxes(layout.mapping, layout.shape) or layout.mapping)
+    return Layout(layout.shape, row_blocks(layout.mapping, layout.shape) or layout.mapping)
 
 
 def place_operands(

@@ -39,7 +39,7 @@ def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
     return _by_dtype(ctx.builder, form, operands, [ctx.graph] * len(operands))
 
 
-def reduce_where_they_lie(
+def reduce_across_ipus(
     builder: Builder, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph]
 ) -> Sequence[Tensor]:
     """Reduces tensors over replicas of several IPUs; `homes` are the graph views of the operands' IPUs."""

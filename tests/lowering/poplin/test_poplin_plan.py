@@ -11,7 +11,7 @@ import pytest
 
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.layout.grids import grids, split_candidates
-from ipujax.lowering.layout.trial import charged_cycles, weighted_cost
+from ipujax.lowering.layout.trial import trial_cycles, weighted_cost
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates, _regions
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
@@ -271,7 +271,7 @@ def costed_plans(request):
     return target, rows
 
 
-def _cost(target, shape, dtype, plan=None, measure=charged_cycles):
+def _cost(target, shape, dtype, plan=None, measure=trial_cycles):
     """Cost of a product by a plan, or by the plan that is chosen."""
     groups, m, k, n = shape
     graph = Graph(target)

@@ -18,7 +18,7 @@ from jax import lax
 from ipujax.lowering.layout.choose import choose
 from ipujax.lowering.layout.grid_cost import Work
 from ipujax.lowering.layout.grids import even_grids
-from ipujax.lowering.layout.trial import charged_cycles
+from ipujax.lowering.layout.trial import trial_cycles
 from ipujax.lowering.popops.indexing import gather, scatter, windows
 from ipujax.lowering.popops.maps import pad, rows
 from ipujax.lowering.popops.reductions import arg_reduce, reduce as reduce_module
@@ -228,7 +228,7 @@ def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.
         count = len(estimates)
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))
-            cost_cycles = charged_cycles(graph, lambda builder, placement=placement: add(builder, placement))
+            cost_cycles = trial_cycles(graph, lambda builder, placement=placement: add(builder, placement))
             assert (1 - ESTIMATED[name]) * estimates[n] <= cost_cycles <= estimates[n], grids.blocks[:, n]
             compared += 1
         return choose(graph, shape, order, work, operands, add, after, taken)
@@ -243,6 +243,6 @@ def test_reduces_rows_on_their_own_tiles() -> None:
     """A reduction along rows, each on a tile of its own, moves nothing but partial results."""
     graph = Graph(small_target(100))
     x = graph.add_variable((200, 64), F32, "x", grid((200, 64), (100, 1)))
-    by_rows = charged_cycles(graph, lambda builder: reduce(builder, x, (1,), "add"))
+    by_rows = trial_cycles(graph, lambda builder: reduce(builder, x, (1,), "add"))
     target = graph.target
     assert by_rows < target.internal_sync_cycles + target.exchange_startup_cycles + 2 * 64 * 6

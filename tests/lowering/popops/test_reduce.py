@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ipujax.lowering.layout.trial import charged_cycles
+from ipujax.lowering.layout.trial import trial_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials, reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
@@ -183,7 +183,7 @@ def test_estimates_the_cost_of_partials_combined_in_place(slots: int, blocks: tu
         for target in (small_target(tiles), small_target(tiles + 300)):
             graph = Graph(target)
             partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
-            cost = charged_cycles(graph, lambda builder, t=partials: reduce_partials_in_place(builder, t))
+            cost = trial_cycles(graph, lambda builder, t=partials: reduce_partials_in_place(builder, t))
             longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
             assert cost == combining_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_cost_cycles)
 
