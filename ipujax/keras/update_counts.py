@@ -21,15 +21,7 @@ _BATCH_SIZE = 32  # default of `keras.Model.fit` for arrays
 
 
 def check_last_batch(model: Any, fitting: Mapping[str, Any]) -> None:
-    """Refuse arrays and `keras.utils.PyDataset`s whose last batch is smaller than the others.
-
-    Args:
-        model: a Keras model.
-        fitting: arguments of its `fit` by name.
-
-    Raises:
-        ArgumentError: accumulation or replicas need batches of one size, and the fit reads the last batch.
-    """
+    """Refuse data of a `fit` whose last batch is smaller than others, where an update needs batches of one size."""
     settings = settings_of(model)
     data = fitting.get("x")
     if settings.batches_of_update == 1:

@@ -131,11 +131,9 @@ class Tally:
 
 
 def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
-    """Count fragments from the tallies of all lines, innermost last.
-
-    An index of a line ends a fragment unless all lines further in are full blocks; then indices of one block continue
-    it, if they are neighbours in memory too.
-    """
+    """Count fragments from the tallies of all lines, innermost last."""
+    # An index of a line ends a fragment unless all lines further in are full blocks; then indices of one block continue
+    # it, if they are neighbours in memory too.
     full = np.array(1)
     broken = np.array(0)
     for tally in reversed(tallies):

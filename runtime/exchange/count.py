@@ -159,10 +159,8 @@ def cut_at_homes(runs: Runs, mappings: tuple[TileMapping, ...], max_pieces: floa
 
 
 def demand_of_blocks(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> Demand:
-    """Build the demand of blocks, given their runs in any order and the tiles of the vertices that need each.
-
-    `tile` is int64[blocks, vertices], −1 for no vertex; `size` is the number of elements of the flat space.
-    """
+    """Build the demand of blocks, from their runs in any order and `tile` of each vertex, int64[blocks, vertices]."""
+    # A tile of −1 is no vertex. `size` is the number of elements of the flat space.
     runs = merge_runs(parts, size)
     block, column = np.nonzero(tile >= 0)
     tiles = tile[block, column].astype(np.int64)
@@ -186,11 +184,8 @@ def sum_by_index(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray
 def count_traffic(
     demand: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, is_disjoint: bool = False
 ) -> Traffic:
-    """Count the exchange of a demand, in elements.
-
-    With `writes` the tiles send the elements home instead of receiving them. `is_disjoint` asserts that no two tiles
-    need one element, which saves the count of those that several do.
-    """
+    """Count the exchange of a demand, in elements; with `writes` the tiles send them home instead of receiving them."""
+    # `is_disjoint` asserts that no two tiles need one element, which saves the count of those that several do.
     pieces = cut_at_homes(demand.runs, mappings, MAX_RUNS)
     num_tiles = len(demand.block_of_tile)
     elements = pieces.elements

@@ -106,11 +106,9 @@ def _home_tiles(mapping: TileMapping, num_tiles: int) -> np.ndarray:
 
 
 def _continuing_parts(reader: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.ndarray:
-    """Return the parts that continue a fragment: they follow another part in memory and in the operand of its reader.
-
-    A part is mapped to one tile and read by one tile. A continuing part starts a run of the mapping, and the tile that
-    reads it also reads the end of the run before it on the same tile, and nothing in between.
-    """
+    """Return the parts that continue a fragment: they follow another part in memory and in their reader's operand."""
+    # A part is mapped to one tile and read by one tile. A continuing part starts a run of the mapping, and the tile
+    # that reads it also reads the end of the run before it on the same tile, and nothing in between.
     homes = home_table((mapping,))
     order = in_tile_order(homes.tile)
     same_tile = homes.tile[order[1:]] == homes.tile[order[:-1]]

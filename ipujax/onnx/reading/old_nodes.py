@@ -34,12 +34,7 @@ Ranks = Mapping[str, int]
 
 
 def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
-    """Rewrite the nodes in place that the converter refuses.
-
-    Args:
-        model: a model at `opset`.
-        opset: version of ONNX's own operators in the model.
-    """
+    """Rewrite the nodes in place that the converter refuses; `opset` is the model's version of ONNX's own operators."""
     table = _rewrites(opset)
     if not any(node.op_type in table for graph in graphs_of(model.graph) for node in graph.node):
         return

@@ -12,12 +12,7 @@ _PER_SIDE = ("pads", "outPads")
 
 
 def check_windows(op_type: str, attributes: Mapping[str, Any]) -> None:
-    """Refuse paddings that do not fit the window.
-
-    Args:
-        op_type: of the node.
-        attributes: of the node.
-    """
+    """Refuse paddings that do not fit the window of a node, by its attributes."""
     window = attributes.get("kernel_shape")
     pads = attributes.get("pads")
     if window and pads and op_type != "Pad" and len(pads) != 2 * len(window):
@@ -28,13 +23,8 @@ def check_windows(op_type: str, attributes: Mapping[str, Any]) -> None:
 def check_convolutions(
     groups: Sequence[Sequence[str]], settings: Mapping[str, Any], rank: Callable[[str], int]
 ) -> None:
-    """Refuse operands and settings of several convolutions that do not fit.
-
-    Args:
-        groups: names of the operands of each.
-        settings: by name; lists with one list a convolution.
-        rank: of a tensor, by its name.
-    """
+    """Refuse operands, by name for each convolution, and settings of several convolutions that do not fit."""
+    # A setting is a list with one list a convolution; `rank` is that of a tensor, by its name.
     for i, group in enumerate(groups):
         if len(group) < 2:
             raise popart_exception(f"convolution {i} must have at least two inputs - data and weights", got=group)

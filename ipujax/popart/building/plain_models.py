@@ -90,10 +90,8 @@ _OF_ELEMENTS = {
 
 
 def _rewrite(node: onnx.NodeProto) -> None:
-    """Rewrite a node that ONNX reads otherwise than PopART.
-
-    A training batch normalisation of old opsets gets PopART's operator: ONNX has dropped its outputs since.
-    """
+    """Rewrite a node that ONNX reads otherwise than PopART."""
+    # A training batch normalisation of old opsets gets PopART's operator: ONNX has dropped its outputs since.
     if node.op_type in _OF_ELEMENTS and any(a.name == "axes" and not a.ints for a in node.attribute):
         node.op_type = _OF_ELEMENTS[node.op_type]
         node.domain = DOMAIN if node.op_type == "Square" else ""

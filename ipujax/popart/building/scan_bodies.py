@@ -15,11 +15,7 @@ from ipujax.popart.building.graphcore_operations import DOMAIN
 
 
 def join_scans(graph: onnx.GraphProto) -> None:
-    """Rewrite the scans of a graph and its subgraphs.
-
-    Args:
-        graph: changed.
-    """
+    """Rewrite the scans of a graph and its subgraphs in place."""
     if any(node.op_type == "Scan" for node in graph.node):
         copies = [onnx.NodeProto.FromString(n.SerializeToString()) for node in graph.node for n in _joined(node)]
         del graph.node[:]

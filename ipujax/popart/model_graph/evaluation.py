@@ -53,7 +53,7 @@ def evaluate_graph(
         graph: with annotations.
         placement: which of them count.
         operands: inputs and parameters by name.
-        zeros: by name of the tensors that they are added to.
+        zeros: by name of the tensors that they are added to; the derivative by one is the gradient of its tensor.
 
     Raises:
         popart_exception: an operator that cannot be evaluated on its operands.

@@ -23,16 +23,7 @@ _BATCH_NORM_OPERANDS = ("scale", "B", "mean", "var")
 
 
 def check_operands(node: Node, operands: Sequence[Any], opset: int) -> None:
-    """Refuse operands that PopART refuses.
-
-    Args:
-        node: of the graph.
-        operands: its values, None for those that are left out.
-        opset: version of ai.onnx that the model is written in.
-
-    Raises:
-        popart_exception: with PopART's sentence.
-    """
+    """Refuse operands, None where left out, that PopART refuses in a model of an opset, with PopART's sentence."""
     check = CHECKS.get(node.op_type)
     sentence = None if check is None else check(node, operands, opset)
     if sentence is not None:
@@ -40,12 +31,7 @@ def check_operands(node: Node, operands: Sequence[Any], opset: int) -> None:
 
 
 def identifier(node: Node, opset: int) -> str:
-    """Return PopART's name of an operator: "ai.onnx.MatMul:9".
-
-    Args:
-        node: of the graph.
-        opset: version of ai.onnx.
-    """
+    """Return PopART's name of an operator: "ai.onnx.MatMul:9"."""
     if node.domain:
         return f"{node.domain}.{node.op_type}:1"
     return f"ai.onnx.{node.op_type}:{onnx.defs.get_schema(node.op_type, opset).since_version}"

@@ -74,15 +74,8 @@ _ARITHMETIC = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub"
 
 
 def common_type(node: Node, operands: Sequence[Any]) -> tuple[Sequence[Any], np.dtype[Any] | None]:
-    """Return operands of one element type, and that of the result where it is another one.
-
-    Args:
-        node: of the graph.
-        operands: its values.
-
-    Raises:
-        popart_exception: tensors of float16 and float32, none of which is a scalar.
-    """
+    """Return operands of one element type, and that of the result where it is another; refuse float16 with float32."""
+    # Scalars of float32 are converted: only tensors of both types are refused.
     arrays = [x for x in operands if x is not None]
     dtypes = {np.dtype(x.dtype) for x in arrays if hasattr(x, "dtype")}
     if node.domain or node.op_type not in _ARITHMETIC or dtypes != {np.dtype(np.float16), np.dtype(np.float32)}:

@@ -94,15 +94,8 @@ def in_loop(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> M
 
 
 def in_phases(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) -> MicroBatch:
-    """Return a function of several micro-batches, all of which go through a phase before the next phase begins.
-
-    Phases may not stand in a loop, so the micro-batches are written out one by one; each phase loads its weights once.
-
-    Args:
-        micro_batch: function of one.
-        count: number of micro-batches.
-        reduce: see `reductions`.
-    """
+    """Return a function of several micro-batches, all of which go through a phase before the next phase begins."""
+    # Phases may not be in a loop, so micro-batches are written out one by one; each phase loads its weights once.
 
     def run(weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
         reduced: Results = {}

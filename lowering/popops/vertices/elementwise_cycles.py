@@ -184,10 +184,8 @@ def elementwise_cycles(
 
 
 def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> float:
-    """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure.
-
-    Loads and stores that are more than the cycles issue together, by one instruction.
-    """
+    """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure."""
+    # Loads and stores that are more than the cycles issue together, by one instruction.
     loads, stores = min(cycles, loads), min(cycles, stores)
     loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)
     if loads + stores <= cycles:
