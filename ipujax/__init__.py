@@ -45,6 +45,8 @@ from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Tr
 
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
 _LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "popsparse", "poputil", "schedules")
+_TILE_NAMES = ("tile_map", "tile_put_sharded", "tile_put_replicated", "tile_gather", "tile_barrier", "cycle_count")
+_LAZY_NAMES = {"codelet_call": "codelet_calls", **dict.fromkeys(_TILE_NAMES, "tiles")}
 
 if _typing.TYPE_CHECKING:
     from ipujax import (
@@ -59,6 +61,14 @@ if _typing.TYPE_CHECKING:
         schedules as schedules,
     )
     from ipujax.codelet_calls import codelet_call as codelet_call
+    from ipujax.tiles import (
+        cycle_count as cycle_count,
+        tile_barrier as tile_barrier,
+        tile_gather as tile_gather,
+        tile_map as tile_map,
+        tile_put_replicated as tile_put_replicated,
+        tile_put_sharded as tile_put_sharded,
+    )
 
     __version__: str
 else:  # a type checker would accept any name after a `__getattr__`
@@ -66,11 +76,11 @@ else:  # a type checker would accept any name after a `__getattr__`
     def __getattr__(name: str) -> _typing.Any:
         if name in _LAZY_MODULES:
             return _import_module(f"ipujax.{name}")
-        if name == "codelet_call":
-            return _import_module("ipujax.codelet_calls").codelet_call
+        if name in _LAZY_NAMES:
+            return getattr(_import_module(f"ipujax.{_LAZY_NAMES[name]}"), name)
         if name == "__version__":  # `importlib.metadata` is slow to import
             return _import_module("importlib.metadata").version("ipujax")
         raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
 
 
-__dir__ = _public_names(globals(), *_LAZY_MODULES, "__version__", "codelet_call", "distributed", "optim")
+__dir__ = _public_names(globals(), *_LAZY_MODULES, *_LAZY_NAMES, "__version__", "distributed", "optim")

@@ -41,11 +41,11 @@ from ipujax.lowering.jax_compat import (
     used_inputs,
     with_weak_type,
 )
-from ipujax.lowering.jaxpr import equations, has_phases, results_in_memories
+from ipujax.lowering.jaxpr import equations, has_phases, primitive_names, results_in_memories
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.compile import STEPS, Executable
+from ipujax.runtime.compile import STEPS, Executable, cycle_counter
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
@@ -286,6 +286,7 @@ class Lowered(Stage):
             record=record,
             calls=self.calls,
             instances=instances,
+            clock=cycle_counter(program.graph, program.program),
         )
         if spread is None:
             return program.evaluate(operands, run)
@@ -305,12 +306,12 @@ class Lowered(Stage):
 
         XLA computes the program with `Options(exact_splits=True)`; for replicas, also those of a `jax.shard_map`, whose
         devices need not exist; where Python functions are called, whose exceptions are raised unchanged; and for uses
-        of host memory that JAX does not compile.
+        of host memory that JAX does not compile, and where the cycle counter is read.
         """
-        traced = equations(self._jaxprs[TRACE].jaxpr)
-        is_replicated = self.graph.replication_factor > 1 or any(eqn.primitive.name == "shard_map" for eqn in traced)
+        names = set(primitive_names(self._jaxprs[TRACE].jaxpr))
+        is_replicated = self.graph.replication_factor > 1 or "shard_map" in names
         is_apart = self.spread is not None or self.calls is not None or self.runs_apart(None) or bool(self._constants)
-        return not (self._options.exact_splits or is_replicated or is_apart)
+        return not (self._options.exact_splits or is_replicated or is_apart or "cycle_count" in names)
 
     @cached_property
     def calls(self) -> HostCalls | None:

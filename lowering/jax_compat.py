@@ -88,6 +88,43 @@ def _computed_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
     return primitive
 
 
+def define_jvp(primitive: Primitive, rule: Callable[..., tuple[Sequence[Any], Sequence[Any]]]) -> None:
+    """Defines the derivative of a primitive with several results.
+
+    Args:
+        primitive: the primitive.
+        rule: maps operands, the tangent of each, and parameters to results and the tangent of each; None is zero.
+    """
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+        results, result_tangents = rule(primals, [None if type(t) is ad.Zero else t for t in tangents], **params)
+        pairs = zip(results, result_tangents, strict=True)
+        return list(results), [ad.Zero(jax.typeof(y).to_tangent_aval()) if t is None else t for y, t in pairs]
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def define_transpose(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """Defines the transpose of a primitive with several results that is linear in some operands.
+
+    Args:
+        primitive: the primitive.
+        rule: maps cotangents of results (None is zero), operands (shape and dtype of those in which it is linear),
+            which operands these are, and parameters to a cotangent of each operand, None for the others.
+    """
+
+    def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
+        is_linear = [ad.is_undefined_primal(x) for x in operands]
+        values = [_struct(x.aval) if linear else x for x, linear in zip(operands, is_linear, strict=True)]
+        return list(rule([None if type(t) is ad.Zero else t for t in cotangents], values, is_linear, **params))
+
+    ad.primitive_transposes[primitive] = transpose
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
 def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., None]) -> Primitive:
     """Makes a primitive with several results that calls a jaxpr, and has no derivative.
 
@@ -213,6 +250,22 @@ def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
         atoms.update(zip(inner.outvars, outvars, strict=True))
         replacement.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
     return replacement
+
+
+# Parameters that JAX has added to primitives, and code that binds primitives itself may leave out; all are None.
+_WITH_ACCURACY = "cbrt cos exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh"
+_OPTIONAL_PARAMS: dict[str, str] = {
+    **dict.fromkeys(_WITH_ACCURACY.split(), "accuracy"),
+    **dict.fromkeys(("broadcast_in_dim", "convert_element_type", "iota", "reshape"), "sharding"),
+    **dict.fromkeys(("dot_general", "reduce_sum"), "out_sharding"),
+}
+
+
+def primitive_function(primitive: Primitive, params: dict[str, Any]) -> Callable[..., Any]:
+    """A primitive with parameters as a function; parameters that JAX has added may be left out."""
+    optional = _OPTIONAL_PARAMS.get(primitive.name)
+    all_params = params if optional is None else {optional: None, **params}
+    return lambda *operands: primitive.bind(*operands, **primitive.get_bind_params(all_params))
 
 
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:

@@ -96,7 +96,7 @@ def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) 
     place = None
     memory_cost_cycles = graph.byte_cost_cycles * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MAX_PASSED - 1 :])):
-        movable = isinstance(earlier.program, Execute | Copy)
+        movable = isinstance(earlier.program, Execute | Copy) and not _reads_clock(graph, earlier.program)
         if not movable or not _independent(earlier.effects, step.effects):
             break
         # Next to each other nothing becomes live earlier.
@@ -119,12 +119,20 @@ def _union(left: Effects, right: Effects) -> Effects:
 
 
 def _ipu(graph: Graph, program: Program) -> int | None:
-    """IPU of all vertices of a compute set; None for other steps, and for fallbacks, which a profile lists by name."""
-    if not isinstance(program, Execute) or program.compute_set in graph.fallbacks:
+    """IPU of all vertices of a compute set that may be merged; None for other steps.
+
+    Fallbacks are not merged, which a profile lists by name, nor readings of the cycle counter.
+    """
+    if not isinstance(program, Execute) or program.compute_set in graph.fallbacks or _reads_clock(graph, program):
         return None
     tiles = [tile for group in graph.groups[program.compute_set] for tile in _tile_range(group.tile)]
     ipus = {tile // graph.target.tiles_per_ipu for tile in tiles}
     return ipus.pop() if len(ipus) == 1 else None
+
+
+def _reads_clock(graph: Graph, program: Program) -> bool:
+    """True for a step that reads the cycle counter: cycles before and after it are told apart."""
+    return isinstance(program, Execute) and any(g.codelet.reads_clock for g in graph.groups[program.compute_set])
 
 
 def _tile_range(tile: np.ndarray) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
+from ipujax.runtime.timeline.cycle_counter import CycleCounter, readings
 from ipujax.runtime.timeline.spans import spans_of
 from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.timeline.timeline import timeline
@@ -153,7 +154,12 @@ class Executable:
     @cached_property
     def function(self) -> Callable[[Mapping[HostStream, Any]], dict[HostStream, jax.Array]]:
         """The program as a function of values of host streams, see `engine_function`; `jax.jit` can trace it."""
-        return engine_function(self.graph, self.program, exact_splits=self.options.exact_splits)
+        return engine_function(
+            self.graph,
+            self.program,
+            exact_splits=self.options.exact_splits,
+            clock=cycle_counter(self.graph, self.program),
+        )
 
     def timeline_of(self, recording: Recording | None) -> Timeline:
         """Return the timeline of a recorded run, or the static one without a recording.
@@ -307,6 +313,27 @@ def program_cycles(
     steps, slots = clock_steps(program, costs, effects, graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
     return timeline(part or program, steps, graph.target.num_ipus, slots, trips).cycles
+
+
+def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> int:
+    """Return the compute cycles of one run of a program for one IPU, without its exchanges and syncs.
+
+    Args:
+        graph: variables, mappings and vertices.
+        program: the program; of its loops those whose trip count is data run once.
+        costs: costs of its leaves.
+    """
+    steps, slots = clock_steps(program, costs, EffectsOf(graph), graph.target)
+    trips = {name: 1 for names in while_names(program).values() for name in names}
+    return timeline(program, steps, graph.target.num_ipus, slots, trips).phase_cycles(0)["compute"]
+
+
+def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
+    """Return the clocks that an engine traces with a program; None if no codelet reads them."""
+    if not readings(graph):
+        return None
+    steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
+    return CycleCounter(graph, steps, slots)
 
 
 def _copy(graph: Graph) -> Graph:

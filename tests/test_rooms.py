@@ -144,17 +144,24 @@ ROOMS: dict[str, str] = {
         " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
         " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
+    "lowering.rules.tiles": (
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
+        " runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
+    ),
     "lowering.rules.table": (
         "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"
+        " lowering.rules.tiles"
     ),
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.refs lowering.rules.base"
-        " lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.popops.maps lowering.refs"
+        " lowering.rules.base lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options"
+        " runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
         "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table"
+        " lowering.rules.tiles"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
@@ -327,11 +334,14 @@ ROOMS: dict[str, str] = {
     "ipujax.codelet_calls": (
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
     ),
+    "ipujax.tiles": (
+        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.rules runtime.tensor"
+    ),
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
         " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"
-        " runtime.host runtime.options"
+        " ipujax.tiles runtime.host runtime.options"
         " runtime.report runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",

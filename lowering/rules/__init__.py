@@ -7,3 +7,10 @@ from ipujax.lowering.rules.equations import Lowering as Lowering
 from ipujax.lowering.rules.flow.codelet_call_primitive import codelet_call_p as codelet_call_p
 from ipujax.lowering.rules.flow.collectives import reduce_across_ipus as reduce_across_ipus
 from ipujax.lowering.rules.table import RULES as RULES
+from ipujax.lowering.rules.tiles.placing_primitives import (
+    cycle_count_p as cycle_count_p,
+    tile_barrier_p as tile_barrier_p,
+    tile_put_p as tile_put_p,
+)
+from ipujax.lowering.rules.tiles.tile_map_primitive import map_rows as map_rows
+from ipujax.lowering.rules.tiles.tile_rules import TILE_PRIMITIVES as TILE_PRIMITIVES

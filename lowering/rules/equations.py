@@ -14,6 +14,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import ValueRoles, primitive_names
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
@@ -27,6 +28,7 @@ from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
@@ -150,6 +152,7 @@ class Lowering:
             functions=self._functions,
             options=self._options,
             lower_jaxpr=self.jaxpr,
+            lower_alone=_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
             later=later,
         )
@@ -191,3 +194,14 @@ class Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
+
+
+def _alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
+    graph = Graph(target)
+    prog = ProgramSequence()
+    operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]
+    for x in operands:
+        map_linearly(graph, x)
+    for x in Lowering(graph).jaxpr(jaxpr, operands, prog):
+        map_linearly(graph, x)
+    return graph, prog

@@ -16,6 +16,7 @@ from ipujax.lowering.rules.numerics import (
     reductions,
     windows,
 )
+from ipujax.lowering.rules.tiles import tile_rules
 
 _FAMILIES = (
     elementwise,
@@ -39,6 +40,7 @@ _FAMILIES = (
     collectives,
     effects,
     streaming,
+    tile_rules,
 )
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.replicated import ReplicatedProgram
-from ipujax.runtime.engine.single import EngineProgram, Record, Streams
+from ipujax.runtime.engine.single import EngineProgram, Record, StepClock, Streams
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, distinct
 from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
 from ipujax.runtime.tensor import Variable
@@ -31,6 +31,7 @@ def engine_function(
     record: Record | None = None,
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
+    clock: StepClock | None = None,
 ) -> Callable[[Mapping[HostStream, Any]], Streams]:
     """Return the function that runs a program.
 
@@ -44,6 +45,7 @@ def engine_function(
         calls: calls the host's functions; their exceptions pass through XLA when None.
         instances: processes among which replicas are shared; with several, the function must be traced inside a
             `jax.shard_map` over them.
+        clock: clocks that codelets read; without it those codelets read zeros.
 
     Returns:
         `run(inputs)`: takes an array of shape and dtype of each stream that the program reads, and returns one for each
@@ -54,7 +56,7 @@ def engine_function(
         VerifyError: replicas may not reach a meeting point together, see `verify.replicas`.
     """
     return prepare_engine(
-        graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances
+        graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances, clock=clock
     ).run
 
 
@@ -68,10 +70,11 @@ def prepare_engine(
     record: Record | None = None,
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
+    clock: StepClock | None = None,
 ) -> EngineProgram:
     """Prepare a program for tracing; arguments as of `engine_function`."""
     # `host` answers transfers as they happen; without it a stream has one value a run. `persistent` lasts beyond it.
-    single = EngineProgram(graph, program, exact_splits, record, persistent, host, calls)
+    single = EngineProgram(graph, program, exact_splits, record, persistent, host, calls, clock)
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
         # A program may come here without the verifier; these two rules keep a trace from wrong numbers.
         inventory = Inventory.of(graph, program, EffectsOf(graph))

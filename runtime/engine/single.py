@@ -30,8 +30,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
 from ipujax.runtime.engine.split import run_group, signatures, store_blocks
+from ipujax.runtime.engine.step_clock import StepClock
+from ipujax.runtime.engine.stream_values import check_input, is_call, stream_variables
 from ipujax.runtime.engine.values import State, Values
-from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -59,7 +60,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.host import CallStream, GuardedHost, HostCall, HostCalls
-from ipujax.runtime.tensor import Tensor, Variable, dtype_name
+from ipujax.runtime.tensor import Tensor, Variable
 
 Streams = dict[HostStream, jax.Array]
 Live = frozenset[Variable]
@@ -97,6 +98,7 @@ class EngineProgram:
         persistent: Collection[Variable] = (),
         host: GuardedHost | None = None,
         calls: HostCalls | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self._graph = graph
         self._record = record
@@ -108,6 +110,7 @@ class EngineProgram:
         self._call_results: dict[HostCall, Any] = {}
         self._program = program
         self._effects = EffectsOf(graph)
+        self._clock = clock
         self._order = {variable: number for number, variable in enumerate(graph.variables)}
         self._collapsed = {} if exact_splits else {v: one_slot(v) for v in find_collapsible(graph, program, persistent)}
         self._groups = {
@@ -117,8 +120,8 @@ class EngineProgram:
         }
         self._constants = self._constants_of(program)
         # A stream has a variable for its value, so that loops and branches carry it like any other.
-        self._inputs = _stream_variables(program, StreamIn)
-        self._outputs = _stream_variables(program, StreamOut)
+        self._inputs = stream_variables(program, StreamIn)
+        self._outputs = stream_variables(program, StreamOut)
         self._has_failed = Variable((), jnp.dtype(bool), "host has failed")
         self._side_states: dict[Program, list[Variable]] = {}
         self._called_around = called_around(program)
@@ -169,7 +172,11 @@ class EngineProgram:
         """Trace a program on `values`, which change; `live` are the variables that may be read after it."""
         steps = list(steps_of(program, self._is_whole))
         for step, live_after in zip(steps, self._live_after(steps, live), strict=True):
+            if self._clock is not None:
+                self._clock.before(step, values)
             self._step(step, values, live_after)
+        if self._clock is not None:
+            self._clock.settle(values)
 
     def _is_whole(self, program: Program) -> bool:
         """Return whether a program is one step: a call that stays a call. Calls with host transfers are inlined."""
@@ -203,16 +210,20 @@ class EngineProgram:
             for node in distinct(program):
                 if isinstance(node, RemoteOut):
                     variables[node.buffer.memory] = None
-                elif isinstance(node, (StreamIn, StreamOut)) and (self._host is not None or _is_call(node)):
+                elif isinstance(node, (StreamIn, StreamOut)) and (self._host is not None or is_call(node)):
                     variables[self._has_failed] = None
                 elif isinstance(node, StreamOut):
                     variables[self._outputs[node.stream]] = None
+            if self._clock is not None:
+                variables[self._clock.variable] = None
             self._side_states[program] = list(variables)
         return self._side_states[program]
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
         """Trace one step on `values`, which change; `live` are the variables that may be read after it."""
         match step:
+            case Execute(compute_set) if self._clock is not None and compute_set in self._clock.readings:
+                self._clock.read(compute_set, values)
             case Execute(compute_set) if self._effects(step).writes & self._compared:
                 self._run_as_function(compute_set, step, values, self._effects(step).writes)
             case Copy() if self._effects(step).writes & self._compared:
@@ -314,7 +325,9 @@ class EngineProgram:
         read = effects.reads | (effects.writes - effects.kills)
         operands = [v for v in sorted(read, key=self._order.__getitem__) if v.by_replica or not v.is_constant]
         operands = list(dict.fromkeys(self._collapsed.get(v, v) for v in operands))
-        results = self._state([step], live)
+        # Whoever runs the step accounts for it in the clocks; with clocks, calls are inlined.
+        clock = None if self._clock is None else self._clock.variable
+        results = [v for v in self._state([step], live) if v is not clock]
 
         def run(state: State) -> State:
             with set_xla_metadata(inlineable=None):  # calls inside may be inlined
@@ -355,17 +368,23 @@ class EngineProgram:
         predicate = frozenset(step.predicate.variables())
         live |= predicate | self._effects(body_and_test).reads
         self.run_program(step.condition, values, live)
+        self._decide(step, values)
         variables = self._state([body_and_test], live)
 
         def iteration(state: tuple[jax.Array, jax.Array, State]) -> tuple[jax.Array, jax.Array, State]:
             inner = values.with_state(variables, state[2])
             self.run_program(body_and_test, inner, live)
+            self._decide(step, inner)
             return self._continues(step, inner), state[1] + 1, inner.as_carry(variables, values)
 
         start = self._continues(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
         self._record_outcome(step, trips)
         values.update(zip(variables, state, strict=True))
+
+    def _decide(self, step: RepeatWhile, values: Values) -> None:
+        if self._clock is not None:
+            self._clock.decide(step, values)
 
     def _continues(self, step: RepeatWhile, values: Values) -> jax.Array:
         """Return whether a loop has another iteration, bool[]; it has none once the host has failed."""
@@ -468,26 +487,3 @@ def _row_numbers(offset: Tensor, values: Values) -> jax.Array:
     if rows.dtype == jnp.uint32:
         return jnp.minimum(rows, jnp.uint32(beyond)).astype(jnp.int32)
     return jnp.where(rows < 0, beyond, rows)
-
-
-def _stream_variables(program: Program, kind: type[StreamIn] | type[StreamOut]) -> dict[HostStream, Variable]:
-    """Return a variable for each stream of a kind of node, in the order of the nodes."""
-    nodes = (node for node in distinct(program) if isinstance(node, kind) and not _is_call(node))
-    streams = dict.fromkeys(node.stream for node in nodes)
-    return {stream: Variable(stream.shape, stream.dtype, stream.name) for stream in streams}
-
-
-def _is_call(node: StreamIn | StreamOut) -> bool:
-    return isinstance(node.stream, CallStream)
-
-
-def check_input(stream: HostStream, inputs: Mapping[HostStream, Any], shape: tuple[int, ...]) -> jax.Array:
-    """Return the value of a stream; refuse a missing one, or another shape or dtype than those of a transfer."""
-    expected = f"{dtype_name(stream.dtype)}{list(shape)}"
-    if stream not in inputs:
-        raise ArgumentError(f"stream {stream.name} has no value", expected=expected)
-    value = jnp.asarray(inputs[stream])
-    if value.shape != shape or value.dtype != stream.dtype:
-        got = f"{dtype_name(value.dtype)}{list(value.shape)}"
-        raise ArgumentError(f"the value of stream {stream.name} has another shape or dtype", expected=expected, got=got)
-    return value

@@ -72,6 +72,8 @@ class Codelet:
             Only reports use it.
         parts: `(shapes, target) -> int64 array`, equal parts of work that the supervisor of a vertex deals to workers.
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
+        reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
+            The counter stands still while it is read; `compute` stands for a machine without one.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Codelet:
     compares: bool = False
     flops: int = 1
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
+    reads_clock: bool = False
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

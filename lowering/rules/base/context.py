@@ -12,6 +12,7 @@ from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
@@ -26,6 +27,12 @@ class LowerJaxpr(Protocol):
     ) -> list[Tensor]: ...
 
 
+class LowerAlone(Protocol):
+    """Lowers a jaxpr into a graph of its own, with all operands and results on tile 0; returns graph and program."""
+
+    def __call__(self, jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Context of one equation."""
@@ -36,6 +43,7 @@ class Context:
     equation: JaxprEqn
     out_avals: tuple[Any, ...]  # shape and dtype of each result
     lower_jaxpr: LowerJaxpr  # lowers the nested jaxprs of control flow
+    lower_alone: LowerAlone  # lowers a jaxpr that one tile runs by itself, for its cost
     functions: dict[Any, Any]  # lowered functions by callee, for the rule of calls
     # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]

@@ -37,14 +37,14 @@ def codelet_call_rule(
         operand = next(remaining_operands) if field.is_read else None
         if field.is_written:
             shape, dtype = next(remaining_results)
-            results.append(_result(ctx, (num_vertices, *shape), dtype, f"{ctx.name}/{field.name}", tile))
+            results.append(rows_variable(ctx, (num_vertices, *shape), dtype, f"{ctx.name}/{field.name}", tile))
             if operand is not None:  # arrays of JAX never change, so a copy is updated in place
                 ctx.prog.add(Copy(operand[0], results[-1], f"{ctx.name}/{field.name}", graph.origin))
             connected.append((results[-1], True))
         elif operand is not None:
             connected.append(operand)
     compute_set = graph.add_compute_set(ctx.name)
-    graph.add_vertices(compute_set, _group(ctx, codelet, connected, tile))
+    graph.add_vertices(compute_set, rows_group(ctx, codelet, connected, tile))
     ctx.prog.add(Execute(compute_set))
     return results
 
@@ -61,14 +61,18 @@ def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, 
     return np.array(tiles, np.int32)
 
 
-def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
+def rows_variable(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
+    """Adds a variable with each row on a tile."""
     size = int(np.prod(shape))
     # Consecutive rows on one tile are one region.
     first = np.flatnonzero(np.diff(tile, prepend=-1))
     return ctx.graph.add_variable(shape, dtype, name, flat_mapping(size, first * (size // shape[0]), tile[first]))
 
 
-def _group(ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray) -> VertexGroup:
+def rows_group(
+    ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray
+) -> VertexGroup:
+    """Vertices, one a tile of `tile`, connected each to its row of tensors that have rows, and to all of the others."""
     shapes = [tensor.shape[1:] if rows else tensor.shape for tensor, rows in connected]
     # An axis for each dimension of blocks by its length: none is split, and no access has one twice.
     extents = sorted({dim for shape in shapes for dim in enumerate(shape)})

@@ -23,6 +23,7 @@ from tests.lowering.rules.op_rows_devices import devices
 from tests.lowering.rules.op_rows_effects import effects
 from tests.lowering.rules.op_rows_elementwise import binary, special, unary
 from tests.lowering.rules.op_rows_indexing import indexing
+from tests.lowering.rules.op_rows_tiles import tiles
 
 
 def _shape() -> list[OpCase]:
@@ -466,6 +467,7 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "rows": cases_of(_rows_and_padding),
     "random": cases_of(_random),
     "codelet": cases_of(codelet),
+    "tiles": cases_of(tiles),
     "devices": cases_of(devices),
     "effects": cases_of(effects),
 }

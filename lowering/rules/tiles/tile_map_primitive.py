@@ -1,0 +1,165 @@
+"""Primitive of functions mapped over tiles: one vertex a tile, which computes one row of every result.
+
+    results = tile_map_p.bind(*operands, body=…, stacked=…, num_tiles=…, tiles=…, name=…)
+
+`body` is the jaxpr of one row; operand n has a row for each tile if `stacked[n]`, and is common to all tiles otherwise.
+`tiles` are distinct; None leaves rows on the tiles that have them. In plain JAX the function is mapped over the rows.
+
+A vmap keeps the tiles and maps the body. The derivative is two mapped functions: the results with all values that the
+linear part needs, and the linear part, which has a transpose; so both run on the tiles of the function.
+Limits: the body has no side effects; no collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, define_jvp, define_transpose, jaxpr_as_fun, make_primitive
+
+Flags = tuple[bool, ...]
+
+
+def map_rows(
+    fun: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    stacked: Sequence[bool],
+    num_tiles: int,
+    tiles: tuple[int, ...] | None,
+    name: str,
+) -> list[jax.Array]:
+    """Maps a function over tiles.
+
+    Args:
+        fun: function of the rows of operands that returns a sequence of arrays.
+        operands: the arrays.
+        stacked: whether an operand has a row for each tile.
+        num_tiles: number of tiles.
+        tiles: the tiles, or None.
+        name: name of the function.
+    """
+    body = _body(fun, operands, stacked)
+    params = {"stacked": tuple(stacked), "num_tiles": num_tiles, "tiles": tiles, "name": name}
+    return list(tile_map_p.bind(*operands, body=body, **params))
+
+
+def _body(fun: Callable[..., Any], operands: Sequence[Any], stacked: Sequence[bool]) -> ClosedJaxpr:
+    return jax.make_jaxpr(fun)(*_rows(operands, stacked))
+
+
+def _rows(operands: Sequence[Any], stacked: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of a row of each operand."""
+    pairs = zip(operands, stacked, strict=True)
+    return [jax.ShapeDtypeStruct(x.shape[1:] if rows else x.shape, x.dtype) for x, rows in pairs]
+
+
+def _compute(*operands: jax.Array, body: ClosedJaxpr, stacked: Flags, num_tiles: int, **_: Any) -> list[jax.Array]:
+    """Results in plain JAX."""
+    axes = [0 if rows else None for rows in stacked]
+    return list(jax.vmap(jaxpr_as_fun(body), axes, axis_size=num_tiles)(*operands))
+
+
+def _shapes(*_: Any, body: ClosedJaxpr, num_tiles: int, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((num_tiles, *aval.shape), aval.dtype) for aval in body.out_avals]
+
+
+def _batched(
+    operands: Sequence[jax.Array], axes: Sequence[int | None], *, body: ClosedJaxpr, stacked: Flags, **params: Any
+) -> tuple[list[jax.Array], list[int]]:
+    """Each tile computes all indices of the batch, which is the second axis of arrays with rows, behind the tiles."""
+    arrays = [
+        x if axis is None else jnp.moveaxis(x, axis, 1 if rows else 0)
+        for x, axis, rows in zip(operands, axes, stacked, strict=True)
+    ]
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    mapped = jax.vmap(jaxpr_as_fun(body), [None if axis is None else 0 for axis in axes], axis_size=size)
+    results = map_rows(mapped, arrays, stacked, **params)
+    return results, [1] * len(results)
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, body: ClosedJaxpr, stacked: Flags, **params: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    active = [n for n, tangent in enumerate(tangents) if tangent is not None]
+    run = jaxpr_as_fun(body)
+
+    def linearized(*rows: Any) -> Any:
+        def of_active(*values: Any) -> Any:
+            replaced = dict(zip(active, values, strict=True))
+            return run(*(replaced.get(n, row) for n, row in enumerate(rows)))
+
+        return jax.linearize(of_active, *(rows[n] for n in active))
+
+    forward, out_shape = jax.make_jaxpr(linearized, return_shape=True)(*_rows(primals, stacked))
+    num_results = len(body.out_avals)
+    outvars = forward.jaxpr.outvars
+    # A residual that is an operand is read from there, and not stored a second time.
+    positions = {var: n for n, var in enumerate(forward.jaxpr.invars)}
+    stored = [n for n, var in enumerate(outvars) if n < num_results or _position(positions, var) is None]
+
+    def forward_part(*rows: Any) -> list[Any]:
+        outs = jaxpr_as_fun(forward)(*rows)
+        return [outs[n] for n in stored]
+
+    values = dict(zip(stored, map_rows(forward_part, primals, stacked, **params), strict=True))
+    residuals: list[Any] = []
+    have_rows: list[bool] = []
+    for number in range(num_results, len(outvars)):
+        position = _position(positions, outvars[number])
+        residuals.append(values[number] if position is None else primals[position])
+        have_rows.append(position is None or stacked[position])
+    push_tree = jax.tree.structure(out_shape[1])
+    is_active = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in body.out_avals]
+
+    def linear_part(*rows: Any) -> list[Any]:
+        push = jax.tree.unflatten(push_tree, rows[: len(residuals)])
+        pushed = push(*rows[len(residuals) :])
+        return [tangent for tangent, wanted in zip(pushed, is_active, strict=True) if wanted]
+
+    flags = [*have_rows, *(stacked[n] for n in active)]
+    pushed = iter(map_rows(linear_part, [*residuals, *(tangents[n] for n in active)], flags, **params))
+    return [values[n] for n in range(num_results)], [next(pushed) if wanted else None for wanted in is_active]
+
+
+def _position(positions: dict[Any, int], var: Any) -> int | None:
+    return None if hasattr(var, "val") else positions.get(var)  # a literal has no hash
+
+
+def _transposed(
+    cotangents: Sequence[Any],
+    operands: Sequence[Any],
+    is_linear: Sequence[bool],
+    *,
+    body: ClosedJaxpr,
+    stacked: Flags,
+    **params: Any,
+) -> list[Any]:
+    linear = [n for n, is_one in enumerate(is_linear) if is_one]
+    others = [n for n, is_one in enumerate(is_linear) if not is_one]
+    active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]
+    linear_rows = _rows([operands[n] for n in linear], [stacked[n] for n in linear])
+
+    def pulled(*rows: Any) -> tuple[Any, ...]:
+        fixed = dict(zip(others, rows, strict=False))
+
+        def of_linear(*values: Any) -> list[Any]:
+            inputs = fixed | dict(zip(linear, values, strict=True))
+            outs = jaxpr_as_fun(body)(*(inputs[n] for n in range(len(operands))))
+            return [outs[n] for n in active]
+
+        return tuple(jax.linear_transpose(of_linear, *linear_rows)(list(rows[len(others) :])))
+
+    inputs = [*(operands[n] for n in others), *(cotangents[n] for n in active)]
+    flags = [*(stacked[n] for n in others), *(True for _ in active)]
+    pulls = map_rows(pulled, inputs, flags, **params)
+    # An operand that all tiles read has the sum of their cotangents.
+    results = {n: x if stacked[n] else jnp.sum(x, 0, dtype=x.dtype) for n, x in zip(linear, pulls, strict=True)}
+    return [results.get(n) for n in range(len(operands))]
+
+
+tile_map_p = make_primitive("tile_map", _compute, _shapes, _batched)
+define_jvp(tile_map_p, _jvp)
+define_transpose(tile_map_p, _transposed)
