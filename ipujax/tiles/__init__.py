@@ -10,4 +10,4 @@ from ipujax.tiles.placing import (
     tile_put_replicated as tile_put_replicated,
     tile_put_sharded as tile_put_sharded,
 )
-from ipujax.tiles.tile_map import tile_map as tile_map
+from ipujax.tiles.map_function import tile_map as tile_map
