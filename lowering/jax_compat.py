@@ -115,14 +115,10 @@ def define_transpose(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -
 
     def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         is_linear = [ad.is_undefined_primal(x) for x in operands]
-        values = [_struct(x.aval) if linear else x for x, linear in zip(operands, is_linear, strict=True)]
+        values = [_shape_of(x) if linear else x for x, linear in zip(operands, is_linear, strict=True)]
         return list(rule([None if type(t) is ad.Zero else t for t in cotangents], values, is_linear, **params))
 
     ad.primitive_transposes[primitive] = transpose
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., None]) -> Primitive:

@@ -66,7 +66,7 @@ def test_tile_map_numbers_and_gradients_are_those_of_vmap(exact_splits: bool) ->
 
 
 def test_tile_map_has_forward_and_second_derivatives() -> None:
-    x = X[:, :1, :2]
+    x = X[:, :1]
     for transform in (lambda f: jax.jvp(f, (x, x), (x, x)), lambda f: jax.hessian(f)(x, x)):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
