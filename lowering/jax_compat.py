@@ -6,6 +6,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -97,9 +98,9 @@ def define_jvp(primitive: Primitive, rule: Callable[..., tuple[Sequence[Any], Se
     """
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
-        results, result_tangents = rule(primals, [None if type(t) is ad.Zero else t for t in tangents], **params)
-        pairs = zip(results, result_tangents, strict=True)
-        return list(results), [ad.Zero(jax.typeof(y).to_tangent_aval()) if t is None else t for y, t in pairs]
+        results, pushed = rule(primals, [None if type(t) is ad.Zero else t for t in tangents], **params)
+        zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+        return list(results), [zero if t is None else t for zero, t in zip(zeros, pushed, strict=True)]
 
     ad.primitive_jvps[primitive] = jvp
 
@@ -260,8 +261,7 @@ _OPTIONAL_PARAMS: dict[str, str] = {
 def primitive_function(primitive: Primitive, params: dict[str, Any]) -> Callable[..., Any]:
     """A primitive with parameters as a function; parameters that JAX has added may be left out."""
     optional = _OPTIONAL_PARAMS.get(primitive.name)
-    all_params = params if optional is None else {optional: None, **params}
-    return lambda *operands: primitive.bind(*operands, **primitive.get_bind_params(all_params))
+    return partial(primitive.bind, **(params if optional is None else {optional: None, **params}))
 
 
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:

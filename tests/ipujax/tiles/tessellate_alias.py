@@ -19,12 +19,12 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import ipujax as ipu
+from ipujax.lowering.jax_compat import Primitive as JaxPrimitive
 
 NUM_TILES = 64
 DEVICE = ipu.IPUModel(tiles_per_ipu=NUM_TILES)
@@ -160,7 +160,7 @@ def _tile_primitive(name: str, function: Callable[..., Any]) -> Any:
     return primitive
 
 
-class Primitive(jax.extend.core.Primitive):  # type: ignore[misc]
+class Primitive(JaxPrimitive):
     """A primitive whose implementation is mapped over tiles."""
 
     def def_impl(self, impl: Callable[..., Any]) -> Any:
@@ -219,13 +219,10 @@ class _Module(ModuleType):
         return _NotHere
 
 
-_CORE = {
-    name: globals()[name]
-    for name in (
-        "TileShardedArray tile_put_sharded tile_put_replicated tile_gather tile_constant_replicated"
-        " tile_constant_sharded tile_data_barrier tile_map ipu_cycle_count declare_ipu_tile_primitive"
-    ).split()
-} | {"is_ipu_model": lambda device: True, "register_ipu_tile_primitive": lambda *_: None}
+_PUBLIC = (TileShardedArray, tile_put_sharded, tile_put_replicated, tile_gather, tile_constant_replicated, tile_map)
+_ALSO_PUBLIC = (tile_constant_sharded, tile_data_barrier, ipu_cycle_count, declare_ipu_tile_primitive)
+_CORE: dict[str, Any] = {value.__name__: value for value in (*_PUBLIC, *_ALSO_PUBLIC)}
+_CORE |= {"is_ipu_model": lambda device: True, "register_ipu_tile_primitive": lambda *_: None}
 _PRIMS = {"tile_put_sharded_prim": _prim_sharded, "tile_put_replicated_prim": ipu.tile_put_replicated}
 _SCALED = {
     "scaled_add_p": _tile_primitive("scaled_add", lambda a, b, s: a + s * b),
