@@ -16,7 +16,8 @@ from typing import Any
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.replicated import ReplicatedProgram
-from ipujax.runtime.engine.single import EngineProgram, Record, StepClock, Streams
+from ipujax.runtime.engine.single import EngineProgram, Record, Streams
+from ipujax.runtime.engine.step_clock import StepClock
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, distinct
 from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
 from ipujax.runtime.tensor import Variable
