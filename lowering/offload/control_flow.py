@@ -68,6 +68,7 @@ def put_results(body: Jaxpr) -> list[bool]:
 
 
 def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+    """States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows."""
     params = eqn.params
     by_rows = outer.stays_off_chip(eqn)
     first_state = params["num_consts"]
@@ -84,6 +85,7 @@ def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body
 
 
 def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+    """States that the body puts in streaming memory stay there, and are loaded in the condition too."""
     params = eqn.params
     # Operands are constants of the condition, constants of the body, and the state.
     num_condition_consts = params["cond_nconsts"]
@@ -107,6 +109,7 @@ def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_bod
 
 
 def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+    """Results that all branches put in streaming memory get a buffer there, as a further operand of the branches."""
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     # Operand 0 is the index of the branch, which branches themselves do not get.
     is_put = [all(flags) for flags in zip(*(put_results(b.jaxpr) for b in branches), strict=True)]

@@ -349,6 +349,7 @@ def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
 
 
 def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
+    """Bounds in the uncut values, of cuts at `outer` whose shards are cut again at `inner`."""
     remaining = iter(inner)
     composed: list[Bounds | None] = []
     for bounds in outer:

@@ -36,9 +36,8 @@ class ZeroBubbleH1(Schedule):
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
         if stage == 0:
             return forward_backward(0, forward, backward)
-        predecessor = (
-            np.arange(micro_batches) + stage
-        )  # the backward task that each parameter gradient follows, if it exists
+        # The backward task that each parameter gradient follows, if it exists.
+        predecessor = np.arange(micro_batches) + stage
         next_time = 2 * backward[np.minimum(predecessor, micro_batches - 1)] + 1
         weight = np.where(predecessor < micro_batches, next_time, 2 * predecessor + 2 * micro_batches)
         return in_order(
