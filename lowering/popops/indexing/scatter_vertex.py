@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -126,78 +127,96 @@ def scatter_codelet(
     is_part: bool = False,
     in_place: bool = False,
 ) -> Codelet:
-    """Codelet that combines updates with a block of a table, whose elements are `constant` if that is not None."""
-    # `is_part` adds the cost of filling a table, for blocks of updates that get a neutral table each. With `in_place`
-    # the table is the last field, which is overwritten.
-    sizes, _ = spec.windows()
+    """Codelet that combines updates with a block of a table.
 
-    def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        indices, updates, *tables = blocks if in_place else (*blocks[-2:], *blocks[:-2])
-        table = tables[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
-        if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
-            hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-            return _scatter(table, indices, updates, spec.mode, hints)
-        # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
-        margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
-        padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
-        padded = _scatter(padded, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
-        return lax.slice(padded, margin, [n + m for n, m in zip(margin, table.shape, strict=True)])
-
-    def _scatter(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
-        if spec.function is None:
-            return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
-        return lax.scatter_p.bind(
-            table,
-            indices,
-            updates,
-            dimension_numbers=spec.numbers,
-            update_jaxpr=spec.function,
-            update_consts=(),
-            mode=mode,
-            **{"unique_indices": False, "indices_are_sorted": False, **hints},
-        )
-
-    def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-        """Indices into a block with its margin; those that fall elsewhere are out of its range."""
-        indices = signed(indices)
-        limits = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
-        clipped = jnp.clip(indices, 0, limits)
-        if spec.mode is not Mode.CLIP:
-            clipped = jnp.where(clipped == indices, indices, -max(spec.table_shape))
-        margin = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
-        return clipped + margin - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
-
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        indices, updates, table = shapes[-3:]
-        lookups = total_elements(indices[:-1])
-        share = np.ones(())  # expected part of the look-ups that fall in the block
-        row = -(-total_elements(updates) // np.maximum(lookups, 1))
-        for d in spec.indexed:
-            share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
-            row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
-        cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
-        filled_bytes = total_elements(table) * element_bytes(dtype)
-        return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
-
-    def lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
-        del target
-        return total_elements(shapes[-3][:-1])
-
+    The table is read where `constant` is None, else every element of it is that constant. `is_part` adds the cost of
+    filling a table, for blocks of updates that get a neutral table each. With `in_place` the table is the last field,
+    which is overwritten.
+    """
     result = Field("table", "inout", dtype) if in_place else Field("out", "out", dtype)
     fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), result]
     if constant is None and not in_place:
         fields.insert(0, Field("table", "in", dtype))
-    moves = spec.kind == "scatter" and spec.function is None
-    title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
     return Codelet(
-        title,
+        f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>",
         tuple(fields),
-        compute,
-        cycles,
+        partial(_update_table, spec, dtype, constant, in_place),
+        partial(_update_cycles, spec, dtype, is_part),
         state_bytes=36,
         code_bytes=600,
         takes=("origins", "shapes"),
-        moves=moves,
+        moves=spec.kind == "scatter" and spec.function is None,
         compares=_MONOIDS.get(spec.kind) in SELECTING,
-        parts=lookups,
+        parts=_lookups,
     )
+
+
+def _update_table(
+    spec: ScatterSpec,
+    dtype: Any,
+    constant: Frozen | None,
+    in_place: bool,
+    *blocks: jax.Array,
+    origins: tuple[Any, ...],
+    shapes: tuple[tuple[int, ...], ...],
+) -> jax.Array:
+    """Combine updates with the block of the table that begins at `origins`."""
+    indices, updates, *tables = blocks if in_place else (*blocks[-2:], *blocks[:-2])
+    table = tables[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
+    if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
+        hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
+        return _scatter(spec, table, indices, updates, spec.mode, hints)
+    # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
+    sizes, _ = spec.windows()
+    margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
+    padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
+    padded = _scatter(spec, padded, _local_indices(spec, indices, origins), updates, Mode.FILL_OR_DROP, {})
+    return lax.slice(padded, margin, [n + m for n, m in zip(margin, table.shape, strict=True)])
+
+
+def _scatter(
+    spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
+) -> jax.Array:
+    if spec.function is None:
+        return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
+    return lax.scatter_p.bind(
+        table,
+        indices,
+        updates,
+        dimension_numbers=spec.numbers,
+        update_jaxpr=spec.function,
+        update_consts=(),
+        mode=mode,
+        **{"unique_indices": False, "indices_are_sorted": False, **hints},
+    )
+
+
+def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
+    """Return indices into a block with its margin; those that fall elsewhere are out of its range."""
+    sizes, _ = spec.windows()
+    indices = signed(indices)
+    limits = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
+    clipped = jnp.clip(indices, 0, limits)
+    if spec.mode is not Mode.CLIP:
+        clipped = jnp.where(clipped == indices, indices, -max(spec.table_shape))
+    margin = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
+    return clipped + margin - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
+
+
+def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockShapes, target: Target) -> np.ndarray:
+    indices, updates, table = shapes[-3:]
+    sizes, _ = spec.windows()
+    lookups = total_elements(indices[:-1])
+    share = np.ones(())  # expected part of the look-ups that fall in the block
+    row = -(-total_elements(updates) // np.maximum(lookups, 1))
+    for d in spec.indexed:
+        share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
+        row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
+    cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
+    filled_bytes = total_elements(table) * element_bytes(dtype)
+    return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
+
+
+def _lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
+    del target
+    return total_elements(shapes[-3][:-1])
