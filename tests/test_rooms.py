@@ -292,7 +292,9 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.arguments": "runtime.tensor",
-    "ipujax.poplar.vertex": "ipujax.poplar.arguments runtime.graph runtime.target runtime.tensor runtime.verify",
+    "ipujax.poplar.vertex": (
+        "ipujax.poplar.arguments lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
+    ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.arguments ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph"
         " runtime.target runtime.tensor"

@@ -89,7 +89,14 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
 
     fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), _result(kind, out_dtype))
     return Codelet(
-        _title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, flops=_MULTIPLY_ADD
+        _title(kind, spec, out_dtype),
+        fields,
+        compute,
+        cycles,
+        _STATE_BYTES,
+        _CODE_BYTES,
+        flops=_MULTIPLY_ADD,
+        language=kind.language,
     )
 
 
@@ -147,8 +154,17 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
         return np.asarray(block_cycles(kind, spec, block, target))
 
     fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), _result(kind, out_dtype))
-    name = _title(kind, spec, out_dtype)
-    return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",), flops=_MULTIPLY_ADD)
+    return Codelet(
+        _title(kind, spec, out_dtype),
+        fields,
+        compute,
+        cycles,
+        _STATE_BYTES,
+        _CODE_BYTES,
+        takes=("pads",),
+        flops=_MULTIPLY_ADD,
+        language=kind.language,
+    )
 
 
 def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:

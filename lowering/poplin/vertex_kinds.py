@@ -28,6 +28,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
 
@@ -45,6 +46,7 @@ class VertexKind:
     uses_amp: bool = False  # whether channels are cut in blocks of the AMP
     is_swapped: bool = False  # whether output elements take the role of output channels, and vice versa
     is_expanded: bool = False  # whether the kernel is first gathered into input channels
+    language: Language = "assembly"  # of PopLibs' codelet
 
 
 def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target) -> Count:
@@ -241,5 +243,5 @@ KINDS: tuple[VertexKind, ...] = (
     VertexKind("ConvPartialHorizontalMac", _has_few_channels, _hmac),
     VertexKind("ConvPartialVerticalMac", _is_depthwise, _vmac),
     VertexKind("OuterProduct", _is_outer_product, _outer_product),
-    VertexKind("ConvPartialScalar", _is_scalar, _scalar),
+    VertexKind("ConvPartialScalar", _is_scalar, _scalar, language="C++"),
 )

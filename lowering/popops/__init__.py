@@ -83,6 +83,7 @@ from ipujax.lowering.popops.reductions.partials import (
 from ipujax.lowering.popops.reductions.partials_cost import longest_share as longest_share, stages as stages
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices as add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS as OP_COSTS
+from ipujax.lowering.popops.vertices.emulation import kind_of as kind_of
 from ipujax.lowering.popops.vertices.kernel import (
     Op as Op,
     Reduction as Reduction,
@@ -90,4 +91,5 @@ from ipujax.lowering.popops.vertices.kernel import (
     freeze as freeze,
     thawed as thawed,
 )
+from ipujax.lowering.popops.vertices.kernel_cycles import scalar_instructions as scalar_instructions
 from ipujax.lowering.popops.vertices.reducers import MONOIDS as MONOIDS, neutral as neutral

@@ -5,6 +5,7 @@ from ipujax.runtime.graph.codelet import (
     Codelet as Codelet,
     Extras as Extras,
     Field as Field,
+    Language as Language,
 )
 from ipujax.runtime.graph.forms import (
     Block as Block,

@@ -16,6 +16,7 @@ from ipujax.runtime.target import Target
 
 Direction = Literal["in", "out", "inout"]
 Extras = Literal["pads", "origins", "shapes"]
+Language = Literal["assembly", "C++"]
 
 # Per field, per dimension of its block: the block's length, an int64 array broadcastable to the grid of vertices.
 BlockShapes = Sequence[tuple[np.ndarray, ...]]
@@ -74,6 +75,7 @@ class Codelet:
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
         reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
             The counter stands still while it is read; `compute` stands for a machine without one.
+        language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Codelet:
     flops: int = 1
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
     reads_clock: bool = False
+    language: Language = "assembly"
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

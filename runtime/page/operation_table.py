@@ -6,7 +6,7 @@ Limits: the roofline counts exchanged bytes alone, since a tile reads its memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,13 @@ _HEADS = (
 )
 
 
-def operations_section(rows: Sequence[OperationRow], target: Target, anchors: Anchors) -> Section:
-    """Return the section of operations, most cycles first, with their roofline."""
+def operations_section(
+    rows: Sequence[OperationRow], target: Target, anchors: Anchors, language_cycles: Mapping[str, int]
+) -> Section:
+    """Return the section of operations, most cycles first, with their roofline.
+
+    `language_cycles` are the active cycles of vertices by language, none in files from before codelets had one.
+    """
     num_omitted = len(rows) - MAX_OPERATIONS
     note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""
     body = join_markup(
@@ -43,7 +48,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target, anchors: An
             sentence(
                 "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
                 "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
-                f"time of its exchanges too.{note}"
+                f"time of its exchanges too.{_language_note(language_cycles)}{note}"
             ),
             _table(rows[:MAX_OPERATIONS], anchors),
             tag("h3", "Roofline"),
@@ -55,6 +60,12 @@ def operations_section(rows: Sequence[OperationRow], target: Target, anchors: An
         ]
     )
     return Section("operations", "Operations", body, {"roofline": _roofline(rows, target)})
+
+
+def _language_note(cycles: Mapping[str, int]) -> str:
+    total = sum(cycles.values())
+    shares = " and ".join(f"{active / total:.1%} for {name}" for name, active in cycles.items() if active)
+    return f" Active cycles of vertices are estimated {shares}." if shares else ""
 
 
 def _table(rows: Sequence[OperationRow], anchors: Anchors) -> Markup:

@@ -177,7 +177,7 @@ SECTIONS: dict[tuple[str, str], MakeSection] = {
     ("summary", "Summary"): _summary,
     ("layers", "Layers"): lambda profile, anchors: layer_section(tree_of(profile), profile.limiting_ipu, anchors),
     ("operations", "Operations"): lambda profile, anchors: operations_section(
-        operation_rows(profile), profile.target, anchors
+        operation_rows(profile), profile.target, anchors, profile.language_cycles
     ),
     ("stages", "Stages"): stages_section,
     ("trace", "Execution trace"): _trace,

@@ -8,6 +8,7 @@ Limits: memory is that of one replica. A static profile takes the costlier branc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -322,6 +323,21 @@ class Figures:
     def vertex_type_cycles(self) -> dict[str, tuple[int, int]]:
         """Number of runs of vertices of each type, and their active cycles, most cycles first."""
         return vertex_type_cycles(self.numbering, self.timeline)
+
+    @property
+    def vertex_type_languages(self) -> dict[str, str]:
+        """Language of the code that each vertex type stands for: "assembly" or "C++"."""
+        return self.numbering.vertex_type_languages()
+
+    @property
+    def language_cycles(self) -> dict[str, int]:
+        """Active cycles of vertices by the language of their code, on all tiles together, most cycles first."""
+        languages = self.vertex_type_languages
+        cycles = Counter[str]()
+        for name, (_, active) in self.vertex_type_cycles.items():
+            if name in languages:
+                cycles[languages[name]] += active
+        return dict(cycles.most_common())
 
     @property
     def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:

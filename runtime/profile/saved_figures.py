@@ -314,6 +314,12 @@ class SavedFigures(Figures):
         return {name: sum(row) for name, row in zip(names, rows, strict=True)}
 
     @property
+    def vertex_type_languages(self) -> dict[str, str]:
+        """Empty in files from before codelets had a language."""
+        types = self._data["graph"]["vertexTypes"]
+        return dict(zip(types["names"], types.get("languages", ()), strict="languages" in types))
+
+    @property
     def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
         graph = self._data["graph"]
         sets = graph["computeSets"]

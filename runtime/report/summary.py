@@ -117,15 +117,25 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
             ("I/O tiles meanwhile", f"{profile.overlapped_cycles:>15,}  {share(profile.overlapped_cycles, cycles)}")
         )
     types = profile.vertex_type_cycles
-    by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
+    languages = {name: f", {language}" for name, language in profile.vertex_type_languages.items()}
+    by_type = [
+        (name, f"({count:,} instances{languages.get(name, '')})", active) for name, (count, active) in types.items()
+    ]
     sections = (
         table("Execution", rows),
         _phases_by_ipu(profile),
         _tile_cycles(profile),
         _list_types("Active cycles by vertex type, all tiles", by_type, "cycles"),
+        _cycles_by_language(profile.language_cycles),
         _list_operations(profile.operations(operations, lines=lines), profile),
     )
     return "\n\n".join(filter(None, sections))
+
+
+def _cycles_by_language(cycles: dict[str, int]) -> str:
+    total = sum(cycles.values())
+    rows = [(f"estimated for {name}", f"{active:>15,}  {share(active, total)}") for name, active in cycles.items()]
+    return table("Active cycles by language, all tiles", rows) if total else ""
 
 
 def _phases_by_ipu(profile: Figures) -> str:

@@ -288,7 +288,13 @@ GRAPH = Record(
     {"target": _MACHINE, "optimizationInfo": Map(REAL)}
     | {"bytePrice": Record({"tried": List(REAL, minimum=1)}, {"costCycles": SIGNED})}
     | {"graph": Record(_records(LARGE, "numComputeSets", "numEdges", "numVars", "numVertices"))}
-    | {"vertexTypes": Record({"names": List(TEXT, "vertex types"), "sizes": List(INTEGER, "vertex types")})}
+    | {
+        "vertexTypes": Record(
+            {"names": List(TEXT, "vertex types"), "sizes": List(INTEGER, "vertex types")},
+            # Missing in files from before codelets had a language.
+            {"languages": List(Text(("assembly", "C++")), "vertex types")},
+        )
+    }
     | {"computeSets": _COMPUTE_SETS, "exchanges": _exchanges("exchanges", "cyclesByTile")}
     | {"externalExchanges": _exchanges("external exchanges", "estimatedCyclesByTile")}
     | {"hostExchanges": _exchanges("host exchanges", "estimatedCyclesByTile")}

@@ -35,7 +35,11 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
         "optimizationInfo": optimization_info(executable),
         "bytePrice": _byte_cost(executable),
         "graph": graph_counts(executable, ids),
-        "vertexTypes": {"names": types, "sizes": [sizes.get(name, 0) for name in types]},
+        "vertexTypes": {
+            "names": types,
+            "sizes": [sizes.get(name, 0) for name in types],
+            "languages": [ids.vertex_type_languages()[name] for name in types],
+        },
         "computeSets": _compute_sets(ids, types, target),
         "exchanges": _exchanges(((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile"),
         "externalExchanges": _exchanges(

@@ -105,6 +105,15 @@ class Numbering:
         types = [self.programs[number]["type"] for number in self.programs_of(node)]
         return "OnTileExecute" if "OnTileExecute" in types else types[-1]
 
+    def vertex_type_languages(self) -> dict[str, str]:
+        """Return the language of each vertex type that runs, "C++" where codelets of one name have both.
+
+        Copies on the tile run Poplar's own code, which is in assembly.
+        """
+        codelets = (group.codelet for row in self.compute_sets for group in row.groups)
+        in_cpp = {codelet.name for codelet in codelets if codelet.language == "C++"}
+        return {name: "C++" if name in in_cpp else "assembly" for name in self.vertex_types()}
+
     def vertex_types(self) -> list[str]:
         """Return the names of the vertex types that run, in alphabetical order."""
         return sorted({name for row in self.compute_sets for name in row.vertices})

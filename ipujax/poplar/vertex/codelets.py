@@ -140,8 +140,16 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
     )
     state_bytes = sum(_state_bytes(field, shape) for field, shape in zip(connected, shapes, strict=True))
     state_bytes += sum(field.dtype.itemsize for field in state_fields(cls))
-    cycles = _cycles(cls, shapes)
-    return Codelet(cls.vertex_name, fields, compute, cycles, state_bytes, cls.code_bytes, supervisor=False)
+    return Codelet(
+        cls.vertex_name,
+        fields,
+        compute,
+        _cycles(cls, shapes),
+        state_bytes,
+        cls.code_bytes,
+        supervisor=False,
+        language=cls.language,
+    )
 
 
 def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:

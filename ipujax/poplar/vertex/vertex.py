@@ -29,11 +29,12 @@ import inspect
 import keyword
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Language
 from ipujax.runtime.target import nearest
 
 FieldDirection = Literal["in", "out", "inout", "state"]
@@ -147,6 +148,7 @@ class Vertex:
     Class attributes of a codelet, beside its fields, `compute` and `cycles`:
         vertex_name: name in graphs and profiles, `popops::Add<float>`; default that of the class.
         code_bytes: size of the code in tile memory (assumed: 256).
+        language: of the code that it stands for, "C++" or "assembly", by which profiles divide cycles; default "C++".
     """
 
     vertex_name: ClassVar[str]
@@ -154,6 +156,7 @@ class Vertex:
     parameters: ClassVar[tuple[str, ...]] = ()
     cycle_parameters: ClassVar[tuple[str, ...]] = ()
     code_bytes: ClassVar[int] = 256
+    language: ClassVar[Language] = "C++"
     compute: Callable[..., Any]
     cycles: ClassVar[Callable[..., Any] | None] = None
 
@@ -166,6 +169,9 @@ class Vertex:
                 expected = "a function"
                 got = repr(vars(cls)[name])
                 raise GraphError(f"{name} of codelet {cls.__name__} must be a function", expected=expected, got=got)
+        if cls.language not in get_args(Language):
+            expected, got = f"one of {get_args(Language)}", repr(cls.language)
+            raise GraphError(f"language of codelet {cls.__name__}", expected=expected, got=got)
         # Fields of the base classes come first; a field declared again keeps its place.
         inherited = {field.attribute: field for field in cls.fields}
         declared = {field.attribute: field for field in _declared_fields(cls)}

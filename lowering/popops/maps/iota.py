@@ -55,4 +55,4 @@ def _codelet(dtype: Any) -> Codelet:
 
     fields = (Field("out", "out", dtype),)
     title = f"popops::Iota<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts)
+    return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts, language="C++")

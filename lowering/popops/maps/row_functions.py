@@ -112,4 +112,15 @@ def _codelet(
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     operates = bool(operations)
     title = f"popops::{title}<{dtype_name(out_dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 600, moves=not operates, compares=operates, parts=parts)
+    return Codelet(
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        32,
+        600,
+        moves=not operates,
+        compares=operates,
+        parts=parts,
+        language="C++",
+    )

@@ -181,7 +181,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
     compares = kind in ("cummax", "cummin")
     parts = partial(_rows, axis)
-    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts)
+    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts, language="C++")
 
 
 @remembered
@@ -208,7 +208,7 @@ def _sort_codelet(
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
     title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
     parts = partial(_pairs, axis)
-    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True, parts=parts)
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True, parts=parts, language="C++")
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:
@@ -235,4 +235,6 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         return _SORT_SUPERVISOR_CYCLES + -(-pair * pairs * issue_round_cycles(target) // target.worker_contexts)
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
-    return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True)
+    return Codelet(
+        f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True, language="C++"
+    )

@@ -26,7 +26,7 @@ from jax import lax
 
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.emulation import kind_of
-from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles, kernel_parts
+from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles, kernel_language, kernel_parts
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING
 from ipujax.runtime.cache import remembered
@@ -231,6 +231,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         compares=_compares(kernel),
         flops=len(computing) + len(kernel.reductions),
         parts=parts,
+        language=kernel_language(counts),
     )
 
 

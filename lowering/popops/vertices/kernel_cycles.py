@@ -26,7 +26,8 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles, elementwise_parts
-from ipujax.lowering.popops.vertices.emulation import emulation, kind_of
+from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
+from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
@@ -35,6 +36,9 @@ _LOOP_CYCLES = {"unary": 4, "sum": 2, "other": 5}  # part of a row's cycles: loa
 _SUMS = frozenset(("add", "sub", "mul", "add_any", "square", "neg"))
 _COMPARISONS = frozenset(("eq", "ne", "ge", "gt", "le", "lt", "is_finite"))
 _SELECT_INSTRUCTIONS = 3
+# Rows with a codelet in assembly (popops/codelets/asm: Clamp.S, select_*.S, unaryOps1DNonLinearity.S), and copies.
+_IN_ASSEMBLY = frozenset(("clamp", "select_n", "tanh", "logistic", "copy"))
+_SUMS_IN_ASSEMBLY = frozenset(("add", "sub", "mul", "add_any"))  # of floats (popops/codelets/asm/binaryOps1D.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,22 @@ def kernel_cycles(
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
 
+def kernel_language(ops: Sequence[OpCount]) -> Language:
+    """Language of the code of a vertex: PopLibs generates C++ for several operations, and has assembly for some."""
+    is_in_assembly = all(op.name in _IN_ASSEMBLY or _is_sum_in_assembly(op) for op in ops)
+    return "assembly" if len(ops) <= 1 and is_in_assembly else "C++"
+
+
+def scalar_instructions(name: str, dtype: Any, operands: int) -> int:
+    """Instructions of a function of one element in C++ code, which computes one element after the other.
+
+    Its row of `OP_COSTS` without the row's own loads, stores and loop.
+    """
+    row = "unary" if operands == 1 else "other"
+    cycles, vector = OP_COSTS[name].iteration(width_of(dtype))
+    return max(1, int(ceil_div(cycles - _LOOP_CYCLES[row], vector)))
+
+
 def kernel_parts(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target
 ) -> np.ndarray:
@@ -89,6 +109,11 @@ def _vector_elements(ops: Sequence[OpCount], read: Sequence[Any], written: Seque
 def _is_dual_issued(op: OpCount) -> bool:
     """True if an operation issues beside loads and stores: on floats, or on masks in float registers."""
     return op.dtype == np.bool_ or bool(jnp.issubdtype(op.dtype, jnp.inexact))
+
+
+def _is_sum_in_assembly(op: OpCount) -> bool:
+    is_float = bool(jnp.issubdtype(op.dtype, jnp.floating)) and element_bytes(op.dtype) <= 4
+    return is_float and op.name in _SUMS_IN_ASSEMBLY
 
 
 def _instructions(op: OpCount, elements: int, target: Target) -> int:

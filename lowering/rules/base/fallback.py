@@ -210,7 +210,14 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
         for n in connected
     ]
     return Codelet(
-        f"ipujax::Fallback<{primitive.name}>", tuple(fields), compute, cycles, 64, _CODE_BYTES, compares=True
+        f"ipujax::Fallback<{primitive.name}>",
+        tuple(fields),
+        compute,
+        cycles,
+        64,
+        _CODE_BYTES,
+        compares=True,
+        language="C++",
     )
 
 

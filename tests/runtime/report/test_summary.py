@@ -61,6 +61,7 @@ def test_sections_come_in_the_guides_order(profile):
         "Execution",
         "Cycles of all tiles",
         "Active cycles by vertex type",
+        "Active cycles by language",
         "Most expensive lines",
         "Steps",
     ]
@@ -107,7 +108,7 @@ def test_totals_are_those_of_the_data(profile):
         found = re.findall(rf"{label}: +([\d,]+)$", text, re.MULTILINE)
         assert f"{spent[name]:,}" in found, label
     for code, (count, cycles) in {"Cheap": (40, 480), "Dear": (40, 8000)}.items():
-        assert re.search(rf"popops::{code} +\({count} instances\) +{cycles:,} cycles", text)
+        assert re.search(rf"popops::{code} +\({count} instances, assembly\) +{cycles:,} cycles", text)
 
 
 def test_many_vertex_types_are_cut_to_the_dearest_and_still_add_up():
