@@ -258,7 +258,9 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
         " ipujax.popart.tensor_info runtime.target"
     ),
-    "ipujax.popart.flow": "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart.flow": (
+        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
+    ),
     "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.target",
     "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.optimisers": (

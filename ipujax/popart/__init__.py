@@ -67,6 +67,7 @@ from ipujax.popart.exceptions import (
     popart_exception as popart_exception,
     popart_internal_exception as popart_internal_exception,
     popart_runtime_error as popart_runtime_error,
+    poplar_exception as poplar_exception,
 )
 from ipujax.popart.flow import (
     AnchorReturnType as AnchorReturnType,

@@ -28,12 +28,20 @@ class popart_internal_exception(popart_exception):
     """Never raised here; PopART programs name it in `except`."""
 
 
+class poplar_exception(popart_exception):
+    """Never raised here; PopART programs name it in `except`."""
+
+
 class popart_runtime_error(popart_exception, RuntimeError):
     """A call at the wrong time, or an opset that a builder does not have."""
 
 
 class popart_type_error(popart_exception, TypeError):
     """Arguments that do not fit a signature, where PopART's bindings raise a `TypeError`."""
+
+
+class popart_attribute_error(popart_exception, AttributeError):
+    """A method or an option that does not exist; `hasattr` is false."""
 
 
 class OutOfMemoryException(popart_exception):
@@ -48,17 +56,18 @@ class OutOfMemoryException(popart_exception):
         return ""
 
 
-def unknown_name(place: str, name: object, candidates: Iterable[str]) -> popart_exception:
+def unknown_name(
+    place: str, name: object, candidates: Iterable[str], kind: type[popart_exception] = popart_exception
+) -> popart_exception:
     """Return the error for a name that is none of the known ones, with the nearest of them.
 
     Args:
         place: beginning of the sentence that the name ends: "DataFlow anchors a tensor".
         name: the unknown name.
         candidates: all names that fit.
+        kind: class of the error.
     """
     # Eight names are enough to see the pattern; a model may have thousands of tensors.
     names = sorted(candidates)
     listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return popart_exception(
-        f"{place} that does not exist: {name!r}", expected=listed or "no name", hint=nearest(str(name), names)
-    )
+    return kind(f"{place} that does not exist: {name!r}", expected=listed or "no name", hint=nearest(str(name), names))

@@ -21,9 +21,9 @@ from ipujax.popart.building.models import read_model, tensor_proto
 from ipujax.popart.building.node_annotations import NodeAnnotations
 from ipujax.popart.building.onnx_operations import DEFAULT_OPSET, NEWEST_OPSET, OLDEST_OPSET
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
-from ipujax.popart.building.opsets import AiGraphcore, AiOnnx, popart_attribute_error
+from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
 from ipujax.popart.enumerations import RecomputeType
-from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
+from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
 from ipujax.runtime.target import nearest
 
@@ -72,9 +72,9 @@ class Builder(NodeAnnotations):
     def _select(self, version: int) -> AiOnnx:
         chosen = self.__dict__.get("_version")
         if chosen is not None and chosen != version:
-            raise popart_runtime_error(
-                "a model has one version of ai.onnx", expected=f"aiOnnxOpset{chosen}", got=f"aiOnnxOpset{version}"
-            )
+            selected = f"Invalid opset 'aiOnnxOpset{version}' selected."
+            message = f"{selected} Opset for domain ai.onnx already defined as {chosen}"
+            raise popart_runtime_error(message, expected=f"aiOnnxOpset{chosen}, as a model has one version of ai.onnx")
         self._version = version
         return AiOnnx(self, version)
 
@@ -118,7 +118,14 @@ class Builder(NodeAnnotations):
         return self._add_input(value, words[0] if words else "")
 
     def addUntypedInputTensor(self, debugContext: str = "", debugPrefix: str = "") -> str:
-        """Add an input without element type and shape, as subgraphs have them; return its name."""
+        """Add an input without element type and shape, as subgraphs have them; return its name.
+
+        Raises:
+            popart_exception: a builder of no subgraph.
+        """
+        if self._parent is None:
+            hint = "addInputTensor"
+            raise popart_exception("Can not add untyped tensors to the top-level graph.", hint=hint)
         return self._add_input(onnx.ValueInfoProto(), debugContext or debugPrefix)
 
     def addInputTensorFromParentGraph(self, tensorId: str) -> None:
@@ -327,9 +334,8 @@ class Builder(NodeAnnotations):
         return [value.name for value in self._graph.output]
 
     def getValueTensorIds(self) -> list[str]:
-        """Return the names of the results of all nodes that are not outputs."""
-        outputs = set(self.getOutputTensorIds())
-        return [name for node in self._graph.node for name in node.output if name not in outputs]
+        """Return the names of the results of all nodes."""
+        return [name for node in self._graph.node for name in node.output if name]
 
     def getTrainableTensorIds(self) -> list[str]:
         """Return the names of the parameters."""
@@ -353,7 +359,9 @@ class Builder(NodeAnnotations):
 
     def _info(self, name: str) -> TensorInfo:
         if not self._sees(name):
-            raise unknown_name("a builder is asked for a tensor", name, self._visible())
+            names = sorted(self._visible())
+            message = f"{name} is not an input or output tensor. Must be one of {', '.join(names[:8])}"
+            raise popart_exception(message, hint=nearest(name, names))
         return inferred_info(self.model(), name)
 
     def _tensor_names(self) -> set[str]:

@@ -29,12 +29,14 @@ def read_model(model: Any) -> onnx.ModelProto:
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         if not path.is_file():
-            raise popart_exception("there is no model file of this name", got=str(path))
+            message = "Failed to load a ModelProto from the string (there is no model file of this name)"
+            raise popart_exception(message, got=str(path))
         return onnx.load(path)
     try:
         return onnx.load_model_from_string(bytes(model))
     except (DecodeError, TypeError, ValueError) as error:
-        raise popart_exception("this is no ONNX model", expected="builder.getModelProto() or a file") from error
+        message = "Failed to load a ModelProto from the string (this is no ONNX model)"
+        raise popart_exception(message, expected="builder.getModelProto() or a file") from error
 
 
 _FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format

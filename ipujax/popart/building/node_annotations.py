@@ -16,6 +16,13 @@ from ipujax.popart.building.operation_calls import AttributeType
 from ipujax.popart.enumerations import CommGroupType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception
 
+# Annotation → its name in PopART's errors.
+_SCOPES = {
+    notes.VIRTUAL_GRAPH: "Virtual graph",
+    notes.PIPELINE_STAGE: "Pipeline stage",
+    notes.EXECUTION_PHASE: "Execution phase",
+}
+
 
 class NodeAnnotations(NodeAttributes):
     """Annotations of nodes.
@@ -178,7 +185,7 @@ class NodeAnnotations(NodeAttributes):
         else:
             value = notes.annotation_of(self._nodes(names)[0], attribute)
         if value is None:
-            raise popart_exception(f"there is no annotation {attribute!r}", got=names or "no open context")
+            raise popart_exception(f"{_SCOPES[attribute]} not set in current scope", got=names or "no open context")
         return int(value)
 
     def _check_type(self, names: Names, setting: str, op_types: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ import onnx
 
 from ipujax.popart.building.annotations import as_names, remove_attribute, set_attribute
 from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
-from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.exceptions import popart_exception
+from ipujax.runtime.target import nearest
 
 Names = str | Sequence[str] | set[str]
 
@@ -44,7 +45,7 @@ class NodeAttributes(ABC):
         """
         for node in self._nodes(nodeOutputNames):
             if any(a.name == attributeName for a in node.attribute):
-                raise popart_exception(f"{node.op_type} has an attribute {attributeName!r} already")
+                raise popart_exception(f"Node already has attribute {attributeName}.", got=node.op_type)
             node.attribute.append(attribute_proto(attributeName, attributeValue, None))
 
     def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Names) -> bool:
@@ -63,7 +64,8 @@ class NodeAttributes(ABC):
         """
         for node in self._nodes(nodeOutputNames):
             if not remove_attribute(node, attributeName):
-                raise self._lacks(node, attributeName)
+                message = f"Cannot remove attribute {attributeName} as it does not exist."
+                raise popart_exception(message, hint=self._nearest(node, attributeName))
 
     def getInt64NodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> int:
         """Return a whole number."""
@@ -101,7 +103,10 @@ class NodeAttributes(ABC):
         raise self._lacks(node, name)
 
     def _lacks(self, node: onnx.NodeProto, name: str) -> popart_exception:
-        return unknown_name(f"{node.op_type} is asked for an attribute", name, [a.name for a in node.attribute])
+        return popart_exception(f"Node does not have an attribute {name}.", hint=self._nearest(node, name))
+
+    def _nearest(self, node: onnx.NodeProto, name: str) -> str | None:
+        return nearest(name, [a.name for a in node.attribute])
 
     def _set(self, attribute: str, value: Any, names: Names, kind: int | None = None) -> None:
         for node in self._nodes(names):

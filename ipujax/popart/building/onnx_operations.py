@@ -71,4 +71,5 @@ def _operation(schema: onnx.defs.OpSchema) -> Operation:
         returns_list=not (is_fixed and schema.max_output == 1),
         takes_operands=schema.max_input > 0,
         count_attribute=NUM_OUTPUTS if NUM_OUTPUTS in schema.attributes else "",
+        most_outputs=schema.max_output,
     )

@@ -7,7 +7,7 @@ with the nearest keyword.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ class Operation:
         returns_list: whether a call returns a list of names, also of one result.
         takes_operands: whether the first parameter is `args`.
         count_attribute: attribute that has the number of results, where there is one operand; empty for none.
+        most_outputs: largest number of results that a call may ask for; None for any.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Operation:
     returns_list: bool
     takes_operands: bool = True
     count_attribute: str = ""
+    most_outputs: int | None = None
 
     def signature(self) -> inspect.Signature:
         """Return the signature of the builder's method."""
@@ -128,15 +130,22 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
     """
     values = _bound(operation, args, kwargs)
     operands = values.get("args", ())
+    if not isinstance(operands, str | Iterable):
+        message = f"{operation.method}(): incompatible function arguments"
+        raise popart_type_error(message, expected="names of tensors", got=repr(operands))
     operands = (operands,) if isinstance(operands, str) else tuple(operands)
     fewest, limit = operation.inputs
     if not fewest <= len(operands) <= limit:
         expected = f"{fewest} to {limit}" if fewest != limit else fewest
-        raise popart_exception(f"{operation.method} has a wrong number of inputs", expected=expected, got=len(operands))
+        message = f"{operation.op_type} has invalid number of inputs"
+        raise popart_exception(message, expected=expected, got=len(operands))
     attributes = {p.attribute or p.name: values[p.name] for p in operation.parameters if p.is_written}
     kinds = {p.attribute or p.name: p.kind for p in operation.parameters if p.kind is not None}
     # Optional results are there if a call counts them; ONNX has no other way to ask.
     count = int(values["num_outputs"]) if operation.outputs is None else operation.outputs
+    if operation.most_outputs is not None and count > operation.most_outputs:
+        message = f"{operation.op_type} has an invalid number of outputs"
+        raise popart_exception(message, expected=f"at most {operation.most_outputs}", got=count)
     if operation.count_attribute and len(operands) == 1:
         attributes[operation.count_attribute] = count
     return OperationCall(operands, count, attributes, kinds, str(values[DEBUG_CONTEXT]))
@@ -160,8 +169,9 @@ def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any])
     except TypeError as error:
         unknown = [name for name in renamed if name not in parameters]
         raise popart_type_error(
-            f"{operation.method} cannot be called like this: {error}",
-            expected=f"{operation.method}{signature}",
+            f"{operation.method}(): incompatible function arguments. The following argument types are supported:"
+            f" {operation.method}{signature}",
+            expected=f"other arguments: {error}",
             got=unknown[0] if unknown else f"{len(values)} positional arguments and {sorted(renamed)}",
             hint=nearest(unknown[0], parameters) if unknown else None,
         ) from error

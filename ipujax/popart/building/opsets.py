@@ -9,7 +9,7 @@ from ipujax.popart.building.argument_checks import check_convolutions
 from ipujax.popart.building.graphcore_operations import GRAPHCORE_OPERATIONS
 from ipujax.popart.building.onnx_operations import onnx_operations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, bound_call
-from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.exceptions import popart_attribute_error
 from ipujax.runtime.target import nearest
 
 
@@ -58,10 +58,6 @@ class Opset:
     def _add(self, operation: Operation, call: OperationCall) -> Any:
         names = self._builder.add_node(operation, call)
         return names if operation.returns_list else names[0] if names else ""
-
-
-class popart_attribute_error(popart_exception, AttributeError):
-    """A method that an opset lacks; `hasattr` is false."""
 
 
 def unknown_method(call: str, method: str, methods: Mapping[str, Any]) -> popart_attribute_error:

@@ -110,8 +110,8 @@ class DeviceInfo:
 
     @property
     def version(self) -> str:
-        """Description of the device."""
-        return repr(self)
+        """Version of the IPU, as `ipuVersion`; "<unknown-cpu>" for a CPU."""
+        return self.ipuVersion or "<unknown-cpu>"
 
     @property
     def ipuVersion(self) -> str:

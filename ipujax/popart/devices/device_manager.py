@@ -37,8 +37,8 @@ class DeviceManager:
         return _modelled(DeviceType.IpuModel, options)
 
     def createSimDevice(self, options: Mapping[str, Any]) -> DeviceInfo:
-        """Return a simulated system; see `createIpuModelDevice`."""
-        return _modelled(DeviceType.Sim, options)
+        """Return a simulated system, of 4 tiles an IPU by default as PopART's; see `createIpuModelDevice`."""
+        return _modelled(DeviceType.Sim, {"tilesPerIPU": 4, **options})
 
     def createOfflineIPUDevice(self, opts: Mapping[str, Any]) -> DeviceInfo:
         """Return a simulated system to compile for; see `createIpuModelDevice`."""

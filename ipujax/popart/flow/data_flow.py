@@ -10,6 +10,7 @@ from typing import Any
 from ipujax.popart.enumerations import ExchangeStrategy, TileSet
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.tensor_info import TensorInfo
+from ipujax.runtime.target import nearest
 
 
 class AnchorReturnTypeId(IntEnum):
@@ -28,7 +29,7 @@ class AnchorReturnType:
     """Values of an anchor that a step returns.
 
     Args:
-        anchorReturnTypeString: "ALL", of all micro-batches; "EVERYN", of every n-th batch; "FINAL", of the last
+        anchorReturnTypeString: "ALL", of all micro-batches; "EVERYN", of every n-th micro-batch; "FINAL", of the last
             micro-batch; "SUM", the sum over all.
         returnPeriod: n of "EVERYN"; a `TileSet` may stand here for the others.
         tileSet: tiles of the transfer to the host; the compiler chooses by `SessionOptions.numIOTiles`.
@@ -51,13 +52,10 @@ class AnchorReturnType:
             returnPeriod = None
         word = str(anchorReturnTypeString).upper()
         if word not in _IDS:
-            raise unknown_name("an AnchorReturnType has a kind", anchorReturnTypeString, _IDS)
+            message = f"Invalid anchor return type ID supplied: {anchorReturnTypeString}"
+            raise popart_exception(message, expected=", ".join(_IDS), hint=nearest(word, list(_IDS)))
         self._id = _IDS[word]
-        if self._id is AnchorReturnTypeId.EveryN and (not isinstance(returnPeriod, int) or returnPeriod < 1):
-            expected = "a number of batches of at least 1"
-            raise popart_exception('AnchorReturnType("EVERYN", n) needs a period', expected=expected, got=returnPeriod)
-        if self._id is not AnchorReturnTypeId.EveryN and returnPeriod is not None:
-            raise popart_exception(f'AnchorReturnType("{word}") has no period', got=returnPeriod, hint='"EVERYN"')
+        _check_period(self._id, returnPeriod)
         self._period = int(returnPeriod or 1)
         self._tile_set = tileSet
         self._strategy = exchangeStrategy
@@ -87,6 +85,18 @@ class AnchorReturnType:
     def __repr__(self) -> str:
         period = f", {self._period}" if self._id is AnchorReturnTypeId.EveryN else ""
         return f'AnchorReturnType("{self._id.name.upper()}"{period})'
+
+
+def _check_period(kind: AnchorReturnTypeId, period: Any) -> None:
+    if kind is not AnchorReturnTypeId.EveryN:
+        if period is not None:
+            message = "A return period should not be supplied for this anchor return type"
+            raise popart_exception(message, expected='"EVERYN"', got=period)
+        return
+    if period is None:
+        raise popart_exception("Must specify return period with option 'EVERYN'", expected="a number of batches")
+    if not isinstance(period, int) or period < 1:
+        raise popart_exception("Anchor return period must be greater than zero", expected="at least 1", got=period)
 
 
 class DataFlow:

@@ -6,7 +6,7 @@ anchors written into the program's arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
 from ipujax.popart.tensor_info import TensorInfo
+from ipujax.runtime.target import nearest
 
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
 _CONVERTED = {(np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32)}
@@ -30,6 +31,9 @@ class StepIO(Protocol):
 
     def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse anchors that have no place, before a step runs."""
+
+    def check_inputs(self, names: Collection[str]) -> None:
+        """Refuse arrays of tensors that are no inputs, before a step runs."""
 
 
 class PyStepIO:
@@ -78,6 +82,21 @@ class PyStepIO:
                 got=f"{array.size}: {list(array.shape)}",
             )
         return array.reshape(*step.dims, *info.dims)
+
+    def check_inputs(self, names: Collection[str]) -> None:
+        """Refuse an array of a tensor that is no input.
+
+        Args:
+            names: of the inputs.
+
+        Raises:
+            popart_exception: with the nearest.
+        """
+        for name in self._inputs:
+            if name not in names:
+                message = f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but is no input"
+                listed = ", ".join(names) or "no input"
+                raise popart_exception(message, expected=listed, hint=nearest(name, list(names)))
 
     def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
         """Write the values of an anchor into the program's array.
@@ -147,6 +166,7 @@ class PyStepIOCallback:
                 data = self._input(name, False)
             if data is None:
                 raise popart_exception(f"the input callback has no data for {name!r}", got=None)
+            _check_contiguous(f"input {name!r} of the callback", data)
             array = as_element_type(f"input {name!r} of the callback", np.asarray(data), info)
             if array.size != info.nelms():
                 message = f"input {name!r} of the callback has a wrong number of elements"
@@ -161,11 +181,15 @@ class PyStepIOCallback:
         # The order is that of the device: batches outside, then accumulation, then replicas.
         for row in values.reshape(-1, *values.shape[leading:]):
             target = self._output(name)
+            _check_contiguous(f"the array of {name!r} of the callback", target)
             target[...] = row.reshape(np.shape(target))
             self._output_complete(name)
 
     def check_anchors(self, names: Mapping[str, tuple[int, ...]]) -> None:
         """Arrays come when they are asked for; there is nothing to check ahead."""
+
+    def check_inputs(self, names: Collection[str]) -> None:
+        """Inputs are asked for by their names; there is nothing to check ahead."""
 
 
 class PyWeightsIO:
@@ -236,4 +260,5 @@ def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -
 
 def _check_contiguous(label: str, array: Any) -> None:
     if isinstance(array, np.ndarray) and not array.flags["C_CONTIGUOUS"]:
-        raise popart_exception(f"{label} is not contiguous", hint="np.ascontiguousarray(array)")
+        hint = "np.ascontiguousarray(array)"
+        raise popart_exception(f"{label} cannot be used, as it is not c-contiguous", hint=hint)

@@ -103,10 +103,17 @@ def _declare_inputs(graph: onnx.GraphProto, shapes: InputShapeInfo) -> None:
 
 
 def _whole_shape(name: str, shape: Any) -> tuple[int, ...]:
-    if shape is None or not all(isinstance(n, int) for n in shape):
-        got = "no shape" if shape is None else list(shape)
+    if shape is None or not all(isinstance(n, int) and n >= 0 for n in shape):
         hint = "inputShapeInfo.add(name, TensorInfo(...))"
-        raise popart_exception(f"input {name!r} has no whole shape", expected="whole numbers", got=got, hint=hint)
+        message = f"Input tensor '{name}' must be specified in InputShapeInfo, as it has "
+        if shape is None:
+            raise popart_exception(f"{message}no shape", hint=hint)
+        # ONNX has −1 for a dimension without a name, which reading makes None.
+        named = [-1 if n is None else n for n in shape]
+        unknown = next(n for n in named if not isinstance(n, int) or n < 0)
+        dims = ", ".join(map(str, named))
+        message = f"{message}shape [{dims}], which uses an unknown value '{unknown}'."
+        raise popart_exception(message, expected="whole numbers", hint=hint)
     return tuple(shape)
 
 

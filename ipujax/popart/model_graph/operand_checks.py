@@ -192,6 +192,24 @@ def _resize(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     )
 
 
+def _reduction(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+    axes = node.attributes.get("axes")
+    if axes is None and len(operands) > 1:
+        axes = _known(operands[1])
+    rank = operands[0].ndim
+    outside = next((axis for axis in np.ravel([] if axes is None else axes) if not -rank <= axis < rank), None)
+    return None if outside is None else f"Axis {outside} is out of acceptable range [{-rank}, {rank - 1}]"
+
+
+def _elementwise(node: Node, operands: Sequence[Any], opset: int) -> str | None:
+    shapes = [list(x.shape) for x in operands]
+    pairs = zip(*(reversed(shape) for shape in shapes), strict=False)
+    if all(a == b or 1 in (a, b) for a, b in pairs):
+        return None
+    frames = " and ".join(map(str, shapes))
+    return f"np broadcasting failed on '{_described(node, opset)}', frames {frames} are not aligned"
+
+
 def _average_pool(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return "`count_include_pad` is not supported" if node.attributes.get("count_include_pad") else None
 
@@ -247,6 +265,7 @@ def _recurrent(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     return None
 
 
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Median", "Min", "Prod", "Sum", "SumSquare")
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "AveragePool": _average_pool,
@@ -266,6 +285,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "Tile": _tile,
         "Transpose": _transpose,
         **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
+        **dict.fromkeys(("Add", "Div", "Mul", "Pow", "Sub"), _elementwise),
+        **dict.fromkeys(map("Reduce{}".format, _REDUCTIONS), _reduction),
         **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _random),
     }
 )

@@ -19,7 +19,7 @@ from ipujax.popart.enumerations import (
     TensorStorage,
     TileSet,
 )
-from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
 
 
 class OptionGroup:
@@ -30,7 +30,7 @@ class OptionGroup:
     def __setattr__(self, name: str, value: object) -> None:
         names = self._names or tuple(getattr(type(self), "__dataclass_fields__", ()))
         if name not in names:
-            raise unknown_name(f"{type(self).__name__} has an option", name, names)
+            raise unknown_name(f"{type(self).__name__} has an option", name, names, popart_attribute_error)
         object.__setattr__(self, name, value)
 
 

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
-from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
 from ipujax.popart.options.tables import (
     ALL_OPTIONS,
     FIELDS_REFUSED,
@@ -48,13 +48,13 @@ class SessionOptions:
             value = mode if value else VirtualGraphMode.Off
             name = option
         if name not in ALL_OPTIONS:
-            raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS)
+            raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS, popart_attribute_error)
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS)
+        raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS, popart_attribute_error)
 
     def enableExplicitIR(self, enable: bool) -> None:
         """Set the three options of PopART's explicit graph, which have no effect here."""

@@ -53,6 +53,7 @@ class InferenceSession(Session):
         assert deviceInfo is not None
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, "")
         self._anchors_of_session = self._anchors((), False)
+        self._anchor_infos()  # refuses a model that cannot be evaluated
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:

@@ -91,6 +91,7 @@ class Session(Reports):
         self._seed = 0
         self._runs = 0
         self._runner: Runner | None = None
+        self._is_loaded = False
         if self.optionsWithoutEffect:
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
@@ -180,7 +181,7 @@ class Session(Reports):
         """Compile the session for its device and copy the parameters to it.
 
         Args:
-            loadEngine: has no effect; a simulated engine is loaded at once.
+            loadEngine: whether the engine is loaded now, or with the first step; a log line says when.
 
         Raises:
             OutOfMemoryException: it does not fit.
@@ -194,8 +195,23 @@ class Session(Reports):
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
         self._runner = runner
+        self._is_loaded = False
         self._dump()
-        _LOG.info("%s is prepared: %d batches a step", self.name, self._step.batches)
+        _LOG.info("Graph compiled: %s, %d batches a step", self.name, self._step.batches)
+        if loadEngine:
+            self.loadEngineAndConnectStreams()
+
+    def loadEngineAndConnectStreams(self) -> None:
+        """Load the engine, which a session does by itself with its first step.
+
+        Raises:
+            popart_exception: a session that is not prepared.
+        """
+        if self._runner is None:
+            message = f"session {self.name!r} has no compiled engine"
+            raise popart_runtime_error(message, hint="session.prepareDevice() first")
+        self._is_loaded = True
+        _LOG.info("Engine loaded: %s", self.name)
 
     def _prepared(self) -> Runner:
         if self._runner is None:
@@ -213,9 +229,12 @@ class Session(Reports):
             popart_exception: a session that is not prepared, or data that do not fit; nothing has run then.
         """
         runner = self._prepared()
+        if not self._is_loaded:
+            self.loadEngineAndConnectStreams()
         kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
         infos = self._anchor_infos()
         # All checks come before the call, so that a refused step leaves weights and seed as they were.
+        stepio.check_inputs(self._inputs())
         stepio.check_anchors({name: self._step.anchor_shape(kind, infos[name]) for name, kind in kinds.items()})
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
@@ -295,7 +314,12 @@ class Session(Reports):
         self._store.read(weights)
 
     def writeWeights(self, weights: PyWeightsIO) -> None:
-        """Read parameters of the host from a program's arrays; see `weightsFromHost`."""
+        """Read parameters of the host from a program's arrays; see `weightsFromHost`.
+
+        Raises:
+            popart_exception: constant parameters, an unknown name, or an array that does not fit.
+        """
+        self._refuse_constant_weights("writeWeights")
         self._store.write(weights)
 
     def modelToHost(self, fn: str | Path) -> None:
@@ -319,18 +343,20 @@ class Session(Reports):
         Raises:
             popart_exception: constant parameters, or parameters that do not fit.
         """
-        if self._has_constant_weights():
-            hint = "options.constantWeights = False"
-            raise popart_exception("the weights of this session are constant", hint=hint)
-        values = weights_of(read_model(modelProtoOrFilename))
-        # A model of another optimiser may have a state that this session lacks.
-        states = self._store.host_states
-        fitting = {name: x for name, x in values.items() if name in states or not state_of(name, values)}
-        weights = self._variables(fitting)
+        self._refuse_constant_weights("resetHostWeights")
+        weights = self._variables(weights_of(read_model(modelProtoOrFilename)))
         self._store.reset(weights, ignoreWeightsInModelWithoutCorrespondingHostWeight)
 
     def _has_constant_weights(self) -> bool:
         return False
+
+    def _refuse_constant_weights(self, call: str) -> None:
+        if self._has_constant_weights():
+            message = (
+                f"Cannot call {call} when constantWeights is set. Set `constantWeights` to False in the"
+                " `SessionOption`s when initialising the session to enable this behaviour."
+            )
+            raise popart_exception(message, hint="options.constantWeights = False")
 
     def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
         """Save parameters and state; the program is compiled anew when they are loaded.

@@ -52,7 +52,8 @@ class WeightStore:
     def to_host(self) -> None:
         """Copy parameters and state of the device to the host."""
         if not self.is_on_device:
-            raise popart_exception("there are no weights on the device", hint="session.prepareDevice() first")
+            message = "Devicex::prepare() must be called before Devicex::weightsToHost"
+            raise popart_exception(message, got="no weights on the device", hint="session.prepareDevice() first")
         self.host = {name: np.asarray(value) for name, value in self.device.items()}
         self.host_states = {name: np.asarray(value) for name, value in named_states(self.states).items()}
 
@@ -102,7 +103,10 @@ class WeightStore:
         infos = self.infos()
         for name, value in weights.items():
             if name not in infos and not ignores_missing:
-                raise unknown_name("the model has a weight", name, infos)
+                hint = "ignoreWeightsInModelWithoutCorrespondingHostWeight=True"
+                raise popart_exception(
+                    f"resetWeights, no tensor '{name}' in tensors", expected=", ".join(infos), hint=hint
+                )
             if name in infos and TensorInfo(value) != infos[name]:
                 message = f"weight {name!r} of the model does not fit"
                 raise popart_exception(message, expected=infos[name], got=TensorInfo(value))

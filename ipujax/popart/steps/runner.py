@@ -218,9 +218,10 @@ class Runner:
             array = array.reshape(replicas, plan.step.batches, plan.step.accumulation, *array.shape[2:])
         else:
             array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]
-        # The n-th of every n batches is returned, so the first value is that of batch n − 1.
+        # The n-th of every n micro-batches is returned, so the first value is that of micro-batch n − 1.
         by_batch = np.moveaxis(array, 0, 2)
-        return by_batch[kind.rp() - 1 :: kind.rp()]
+        flat = by_batch.reshape(-1, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
+        return flat.reshape(-1, *by_batch.shape[1:])
 
 
 def as_device_values(values: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, jax.Array]]:

@@ -150,11 +150,11 @@ def test_refuses_wrong_calls() -> None:
         builder.aiOnnx.softmax([x], axes=1)
     with pytest.raises(popart.popart_exception, match="MatMul reads a tensor that does not exist: 'y'"):
         builder.aiOnnx.matmul([x, "y"])
-    with pytest.raises(popart.popart_exception, match="wrong number of inputs"):
+    with pytest.raises(popart.popart_exception, match="MatMul has invalid number of inputs"):
         builder.aiOnnx.matmul([x])
     with pytest.raises(popart.popart_exception, match="attribute 'axis' cannot have this value"):
         builder.aiOnnx.softmax([x], axis=[1, 2])
-    with pytest.raises(RuntimeError, match=r"one version of ai\.onnx"):
+    with pytest.raises(RuntimeError, match="already defined as"):
         _ = builder.aiOnnxOpset11
     with pytest.raises(popart.popart_exception, match="no model file"):
         popart.Builder("missing.onnx")

@@ -37,7 +37,7 @@ def test_data_flow() -> None:
         popart.DataFlow(4, {"a": popart.AnchorReturnType("EVERYN", 3)})
     with pytest.raises(popart.popart_exception, match="'FINAL', the nearest"):
         popart.AnchorReturnType("FINALE")
-    with pytest.raises(popart.popart_exception, match="needs a period"):
+    with pytest.raises(popart.popart_exception, match="Must specify return period"):
         popart.AnchorReturnType("EVERYN")
     with pytest.raises(popart.popart_exception, match="no number of batches"):
         popart.DataFlow(0, {})
@@ -52,7 +52,7 @@ def test_arrays_of_a_step() -> None:
         stepio.read("x", INFO, StepShape(4, 1, 1))
     with pytest.raises(popart.popart_exception, match="another element type"):
         stepio.read("x", popart.TensorInfo("INT32", [2, 3]), step)
-    with pytest.raises(popart.popart_exception, match="not contiguous"):
+    with pytest.raises(popart.popart_exception, match="not c-contiguous"):
         popart.PyStepIO({"x": data.reshape(8, 6).T}, {})
 
 

@@ -187,6 +187,9 @@ REFUSED: list[tuple[str, Build, tuple[Array, ...]]] = [
     ("only supports `forward' direction",
      lambda b, *n: b.aiOnnx.rnn(list(n), 2, direction="reverse")[0], (X[None], X[None], RECURRENT)),
     ("Padding vector (length 3)", lambda b, n: b.aiOnnx.averagepool([n], [1], pads=[0, 0, 0]), (X[None],)),
+    ("Axis 2 is out of acceptable range [-2, 1]", lambda b, n: b.aiOnnx.reducesum([n], axes=[2]), (X,)),
+    ("frames [2, 3] and [2] are not aligned", lambda b, *n: b.aiOnnx.add(list(n)), (X, X[:, 0])),
+    ("has an invalid number of outputs", lambda b, n: b.aiOnnx.rnn([n, n, n], 3)[0], (X,)),
     ("at least two inputs", lambda b, n: b.aiGraphcore.multiconv([[n]])[0], (X[None],)),
 ]  # fmt: skip
 
@@ -198,3 +201,43 @@ def test_popart_refuses_in_its_words(sentence: str, build: Build, arrays: tuple[
     # The message alone, without the lines of place and hint below it, as PopART's programs compare it.
     assert sentence in error.value.args[0] and "\n" not in error.value.args[0]
     assert error.value.args[0] in str(error.value)
+
+
+def test_every_nth_counts_micro_batches() -> None:
+    """Two batches of two accumulated micro-batches: the second and the fourth are returned."""
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    w = builder.addInitializedInputTensor(np.zeros(2, np.float32))
+    y = builder.aiOnnx.add([x, w])
+    loss = builder.aiGraphcore.l1loss([y], 0.0)
+    options = popart.SessionOptions()
+    options.enableGradientAccumulation = True
+    options.accumulationFactor = 2
+    flow = popart.DataFlow(2, {y: popart.AnchorReturnType("EVERYN", 2)})
+    session = popart.TrainingSession(
+        builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), CPU, userOptions=options
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: np.arange(8, dtype=np.float32)}, anchors))
+    np.testing.assert_array_equal(anchors[y], [[2, 3], [6, 7]])
+
+
+def test_extra_weights_of_a_model_are_refused_unless_ignored() -> None:
+    options = popart.SessionOptions()
+    options.constantWeights = False
+
+    def model(weights: int) -> tuple[bytes, str]:
+        builder = popart.Builder()
+        y = builder.addInputTensor("FLOAT", [2])
+        for i in range(weights):
+            y = builder.aiOnnx.add([y, builder.addInitializedInputTensor(np.ones(2, np.float32), f"w{i}")])
+        return builder.getModelProto(), y
+
+    proto, result = model(1)
+    flow = popart.DataFlow(1, {result: popart.AnchorReturnType("ALL")})
+    session = popart.InferenceSession(proto, flow, CPU, userOptions=options)
+    with pytest.raises(popart.popart_exception, match="resetWeights, no tensor 'w1' in tensors"):
+        session.resetHostWeights(model(2)[0])
+    session.resetHostWeights(model(2)[0], ignoreWeightsInModelWithoutCorrespondingHostWeight=True)

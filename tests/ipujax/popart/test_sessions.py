@@ -365,7 +365,7 @@ def test_refuses_wrong_weights_and_stays_usable() -> None:
 def test_refuses_constant_weights_of_inference() -> None:
     model = perceptron()
     session = inference(model)
-    with pytest.raises(popart.popart_exception, match="weights of this session are constant"):
+    with pytest.raises(popart.popart_exception, match="Cannot call resetHostWeights when constantWeights is set"):
         session.resetHostWeights(model.builder.getModelProto())
     session.run(step_of(model, session))
     options = popart.SessionOptions()
