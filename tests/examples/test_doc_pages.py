@@ -20,6 +20,7 @@ PAGES = [
         for name in (
             "codelets",
             "command_line",
+            "custom_operators",
             "extending",
             "fitting",
             "frameworks",
@@ -30,6 +31,7 @@ PAGES = [
             "poplar",
             "profile",
             "quick_start",
+            "tiles",
             "troubleshooting",
         )
     ),
