@@ -44,16 +44,9 @@ _ADD = Op("add", lax.add, _COUNTER)
 
 
 def new_state(builder: Builder, initial: Tensor, number: int, in_groups: bool = False) -> Tensor:
-    """Adds a variable that starts as `initial` and is overwritten in each iteration.
-
-    It stays unmapped where `initial` has no layout or one that nobody chose, so that its first use in the loop maps it.
-
-    Args:
-        initial: its first value.
-        prog: program that assigns that value.
-        number: its number among the loop's states.
-        in_groups: whether its columns are stored in groups, whatever those of the first value are.
-    """
+    """Adds state `number` of a loop, a variable that starts as `initial` and is overwritten in each iteration."""
+    # It stays unmapped where `initial` has no layout or one that nobody chose, so that its first use in the loop maps
+    # it. `in_groups`: whether its columns are stored in groups, whatever those of the first value are.
     graph = builder.graph
     title = f"{builder.name}/carry{number}"
     order = MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
