@@ -99,19 +99,8 @@ def first_choice(options: Options) -> Choice:
 
 
 def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> tuple[P, Executable]:
-    """Compile a program with the first plan that fits.
-
-    Args:
-        first: the program planned by `first_choice`.
-        plan: function that plans the program with other parameters.
-        options: the user's.
-
-    Returns:
-        The plan that fits, and its executable.
-
-    Raises:
-        TileMemoryError: if no plan fits; the error is that of the first plan whose fullest tile is smallest.
-    """
+    """Compile plans of a program, `first` that of `first_choice`, until one fits; return it and its executable."""
+    # If no plan fits, the error is that of the first plan whose fullest tile is smallest.
     if options.allow_out_of_memory or (options.byte_cost is not None and not first.trades):
         return first, compile(first.graph, first.program, options=options, check=partial(_check, first))
     start = time.perf_counter()
