@@ -23,6 +23,8 @@ from ipujax.lowering.offload import (
     BATCH_BYTES,
     IoTiles,
     Offloading,
+    Streams,
+    batch_arguments,
     check_asked_memories,
     is_streamed,
     memory_spaces,
@@ -101,22 +103,31 @@ class LoweringPlan:
         signature = self._program_signature
         timings = dict(self.timings)
         trades: list[ChainTrade] = []
-        donated = [*(signature.donated[n] for n in self.positions), *(False for _ in self.constants)]
+        batches = self._batches()
+        # A donated batch leaves its place in the host's memory to no result: rows of both are in use at once.
+        is_donated = [*(signature.donated[n] for n in self.positions), *(False for _ in self.constants)]
+        donated = [flag and count is None for flag, count in zip(is_donated, batches, strict=True)]
         names = [signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
         on_host = tuple(map(is_streamed, self.jaxpr.in_avals))
         by_user = [*(signature.offloaded[n] for n in self.positions), *(False for _ in self.constants)]
         offloaded = tuple(map(operator.or_, by_user, on_host))
         aliases = self._aliases(donated, any(offloaded))
-        streamed = self._streamed(offloaded, aliases)
-        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, on_host, choice.byte_cost)
+        streamed = self._streamed(offloaded, aliases, batches)
+        streams = Streams(batches, tuple(alias is None for alias in aliases))
+        off_chip = (
+            (is_offloaded or is_streamed) and count is None
+            for is_offloaded, is_streamed, count in zip(offloaded, streamed, batches, strict=True)
+        )
+        hosted = tuple(is_there and count is None for is_there, count in zip(on_host, batches, strict=True))
+        offloading = self._offloading(tuple(off_chip), aliases, hosted, choice.byte_cost)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.
         recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
         dumps.passed(TRACE, self.jaxpr)
         with dumps.writing_on_failure():
-            run_passes(self.jaxpr, timings, choice.byte_cost, recomputation, trades, offloading, dumps.passed)
+            run_passes(self.jaxpr, timings, choice.byte_cost, recomputation, trades, offloading, streams, dumps.passed)
             with step(_LOG, "lower", timings):
                 program = lower(
                     list(dumps.jaxprs.values())[-1],
@@ -125,6 +136,7 @@ class LoweringPlan:
                     aliases=aliases if any(map(is_on_host, (*self.jaxpr.in_avals, *self.jaxpr.out_avals))) else None,
                     offloaded=offloaded,
                     streamed=streamed,
+                    batches=batches,
                     names=names,
                     line=self.line,
                     options=replace(self.options, byte_cost=choice.byte_cost),
@@ -163,11 +175,26 @@ class LoweringPlan:
             replicated = replace(replicated, in_dims=sharded.in_dims, out_dims=sharded.out_dims)
         return donated_aliases(replicated, donated)
 
-    def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
-        """Return for each argument whether I/O tiles load it from the host: it is neither donated nor offloaded."""
+    def _batches(self) -> tuple[int | None, ...]:
+        """Return for each argument the micro-batches in which pipelines load it, None for one that stays whole."""
+        counts = batch_arguments(self.jaxpr)
         return tuple(
-            self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
-            for number, (is_offloaded, aval) in enumerate(zip(offloaded, self.jaxpr.in_avals, strict=True))
+            counts.get(number) if may_be_offloaded(aval) else None for number, aval in enumerate(self.jaxpr.in_avals)
+        )
+
+    def _streamed(
+        self, offloaded: Sequence[bool], aliases: Sequence[int | None], batches: Sequence[int | None]
+    ) -> tuple[bool, ...]:
+        """Return for each argument whether it is loaded from the host's memory: not one that is donated or offloaded.
+
+        These are batches of pipelines, and all others if I/O tiles load them.
+        """
+        return tuple(
+            not is_offloaded
+            and (count is not None or (self.options.io_tiles > 0 and number not in aliases and may_be_offloaded(aval)))
+            for number, (is_offloaded, count, aval) in enumerate(
+                zip(offloaded, batches, self.jaxpr.in_avals, strict=True)
+            )
         )
 
     def _may_offload(self, offloaded: Sequence[bool], streamed: Sequence[bool]) -> bool:

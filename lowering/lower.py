@@ -113,6 +113,7 @@ def lower(
     aliases: Sequence[int | None] | None = None,
     offloaded: Sequence[bool] = (),
     streamed: Sequence[bool] = (),
+    batches: Sequence[int | None] = (),
     names: Sequence[str] = (),
     line: str = "",
     options: Options | None = None,
@@ -129,6 +130,8 @@ def lower(
             None.
         offloaded: True for each input in streaming memory, as the jaxpr has it already; all False when empty.
         streamed: True for each input that is loaded from the host's memory in the same way; all False when empty.
+        batches: for each input off chip that pipelines load by micro-batches, as the jaxpr has it already, the number
+            of these; None for others, all None when empty.
         names: debug name of each input.
         line: line of equations that have no line of the user, `file:line (function)`.
         options: options of the user, `Options()` when None; without a cost of a byte, the first of the ladder.
@@ -153,6 +156,7 @@ def lower(
     donated = donated or [False] * len(jaxpr.in_avals)
     offloaded = offloaded or [False] * len(jaxpr.in_avals)
     streamed = streamed or [False] * len(jaxpr.in_avals)
+    batches = batches or [None] * len(jaxpr.in_avals)
     aliases = donated_aliases(function, donated) if aliases is None else tuple(aliases)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     replica_target = of_one_replica(target, replicas)
@@ -167,7 +171,7 @@ def lower(
             lowered.clear()  # at most one is stored: most often the first fits, and is requested again
             graph = Graph(planning_target, replicas, byte_cost_cycles, options.io_tiles)
             program = _Program(
-                function, candidate, graph, make_lowering, aliases, (offloaded, streamed), names, recomputation
+                function, candidate, graph, make_lowering, aliases, (offloaded, streamed, batches), names, recomputation
             )
             lowered[candidate.jaxpr] = program.lowered(line)
         return lowered[candidate.jaxpr]
@@ -199,7 +203,7 @@ class _Program:
         graph: Graph,
         make_lowering: Callable[..., Lowering],
         aliases: tuple[int | None, ...],
-        off_chip: tuple[Sequence[bool], Sequence[bool]],
+        off_chip: tuple[Sequence[bool], Sequence[bool], Sequence[int | None]],
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
@@ -210,7 +214,7 @@ class _Program:
         self._roles = ValueRoles(cut.jaxpr.jaxpr, self._overwritten_inputs(aliases))
         self._make_lowering = partial(make_lowering, roles=self._roles)
         self._recomputation = recomputation
-        self._offloaded, self._streamed = off_chip
+        self._offloaded, self._streamed, self._batches = off_chip
         # Equations outside of stages are not on I/O tiles.
         self._home = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
@@ -305,9 +309,10 @@ class _Program:
 
     def _leave_off_chip(self, result: Tensor, stream: HostStream, home: Tensor | None) -> None:
         """Lets the host read a result from streaming memory: from an argument's buffer, or one of its own."""
-        assert result is home or (home is None and result.is_whole_variable), "it has been stored"
+        assert result is home or (home is None and len(result.variables()) == 1), "it has been stored"
         if home is None:
             (memory,) = result.variables()
+            assert memory.size == result.size, "a result is a buffer, or reshapes one"
             self._graph.off_chip[memory] = replace(self._graph.off_chip[memory], read_into=stream)
 
     def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
@@ -315,8 +320,10 @@ class _Program:
         result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
         output = None if result is None else self._outputs[result]
         on_host = self._streamed[number]
-        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, output, on_host)
-        memory = Tensor.of(buffer.memory)
+        count = self._batches[number]
+        rows = stream.shape if count is None else (count, stream.shape[0] // count, *stream.shape[1:])
+        buffer = self._graph.add_off_chip(rows, stream.dtype, stream.name, stream, output, on_host)
+        memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
     def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:

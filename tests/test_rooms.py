@@ -121,6 +121,7 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
         " runtime.graph runtime.tensor"
     ),
+    "lowering.host_rows": "lowering.layout runtime.graph runtime.tensor",
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
         "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange runtime.graph"
@@ -132,8 +133,8 @@ ROOMS: dict[str, str] = {
         " runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
-        "lowering.gcl lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps"
-        " lowering.popops.reductions lowering.rules.base runtime.graph runtime.host runtime.tensor"
+        "lowering.gcl lowering.host_rows lowering.jax_compat lowering.layout lowering.passes lowering.popops"
+        " lowering.popops.maps lowering.popops.reductions lowering.rules.base runtime.graph runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps"
@@ -164,8 +165,8 @@ ROOMS: dict[str, str] = {
         " lowering.rules.tiles"
     ),
     "lowering.pipelining": (
-        "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
-        " lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
+        "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout"
+        " lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
         " lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph runtime.logs"
         " runtime.memory runtime.target runtime.tensor"
     ),

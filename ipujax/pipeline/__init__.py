@@ -79,7 +79,8 @@ def pipeline(
             Cuts minimise the simulated time of a pipeline that fits. They are never inside branches, and of loops only
             between iterations of a `lax.scan` over stacked parameters.
         device_mapping: IPU of each stage; that of the schedule when None, most often stage i on IPU i.
-        batch_argnums: positional arguments that are split; the last one by default.
+        batch_argnums: positional arguments that are split; the last one by default. One that the program has as an
+            argument and reads nowhere else stays on the host, from where each stage loads its micro-batches.
         rng_argnums: positional arguments of keys: micro-batch i reads each key folded with i (`jax.random.fold_in`).
         carry: state from one micro-batch to the next: for each positional argument the path, of positions and keys, to
             the part of the results that is its next value: `{1: (0, "state")}`. The pipeline returns this part of the

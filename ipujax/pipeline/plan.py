@@ -198,7 +198,11 @@ def pipeline_time(compiled: Compiled) -> tuple[int, float]:
     """Return cycles of a function's only pipeline, and the share of them, 0 to 1, in which IPUs of its stages wait."""
     (run,) = compiled.pipelines
     # Of the pipeline alone: arguments from the host and the update of the weights are no bubble.
-    timeline = Profile(compiled.executable, None, run.program).timeline
+    alone = Profile(compiled.executable, None, run.program)
+    (pipeline,) = alone.pipelines
+    if pipeline.is_traced:
+        return pipeline.cycles, pipeline.bubble_share
+    timeline = alone.timeline
     ipus = sorted(set(run.ipus))
     # IPUs without a stage, as those of a larger partition, do not count.
     busy_cycles = np.asarray(timeline.work)[ipus].sum()

@@ -6,6 +6,13 @@ from ipujax.lowering.offload.memory_spaces import (
     is_streamed as is_streamed,
     memory_spaces as memory_spaces,
 )
+from ipujax.lowering.offload.micro_batch_streams import (
+    NO_STREAMS as NO_STREAMS,
+    Streams as Streams,
+    batch_arguments as batch_arguments,
+    sent_rows as sent_rows,
+    stream as stream,
+)
 from ipujax.lowering.offload.offload import (
     BATCH_BYTES as BATCH_BYTES,
     ON_CHIP as ON_CHIP,

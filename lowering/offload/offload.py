@@ -24,6 +24,7 @@ from ipujax.lowering.offload.alternating_ipus import alternate_ipus
 from ipujax.lowering.offload.batches import IoTiles, batch_transfers
 from ipujax.lowering.offload.control_flow import BodyRewrite
 from ipujax.lowering.offload.depth_first import depth_first
+from ipujax.lowering.offload.micro_batch_streams import sends_results
 from ipujax.lowering.offload.moves import Moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.offload.primitives import host_put_p
@@ -104,13 +105,14 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     destinations = [replaced if replaced in remote else None for replaced in replaced_inputs]
     ordered, phases = _in_steps(body)
     steps, in_place = updates_in_place(ordered, body.outvars, destinations)
-    sends_results = has_phases(body) or offloading.io_tiles is not None
+    overlaps = has_phases(body) or offloading.io_tiles is not None
+    streamed = sends_results(body)
     moves = Moves(
         steps,
         body.outvars,
         remote,
         destinations,
-        [sends_results and alias is None for alias in offloading.aliases],
+        [overlaps and alias is None and not sent for alias, sent in zip(offloading.aliases, streamed, strict=True)],
         in_place,
         hosted,
         is_put,

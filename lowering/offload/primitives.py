@@ -9,6 +9,8 @@
     r  = host_put x                      a put by the user: the pass `offload` replaces it by one of the others, except
                                          for stacked results of a loop
 
+    r  = host_send x                      a row that a loop stores in a buffer of the host, as a result of the program
+
     b  = remote_fetch[in_groups] r       brings it to the I/O tiles; later equations do not wait for it
     x  = remote_take[in_groups] b        from there to the tiles that compute
     b  = remote_hand x                   from these to the I/O tiles, which store or put it later
@@ -100,6 +102,7 @@ remote_update_p = make_primitive("remote_update", _update, _update_shape)
 remote_put_p = make_primitive("remote_put", _put, _put_shape)
 remote_empty_p = make_primitive("remote_empty", _empty, _empty_shape)
 host_put_p = make_primitive("host_put", _copy, _copy_shape)
+host_send_p = make_primitive("host_send", _copy, _copy_shape)
 remote_fetch_p = make_primitive("remote_fetch", _load, _load_shape)
 remote_take_p = make_primitive("remote_take", _load, _load_shape)
 remote_hand_p = make_primitive("remote_hand", _copy, _copy_shape)
@@ -108,6 +111,6 @@ remote_wait_p = make_primitive("remote_wait", _wait, _wait)
 MOVES = frozenset(
     (
         *(remote_load_p, remote_rows_p, remote_store_p, remote_update_p, remote_put_p, remote_empty_p, host_put_p),
-        *(remote_fetch_p, remote_take_p, remote_hand_p, remote_wait_p),
+        *(remote_fetch_p, remote_take_p, remote_hand_p, remote_wait_p, host_send_p),
     )
 )

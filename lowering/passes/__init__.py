@@ -14,11 +14,15 @@ import jax
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.offload import (
+    NO_STREAMS,
     ON_CHIP,
     Offloading,
+    Streams,
     memory_spaces,
     offload,
     put_results as put_results,
+    sent_rows as sent_rows,
+    stream,
 )
 from ipujax.lowering.outlining import (
     function_call_p as function_call_p,
@@ -69,6 +73,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
     ("fuse", fuse),
+    ("stream", stream),
     ("offload", offload),
 )
 
@@ -90,11 +95,13 @@ def _with_parameters(
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
+    streams: Streams = NO_STREAMS,
 ) -> list[tuple[str, Pass]]:
-    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, arguments in streaming memory."""
+    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, values off chip."""
     with_parameters: dict[Pass, Pass] = {
         outline: partial(outline, byte_cost=byte_cost),
         recompute: partial(recompute, recomputation=recomputation, trades=trades),
+        stream: partial(stream, streams=streams),
         offload: partial(offload, offloading=offloading, in_groups=grouped_inputs),
     }
     return [(name, with_parameters.get(run, run)) for name, run in PASSES]
@@ -107,6 +114,7 @@ def run_passes(
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
+    streams: Streams = NO_STREAMS,
     on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
@@ -118,13 +126,14 @@ def run_passes(
         recomputation: values that gradients compute again.
         trades: filled with the trade-off curve of each gradient.
         offloading: arguments in streaming memory.
+        streams: values that go between host and tiles by micro-batches.
         on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
 
     Returns:
         The jaxpr after each pass, by name; the last one is lowered.
     """
     jaxprs: dict[str, ClosedJaxpr] = {}
-    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading):
+    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading, streams):
         with step(_LOG, name, timings):
             jaxpr = jaxprs[name] = run(jaxpr)
         if on_pass is not None:

@@ -106,11 +106,14 @@ def spec_of_shards(spec: PipelineSpec, shards: CutJaxpr, **changes: Any) -> Pipe
     first_out = list(accumulate(map(num_shards, shards.outputs), initial=0))
     roles = [role for role, at in zip(spec.roles, shards.inputs, strict=True) for _ in range(num_shards(at))]
     kinds = [kind for kind, at in zip(spec.reduce, shards.outputs, strict=True) for _ in range(num_shards(at))]
+    streamed = [x for x, at in zip(spec.streamed, shards.inputs, strict=False) for _ in range(num_shards(at))]
+    sent = [x for x, at in zip(spec.sent, shards.outputs, strict=False) for _ in range(num_shards(at))]
     carries = [
         (first_in[operand] + k, first_out[result] + k)
         for operand, result in spec.carries
         for k in range(num_shards(shards.inputs[operand]))
     ]
+    spec = replace(spec, streamed=tuple(streamed), sent=tuple(sent))
     return replace(spec, roles=tuple(roles), reduce=tuple(kinds), carries=tuple(carries), **changes)
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ipujax.lowering.ipus import value_bytes, variables
+from ipujax.lowering.ipus import IpuView, value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
 from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
+from ipujax.lowering.popops import advance, advance_around, new_counter
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_COST_CYCLES, Function, Sequence as ProgramSequence
+from ipujax.runtime.graph import BYTE_COST_CYCLES, Builder, Function, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 
 
@@ -63,14 +64,67 @@ class Send:
 
 @dataclass(eq=False)
 class PartBuilder:
-    """One part while its function is built."""
+    """One part while its function is built.
+
+    Args:
+        part: the part.
+        view: the view of its IPU.
+        prog: program before all tasks, in which counters start.
+        name: debug name.
+        body: what the function does.
+        counters: counters of micro-batches, by the number that they start from.
+        slots: slots of micro-batches in rings, by the depth of the ring.
+    """
 
     part: StagePart
-    ipu: int
-    body: ProgramSequence
+    view: IpuView
+    prog: ProgramSequence
     name: str
-    counter: Tensor | None = None
+    body: ProgramSequence = field(default_factory=ProgramSequence)
+    counters: dict[int, Tensor] = field(default_factory=dict)
     slots: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def ipu(self) -> int:
+        """Number of its IPU."""
+        return self.view.ipu
+
+    @property
+    def inside(self) -> Builder:
+        """Builder of what the function does."""
+        return Builder(self.view, self.body, self.name)
+
+    def counted(self) -> Tensor:
+        """Number of the micro-batch that the part works on."""
+        return self._counter(0, self.name)
+
+    def counted_ahead(self) -> Tensor:
+        """Number of the micro-batch after that which the part works on."""
+        return self._counter(1, f"{self.name}/ahead")
+
+    def counted_stored(self) -> Tensor:
+        """Number of the micro-batch that the part has worked on, after its call."""
+        return self._counter(-1, f"{self.name}/stored")
+
+    def slot(self, depth: int) -> Tensor | None:
+        """Slot of the micro-batch in a ring; None in a ring of one slot."""
+        if depth == 1:
+            return None
+        if depth not in self.slots:
+            self.slots[depth] = new_counter(Builder(self.view, self.prog, f"{self.name}/slot of {depth}"), 0)
+        return self.slots[depth]
+
+    def count(self) -> None:
+        """Counts a micro-batch, at the end of the part."""
+        for counter in self.counters.values():
+            advance(self.inside, counter, 1)
+        for depth, slot in self.slots.items():
+            advance_around(self.inside, slot, depth)
+
+    def _counter(self, start: int, name: str) -> Tensor:
+        if start not in self.counters:
+            self.counters[start] = new_counter(Builder(self.view, self.prog, name), start)
+        return self.counters[start]
 
 
 def stage_parts(

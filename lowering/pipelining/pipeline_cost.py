@@ -51,7 +51,13 @@ def pipeline_cost(
         prog.add(StreamIn(stream, argument))
         epilogue.add(StreamOut(argument, stream))
     in_groups = dict(zip(jaxpr.jaxpr.invars, grouped_inputs(jaxpr.jaxpr), strict=True))
-    operands = [_variable(graph, atom, "operand", in_groups.get(atom, False)) for atom in eqn.invars]
+    streamed = staged.spec.streamed or (False,) * len(eqn.invars)
+    operands = [
+        _off_chip(graph, atom, staged.spec.micro_batches)
+        if is_streamed
+        else _variable(graph, atom, "operand", in_groups.get(atom, False))
+        for atom, is_streamed in zip(eqn.invars, streamed, strict=True)
+    ]
     _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)
     prog.add(epilogue)
     for variable in graph.variables:
@@ -79,6 +85,13 @@ def other_arguments(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[V
     }
     pairs = zip(body.invars, homes(body, {**other_pipelines, number: span}), strict=True)
     return [(var, home) for var, home in pairs if home is not None and var not in operands | off_chip]
+
+
+def _off_chip(graph: Graph, atom: Any, micro_batches: int) -> Tensor:
+    """A batch that the pipeline loads by micro-batches."""
+    rows, *shape = atom.aval.shape
+    buffer = graph.add_off_chip((micro_batches, rows // micro_batches, *shape), atom.aval.dtype, "batch", on_host=True)
+    return Tensor.of(buffer.memory).reshape(atom.aval.shape)
 
 
 def _variable(graph: Graph, atom: Any, name: str, in_groups: bool = False) -> Tensor:

@@ -4,8 +4,8 @@ Input: a `StagedPipeline` and the tensors of its operands. Output: tensors of it
 
     shared      equations that are the same for all micro-batches; parameters on the IPUs that use them; zeroed
                 accumulators
-    blocks      ramp-up, Repeat of the steady state, ramp-down: for each slot the calls of its tasks, then the copies of
-                their results to other IPUs
+    blocks      ramp-up, Repeat of the steady state, ramp-down: for each slot loads of micro-batches from the host, the
+                calls of its tasks, copies of their results to other IPUs, stores of stacked results on the host
     results     accumulators of several stages added, sums divided
 
 A part is a function. It reads its micro-batch, values that other IPUs sent and the stash of its stage; it pushes to the
@@ -28,20 +28,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.lowering.host_rows import TaskMoves, load_of_batch, store_of_stack
 from ipujax.lowering.ipus import Ipus, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_float0
 from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import Arrival, PartBuilder, Send, StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
 from ipujax.lowering.pipelining.staged import StagedPipeline
 from ipujax.lowering.popops import (
-    advance,
-    advance_around,
     assign,
     map_for_slicing,
-    new_counter,
+    moved_for_slicing,
     new_stack,
     new_state,
     push,
@@ -109,7 +109,9 @@ class _PipelineLowering:
         self.same_values: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
         self.viewed: set[tuple[Variable, int]] = set()
         self.shared_copies: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
-        self.stacks: dict[Var, Tensor] = {}
+        self.stacks: dict[tuple[Var, int], Tensor] = {}  # batches on chip, on the IPUs of stages that read them
+        self.is_streamed = dict(zip(body.invars, self.spec.streamed or (False,) * len(body.invars), strict=True))
+        self.moves: TaskMoves[TaskKind] = TaskMoves()
         self.states: dict[Var, Tensor] = {}
         self.volatile: set[Variable] = set()  # overwritten before all readers have read their value
         self.stashes: dict[tuple[Var, int], Tensor] = {}
@@ -122,7 +124,7 @@ class _PipelineLowering:
         self.blocks = ProgramSequence()
         self.readers: dict[tuple[Var, int], list[StagePart]] = {}
         for part in staged.parts:
-            for var in part.jaxpr.invars:
+            for var in (*part.jaxpr.invars, *self._batches_handed_on(part)):
                 self.readers.setdefault((var, part.stage), []).append(part)
 
     def run(self) -> list[Tensor]:
@@ -177,10 +179,11 @@ class _PipelineLowering:
         """Builds the function of a part."""
         ipu = self.staged.ipus[part.stage]
         stage, kind = part.task
-        builder = PartBuilder(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
-        invars = part.jaxpr.invars
+        builder = PartBuilder(part, self.ipus.view(ipu), self.prog, f"{self.name}/stage {stage} {kind.name.lower()}")
+        invars = [*part.jaxpr.invars, *self._batches_handed_on(part)]
         outvars = variables(part.jaxpr.outvars)
-        inputs = [self._input(var, builder) for var in invars]
+        in_groups = dict(zip(part.jaxpr.invars, grouped_inputs(part.jaxpr), strict=True))
+        inputs = [self._input(var, builder, in_groups.get(var, False)) for var in invars]
         env = dict(zip(invars, inputs, strict=True))
         fused = self.fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr
         other_terms = self._equations(fused, self._results_of(part), env, builder)
@@ -191,9 +194,21 @@ class _PipelineLowering:
         for number, position, term in other_terms:
             self._reduce(number, position, self._value(term, env, builder), builder)
         self._next_states(states, env, builder)
-        self._count(builder)
+        for move in self.moves.loads.get(part.task, ()):
+            map_linearly(self.ipus.view(ipu), move.row)
+        builder.count()
         if builder.body.children():
             self.functions[part.task] = self.ipus.graph.add_function(builder.body, builder.name)
+
+    def _batches_handed_on(self, part: StagePart) -> list[Var]:
+        """Streamed batches of which a part hands on micro-batches as results or states, without reading them."""
+        states = [
+            self.next_of_state[var]
+            for var, holder in self.staged.partition.carried.items()
+            if self.staged.parts[holder] is part
+        ]
+        handed = dict.fromkeys(variables([*(term for _, _, term in self._results_of(part)), *states]))
+        return [var for var in handed if self.is_streamed.get(var, False) and var not in part.jaxpr.invars]
 
     def _results_of(self, part: StagePart) -> list[Term]:
         """Terms of results that a part computes."""
@@ -228,48 +243,19 @@ class _PipelineLowering:
             return self.ipus.lowering(builder.ipu).read({}, atom)
         return env[atom] if atom in env else self._input(atom, builder)
 
-    def _counter(self, builder: PartBuilder) -> Tensor:
-        """Number of the micro-batch that a part works on."""
-        if builder.counter is None:
-            builder.counter = new_counter(Builder(self.ipus.view(builder.ipu), self.prog, builder.name), 0)
-        return builder.counter
-
-    def _slot(self, builder: PartBuilder, depth: int) -> Tensor | None:
-        """Slot of that micro-batch in a ring; None in a ring of one slot."""
-        if depth == 1:
-            return None
-        if depth not in builder.slots:
-            builder.slots[depth] = new_counter(
-                Builder(self.ipus.view(builder.ipu), self.prog, f"{builder.name}/slot of {depth}"), 0
-            )
-        return builder.slots[depth]
-
-    def _count(self, builder: PartBuilder) -> None:
-        """Counts a micro-batch, at the end of its part."""
-        view = self.ipus.view(builder.ipu)
-        if builder.counter is not None:
-            advance(Builder(view, builder.body, builder.name), builder.counter, 1)
-        for depth, slot in builder.slots.items():
-            advance_around(Builder(view, builder.body, builder.name), slot, depth)
-
-    def _input(self, var: Var, builder: PartBuilder) -> Tensor:
-        """A value on the IPU of a part that reads it."""
-        view = self.ipus.view(builder.ipu)
+    def _input(self, var: Var, builder: PartBuilder, in_groups: bool = False) -> Tensor:
+        """A value on the IPU of a part that reads it; `in_groups` is the order of a micro-batch from the host."""
         stage = builder.part.stage
         role = self.roles.get(var)
         if var in self.same_values:
             return self._same(self.same_values[var], builder.ipu)
-        if role == "batch":
-            if var not in self.stacks:
-                shape = self.operands[var].shape
-                count = self.spec.micro_batches
-                self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
-            stack = self.ipus.copy_to(self.stacks[var], builder.ipu, self.prog)
-            map_for_slicing(view, stack, (0,))
-            return slot_of(Builder(view, builder.body, builder.name), stack, self._counter(builder))
+        if role == "batch" and self.is_streamed[var] and (var, stage) not in self.stashes:
+            return self._load(var, builder, in_groups)
+        if role == "batch" and not self.is_streamed[var]:
+            return slot_of(builder.inside, self._stack(var, builder.ipu), builder.counted())
         if role == "key":
             key = self.ipus.copy_to(self.operands[var], builder.ipu, self.prog)
-            return self.ipus.emit(builder.ipu, fold, [key, self._counter(builder)], builder.body, builder.name)
+            return self.ipus.emit(builder.ipu, fold, [key, builder.counted()], builder.body, builder.name)
         if var in self.states and self._holds(builder, self.staged.partition.carried[var]):
             return self.states[var]
         if (var, stage) in self.stashes:
@@ -277,18 +263,34 @@ class _PipelineLowering:
         arrival = self.arrivals[var, stage]
         return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, builder)
 
+    def _stack(self, var: Var, ipu: int) -> Tensor:
+        """A batch on an IPU that reads it, [micro-batches, *shape], its slices on all tiles."""
+        if (var, ipu) not in self.stacks:
+            batch = self.operands[var]
+            count = self.spec.micro_batches
+            stack = batch.reshape((count, batch.shape[0] // count, *batch.shape[1:]))
+            view = self.ipus.view(ipu)
+            local = self.ipus.copy_to(stack, ipu, self.prog)
+            map_for_slicing(view, local, (0,))
+            self.stacks[var, ipu] = moved_for_slicing(Builder(view, self.prog, self.name), local)
+        return self.stacks[var, ipu]
+
+    def _load(self, var: Var, builder: PartBuilder, in_groups: bool) -> Tensor:
+        """A micro-batch, loaded from the host before the first part of a stage that reads it."""
+        numbers = builder.counted(), builder.counted_ahead
+        move = load_of_batch(builder.view, f"{builder.name}/batch", self.operands[var], in_groups, *numbers)
+        self.moves.loads.setdefault(builder.part.task, []).append(move)
+        return move.row
+
     def _from_ring(self, ring: Tensor, builder: PartBuilder) -> Tensor:
-        return slot_of(
-            Builder(self.ipus.view(builder.ipu), builder.body, builder.name), ring, self._slot(builder, ring.shape[0])
-        )
+        return slot_of(builder.inside, ring, builder.slot(ring.shape[0]))
 
     def _hand_on(self, var: Var, tensor: Tensor, builder: PartBuilder) -> None:
         """Stashes a value for later parts of its stage and sends it to others, from the first part that has it."""
-        if var in self.same_values or self.roles.get(var) in ("batch", "key"):
+        if var in self.same_values or (self.roles.get(var) in ("batch", "key") and not self.is_streamed[var]):
             return
         part = builder.part
-        view = self.ipus.view(builder.ipu)
-        is_definer = self.staged.defining_part[var] is part
+        is_definer = self.staged.defining_part.get(var) is part
         later_readers = [
             q for q in self.readers.get((var, part.stage), ()) if q is not part and self._is_after(q, part)
         ]
@@ -298,14 +300,15 @@ class _PipelineLowering:
         is_first = is_definer or self.readers[var, part.stage][0] is part
         if not is_first or not (later_readers or other_stages):
             return
-        map_linearly(view, tensor)
+        map_linearly(builder.view, tensor)
         if later_readers:
             depth = max(self.plan.depth(part.task, q.task) for q in later_readers)
-            ring = self.stashes[var, part.stage] = new_stack(Builder(view, self.prog, builder.name), tensor, depth)
+            outside = Builder(builder.view, self.prog, builder.name)
+            ring = self.stashes[var, part.stage] = new_stack(outside, tensor, depth)
             self._note_activations(ring, builder)
-            push(Builder(view, builder.body, builder.name), ring, tensor, self._slot(builder, depth))
+            push(builder.inside, ring, tensor, builder.slot(depth))
         if other_stages and not self.volatile.isdisjoint(tensor.variables()):
-            tensor = set_aside(Builder(view, builder.body, builder.name), tensor)
+            tensor = set_aside(builder.inside, tensor)
         for stage in other_stages:
             self._send(var, tensor, builder, self.readers[var, stage][0])
 
@@ -339,10 +342,10 @@ class _PipelineLowering:
         else:
             landing = [variable()]
             ring = new_stack(Builder(view, self.prog, name), landing[0], self.plan.depth(sender, read))
-            receiver = PartBuilder(reader, ipu, ProgramSequence(), f"{name}/receive")
-            slot = self._slot(receiver, ring.shape[0])
+            receiver = PartBuilder(reader, view, self.prog, f"{name}/receive")
+            slot = receiver.slot(ring.shape[0])
             push(Builder(view, receiver.body, receiver.name), ring, landing[0], slot)
-            self._count(receiver)
+            receiver.count()
             function = self.ipus.graph.add_function(receiver.body, receiver.name)
             arrival = Arrival(landing, landing[0], function, ring)
         for variable_of_arrival in (*landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
@@ -355,16 +358,13 @@ class _PipelineLowering:
     def _reduce(self, number: int, position: int, value: Tensor, builder: PartBuilder) -> None:
         """Adds the value of a result for one micro-batch to its accumulator."""
         kind = self.spec.kind_of(number)
-        view = self.ipus.view(builder.ipu)
         aval = self.jaxpr.out_avals[number]
         if kind == "carry" or is_float0(aval):
             return
         name = f"{builder.name}/result {number}"
-        map_linearly(view, value)
+        map_linearly(builder.view, value)
         if kind == "stack":
-            stack = new_stack(Builder(view, self.prog, name), value, self.spec.micro_batches)
-            push(Builder(view, builder.body, name), stack, value, self._counter(builder))
-            self.accumulators[number, position] = stack
+            self.accumulators[number, position] = self._stacked(number, value, builder)
             return
         shared = self._shared_accumulator(number, builder.ipu) if kind in ("sum", "mean") else None
         if shared is not None:
@@ -379,13 +379,26 @@ class _PipelineLowering:
         if kind == "last":
             builder.body.add(Copy(value, accumulator, name, self.ipus.graph.origin))
             return
-        zero = view.add_constant(np.zeros((), dtype), "0")
-        map_linearly(view, zero)
+        zero = builder.view.add_constant(np.zeros((), dtype), "0")
+        map_linearly(builder.view, zero)
         self.prog.add(
             Copy(zero.broadcast_in_dim(accumulator.shape, ()), accumulator, f"{name}/zero", self.ipus.graph.origin)
         )
-        values = [accumulator, value, *([self._counter(builder)] if kind == "running_mean" else [])]
+        values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
         self.ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, accumulator)
+
+    def _stacked(self, number: int, value: Tensor, builder: PartBuilder) -> Tensor:
+        """The stack of a result: on the IPU, or on the host if it is sent there after the part has run."""
+        name = f"{builder.name}/result {number}"
+        if not self.spec.sent or not self.spec.sent[number]:
+            stack = new_stack(Builder(builder.view, self.prog, name), value, self.spec.micro_batches)
+            push(Builder(builder.view, builder.body, name), stack, value, builder.counted())
+            return stack
+        value = value if self.volatile.isdisjoint(value.variables()) else set_aside(builder.inside, value)
+        stored = builder.counted_stored()
+        stack, stores = store_of_stack(builder.view, name, value, self.spec.micro_batches, stored, on_host=True)
+        self.moves.stores.setdefault(builder.part.task, []).append(stores)
+        return stack
 
     def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
         """Accumulator of another stage on the same IPU for this result, as for a tied weight."""
@@ -403,7 +416,7 @@ class _PipelineLowering:
         pairs = [(self._value(self.next_of_state[var], env, builder), self.states[var]) for var in states]
         if pairs:
             values, variables = zip(*pairs, strict=True)
-            assign(Builder(self.ipus.view(builder.ipu), builder.body, builder.name), values, variables)
+            assign(builder.inside, values, variables)
 
     def _blocks(self) -> None:
         """Adds calls and copies in the order of the schedule."""
@@ -417,16 +430,21 @@ class _PipelineLowering:
             if not steps.children():
                 continue
             self.blocks.add(Repeat(block.count, steps, self.ipus.graph.origin) if block.count > 1 else steps)
-        self.prog.add(self.blocks)
+        for step in (*self.moves.first(), self.blocks, *self.moves.last()):
+            self.prog.add(step)
 
     def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
         tasks = [(task, (task.stage, task.kind)) for task in slot if (task.stage, task.kind) in self.functions]
+        for step in self.moves.before(key for _, key in tasks):
+            steps.add(step)
         for task, key in tasks:
             for arrival in self.arriving.get(key, ()):
                 if len(arrival.landing) > 1:
                     steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
             steps.add(Call(self.functions[key], self.ipus.graph.origin, self.marks[key]))
         self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
+        for step in self.moves.after(key for _, key in tasks):
+            steps.add(step)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
         """Copies the results of the tasks of a slot in as few exchanges as possible, and receives them."""

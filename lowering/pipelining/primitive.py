@@ -45,6 +45,8 @@ class PipelineSpec:
         schedule: order in which stages work; the one that suits the target when None.
         device_mapping: IPU of each stage; that of the schedule when None.
         stages: number of stages to search, or "auto"; when None, equations are named after their stages.
+        streamed: for each operand whether it is a batch off chip, loaded by micro-batches; none when empty.
+        sent: for each result whether it is a stack off chip, stored by rows; none when empty.
     """
 
     name: str
@@ -56,6 +58,8 @@ class PipelineSpec:
     schedule: Schedule | None = None
     device_mapping: tuple[int, ...] | None = None
     stages: int | Literal["auto"] | None = None
+    streamed: tuple[bool, ...] = ()
+    sent: tuple[bool, ...] = ()
 
     @property
     def states(self) -> dict[int, int]:

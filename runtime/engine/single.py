@@ -144,10 +144,20 @@ class EngineProgram:
         for buffer in remote:
             if (source := buffer.filled_from) is not None:
                 value = check_input(source, inputs, self.transfer_shape(source))
-                values[buffer.memory] = values.broadcast(value) if source.broadcast else value
+                value = values.broadcast(value) if source.broadcast else value
+                values[buffer.memory] = self._reshaped(value, source.shape, buffer.memory.shape)
         self.run_program(self._program, values, frozenset())
         sent = {stream: values[variable] for stream, variable in self._outputs.items()}
-        return sent | {buffer.read_into: values[buffer.memory] for buffer in remote if buffer.read_into is not None}
+        read = {buffer.read_into: buffer.memory for buffer in remote if buffer.read_into is not None}
+        return sent | {
+            stream: self._reshaped(values[memory], memory.shape, stream.shape) for stream, memory in read.items()
+        }
+
+    @staticmethod
+    def _reshaped(value: jax.Array, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> jax.Array:
+        """Return a value with its last dimensions, those of `shape`, reshaped; replicas may come before them."""
+        outer = value.shape[: value.ndim - len(shape)]
+        return value if shape == new_shape else value.reshape((*outer, *new_shape))
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         """Return the shape of one transfer of a stream."""

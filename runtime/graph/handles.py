@@ -37,8 +37,8 @@ class RemoteBuffer:
     Args:
         name: its handle.
         memory: variable for its elements; of no graph, since it is mapped to no tile.
-        filled_from: stream whose value the host writes to it before a run.
-        read_into: stream that the host reads it into after a run.
+        filled_from: stream whose value the host writes to it before a run, element by element in the order of both.
+        read_into: stream that the host reads it into after a run, in the same way.
         on_host: whether it is memory of the host, not streaming memory.
     """
 

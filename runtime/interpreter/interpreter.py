@@ -140,10 +140,11 @@ class _Machine(Runner):
         self.outputs: dict[HostStream, Any] = {}
         for memory, buffer in graph.off_chip.items():
             initial = None if buffer.filled_from is None else _input(buffer.filled_from, inputs)
-            self._remote[memory] = np.zeros(memory.shape, memory.dtype) if initial is None else np.array(initial)
+            values = np.zeros(memory.shape, memory.dtype) if initial is None else np.array(initial)
+            self._remote[memory] = values.reshape(memory.shape)
             if buffer.read_into is not None:
-                # The array itself, not a copy: the run writes to it.
-                self.outputs[buffer.read_into] = self._remote[memory]
+                # A view of the array, not a copy: the run writes to it.
+                self.outputs[buffer.read_into] = self._remote[memory].reshape(buffer.read_into.shape)
 
     def fill(self, memory: Mapping[Variable, Any]) -> None:
         """Write all variables but constants; those not in `memory` get zeros."""

@@ -281,7 +281,8 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
         ipus = sorted(set(layout.ipus))
         cycles = int(trace.pipeline_end[number] - trace.pipeline_start[number])
         work = spans.pipelines[number].exchanged + sum(t.work for t in spans.totals if t.task.pipeline is layout)
-        idle = max(0, cycles * len(ipus) - int(work[ipus].sum()))
+        busy = int(work[ipus].sum() - spans.pipelines[number].early[ipus].sum())
+        idle = max(0, cycles * len(ipus) - busy)
         by_ipu = {ipu: sum(row.task_cycles for row in pipeline_stages if row.ipu == ipu) for ipu in ipus}
         busiest = max(ipus, key=lambda ipu: by_ipu[ipu])
         slowest = max((row for row in pipeline_stages if row.ipu == busiest), key=lambda row: row.task_cycles)

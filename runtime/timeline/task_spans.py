@@ -9,7 +9,7 @@ contiguous from the loop's start, where it is distinguished from waiting for the
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,9 @@ class PipelineSpan:
 
     Args:
         layout: of the pipeline.
-        exchanged: work between its first and its last task that is in no task, int64[num_ipus, 5].
+        exchanged: work up to its last task that is in no task, int64[num_ipus, 5]; that before its first task is of
+            IPUs that load a micro-batch while another begins.
+        early: cycles of that work before `start`, int64[num_ipus].
         drained: idle cycles of each IPU between its last task and `end`, int64[num_ipus]; 0 on IPUs without tasks.
         start: cycle at which its first task begins; 0, as `end`, where tasks are counted only.
         end: cycle at which its last task ends.
@@ -58,6 +60,7 @@ class PipelineSpan:
     layout: PipelineLayout
     exchanged: np.ndarray
     drained: np.ndarray
+    early: np.ndarray
     start: int = 0
     end: int = 0
 
@@ -144,7 +147,8 @@ class _Run:
         idle: idle cycles of each IPU since the start of the program, at the end of its last task or at first here.
         first_row: by IPU, the row of its first task.
         last_end: by IPU, the end of its last task.
-        work_since: by IPU, (start, end) of its work since `last_end`.
+        work_since: by IPU, (start, end) of its work since `last_end`, or since the walk began.
+        work_before: by IPU, the same of its work before its first task, such as loads of a micro-batch.
         start: start of the first task.
         end: end of the last task.
     """
@@ -155,7 +159,8 @@ class _Run:
     idle: np.ndarray
     first_row: dict[int, int] = field(default_factory=dict)
     last_end: dict[int, int] = field(default_factory=dict)
-    work_since: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    work_since: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    work_before: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     start: int = -maxplus.NEVER
     end: int = 0
 
@@ -313,7 +318,8 @@ class _TaskWalker(Walker):
         self._close()
         layout = task.pipeline
         clocks = state[: self.num_ipus, 0].copy()
-        span = PipelineSpan(layout, np.zeros_like(self.work), np.zeros(self.num_ipus, np.int64))
+        none = np.zeros(self.num_ipus, np.int64)
+        span = PipelineSpan(layout, np.zeros_like(self.work), none, none.copy())
         self._run = _Run(span, len(layout.tasks) * layout.micro_batches, clocks, clocks - self.work.sum(1))
         self.pipelines.append(span)
 
@@ -331,7 +337,9 @@ class _TaskWalker(Walker):
         idle = end - int(self.work[ipu].sum())  # every IPU is busy or idle, so its clock is their sum
         waited = idle - int(run.idle[ipu])
         micro_batch = self.totals[task].calls - 1
-        run.first_row.setdefault(ipu, len(self.rows))
+        if ipu not in run.first_row:
+            run.first_row[ipu] = len(self.rows)
+            run.work_before[ipu] = run.work_since[ipu]
         self.rows.append((len(self.pipelines) - 1, number, micro_batch, begin, end, busy, waited))
         run.idle[ipu] = idle
         run.last_end[ipu] = end
@@ -340,10 +348,10 @@ class _TaskWalker(Walker):
         run.end = max(run.end, end)
 
     def _record_work(self, run: _Run, starts: np.ndarray, cycles: np.ndarray) -> None:
-        """Record work outside of tasks of IPUs that have run one, as far as it may be before the pipeline's end."""
+        """Record work outside of tasks, as far as it may be before the pipeline's end."""
         for ipu in np.flatnonzero(cycles).tolist():
             start = int(starts[ipu])
-            if ipu in run.work_since and (run.remaining_tasks > 0 or start < run.end):
+            if run.remaining_tasks > 0 or start < run.end:
                 run.work_since[ipu].append((start, start + int(cycles[ipu])))
 
     def _close(self) -> None:
@@ -356,7 +364,10 @@ class _TaskWalker(Walker):
         run.span.end = run.end
         for ipu, number in run.first_row.items():
             *row, waited = self.rows[number]
-            self.rows[number] = (*row, max(0, waited - max(0, run.start - int(run.clocks[ipu]))))
+            opened = int(run.clocks[ipu])
+            busy = sum(max(0, min(end, run.start) - max(begin, opened)) for begin, end in run.work_before[ipu])
+            self.rows[number] = (*row, max(0, waited - max(0, run.start - opened - busy)))
+            run.span.early[ipu] = busy
         for ipu, last_end in run.last_end.items():
             busy = sum(max(0, min(end, run.end) - start) for start, end in run.work_since[ipu])
             run.span.drained[ipu] = run.end - last_end - busy

@@ -122,7 +122,7 @@ def test_timings_name_every_pass() -> None:
     lowered = ipu.jit(step, device=DEVICE).lower(*arguments())
     passes = [
         *("discharge", "inline", "memory_spaces", "shard_map", "merge_collectives", "narrow", "dce"),
-        *("recompute", "swap_products", "outline", "fuse", "offload"),
+        *("recompute", "swap_products", "outline", "fuse", "stream", "offload"),
     ]
     assert list(lowered.timings) == ["trace", *passes, "lower"]
     timings = lowered.compile().timings

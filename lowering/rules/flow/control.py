@@ -12,7 +12,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.layout import add_like, map_linearly, memory_order
-from ipujax.lowering.passes import put_results
+from ipujax.lowering.passes import put_results, sent_rows
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.popops import (
     Op,
@@ -30,7 +30,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip, store_rows
-from ipujax.runtime.graph import Builder, Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
+from ipujax.runtime.graph import Builder, Copy, Graph, Program, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
 from ipujax.runtime.tensor import Tensor
 
 
@@ -70,10 +70,13 @@ def scan_rule(
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
     pushed: list[Tensor] = []
-    is_stored = put_results(jaxpr.jaxpr)[num_carry:]
-    for value, goes_off_chip in zip(results[num_carry:], is_stored, strict=True):
-        if goes_off_chip:
-            pushed.append(store_rows(ctx, body, value, counter, length))
+    last_steps: list[Program] = []
+    is_put, is_sent = put_results(jaxpr.jaxpr), sent_rows(jaxpr.jaxpr)
+    for value, is_row_put, is_row_sent in list(zip(results, is_put, is_sent, strict=True))[num_carry:]:
+        if is_row_put or is_row_sent:
+            stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_row_sent)
+            pushed.append(stack)
+            last_steps += stores.last
             continue
         pushed.append(new_stack(Builder(graph, ctx.prog, name), value, length))
         push(Builder(graph, body, name), pushed[-1], value, counter)
@@ -81,6 +84,8 @@ def scan_rule(
     advance(Builder(graph, body, name), counter, step)
     ctx.prog.add(Repeat(length, body, graph.origin))
     streams.finish()
+    for step_after in last_steps:
+        ctx.prog.add(step_after)
     return [*carries, *pushed]
 
 

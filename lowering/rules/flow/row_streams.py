@@ -7,24 +7,12 @@ Limits: one iteration ahead, for any `Options.prefetch_depth`: a link moves one 
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
-
-from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly
+from ipujax.lowering.host_rows import RowMove, on_io_tiles, store_of_stack, takes_row
+from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops import advance, new_counter
 from ipujax.lowering.rules.base.context import Context
-from ipujax.runtime.graph import Builder, Copy, Graph, RemoteIn, RemoteOut, Sequence as ProgramSequence, Wait
-from ipujax.runtime.tensor import Tensor, element_bytes
-
-_MOST_SHARE = 4  # a row may take a quarter of the memory of I/O tiles
-
-
-def add_on_io_tiles(ctx: Context, order: MemoryOrder, dtype: Any) -> Tensor:
-    """Adds a variable on I/O tiles in the memory order of its other copy, so that it moves in few pieces."""
-    io_view = ctx.graph.io_view
-    assert io_view is not None, "there are I/O tiles"
-    mapping = linear_mapping(io_view, prod(order.shape), dtype)
-    return order.of_view(io_view.add_variable(order.variable_shape, dtype, f"{ctx.name}/moved", mapping))
+from ipujax.runtime.graph import Builder, Copy, RemoteIn, Sequence as ProgramSequence, Wait
+from ipujax.runtime.tensor import Tensor
 
 
 def is_off_chip(ctx: Context, stack: Tensor) -> bool:
@@ -32,12 +20,14 @@ def is_off_chip(ctx: Context, stack: Tensor) -> bool:
     return not set(ctx.graph.off_chip).isdisjoint(stack.variables())
 
 
-def store_rows(ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int) -> Tensor:
-    """Adds a stack of `rows` in streaming memory, of which `body` stores row `counter` in each iteration."""
-    buffer = ctx.graph.add_off_chip((rows, *row.shape), row.dtype, f"{ctx.name}/rows")
-    map_linearly(ctx.graph, row)
-    body.add(RemoteOut(row.reshape((1, *row.shape)), buffer, counter.reshape((1,)), ctx.graph.origin))
-    return Tensor.of(buffer.memory)
+def store_rows(
+    ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int, *, on_host: bool
+) -> tuple[Tensor, RowMove]:
+    """Adds a stack of `rows` off chip, of which `body` stores row `counter` in each iteration."""
+    stack, stores = store_of_stack(ctx.graph, ctx.name, row, rows, counter, on_host=on_host)
+    for step in (*stores.copies, *stores.transfers):
+        body.add(step)
+    return stack, stores
 
 
 class RowStreams:
@@ -54,12 +44,11 @@ class RowStreams:
     def row(self, stack: Tensor, in_groups: bool) -> Tensor:
         """The iteration's row of a stack in streaming memory, with its columns in groups or not."""
         ctx = self._ctx
-        io_view = ctx.graph.io_view
         row = MemoryOrder.for_argument(stack.shape[1:], in_groups).add_variable(ctx.graph, stack.dtype, ctx.name)
-        if io_view is None or not _fits(io_view, row):
+        if not takes_row(ctx.graph, row):
             self._body.add(self._transfer(stack, row, self._counter))
             return row
-        fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(row.shape, in_groups), row.dtype)
+        fetched = on_io_tiles(ctx.graph, ctx.name, MemoryOrder.for_argument(row.shape, in_groups), row.dtype)
         self._fetched.append((stack, fetched))
         self._body.add(Copy(fetched, row, f"{ctx.name}/row", ctx.graph.origin))
         return row
@@ -83,8 +72,3 @@ class RowStreams:
         graph = self._ctx.graph
         buffer = graph.off_chip[memory]
         return RemoteIn(buffer, row.reshape((1, *row.shape)), number.reshape((1,)), graph.origin, overlaps)
-
-
-def _fits(io_view: Graph, row: Tensor) -> bool:
-    io_bytes = io_view.target.tiles_per_ipu * io_view.target.bytes_per_tile
-    return _MOST_SHARE * row.size * element_bytes(row.dtype) <= io_bytes

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.host_rows import on_io_tiles
 from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.lowering.rules.flow.row_streams import add_on_io_tiles
 from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, RemoteOut, Wait
 from ipujax.runtime.tensor import Tensor
 
@@ -23,16 +23,24 @@ def host_put_rule(ctx: Context, value: Tensor) -> Tensor:
     return value
 
 
+def host_send_rule(ctx: Context, value: Tensor) -> Tensor:
+    """A row that the loop around it stores in the host's memory, see `scan_rule`."""
+    return value
+
+
 def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
-    """Loads a buffer, or the rows of it that the tensor views."""
+    """Loads a buffer, which the tensor may reshape, or the rows of it that the tensor views."""
     loaded = MemoryOrder.for_argument(remote.shape, in_groups).add_variable(ctx.graph, remote.dtype, ctx.name)
-    ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, _rows_of(ctx, remote), ctx.graph.origin))
+    buffer = _buffer(ctx, remote)
+    is_whole = remote.size == buffer.memory.size
+    destination = loaded.reshape(buffer.memory.shape) if is_whole else loaded
+    ctx.prog.add(RemoteIn(buffer, destination, None if is_whole else _rows_of(ctx, remote), ctx.graph.origin))
     return loaded
 
 
 def remote_fetch_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
     """Loads to the I/O tiles, in parallel with other steps."""
-    fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(remote.shape, in_groups), remote.dtype)
+    fetched = on_io_tiles(ctx.graph, ctx.name, MemoryOrder.for_argument(remote.shape, in_groups), remote.dtype)
     transfer = RemoteIn(_buffer(ctx, remote), fetched, _rows_of(ctx, remote), ctx.graph.origin, overlaps=True)
     ctx.prog.add(transfer)
     return fetched
@@ -48,7 +56,7 @@ def remote_take_rule(ctx: Context, fetched: Tensor, *, in_groups: bool) -> Tenso
 def remote_hand_rule(ctx: Context, value: Tensor) -> Tensor:
     """Copies a value to the I/O tiles that store it."""
     map_linearly(ctx.graph, value)
-    handed = add_on_io_tiles(ctx, memory_order(value) or MemoryOrder.own(value.shape), value.dtype)
+    handed = on_io_tiles(ctx.graph, ctx.name, memory_order(value) or MemoryOrder.own(value.shape), value.dtype)
     ctx.prog.add(Copy(value, handed, ctx.name, ctx.graph.origin))
     return handed
 
@@ -118,6 +126,7 @@ def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
 
 RULES: Mapping[str, Rule] = {
     "host_put": host_put_rule,
+    "host_send": host_send_rule,
     "remote_empty": remote_empty_rule,
     "remote_fetch": remote_fetch_rule,
     "remote_hand": remote_hand_rule,

@@ -113,7 +113,8 @@ def test_tasks_and_bubble_are_those_of_the_pipeline_alone(schedule: str, exchang
     compiled = ipu.jit(fun, device=device).lower(parameters(4), jax.random.key(0), batch(16)).compile()
     trace, (pipeline,) = compiled.profile.tasks, compiled.profile.pipelines
     cycles, bubble_share = pipeline_time(compiled)
-    assert pipeline.cycles == cycles and pipeline.bubble_share == pytest.approx(bubble_share, abs=1 / cycles)
+    # In a program IPUs reach the pipeline at different times, and one may load a micro-batch while another begins.
+    assert pipeline.cycles == cycles and pipeline.bubble_share == pytest.approx(bubble_share, abs=1e-3)
     names = ("forward", "backward", "backward_input", "backward_weight")
     start, columns = trace.start - trace.pipeline_start[0], (trace.stage, trace.kind, trace.micro_batch)
     keys = zip(*(column.tolist() for column in columns), strict=True)

@@ -1,0 +1,221 @@
+"""Pass `stream`: micro-batches come from the host one by one, and rows of stacked results go there one by one.
+
+    batch    an argument that pipelines alone read, as their batch: it stays in the host's memory, and a pipeline loads
+             the rows of a micro-batch when the stage that reads them begins it
+    result   a result that a pipeline stacks, and that nothing else reads: each row is stored when it is computed, by
+             `host_send` in a loop, by a flag of `PipelineSpec` in a pipeline with stages
+
+Input: a jaxpr, and the micro-batches of each batch, as `batch_arguments` finds them in the traced function. Output: an
+equal jaxpr. Reshapes between an argument or a result and its pipeline stay: they move nothing in the host's memory.
+
+Source: PopART's data streams, of one micro-batch each (PopART user guide, "Data input and output").
+Limits: a single element is not worth a host exchange, so a stack of them stays on chip until the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ipujax.lowering.jax_compat import (
+    CALLEES,
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    closed,
+    is_float0,
+    new_equation,
+    shape_of,
+)
+from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, variables_read
+from ipujax.lowering.offload.primitives import host_send_p, remote_load_p
+from ipujax.lowering.replicas import on_one_replica
+from ipujax.runtime.tensor import is_key_dtype
+
+_PIPELINES = frozenset((PIPELINE, "ipu_pipeline"))
+_CALLEES = {**CALLEES, "replicated": "jaxpr", "shard_map": "jaxpr"}
+_MIN_ELEMENTS = 2  # of a row that is stored by itself, as of arguments that are offloaded
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Values that go between host and tiles by micro-batches.
+
+    Args:
+        batches: for each input of a jaxpr the micro-batches in which it is loaded, None if it is not; none when empty.
+        results: for each result whether it may be stored by rows; none when empty.
+    """
+
+    batches: tuple[int | None, ...] = ()
+    results: tuple[bool, ...] = ()
+
+
+NO_STREAMS = Streams()
+
+
+def batch_arguments(jaxpr: ClosedJaxpr) -> dict[int, int]:
+    """Inputs of a traced function that pipelines alone read, as a batch, with the number of its micro-batches."""
+    readers = _readers(jaxpr.jaxpr)
+    counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
+    return {n: count for n, found in counts.items() if len(found) == 1 and (count := max(found)) > 1}
+
+
+_OTHER = 0  # stands for a reader that is no pipeline, or reads no batch
+
+
+def _readers(body: Jaxpr) -> dict[Var, set[int]]:
+    """For each variable the numbers of micro-batches of the pipelines that read it, `_OTHER` for other readers."""
+    readers: dict[Var, set[int]] = {}
+    for eqn in body.eqns:
+        for atom, found in zip(eqn.invars, _reads(eqn), strict=True):
+            if isinstance(atom, Var):
+                readers.setdefault(atom, set()).update(found)
+    for atom in body.outvars:
+        if isinstance(atom, Var):
+            readers.setdefault(atom, set()).add(_OTHER)
+    return readers
+
+
+def _reads(eqn: JaxprEqn) -> Sequence[set[int]]:
+    """For each operand of an equation what `_readers` finds in it."""
+    name = eqn.primitive.name
+    if name in _PIPELINES:
+        spec = eqn.params["spec"]
+        return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
+    callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
+    if callee is None or len(callee.invars) != len(eqn.invars):
+        return [{_OTHER}] * len(eqn.invars)
+    inner = _readers(callee)
+    return [inner.get(var, set()) for var in callee.invars]
+
+
+def sends_results(body: Jaxpr) -> list[bool]:
+    """For each result whether it is a stack, or a reshaped one, that a pipeline stores by rows."""
+    definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    return [_is_sent(atom, definition) for atom in body.outvars]
+
+
+def _is_sent(atom: Atom, definition: Mapping[Var, JaxprEqn]) -> bool:
+    eqn = definition.get(atom) if isinstance(atom, Var) else None
+    if eqn is None:
+        return False
+    if eqn.primitive.name == "reshape":
+        return _is_sent(eqn.invars[0], definition)
+    number = eqn.outvars.index(atom)  # type: ignore[arg-type]
+    if eqn.primitive.name == PIPELINE:
+        return bool(eqn.params["spec"].sent) and eqn.params["spec"].sent[number]
+    return eqn.primitive.name == "scan" and sent_rows(eqn.params["jaxpr"].jaxpr)[number]
+
+
+def sent_rows(body: Jaxpr) -> list[bool]:
+    """For each result of the body of a loop whether it is sent to the host."""
+    sent = {eqn.outvars[0] for eqn in body.eqns if eqn.primitive is host_send_p}
+    return [isinstance(x, Var) and x in sent for x in body.outvars]
+
+
+def stream(jaxpr: ClosedJaxpr, streams: Streams = NO_STREAMS) -> ClosedJaxpr:
+    """Returns an equal jaxpr whose pipelines load and store micro-batches themselves.
+
+    Args:
+        jaxpr: after all other passes but `offload`; of one `replicated` equation if there are several replicas.
+        streams: batches that are loaded, and results that may be stored, by micro-batches.
+    """
+    if not any(streams.batches) and not any(streams.results):
+        return jaxpr
+
+    def rewrite(body: ClosedJaxpr, sources: Sequence[int | None]) -> ClosedJaxpr:
+        batches = [None if source is None or not streams.batches else streams.batches[source] for source in sources]
+        return _streamed(body, replace(streams, batches=tuple(batches)))
+
+    return on_one_replica(jaxpr, rewrite)
+
+
+def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
+    body = jaxpr.jaxpr
+    batches = {var for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
+    batches |= {eqn.outvars[0] for eqn in body.eqns if _is_reshape_of(eqn, batches)}
+    sent = _sent_stacks(body, streams.results)
+    eqns: list[JaxprEqn] = []
+    for eqn in body.eqns:
+        if is_pipeline(eqn):
+            eqns.append(_streaming(eqn, batches, sent))
+        elif _is_reshape_of(eqn, batches) or batches.isdisjoint(variables_read(eqn)):
+            eqns.append(eqn)
+        else:  # another pass has made it read a batch
+            eqns += _with_loads(eqn, batches)
+    return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
+
+
+def _is_reshape_of(eqn: JaxprEqn, values: set[Var]) -> bool:
+    return eqn.primitive.name == "reshape" and eqn.invars[0] in values
+
+
+def _streaming(eqn: JaxprEqn, batches: set[Var], sent: set[Var]) -> JaxprEqn:
+    """A pipeline that loads the batches it reads, and stores its results of `sent`, by micro-batches."""
+    is_sent = [var in sent for var in eqn.outvars]
+    if eqn.primitive.name == PIPELINE:
+        spec = eqn.params["spec"]
+        streamed = tuple(
+            role == "batch" and isinstance(atom, Var) and atom in batches
+            for atom, role in zip(eqn.invars, spec.roles, strict=True)
+        )
+        return eqn.replace(params={**eqn.params, "spec": replace(spec, streamed=streamed, sent=tuple(is_sent))})
+    return eqn.replace(params={**eqn.params, "jaxpr": _sending(eqn.params["jaxpr"], is_sent)}) if any(is_sent) else eqn
+
+
+def _sending(jaxpr: ClosedJaxpr, is_sent: Sequence[bool]) -> ClosedJaxpr:
+    """The body of a loop that sends rows of some results to the host."""
+    body = jaxpr.jaxpr
+    pairs = zip(body.outvars, is_sent, strict=True)
+    outvars: list[Atom] = [Var(atom.aval) if is_row else atom for atom, is_row in pairs]
+    sends = [
+        new_equation(host_send_p, [atom], [row], {}, None)
+        for atom, row in zip(body.outvars, outvars, strict=True)
+        if atom is not row and isinstance(row, Var)
+    ]
+    return ClosedJaxpr(body.replace(eqns=[*body.eqns, *sends], outvars=outvars), jaxpr.consts)
+
+
+def _with_loads(eqn: JaxprEqn, batches: set[Var]) -> list[JaxprEqn]:
+    """An equation after loads of the whole batches that it reads."""
+    whole: dict[Var, Var] = {var: Var(var.aval) for var in variables_read(eqn) if var in batches}
+    loads = [new_equation(remote_load_p, [var], [loaded], {"in_groups": False}, eqn) for var, loaded in whole.items()]
+    return [*loads, eqn.replace(invars=[whole.get(x, x) if isinstance(x, Var) else x for x in eqn.invars])]
+
+
+def _sent_stacks(body: Jaxpr, may_be_sent: Sequence[bool]) -> set[Var]:
+    """Stacked results of pipelines that are read by nothing but reshapes and the results of the jaxpr."""
+    uses = Counter(var for eqn in body.eqns for var in variables_read(eqn))
+    uses.update(atom for atom in body.outvars if isinstance(atom, Var))
+    definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    pairs = zip(body.outvars, may_be_sent or (False,) * len(body.outvars), strict=True)
+    stacks = (_stack_of(atom, definition, uses) for atom, is_free in pairs if is_free)
+    return {stack for stack in stacks if stack is not None}
+
+
+def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var]) -> Var | None:
+    """The stack of a pipeline that a result shows alone, None for other results."""
+    while isinstance(atom, Var) and uses[atom] == 1 and (eqn := definition.get(atom)) is not None:
+        if is_pipeline(eqn):
+            return atom if _is_stack_of_rows(eqn, eqn.outvars.index(atom)) else None
+        if eqn.primitive.name != "reshape":
+            return None
+        atom = eqn.invars[0]
+    return None
+
+
+def _is_stack_of_rows(eqn: JaxprEqn, number: int) -> bool:
+    """True if a result of a pipeline stacks rows that are worth a host exchange."""
+    aval: Any = eqn.outvars[number].aval
+    is_stack = (
+        eqn.params["spec"].reduce[number] == "stack"
+        if eqn.primitive.name == PIPELINE
+        else number >= eqn.params["num_carry"]
+    )
+    count, *row = shape_of(eqn.outvars[number]) if is_stack else (0,)
+    return count > 1 and prod(row) >= _MIN_ELEMENTS and not is_key_dtype(aval.dtype) and not is_float0(aval)
