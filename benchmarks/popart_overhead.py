@@ -1,5 +1,7 @@
 """What a session of `ipujax.popart` costs beside the same loop written with `ipu.jit`: ratio of medians, interleaved.
 
+Times are CPU seconds of the process, which other programs on the machine do not change.
+
     python benchmarks/popart_overhead.py
 
 Both train two dense layers for 50 batches: in one call, accumulating gradients in one call, and pipelined over two
@@ -144,9 +146,9 @@ def main() -> None:
         seconds: list[list[float]] = [[], []]
         for _ in range(ROUNDS):
             for run, spent in zip(runs, seconds, strict=True):
-                start = time.perf_counter()
+                start = time.process_time()
                 run()
-                spent.append(time.perf_counter() - start)
+                spent.append(time.process_time() - start)
         session, hand = map(statistics.median, seconds)
         name = f"accumulation {accumulation}{', pipelined' if is_pipelined else ''}"
         print(f"{name}: session {1e3 * session:.2f} ms, by hand {1e3 * hand:.2f} ms, ratio {session / hand:.2f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -77,8 +78,7 @@ class TensorInfo:
 
     def nelms(self) -> int:
         """Return the number of elements."""
-        # int64: NumPy's default on some systems is 32 bits wide.
-        return int(np.prod(self._dims, dtype=np.int64))
+        return prod(self._dims)
 
     def nbytes(self) -> int:
         """Return the size in bytes."""

@@ -7,6 +7,7 @@ anchors written into the program's arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,7 +123,7 @@ class PyStepIO:
         for name, array in self._outputs.items():
             if name not in names:
                 raise unknown_name("PyStepIO has an output for an anchor", name, names)
-            if array.size != int(np.prod(names[name], dtype=np.int64)):
+            if array.size != prod(names[name]):
                 expected = f"{list(names[name])}, as session.initAnchorArrays() makes"
                 raise popart_exception(
                     f"the array of anchor {name!r} has a wrong number of elements",

@@ -88,12 +88,25 @@ class Optimizer(ABC):
         Args:
             weights: names of all weights.
         """
-        # The name "" is that of the default values; no tensor of ONNX has it.
-        named = ["", *(weight for weight in weights if weight in self._specific)]
         return {
             weight: {name: np.asarray(values.get(weight).value, np.float32) for name, values in self._maps.items()}
-            for weight in named
+            for weight in self._named(weights)
         }
+
+    def constants(self, weights: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return the values that never change, by weight as `hyperparameters` has them: they are part of the step.
+
+        Args:
+            weights: names of all weights.
+        """
+        return {
+            weight: {name: m.get(weight).value for name, m in self._maps.items() if m.get(weight).is_constant}
+            for weight in self._named(weights)
+        }
+
+    def _named(self, weights: Sequence[str]) -> list[str]:
+        # The name "" is that of the default values; no tensor of ONNX has it.
+        return ["", *(weight for weight in weights if weight in self._specific)]
 
     def structure(self) -> tuple[Any, ...]:
         """Return the parts that the compiled step depends on: the kind of optimiser, and its clipping."""
@@ -140,6 +153,16 @@ class Optimizer(ABC):
             state: before the update.
             values: of the optimiser.
         """
+
+
+def is_constant(value: Any, number: float) -> bool:
+    """Return whether a value is a constant of the step and a certain number, so that a product can be left out.
+
+    Args:
+        value: a number, or one that changes, as an array.
+        number: the number.
+    """
+    return isinstance(value, float) and value == number
 
 
 def _check_constant(name: str, before: OptimizerValue, after: OptimizerValue) -> None:

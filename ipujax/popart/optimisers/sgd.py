@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import DataType, SGDAccumulatorAndMomentum
-from ipujax.popart.optimisers.base import Optimizer, State, Values
+from ipujax.popart.optimisers.base import Optimizer, State, Values, is_constant
 from ipujax.popart.optimisers.clipping import ClipNormSettings
 from ipujax.popart.optimisers.optimiser_values import OptimizerValueMap
 from ipujax.popart.optimisers.state_types import state_type
@@ -100,7 +100,9 @@ class SGD(Optimizer):
     def updated(self, gradient: jax.Array, weight: jax.Array, state: State, values: Values) -> tuple[jax.Array, State]:
         # Updates are float32 whatever the weight is: in float16, small steps would be rounded away.
         wide = weight.astype(jnp.float32)
-        decayed = gradient.astype(jnp.float32) + values["weightDecay"] * wide
+        slope = gradient.astype(jnp.float32)
+        decay = values["weightDecay"]
+        decayed = slope if is_constant(decay, 0) else slope + decay * wide
         # PopART folds the velocity scaling into the velocity, so the learning rate is divided by it.
         rate = values["learningRate"] / values["velocityScaling"]
         added = values["velocityScaling"] * (1 - values["dampening"]) * decayed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +255,14 @@ class Session(Reports):
 
     def _keys(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return a key for each micro-batch, where operators draw numbers."""
-        if not self._has_keys():
+        if not self._has_keys:
             return {}
         # Folding in the number of the run gives each step other numbers, and `setRNGState` any of them again.
         key = jax.random.fold_in(jax.random.key(self._seed), self._runs)
         keys = jax.random.key_data(jax.random.split(key, self._step.micro_batches))
         return {KEY: np.asarray(keys).reshape(*self._step.dims, -1)}
 
+    @cached_property
     def _has_keys(self) -> bool:
         return any(node.op_type in RANDOM_OPERATORS for node in self._graph.graph.all_nodes())
 

@@ -82,6 +82,7 @@ class TrainingSession(Session):
         self._check_patterns(patterns)
         self._check_specific_values()
         self._check_tracked_tensors()
+        self._constants = optimizer.constants(self._trained)
         self._device_values = self._values()
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
         states = jax.eval_shape(self._new_states, self._shapes())
@@ -174,7 +175,7 @@ class TrainingSession(Session):
             buffers=self._buffers,
             frozen=self._frozen(),
             zeros={name: self._infos[GRADIENT + name] for name in inner},
-            has_keys=self._has_keys(),
+            has_keys=self._has_keys,
             loss=self._loss,
             optimizer=self._optimizer,
             reduction=options.accumulationAndReplicationReductionType,
@@ -199,7 +200,13 @@ class TrainingSession(Session):
         return states
 
     def _values(self) -> Any:
-        return as_device_values(self._optimizer.hyperparameters(self._trained))
+        values = self._optimizer.hyperparameters(self._trained)
+        # Those that the first optimiser calls constant are a part of the compiled step.
+        changing = {
+            weight: {name: x for name, x in named.items() if name not in self._constants.get(weight, {})}
+            for weight, named in values.items()
+        }
+        return as_device_values(changing)
 
     def _split(self) -> tuple[Any, Any, Any]:
         device = self._store.device

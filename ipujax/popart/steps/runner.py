@@ -219,7 +219,7 @@ class Runner:
         else:
             array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]
         # The n-th of every n micro-batches is returned, so the first value is that of micro-batch n − 1.
-        by_batch = np.moveaxis(array, 0, 2)
+        by_batch = array.transpose(1, 2, 0, *range(3, array.ndim))
         flat = by_batch.reshape(-1, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
         return flat.reshape(-1, *by_batch.shape[1:])
 

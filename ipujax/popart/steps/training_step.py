@@ -16,7 +16,7 @@ from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
 from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
-from ipujax.popart.optimisers import clip_by_norm
+from ipujax.popart.optimisers import clip_by_norm, is_constant
 from ipujax.popart.reserved_names import GRADIENT
 from ipujax.popart.steps.automatic_loss_scaling import next_scale
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
@@ -34,6 +34,8 @@ class TrainingStep:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
+        assert plan.optimizer is not None
+        self._constants = plan.optimizer.constants(plan.trained)
         is_running = plan.is_mean and plan.mean_strategy == MeanReductionStrategy.Running
         reduce = reductions(plan.anchors, "running_mean" if is_running else "sum")
         count = plan.step.accumulation
@@ -67,7 +69,8 @@ class TrainingStep:
                 evaluation = evaluate_graph(plan.graph, plan.placement, operands, added)
             loss = jnp.asarray(evaluation.values[plan.loss])
             anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
-            scaled = loss.reshape(()) * jnp.asarray(scale, loss.dtype)
+            scalar = loss.reshape(())
+            scaled = scalar if is_constant(scale, 1) else scalar * jnp.asarray(scale, loss.dtype)
             return scaled, (anchored, {**buffers, **evaluation.updates})
 
         differentiate = jax.value_and_grad(forward, argnums=(0, 1), has_aux=True)
@@ -90,6 +93,7 @@ class TrainingStep:
             rows: inputs of a replica, [accumulation, …].
         """
         plan = self.plan
+        values = {name: {**named, **self._constants.get(name, {})} for name, named in values.items()}
         scale = states["scale"] if "scale" in states else values[DEFAULT_VALUES]["lossScaling"]
         replicas = plan.step.replicas
         # A mean over replicas divides the loss, not the sum of gradients, which might overflow in float16.
@@ -99,7 +103,10 @@ class TrainingStep:
         if replicas > 1:
             # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
-        slopes = {name: (g / (scale * self._divisor)).astype(g.dtype) for name, g in gradients.items()}
+        divisor = scale * self._divisor
+        slopes = {
+            name: g if is_constant(divisor, 1) else (g / divisor).astype(g.dtype) for name, g in gradients.items()
+        }
         updated, optimizer_states = self._update(slopes, weights, states["optimizer"], values)
         next_states = {"optimizer": optimizer_states}
         if "scale" in states:
