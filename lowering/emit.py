@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.jax_compat import Var
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.layout import check_may_place, map_linearly
 from ipujax.lowering.passes import traced
+from ipujax.lowering.popops import kept_result
 from ipujax.lowering.rules import Lowering
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
@@ -22,15 +23,18 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 @contextmanager
-def placing(graph: Graph, operands: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Lets operations map the variables they add, but not the caller's operands; refuses unmapped ones."""
+def placing(graph: Graph, operands: Sequence[Tensor] = (), keeps_layouts: bool = False) -> Iterator[None]:
+    """Lets operations map the variables they add, but not the caller's operands; refuses unmapped ones.
+
+    With `keeps_layouts`, results of elementwise operations are mapped as PopLibs does it; see `kept_layout`.
+    """
     for tensor in operands:
         for variable in tensor.variables():
             if variable not in graph.mappings:
                 check_may_place(graph, variable)
-    previous = graph.maps_automatically
+    previous = graph.maps_automatically, graph.keeps_layouts
     num_variables = len(graph.variables)
-    graph.maps_automatically = True
+    graph.maps_automatically, graph.keeps_layouts = True, keeps_layouts
     try:
         yield
         # Views and constants may be in no compute set; what no operation mapped is spread evenly.
@@ -38,7 +42,7 @@ def placing(graph: Graph, operands: Sequence[Tensor] = ()) -> Iterator[None]:
             if not graph.is_mapped(tensor := Tensor.of(variable)):
                 map_linearly(graph, tensor)
     finally:
-        graph.maps_automatically = previous
+        graph.maps_automatically, graph.keeps_layouts = previous
 
 
 def emit(
@@ -48,6 +52,7 @@ def emit(
     prog: ProgramSequence,
     name: str = "",
     into: Sequence[Tensor | None] = (),
+    keeps_layouts: bool = False,
 ) -> Any:
     """Adds the operations of a function.
 
@@ -58,6 +63,7 @@ def emit(
         prog: program to add to.
         name: debug name of all additions.
         into: for each result, the tensor to write it to, or None; all None when empty.
+        keeps_layouts: see `placing`.
 
     Returns:
         The pytree with tensors for arrays: those of `into`, else new tensors, or views of operands.
@@ -72,7 +78,10 @@ def emit(
             expected = f"{dtype_name(aval.dtype)}{list(aval.shape)}"
             got = f"{dtype_name(target.dtype)}{list(target.shape)}"
             raise GraphError(f"{name or 'the result'} is to be written to another tensor", expected=expected, got=got)
-    with placing(graph, [*operands, *(t for t in targets if t is not None)]):
+    with placing(graph, [*operands, *(t for t in targets if t is not None)], keeps_layouts):
+        if keeps_layouts and not into and operands and _is_computed(jaxpr):
+            (aval,) = jaxpr.out_avals
+            targets = [kept_result(graph, operands, aval.shape, aval.dtype, name)]
         # A single result is computed in its target directly; several might overwrite each other's operands.
         direct = {
             var: target
@@ -82,6 +91,11 @@ def emit(
         results = Lowering(graph, direct).jaxpr(jaxpr, operands, prog)
         outs = _delivered(graph, results, targets, prog, name)
     return jax.tree.unflatten(out_tree, outs)
+
+
+def _is_computed(jaxpr: ClosedJaxpr) -> bool:
+    """True if the only result of a function is that of an equation: neither an operand nor a constant."""
+    return len(jaxpr.out_avals) == 1 and any(jaxpr.jaxpr.outvars[0] in eqn.outvars for eqn in jaxpr.jaxpr.eqns)
 
 
 def _delivered(

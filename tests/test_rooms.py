@@ -180,7 +180,8 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor"
     ),
     "lowering.emit": (
-        "lowering.jax_compat lowering.passes lowering.layout lowering.rules runtime.graph runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.popops lowering.layout lowering.rules runtime.graph"
+        " runtime.tensor"
     ),
     "lowering": "",
     "ipujax.device": "runtime.signatures runtime.target",

@@ -134,6 +134,7 @@ def add(
     prog: Program,
     name: str,
     into: Sequence[Tensor | None] = (),
+    keeps_layouts: bool = False,
 ) -> Any:
     """Add the operations of a JAX function of the operands; see `lowering.emit`.
 
@@ -151,10 +152,25 @@ def add(
         )
     # JAX's own errors of shapes and types, with the user's line and operands.
     try:
-        return emit(graph, fun, operands, prog, name, into)
+        return emit(graph, fun, operands, prog, name, into, keeps_layouts)
     except (TypeError, ValueError) as error:
         shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
         raise GraphError(f"{name}: {error}", where=user_line(), got=shapes) from error
+
+
+def add_elementwise(
+    graph: Graph,
+    fun: Callable[..., Any],
+    operands: Sequence[Tensor],
+    prog: Program,
+    name: str,
+    into: Sequence[Tensor | None] = (),
+) -> Any:
+    """Add an elementwise function like `add`; new results are mapped as an operand is.
+
+    Source: popops createOutputForElementWiseOp.
+    """
+    return add(graph, fun, operands, prog, name, into, keeps_layouts=True)
 
 
 def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:

@@ -6,11 +6,12 @@ Source: popnn `NonLinearityDef.hpp`, `NonLinearity.hpp`, `LogSoftmax.hpp`; formu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.library import add, look_up
+from ipujax.poplar.library import add, add_elementwise, look_up
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
@@ -36,12 +37,12 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
     """Return a non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
-    return add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
+    return _adder(kind)(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
 def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
     """Overwrite a tensor by a non-linearity of it; kinds as of `non_linearity`."""
-    add(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
+    _adder(kind)(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
 
 
 def non_linearity_input_gradient(
@@ -63,7 +64,12 @@ def non_linearity_input_gradient(
         (grad,) = jax.vjp(forward, x)[1](g)
         return grad
 
-    return add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
+    return _adder(kind)(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
+
+
+def _adder(kind: str) -> Callable[..., Any]:
+    # A softmax reduces rows, so its layout is planned.
+    return add if kind == "softmax" else add_elementwise
 
 
 def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Tensor:

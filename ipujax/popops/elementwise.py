@@ -1,7 +1,8 @@
 """Elementwise operations: one table of functions by PopLibs' names, and `map` over expressions of them.
 
 Each name `op` gives `op(graph, a, …, prog, name)`, which returns a new tensor, and `op_in_place`, which writes to its
-first operand. Shapes broadcast as in numpy; types must be equal.
+first operand. Shapes broadcast as in numpy; types must be equal. A new tensor is mapped as the operand of most even
+tile mapping is, however few tiles that uses, as PopLibs does it (`createOutputForElementWiseOp`).
 Limits: an expression runs as one compute set an operation; PopLibs may fuse it into one.
 """
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add as _add, check_tensors, checked, same_type
+from ipujax.poplar.library import add_elementwise as _add, check_tensors, checked, same_type
 from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program

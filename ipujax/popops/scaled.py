@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.library import add
+from ipujax.poplar.library import add_elementwise
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
@@ -100,4 +100,4 @@ def _add_scaled(
         term_a = scaled_a if speciality == "default" else x - scaled_a
         return term_a + term_b if sign > 0 else term_a - term_b
 
-    add(graph, compute, [a, b, *scales], prog, name, [a])
+    add_elementwise(graph, compute, [a, b, *scales], prog, name, [a])

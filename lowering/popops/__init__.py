@@ -65,6 +65,7 @@ from ipujax.lowering.popops.indexing.windows import (
     scatter_by_functions as scatter_by_functions,
 )
 from ipujax.lowering.popops.maps.constants import immediate_of as immediate_of
+from ipujax.lowering.popops.maps.elementwise import kept_result as kept_result
 from ipujax.lowering.popops.maps.row_functions import (
     RowFunction as RowFunction,
     each_row as each_row,

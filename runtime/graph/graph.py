@@ -55,6 +55,7 @@ class Graph:
     next_tile = 0  # first tile of the next small variable
     iterations = 1  # runs of operations added now, in the loops around them whose trip count is known
     maps_automatically = True  # whether operations may map variables that have no tile mapping
+    keeps_layouts = False  # whether elementwise results are mapped as an operand is, however few tiles that uses
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 from ipujax.lowering.layout import (
     MemoryOrder,
@@ -27,6 +29,7 @@ from ipujax.lowering.popops.maps.elementwise_layout import (
     choose_layout,
     flat_cycles,
     grid_of,
+    kept_layout,
     narrow_view,
     place_operands,
 )
@@ -66,6 +69,19 @@ def elementwise(builder: Builder, op: Op, operands: Sequence[Tensor], out: Tenso
     tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
     step = Step(op, tuple(range(len(tensors))))
     return apply_steps(builder, [step], [len(tensors)], tensors, shape, [out])[0]
+
+
+def kept_result(graph: Graph, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
+    """New tensor for an elementwise result, in the order in memory and on the tiles of one of its operands.
+
+    See `kept_layout`; operands are those of the function in its order, and count if they have the shape of the result.
+    """
+    full = [x for x in operands if x.shape == shape] or [x.reshape(shape) for x in operands if x.size == prod(shape)]
+    order = _order(full, (), shape)
+    views = [order.of_variable(x) for x in full]
+    layout = kept_layout(graph, views, [narrow_view(x) for x in views], order.variable_shape, dtype)
+    result = graph.add_variable(layout.shape, dtype, name, layout.mapping)
+    return order.of_view(result.reshape(order.variable_shape))
 
 
 def apply_steps(

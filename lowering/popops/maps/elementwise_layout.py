@@ -25,7 +25,17 @@ from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_cyc
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes
+from ipujax.runtime.tensor import (
+    VECTOR_BYTES,
+    Blocked,
+    Flat,
+    Tensor,
+    TileMapping,
+    element_bytes,
+    even_cuts,
+    flat_mapping,
+    owners,
+)
 
 
 class View(NamedTuple):
@@ -77,9 +87,17 @@ def choose_layout(
     shape: tuple[int, ...],
     reductions: Sequence[Reduction] = (),
 ) -> Layout:
-    """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one."""
+    """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one.
+
+    A graph that keeps layouts has no choice: see `kept_layout`.
+    """
     # One in which vertices can reduce, if there is any.
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
+    if graph.keeps_layouts and not reductions:
+        dtype = kernel.dtype_of(kernel.results[0])
+        if mapped_outs:
+            return _layout_of_view(graph, mapped_outs[0])
+        return kept_layout(graph, operands, narrow, shape, dtype)
     unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
     proposals = [layout for x in mapped_outs or unrepeated if (layout := _layout_of(graph, x)) is not None]
     commonest = {layout for layout, _ in Counter(proposals).most_common(_MAX_LAYOUTS)}
@@ -98,6 +116,53 @@ def choose_layout(
         return cycles + _exchange_cost(graph, operands, narrow, layout, shape), evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
+
+
+def kept_layout(
+    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], shape: tuple[int, ...], dtype: Any
+) -> Layout:
+    """Layout of a result by PopLibs' rule: that of the operand of fewest elements on its fullest tile.
+
+    Then that on most tiles, then that of fewest pieces, then the first. Operands with repeated elements do not count;
+    if all have, the result is spread over all tiles by vectors, or mapped like the first operand, if it is one element.
+
+    Source: poplibs `popops/ElementWiseUtil.cpp`, createOutputForElementWiseOp.
+    """
+    mapped = [(x, view) for x, view in zip(operands, narrow, strict=True) if graph.is_mapped(x)]
+    layouts = list(dict.fromkeys(_layout_of_view(graph, x) for x, view in mapped if view.is_whole))
+    if not layouts and mapped and prod(shape) == 1:
+        return _layout_of_view(graph, mapped[0][0])
+    if not layouts:
+        return Layout(shape, _spread_by_vectors(prod(shape), element_bytes(dtype), graph.target.tiles_per_ipu))
+
+    def rank(layout: Layout) -> tuple[int, int, int]:
+        evenness = _evenness(layout.mapping, graph.target.num_tiles)
+        return evenness.worst, -evenness.tiles, len(layout.mapping.runs()[0])
+
+    kept = min(layouts, key=rank)
+    has_repeated = not all(view.is_whole for view in narrow)
+    return _in_rows(kept) if has_repeated and kept.shape == shape else kept
+
+
+def _layout_of_view(graph: Graph, tensor: Tensor) -> Layout:
+    """Layout of any view of mapped variables, element by element where it has no simpler form."""
+    layout = _layout_of(graph, tensor)
+    return layout or Layout((tensor.size,), _mapping_of_elements(graph, tensor))
+
+
+def _mapping_of_elements(graph: Graph, tensor: Tensor) -> Flat:
+    which, index = (numbers.reshape(-1) for numbers in tensor.flat_indices())
+    tiles = np.zeros(tensor.size, np.int32)
+    for number, variable in enumerate(tensor.variables()):
+        is_of_variable = which == number
+        tiles[is_of_variable] = owners(graph.mappings[variable])[index[is_of_variable]]
+    starts = np.flatnonzero(np.diff(tiles, prepend=-1))
+    return flat_mapping(tensor.size, starts, tiles[starts])
+
+
+def _spread_by_vectors(size: int, width: int, num_tiles: int) -> Flat:
+    starts = even_cuts(size, num_tiles, max(1, VECTOR_BYTES // width))[:-1]
+    return flat_mapping(size, starts, np.arange(len(starts), dtype=np.int32))
 
 
 def _even(

@@ -57,7 +57,7 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
     if () in forms or not graph.maps_automatically:
         return add(builder.prog)
     # The next tile is part of the key: small variables and partial results start there.
-    key = (operation, tuple(forms), graph.next_tile)
+    key = (operation, tuple(forms), graph.next_tile, graph.keeps_layouts)
     variables = tuple(numbers)
     emission: Emission | None = graph.emissions.get(key)
     if emission is not None:
