@@ -1,26 +1,34 @@
-"""Search for a plan that fits the tiles: a higher cost per byte, or recomputation of values for gradients.
+"""Search for a plan that fits the tiles: an ordered list of attempts, equal for tiles of all sizes.
 
-Input: a program as planned first, and a function that plans it otherwise. Output: the first plan that fits, compiled.
+Input: a program as planned first, and a function that plans it otherwise. Output: of the attempts that fit the one of
+fewest cycles, compiled.
 
-    cost per byte    cycles that planners add for each byte of the fullest tile; raised along `BYTE_COSTS`
-    recomputation    "auto" stores fewer bytes for gradients, by as many as the fullest tile lacks
+    cost per byte    cycles that planners add for each byte of the fullest tile
+    tile bytes       memory of a tile as planners know it, of which an operation may use a share
+    recomputation    "auto" stores fewer bytes for gradients
 
-The cheaper of the two for the missing bytes comes first: a cost of c frees bytes for at most c cycles each, the cycles
-of recomputation are in its plans. Where recomputation took more than the remaining costs are expected to, these are
-tried as well, and the fewest cycles win. A higher cost per byte may take memory elsewhere: if nothing fits, the search
-continues with recomputation at the first cost, as if the user had fixed it. A cost per byte from the user is never
-changed, nor the first where nothing has to fit.
+An attempt does not depend on the memory that a tile has, only on whether it fits. What fits therefore fits larger
+tiles too, in as few cycles. Two rules save attempts:
+
+    the first attempt fits, or another in hardly more cycles    it is used: the first is planned for speed alone
+    the first attempts needs several times a tile's memory      the last is next, and refuses what it cannot help
+
+With recomputation, attempts that need fewer bytes or fewer cycles than all before are then repeated with fewer stored
+bytes, along another fixed list, until they fit. If none fits, stages are searched again with recomputation.
+Limits: a later attempt that is faster than the first is not found where the first fits. Recomputation that fits less
+memory in fewer cycles is not found where more is stored.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import accumulate, count, takewhile
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,10 +43,17 @@ from ipujax.runtime.options import Options
 
 _LOG = Log("fit")
 BYTE_COSTS = (BYTE_COST_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
-_MAX_TIGHTENINGS = 6  # reductions of the bytes stored for gradients in one search
-_MAX_MARGIN = 2.0
-_HOPELESS_RATIO = 4  # assumed: no cost per byte frees so many times a tile's memory if the second freed little
-_MAX_TILE_RATIO = 4.0  # assumed: bytes for gradients on the fullest tile, to their mean over tiles
+TILE_BYTES = tuple(kib * 1024 for kib in (624, 312, 156, 78, 39))  # published: 624 KiB of Mk2; then halves
+_LOW_AND_HIGH = (4.0, 16.0)  # costs per byte at the smaller sizes; others hardly add better plans (measured)
+ATTEMPTS = (
+    *((byte_cost, TILE_BYTES[0]) for byte_cost in BYTE_COSTS),
+    *((byte_cost, tile_bytes) for tile_bytes in TILE_BYTES[1:] for byte_cost in _LOW_AND_HIGH),
+)
+# Bytes of a tile that recomputation aims at: 64 in each octave, from 16 MiB to 2 KiB.
+_LEVELS = tuple(int(2 ** (11 + step / 64)) for step in range(64 * 13, -1, -1))
+_HARDLY_MORE = 1.005  # assumed: ratio of cycles at which no further attempt is worth its compilation
+_SMALLEST_SHARE = 1 / 8  # assumed: operations planned for so small a part of the program's fullest tile free nothing
+_HOPELESS_RATIO = 5  # assumed: no attempt frees as many times a tile's memory if the last did not
 _MARGIN = 1.05  # bytes freed for each missing one: plans assume values that are spread evenly over tiles
 
 
@@ -48,11 +63,13 @@ class Choice:
 
     Args:
         byte_cost: cost per byte on the fullest tile, in cycles.
+        tile_bytes: memory of a tile as planners know it.
         recomputation: values that gradients compute again.
         cuts: for each pipeline with open stages, the cuts to start the search from; empty for a full search.
     """
 
     byte_cost: float
+    tile_bytes: int
     recomputation: Recomputation
     cuts: tuple[Cuts, ...] = ()
 
@@ -92,58 +109,135 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def first_choice(options: Options) -> Choice:
-    """Return the parameters of the first plan of a program."""
+def first_choice(options: Options, argument_bytes: float = 0) -> Choice:
+    """Return the parameters of the first plan of a program.
+
+    Args:
+        options: the user's.
+        argument_bytes: mean bytes of arguments on a tile. Where they are more than the largest of `TILE_BYTES`, the
+            program is planned for tiles twice, four times… as large.
+    """
     byte_cost = BYTE_COSTS[0] if options.byte_cost is None else options.byte_cost
-    return Choice(byte_cost, Recomputation(options.recompute))
+    tile_bytes = next(size for power in count() if (size := TILE_BYTES[0] << power) >= argument_bytes)
+    return Choice(byte_cost, tile_bytes, Recomputation(options.recompute))
+
+
+def later_choices(first: Choice, byte_cost: float | None) -> tuple[Choice, ...]:
+    """Return the parameters after the first, in order: those of `ATTEMPTS`, or all sizes at a fixed cost per byte."""
+    attempts = ATTEMPTS if byte_cost is None else tuple((byte_cost, tile_bytes) for tile_bytes in TILE_BYTES)
+    choices = (replace(first, byte_cost=cost, tile_bytes=tile_bytes) for cost, tile_bytes in attempts)
+    return tuple(choice for choice in choices if choice != first)
 
 
 def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> tuple[P, Executable]:
-    """Compile plans of a program, `first` that of `first_choice`, until one fits; return it and its executable."""
+    """Compile the plan of fewest cycles that fits, `first` being that of `first_choice`; return it and its executable."""
     # If no plan fits, the error is that of the first plan whose fullest tile is smallest.
-    if options.allow_out_of_memory or (options.byte_cost is not None and not first.trades):
+    if options.allow_out_of_memory:
         return first, compile(first.graph, first.program, options=options, check=partial(_check, first))
     start = time.perf_counter()
-    with numbered_attempt(_LOG, 1, first.choice.byte_cost):
-        executable = compile(first.graph, first.program, options=options, check=fits)
-    _log_attempt(1, first.choice, executable)
-    if fits(executable.memory):
-        return first, executable
-    attempts = {first.choice: _Attempt(first, executable)}
+    attempts: dict[Choice, _Attempt[P]] = {}
 
     def attempted(choice: Choice) -> _Attempt[P]:
         if choice not in attempts:
             seconds = time.perf_counter() - start
             number = len(attempts) + 1
             with numbered_attempt(_LOG, number, choice.byte_cost):
-                planned = plan(choice)
+                planned = plan(choice) if attempts else first
                 executable = compile(planned.graph, planned.program, options=options, check=fits)
-            _log_attempt(number, choice, executable)
             attempts[choice] = _Attempt(planned, executable, seconds)
+            _log_attempt(number, choice, attempts[choice])
         return attempts[choice]
 
-    # The second search has a fixed cost per byte: a higher one may need memory that recomputation has freed.
-    for byte_costs in (BYTE_COSTS, ()) if options.byte_cost is None else ((),):
-        search = _Search(attempts[first.choice], byte_costs)
-        while (choice := search.next()) is not None:
-            attempt = attempted(choice)
-            if fits(attempt.executable.memory):
-                while byte_costs and (higher := _with_higher_cost(attempt, list(attempts.values()))) is not None:
-                    attempt = min(attempt, attempted(higher), key=_fitting_cycles)
-                _log_best(attempt, list(attempts.values()), time.perf_counter() - start)
-                return attempt.planned, _with_history(attempt, list(attempts.values()))
-            search.add(attempt)
-    _refuse(list(attempts.values()))
+    origin = attempted(first.choice)
+    if origin.fits:
+        return first, origin.executable
+    fitting = _fitting(origin, later_choices(first.choice, options.byte_cost), attempted)
+    if fitting is None:
+        _refuse(list(attempts.values()))
+    _log_best(fitting, list(attempts.values()), time.perf_counter() - start)
+    return fitting.planned, _with_history(fitting, list(attempts.values()))
 
 
-def _log_attempt(number: int, choice: Choice, executable: Executable) -> None:
+def _fitting(
+    origin: _Attempt[P], choices: Sequence[Choice], attempted: Callable[[Choice], _Attempt[P]]
+) -> _Attempt[P] | None:
+    """Return the attempt of fewest cycles that fits, the first of equals; None if none fits."""
+    later = [choice for choice in choices if choice.tile_bytes >= _SMALLEST_SHARE * origin.fullest_bytes]
+    if later and origin.is_hopeless and not origin.planned.trades and attempted(later[-1]).is_hopeless:
+        return None
+    tried = [origin]
+    fitting = list[_Attempt[P]]()
+    for choice in later:
+        tried.append(attempted(choice))
+        if tried[-1].fits:
+            fitting.append(tried[-1])
+            if tried[-1].known_cycles <= _HARDLY_MORE * origin.known_cycles:
+                return tried[-1]
+    if not origin.planned.trades:
+        return _fastest(fitting)
+    for base in _undominated(tried):
+        if all(base.known_cycles < best.known_cycles for best in fitting):
+            fitting += _with_recomputation(base, attempted)
+    if not fitting and origin.planned.choice.cuts and later:
+        fitting += _with_new_stages(tried, attempted)
+    return _fastest(fitting)
+
+
+def _fastest(fitting: Sequence[_Attempt[P]]) -> _Attempt[P] | None:
+    return min(fitting, key=lambda attempt: attempt.known_cycles, default=None)
+
+
+def _undominated(attempts: Sequence[_Attempt[P]]) -> list[_Attempt[P]]:
+    """Return the attempts that need fewer bytes or fewer cycles than each one before."""
+    return [
+        attempt
+        for number, attempt in enumerate(attempts)
+        if all(
+            attempt.fullest_bytes < earlier.fullest_bytes or attempt.known_cycles < earlier.known_cycles
+            for earlier in attempts[:number]
+        )
+    ]
+
+
+def _with_recomputation(base: _Attempt[P], attempted: Callable[[Choice], _Attempt[P]]) -> list[_Attempt[P]]:
+    """Return the attempt that fits and stores most for gradients, if there is one."""
+    attempts = (attempted(choice) for choice in _with_less_stored(base))
+    return next(([attempt] for attempt in attempts if attempt.fits), [])
+
+
+def _with_less_stored(base: _Attempt[P]) -> Iterator[Choice]:
+    """Yield choices with fewer and fewer bytes stored for gradients, in growing steps, down to the fewest."""
+    levels = [level for level in _LEVELS if level <= base.executable.target.bytes_per_tile]
+    tried = {base.stored_bytes(base.planned.choice.recomputation)}
+    for number in takewhile(lambda number: number <= len(levels), accumulate(2**power for power in count())):
+        recomputation = base.storing(levels[number - 1])
+        if recomputation is None:
+            return
+        if (stored_bytes := base.stored_bytes(recomputation)) not in tried:
+            tried.add(stored_bytes)
+            yield replace(base.planned.choice, recomputation=recomputation)
+
+
+def _with_new_stages(tried: Sequence[_Attempt[P]], attempted: Callable[[Choice], _Attempt[P]]) -> list[_Attempt[P]]:
+    """Return the first attempt that fits in stages that are searched again with recomputation, if there is one."""
+    # From the second attempt on whole layers are recomputed, so other cuts are good.
+    base = tried[1]
+    recomputation = next(_with_less_stored(base), base.planned.choice).recomputation
+    found = attempted(replace(base.planned.choice, recomputation=recomputation, cuts=()))
+    if found.fits:
+        return [found]
+    bases = (attempted(replace(each.planned.choice, cuts=found.planned.choice.cuts)) for each in tried)
+    return next((fitting for each in bases if (fitting := _with_recomputation(each, attempted))), [])
+
+
+def _log_attempt(number: int, choice: Choice, attempt: _Attempt[Any]) -> None:
     if _LOG.is_on(INFO):
-        report = executable.memory
-        does_fit = fits(report)
-        needed_bytes = report.max_tile_bytes if does_fit else int(report.least_bytes.max())
-        outcome = "fits, the fullest tile has" if does_fit else "does not fit, the fullest tile needs at least"
-        outcome += f" {needed_bytes:,} of {executable.target.bytes_per_tile:,} bytes"
-        _LOG.info("%s: attempt %d at %g cycles per byte %s", compilation_name(), number, choice.byte_cost, outcome)
+        report = attempt.executable.memory
+        needed_bytes = report.max_tile_bytes if attempt.fits else attempt.fullest_bytes
+        outcome = "fits, the fullest tile has" if attempt.fits else "does not fit, the fullest tile needs at least"
+        outcome += f" {needed_bytes:,} of {attempt.executable.target.bytes_per_tile:,} bytes"
+        text = "%s: attempt %d at %g cycles per byte %s, planned for tiles of %d KiB"
+        _LOG.info(text, compilation_name(), number, choice.byte_cost, outcome, choice.tile_bytes // 1024)
 
 
 def _log_best(best: _Attempt[P], attempts: Sequence[_Attempt[P]], seconds: float) -> None:
@@ -154,27 +248,6 @@ def _log_best(best: _Attempt[P], attempts: Sequence[_Attempt[P]], seconds: float
     others_percent = 100 * (1 - best_seconds / seconds)
     text = "%s: attempt %d of %d is used; the others took %.0f%% of %.1f s"
     _LOG.info(text, compilation_name(), number + 1, len(attempts), others_percent, seconds)
-
-
-def _with_higher_cost(fitting: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:
-    """Return the next cost per byte that may fit without further recomputation, in fewer cycles than `fitting`."""
-    first = attempts[0]
-    recomputation = first.planned.choice.recomputation
-    if fitting.planned.choice.recomputation == recomputation:
-        return None
-    without = [attempt for attempt in attempts if attempt.planned.choice.recomputation == recomputation]
-    best = min(without, key=lambda attempt: attempt.max_missing_bytes)
-    highest = max(attempt.planned.choice.byte_cost for attempt in without)
-    higher = [byte_cost for byte_cost in BYTE_COSTS if byte_cost > highest]
-    is_enough = bool(higher) and best.max_missing_bytes <= first.freed_bytes(best) * len(higher)
-    if not is_enough or higher[0] * best.max_missing_bytes >= best.extra_cycles(fitting):
-        return None
-    return replace(best.planned.choice, byte_cost=higher[0])
-
-
-def _fitting_cycles(attempt: _Attempt[P]) -> float:
-    """Return the cycles of an attempt, infinite where it does not fit."""
-    return float(attempt.cycles or 0) if fits(attempt.executable.memory) else np.inf
 
 
 def _with_history(attempt: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Executable:
@@ -201,6 +274,10 @@ class _Attempt(Generic[P]):
         self.seconds = seconds
 
     @cached_property
+    def fits(self) -> bool:
+        return fits(self.executable.memory)
+
+    @cached_property
     def cycles(self) -> int | None:
         """Cycles of one run; None where trip counts are data."""
         try:
@@ -208,174 +285,55 @@ class _Attempt(Generic[P]):
         except ProfileError:
             return None
 
-    @cached_property
-    def missing_bytes(self) -> np.ndarray:
-        """Bytes that the fullest tile of each IPU lacks, int64[IPUs]."""
-        target = self.executable.graph.target
-        memory = self.executable.memory
-        missing_bytes = np.maximum(memory.least_bytes - target.bytes_per_tile, 0)
-        if not missing_bytes.any():  # only where the lower bound fits is packing, which is slow, of interest
-            missing_bytes = memory.lacking().get("memory", missing_bytes)
-        return np.asarray(missing_bytes.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
-
     @property
-    def max_missing_bytes(self) -> int:
-        return int(self.missing_bytes.max())
+    def known_cycles(self) -> int:
+        """Cycles of one run, 0 where trip counts are data: the first that fits is then as good as any."""
+        return self.cycles or 0
 
     @cached_property
-    def max_tile_bytes(self) -> np.ndarray:
+    def ipu_bytes(self) -> np.ndarray:
         """Lower bound of the bytes on the fullest tile of each IPU, int64[IPUs]."""
         tiles = self.executable.graph.target.tiles_per_ipu
         return np.asarray(self.executable.memory.least_bytes.reshape(-1, tiles).max(1), np.int64)
+
+    @property
+    def fullest_bytes(self) -> int:
+        """Lower bound of the bytes on the fullest tile."""
+        return int(self.ipu_bytes.max())
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.fullest_bytes > _HOPELESS_RATIO * self.executable.target.bytes_per_tile
 
     @property
     def stored_share(self) -> float:
         """Smallest share, over gradients, of the bytes stored to those stored without recomputation."""
         return min((trade.planned.peak_bytes / max(1, trade.all_bytes) for trade in self.planned.trades), default=1.0)
 
-    def extra_cycles(self, other: _Attempt[P]) -> int:
-        """Return the cycles of another attempt beyond those of this one."""
-        return (other.cycles or 0) - (self.cycles or 0)
+    def stored_bytes(self, recomputation: Recomputation) -> tuple[int, ...]:
+        """Return the bytes that each gradient would store."""
+        return tuple(trade.bytes_with(recomputation.share(trade.ipu)) for trade in self.planned.trades)
 
-    def freed_bytes(self, other: _Attempt[P]) -> int:
-        """Return the missing bytes of this attempt beyond those of another one."""
-        return self.max_missing_bytes - other.max_missing_bytes
+    def storing(self, level: int) -> Recomputation | None:
+        """Return recomputation with which no fullest tile of an IPU is expected to need more than `level` bytes.
 
-
-@dataclass(frozen=True, slots=True)
-class _Tightening:
-    """Recomputation that frees the missing bytes, and its estimated cycles; infinite if it cannot free enough."""
-
-    recomputation: Recomputation
-    cycles: float
-
-
-class _Search(Generic[P]):
-    """Iterate over plans of a program, each from the best so far.
-
-    A cost per byte that adds more cycles for each byte it frees than recomputation would is dropped. From then on only
-    recomputation is tried, as long as it is enough; so it is if the remaining costs could not free enough at the rate
-    of the last one. Where recomputation frees less than planned, the next one aims at more. Where stages are searched
-    again, each IPU stores as many bytes as before, not the same share of what the new stages could store.
-    """
-
-    def __init__(self, first: _Attempt[P], byte_costs: Sequence[float]) -> None:
-        self.attempts = [first]
-        self._base = first  # the attempt that the next one changes
-        self._byte_costs = list(byte_costs)
-        self._tightenings = 0
-        self._margin = _MARGIN
-        self._byte_costs_pay = True
-        self._has_new_stages = False
-        self._alternative: _Tightening | None = None
-        self._changed: Literal["byte_cost", "recomputation", "stages"] = "byte_cost"  # by the last call of `next`
-        self._recomputation = first.planned.choice.recomputation  # of the next attempt
-
-    def next(self) -> Choice | None:
-        """Return the parameters of the next plan, None at the end of the search."""
-        choice = replace(self._base.planned.choice, recomputation=self._recomputation)
-        missing_bytes = self._base.max_missing_bytes
-        self._byte_costs = [byte_cost for byte_cost in self._byte_costs if byte_cost > choice.byte_cost]
-        tighter = self._alternative = self._tighten() if self._tightenings < _MAX_TIGHTENINGS else None
-        if self._needs_new_stages(choice, tighter):
-            self._has_new_stages = True
-            self._changed = "stages"
-            recomputation = choice.recomputation if tighter is None else tighter.recomputation
-            return replace(choice, recomputation=recomputation, cuts=())
-        if tighter is None and not self._byte_costs_pay and self._is_hopeless(missing_bytes):
-            return None
-        if self._byte_costs and (
-            tighter is None or self._expected_cycles(self._byte_costs[0], missing_bytes) < tighter.cycles
-        ):
-            self._changed = "byte_cost"
-            return replace(choice, byte_cost=self._byte_costs[0])
-        self._changed = "recomputation"
-        return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
-
-    def _is_hopeless(self, missing_bytes: int) -> bool:
-        return missing_bytes > _HOPELESS_RATIO * self._base.executable.target.bytes_per_tile
-
-    def _needs_new_stages(self, choice: Choice, tighter: _Tightening | None) -> bool:
-        """Return whether to search stages again, once: after the first cost per byte, if no tightening is enough."""
-        has_stages = bool(choice.cuts and choice.recomputation.shares)
-        is_past_first_cost = choice.byte_cost > self.attempts[0].planned.choice.byte_cost or not self._byte_costs
-        is_not_enough = tighter is None or tighter.cycles == np.inf
-        return has_stages and is_past_first_cost and is_not_enough and not self._has_new_stages
-
-    def _expected_cycles(self, byte_cost: float, missing_bytes: int) -> float:
-        # Planners add at most `byte_cost` cycles for a byte freed; infinite puts recomputation first.
-        return byte_cost * missing_bytes if self._byte_costs_pay else np.inf
-
-    def add(self, attempt: _Attempt[P]) -> None:
-        """Continue from an attempt that does not fit either, unless its bytes cost more than recomputation."""
-        self.attempts.append(attempt)
-        freed_bytes = self._base.freed_bytes(attempt)
-        missing_bytes = self._base.max_missing_bytes
-        choice = attempt.planned.choice
-        if self._changed == "stages":
-            self._recomputation = self._shares_of_equal_bytes(attempt)
-            self._base = attempt
-            return
-        if self._changed == "recomputation":
-            self._tightenings += 1
-            self._margin *= min(_MAX_MARGIN, max(1.0, missing_bytes / max(1, freed_bytes)))
-            self._base = attempt
-            self._recomputation = choice.recomputation
-            return
-        extra_cycles = self._base.extra_cycles(attempt)
-        num_higher = sum(byte_cost > choice.byte_cost for byte_cost in self._byte_costs)
-        if freed_bytes * (1 + num_higher) < missing_bytes:  # too few even if each higher cost frees as many
-            self._byte_costs_pay = False
-        if self._alternative is None or (
-            freed_bytes > 0 and extra_cycles * missing_bytes <= self._alternative.cycles * freed_bytes
-        ):
-            self._base = attempt
-        else:
-            self._byte_costs_pay = False
-            self._byte_costs.remove(choice.byte_cost)
-
-    def _shares_of_equal_bytes(self, attempt: _Attempt[P]) -> Recomputation:
-        """Return the recomputation with which new stages store as many bytes on each IPU as planned before."""
-        shares = []
-        for ipu in range(len(attempt.missing_bytes)):
-            stored_bytes = sum(trade.planned.peak_bytes for trade in _of_ipu(self._base.planned.trades, ipu))
-            all_bytes = sum(trade.all_bytes for trade in _of_ipu(attempt.planned.trades, ipu))
-            shares.append(min(1.0, stored_bytes / max(1, all_bytes)))
-        return replace(attempt.planned.choice.recomputation, shares=tuple(shares))
-
-    def _tighten(self) -> _Tightening | None:
-        """Return recomputation that stores less on IPUs that lack memory; None if none does, or nothing is left."""
-        base = self._base
-        missing_bytes = base.missing_bytes
-        tiles_per_ipu = base.executable.graph.target.tiles_per_ipu
-        is_enough = True
-        shares = [self._recomputation.share(ipu) for ipu in range(len(missing_bytes))]
-        for ipu in np.flatnonzero(missing_bytes).tolist():
-            trades = _of_ipu(base.planned.trades, ipu)
-            stored_bytes = sum(t.planned.peak_bytes for t in trades)
-            min_bytes = sum(t.least_bytes for t in trades)
+        None if an IPU that needs more stores nothing that can be recomputed.
+        """
+        recomputation = self.planned.choice.recomputation
+        tiles_per_ipu = self.executable.graph.target.tiles_per_ipu
+        shares = [recomputation.share(ipu) for ipu in range(len(self.ipu_bytes))]
+        excess_bytes = np.maximum(self.ipu_bytes - level, 0)
+        for ipu in np.flatnonzero(excess_bytes).tolist():
+            trades = [trade for trade in self.planned.trades if trade.ipu in (ipu, None)]
+            stored_bytes = sum(trade.planned.peak_bytes for trade in trades)
+            min_bytes = sum(trade.least_bytes for trade in trades)
             if stored_bytes <= min_bytes:
                 return None
-            goal_bytes = stored_bytes - self._margin * float(missing_bytes[ipu]) * tiles_per_ipu
+            goal_bytes = stored_bytes - _MARGIN * float(excess_bytes[ipu]) * tiles_per_ipu
             if goal_bytes < min_bytes:  # the fullest tile has more than the mean: shrink by its share instead
-                goal_bytes = stored_bytes * (1 - _MARGIN * float(missing_bytes[ipu] / base.max_tile_bytes[ipu]))
-            shares[ipu] = max(0.0, goal_bytes / sum(t.all_bytes for t in trades))
-            is_enough &= float(missing_bytes[ipu]) * tiles_per_ipu <= _MAX_TILE_RATIO * (stored_bytes - min_bytes)
-        if not missing_bytes.any():
-            return None
-        # The slowest IPU sets the pace.
-        by_ipu = [_of_ipu(base.planned.trades, ipu) for ipu in range(len(shares))]
-        all_stored = max(sum(t.plans.keep_all().cycles for t in trades) for trades in by_ipu)
-        before = max(sum(t.planned.cycles for t in trades) for trades in by_ipu)
-        after = max(sum(t.cycles_with(share) for t in trades) for trades, share in zip(by_ipu, shares, strict=True))
-        # Plans count cycles of gradients alone: their ratio is scaled to the cycles of the program.
-        cycles = (self.attempts[0].cycles or 0) * (after - before) / max(1, all_stored)
-        return _Tightening(replace(self._recomputation, shares=tuple(shares)), cycles if is_enough else np.inf)
-
-
-def _of_ipu(trades: Sequence[ChainTrade], ipu: int) -> list[ChainTrade]:
-    """Return the trade-offs of one IPU; those without an IPU concern all."""
-    return [trade for trade in trades if trade.ipu in (ipu, None)]
+                goal_bytes = stored_bytes * (1 - _MARGIN * float(excess_bytes[ipu] / self.ipu_bytes[ipu]))
+            shares[ipu] = max(0.0, goal_bytes / sum(trade.all_bytes for trade in trades))
+        return replace(recomputation, shares=tuple(shares))
 
 
 def _check(planned: Planned, report: MemoryReport) -> None:

@@ -491,6 +491,6 @@ class IpuFunction(Generic[_P, _R]):
         check_jaxpr_whole(self.__name__, traced.jaxpr)
         line = self._line or calling_line()
         plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
-        lowered = plan.lowered(first_choice(self._options))
+        lowered = plan.lowered(first_choice(self._options, plan.argument_bytes_per_tile))
         self.unused_ipus.check(device, lowered.graph.num_used_ipus, device.target.num_ipus)
         return lowered

@@ -41,6 +41,7 @@ from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.logs import Log, step
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
 from ipujax.stages import Lowered, Traced
 
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
@@ -120,7 +121,7 @@ class LoweringPlan:
             for is_offloaded, is_streamed, count in zip(offloaded, streamed, batches, strict=True)
         )
         hosted = tuple(is_there and count is None for is_there, count in zip(on_host, batches, strict=True))
-        offloading = self._offloading(tuple(off_chip), aliases, hosted, choice.byte_cost)
+        offloading = self._offloading(tuple(off_chip), aliases, hosted, choice)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.
         recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
@@ -142,6 +143,7 @@ class LoweringPlan:
                     options=replace(self.options, byte_cost=choice.byte_cost),
                     recomputation=recomputation,
                     cuts=choice.cuts,
+                    planned_tile_bytes=choice.tile_bytes,
                 )
         dumps.lowered(program.graph, program.program)
         choice = replace(choice, cuts=program.cuts)
@@ -161,6 +163,17 @@ class LoweringPlan:
             constants=self.constants,
             may_offload=self._may_offload(offloaded, streamed),
         )
+
+    @property
+    def argument_bytes_per_tile(self) -> float:
+        """Mean bytes on a tile of the arguments that are neither offloaded nor on the host."""
+        signature = self._program_signature
+        on_chip = (
+            aval
+            for aval, number in zip(self.jaxpr.in_avals, self.positions, strict=False)
+            if not signature.offloaded[number] and not is_on_host(aval)
+        )
+        return sum(aval.size * element_bytes(aval.dtype) for aval in on_chip) / self.target.num_tiles
 
     @property
     def _program_signature(self) -> Signature:
@@ -208,16 +221,16 @@ class LoweringPlan:
         )
 
     def _offloading(
-        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], on_host: tuple[bool, ...], byte_cost: float
+        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], on_host: tuple[bool, ...], choice: Choice
     ) -> Offloading:
         """Return the values off chip; batches of loads shrink in proportion to the cost per byte."""
         num_ipus = self.target.num_ipus // unwrapped(self.jaxpr).replicas
-        chip_bytes = self.target.tiles_per_ipu * self.target.bytes_per_tile
-        scale = BYTE_COST_CYCLES / max(byte_cost, BYTE_COST_CYCLES)
+        chip_bytes = self.target.tiles_per_ipu * choice.tile_bytes
+        scale = BYTE_COST_CYCLES / max(choice.byte_cost, BYTE_COST_CYCLES)
         batch_bytes = int(scale * min(BATCH_BYTES, _MAX_BATCH_SHARE * chip_bytes))
-        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(), on_host)
+        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(choice), on_host)
 
-    def _io_tiles(self) -> IoTiles | None:
+    def _io_tiles(self, choice: Choice) -> IoTiles | None:
         """Return the I/O tiles, None without any; refuses as many as an IPU has."""
         options = self.options
         target = self.target
@@ -229,6 +242,6 @@ class LoweringPlan:
                 expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
                 got=options.io_tiles,
             )
-        io_bytes = options.io_tiles * target.bytes_per_tile
+        io_bytes = options.io_tiles * choice.tile_bytes
         # assumed: the batch in use and those ahead share the memory, and a value may fill half of a batch's share.
         return IoTiles(options.prefetch_depth, io_bytes // (2 * (options.prefetch_depth + 1)))

@@ -345,7 +345,8 @@ class Lowered(Stage):
     def compile(self) -> Compiled:
         """Check the graph, plan its exchanges and memory, and return the callable program.
 
-        A program that does not fit is lowered again at higher costs per byte, unless `Options(byte_cost=)` fixes one.
+        A program that does not fit is lowered again, see `ipujax.fit`: at higher costs per byte, unless
+        `Options(byte_cost=)` fixes one, and for smaller tiles.
 
         Raises:
             TileMemoryError: the program does not fit, unless `Options(allow_out_of_memory=True)`.
@@ -389,7 +390,7 @@ class Compiled(Stage):
 
     @property
     def lowered(self) -> Lowered:
-        """Program at the cost per byte at which it fits."""
+        """Program of the attempt that fits."""
         return self._lowered
 
     @property

@@ -119,6 +119,7 @@ def lower(
     options: Options | None = None,
     recomputation: Recomputation = KEEP_ALL,
     cuts: Sequence[Cuts] = (),
+    planned_tile_bytes: int | None = None,
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -137,6 +138,7 @@ def lower(
         options: options of the user, `Options()` when None; without a cost of a byte, the first of the ladder.
         recomputation: recomputation of gradients of pipelines; other gradients have it already.
         cuts: stage boundaries where the search for stages starts; anywhere when empty.
+        planned_tile_bytes: bytes of a tile as planners know it; those of the target when None.
 
     Returns:
         The graph and the program of one call.
@@ -162,7 +164,7 @@ def lower(
     replica_target = of_one_replica(target, replicas)
     options = options or Options()
     byte_cost_cycles = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
-    planning_target = _with_less_memory(replica_target, byte_cost_cycles)
+    planning_target = _for_planners(replica_target, planned_tile_bytes, byte_cost_cycles)
     make_lowering = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
@@ -180,17 +182,27 @@ def lower(
         program = lowered_of(candidate)
         return program.graph, program.program
 
-    if not has_stages(jaxpr.jaxpr):
-        return lowered_of(uncut(jaxpr))
-    best, cuts = find_stages(jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts)
-    return replace(lowered_of(best), cuts=cuts)
+    best = uncut(jaxpr)
+    found_cuts: tuple[Cuts, ...] = ()
+    if has_stages(jaxpr.jaxpr):
+        best, found_cuts = find_stages(
+            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts
+        )
+    program = replace(lowered_of(best), cuts=found_cuts)
+    # No planner has seen how much memory the machine has: only whether the program fits depends on it.
+    program.graph.target = replica_target
+    return program
 
 
-def _with_less_memory(target: Target, byte_cost_cycles: float) -> Target:
+def _for_planners(target: Target, tile_bytes: int | None, byte_cost_cycles: float) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
     # Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
     share = next((share for min_cost, share in _SHARES if byte_cost_cycles >= min_cost), 1.0)
-    return replace(target, available_memory_proportion=share * target.available_memory_proportion)
+    return replace(
+        target,
+        available_memory_proportion=share * target.available_memory_proportion,
+        bytes_per_tile=target.bytes_per_tile if tile_bytes is None else tile_bytes,
+    )
 
 
 class _Program:

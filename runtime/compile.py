@@ -338,7 +338,9 @@ def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
 
 def _copy(graph: Graph) -> Graph:
     # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
-    copy = Graph(graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles)
+    copy = Graph(
+        graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes
+    )
     copy.variables = list(graph.variables)
     copy.mappings = dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}

@@ -42,8 +42,9 @@ class Options:
             theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
             numbers round, and overflow, as they do with `exact_splits` alone.
         byte_cost: cycles that planners add for each byte of data or code on the fullest tile: a higher cost usually
-            makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
-            tiles; a number is fixed. Without the tiles' limit (`allow_out_of_memory`) None is ½ and does not climb.
+            makes programs smaller and slower. None is ½; if the program does not fit, the fastest that does of the
+            attempts of `docs/fitting.md`, with costs up to 16. A number is fixed. Without the tiles' limit
+            (`allow_out_of_memory`) None is ½.
         recompute: values that a gradient computes again instead of storing them. "none"; "all", from the arguments of
             the function, stage or phase; "standard" as PopART does, all between two places with few live bytes; "auto"
             as few as the program needs to fit its tiles. A `jax.checkpoint` keeps its meaning in each. A loop over

@@ -89,9 +89,9 @@ class ChainTrade:
         """Peak bytes of the smallest plan."""
         return self.plans.points[0][0]
 
-    def cycles_with(self, share: float) -> int:
-        """Cycles with a share of the bytes without recomputation, or with as few as possible."""
-        return self.plans.plan(max(self.least_bytes, int(share * self.all_bytes))).cycles
+    def bytes_with(self, share: float) -> int:
+        """Peak bytes with a share of those without recomputation, or with as few as possible."""
+        return self.plans.plan(max(self.least_bytes, int(share * self.all_bytes))).peak_bytes
 
 
 def recompute(

@@ -41,6 +41,7 @@ class Graph:
         replication_factor: number of replicas that run the graph, each on its own IPUs.
         byte_cost_cycles: cost per byte on the fullest tile, which planners add.
         io_tiles: number of tiles of each IPU, the last ones, that only move data; see `Options.io_tiles`.
+        planned_tile_bytes: bytes that planners assume a tile has; those of the target when None.
 
     Attributes:
         fallbacks: primitive of each compute set that runs an equation as one vertex.
@@ -63,11 +64,13 @@ class Graph:
         replication_factor: int = 1,
         byte_cost_cycles: float = BYTE_COST_CYCLES,
         io_tiles: int = 0,
+        planned_tile_bytes: int | None = None,
     ) -> None:
         self.target = target
         self.replication_factor = replication_factor
         self.byte_cost_cycles = byte_cost_cycles
         self.io_tiles = io_tiles
+        self.planned_tile_bytes = target.bytes_per_tile if planned_tile_bytes is None else planned_tile_bytes
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}

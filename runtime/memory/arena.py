@@ -116,5 +116,7 @@ def _chips(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide:
     for first in range(0, target.num_tiles, target.tiles_per_ipu):
         tiles = range(first, first + target.tiles_per_ipu)
         on_chip = [item for item in items if item.first < tiles.stop and item.stop > tiles.start]
-        chips.append(Chip(tiles, on_chip, target.interleaved_bytes))
+        # As planned: a program needs as many bytes on tiles of any size.
+        interleaved_bytes = max(0, occupancy.graph.planned_tile_bytes - target.interleaved_offset_bytes)
+        chips.append(Chip(tiles, on_chip, interleaved_bytes))
     return chips

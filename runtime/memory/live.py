@@ -139,7 +139,7 @@ class Occupancy:
     def _spread_over_neighbours(self, cost: ComputeSetCost, pieces: list[Piece]) -> list[Piece]:
         """Move the buffers of vertices that need more than half a tile to neighbouring tiles, evenly."""
         need = np.sum([values for _, _, values in pieces], axis=0)
-        half = self.target.bytes_per_tile // 2
+        half = self.graph.planned_tile_bytes // 2
         per_ipu = self.target.tiles_per_ipu
         borrowed = np.zeros(len(need), np.int64)
         fits_alone = np.ones(len(need), np.int64)

@@ -124,7 +124,7 @@ def _larger_machine(report: MemoryReport) -> str:
     settings = [f"{name}={value}" for name, value in _settings(report, report.lacking())]
     return (
         f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
-        "planners use more where there is more, so add about a tenth"
+        "its interleaved memory may begin at another offset, so add about a tenth"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import process_time
@@ -39,7 +40,7 @@ def arguments(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def device(bytes_per_tile: int) -> ipu.IPUModel:
-    return ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
+    return ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=14_000)
 
 
 def at_cost(bytes_per_tile: int, byte_cost: float, fun: Any = layers) -> ipu.Profile:
@@ -55,11 +56,10 @@ def fits(profile: ipu.Profile) -> bool:
 @cache
 def climb() -> tuple[int, float]:
     """The memory of a tile in which the layers fit at a higher cost per byte only, and the lowest such cost."""
-    for bytes_per_tile in range(27_000, 20_000, -500):
-        if not fits(at_cost(bytes_per_tile, FIRST)):
-            for byte_cost in BYTE_COSTS[1:]:
-                if fits(at_cost(bytes_per_tile, byte_cost)):
-                    return bytes_per_tile, byte_cost
+    first_bytes = at_cost(600_000, FIRST).memory.max_tile_bytes
+    for byte_cost in BYTE_COSTS[1:]:
+        if (num_bytes := at_cost(600_000, byte_cost).memory.max_tile_bytes) < first_bytes:
+            return num_bytes, byte_cost
     raise AssertionError("choose other layers: no cost per byte changes anything")
 
 
@@ -186,20 +186,30 @@ def test_nothing_climbs_where_nothing_has_to_fit() -> None:
 
 
 def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
-    bytes_per_tile = 15_000
-    profiles = [at_cost(bytes_per_tile, byte_cost) for byte_cost in BYTE_COSTS]
-    assert not any(map(fits, profiles))
-    sizes = [profile.memory.max_tile_bytes for profile in profiles]
-    best = sizes.index(min(sizes))
-    memory = profiles[best].memory
-    code = int(memory.code_bytes[memory.worst_tile])
+    bytes_per_tile = 25_000
+    lowered = ipu.jit(layers, device=device(bytes_per_tile)).lower(*arguments())
     with pytest.raises(ipu.TileMemoryError) as error:
-        ipu.jit(layers, device=device(bytes_per_tile)).lower(*arguments()).compile()
+        lowered.compile()
+    reports = []
+    for byte_cost, tile_bytes in fit.ATTEMPTS:
+        planned = lowered._plan(replace(lowered.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
+        reports.append(fit.compile(planned.graph, planned.program, check=lambda report: None).memory)
+    sizes = [report.max_tile_bytes for report in reports]
+    best = sizes.index(min(sizes))
+    memory = reports[best]
+    code = int(memory.code_bytes[memory.worst_tile])
     text = str(error.value)
     assert f"worst on tile {memory.worst_tile}, by {min(sizes) - bytes_per_tile:,} bytes" in text
     assert f"data and code on that tile: {min(sizes) - code:,} and {code:,} bytes" in text
     tried = "planned at costs of 0.5, 1, 2, 4, 8, 16 cycles per byte: its fullest tile is smallest at"
-    assert f"{tried} {BYTE_COSTS[best]:g}, as shown" in text
+    assert f"{tried} {fit.ATTEMPTS[best][0]:g}, as shown" in text
+
+
+def test_refuses_a_program_that_is_far_too_large_after_two_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="ipujax.fit"), pytest.raises(ipu.TileMemoryError):
+        ipu.jit(layers, device=device(5_000)).lower(*arguments()).compile()
+    attempts = [record.getMessage() for record in caplog.records if "does not fit" in record.getMessage()]
+    assert len(attempts) == 2 and "at 16 cycles per byte" in attempts[1] and "tiles of 39 KiB" in attempts[1]
 
 
 def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -216,63 +215,18 @@ def test_drops_a_byte_cost_that_frees_nothing() -> None:
     assert free.cycles == fixed.cycles
 
 
-@pytest.mark.parametrize(("lacking_bytes", "share"), [(20, 0.475), (90, 1 - 1.05 * 90 / 160)])
-def test_less_is_kept_than_the_fullest_tile_lacks(lacking_bytes: int, share: float) -> None:
+@pytest.mark.parametrize(("excess_bytes", "share"), [(20, 0.475), (90, 1 - 1.05 * 90 / 160)])
+def test_less_is_kept_than_the_fullest_tile_lacks(excess_bytes: int, share: float) -> None:
     """On all tiles of two as on that one; where that is more than there is, as great a part as that one lacks."""
-    planned = SimpleNamespace(peak_bytes=80, cycles=5)
-    trade = SimpleNamespace(ipu=0, planned=planned, all_bytes=80, least_bytes=10, cycles_with=lambda share: 7)
-    trade.plans = SimpleNamespace(keep_all=lambda: planned)
+    planned = SimpleNamespace(peak_bytes=80)
+    trade = SimpleNamespace(ipu=0, planned=planned, all_bytes=80, least_bytes=10)
     machine = SimpleNamespace(graph=SimpleNamespace(target=SimpleNamespace(tiles_per_ipu=2)))
-    choice = fit.Choice(FIRST, Recomputation("auto"))
+    choice = fit.Choice(FIRST, fit.TILE_BYTES[0], Recomputation("auto"))
     attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), machine)  # type: ignore[arg-type, type-var]
-    vars(attempt).update(missing_bytes=np.array([lacking_bytes]), cycles=100, max_tile_bytes=np.array([160]))
-    tighter = fit._Search(attempt, ())._tighten()
-    assert tighter is not None and np.isfinite(tighter.cycles)
-    np.testing.assert_allclose(tighter.recomputation.shares, share)
-
-
-@pytest.mark.parametrize(("freed_bytes", "goes_on"), [(4_000, True), (1_000, False)])
-def test_byte_costs_that_cannot_be_enough_come_after_recomputation(freed_bytes: int, goes_on: bool) -> None:
-    """Six costs per byte, two of which are tried: is it enough if each of the others frees as much as the second?"""
-
-    def attempt_of(choice: fit.Choice, lacking_bytes: int, cycles: int) -> Any:
-        attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
-        vars(attempt).update(missing_bytes=np.array([lacking_bytes]), cycles=cycles)
-        return attempt
-
-    first = fit.Choice(FIRST, Recomputation("auto"))
-    search = fit._Search(attempt_of(first, 10_000, 0), BYTE_COSTS)
-    less = replace(first.recomputation, shares=(0.5,))
-    search._tighten = lambda: fit._Tightening(less, 1e6)  # type: ignore[method-assign]
-    higher = replace(first, byte_cost=BYTE_COSTS[1])
-    assert search.next() == higher
-    search.add(attempt_of(higher, 10_000 - freed_bytes, 100))
-    assert search.next() == (
-        replace(higher, byte_cost=BYTE_COSTS[2]) if goes_on else replace(higher, recomputation=less)
-    )
-
-
-def test_stages_are_looked_for_anew_where_no_recomputation_is_enough() -> None:
-    """Once, from the second cost per byte on, where whole layers are recomputed; as many bytes are stored as before."""
-
-    def attempt_of(choice: fit.Choice, all_bytes: int = 1_000) -> Any:
-        trade = SimpleNamespace(ipu=0, planned=SimpleNamespace(peak_bytes=900), all_bytes=all_bytes)
-        attempt = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), None)  # type: ignore[arg-type, type-var]
-        vars(attempt).update(missing_bytes=np.array([10_000]), cycles=0)
-        return attempt
-
-    first = fit.Choice(FIRST, Recomputation("auto", (0.9,)), ((3,),))
-    search, less = fit._Search(attempt_of(first), BYTE_COSTS), replace(first.recomputation, shares=(0.5,))
-    search._tighten = lambda: fit._Tightening(less, np.inf)  # type: ignore[method-assign]
-    higher = replace(first, byte_cost=BYTE_COSTS[1])
-    assert search.next() == higher
-    search.add(attempt_of(higher))
-    search._base = attempt_of(higher)
-    assert search.next() == replace(higher, recomputation=less, cuts=())
-    search.add(attempt_of(replace(higher, recomputation=less, cuts=((2,),)), all_bytes=2_000))
-    following = search.next()
-    assert following is not None and following.cuts == ((2,),)
-    assert search._recomputation.shares == (0.45,)
+    vars(attempt).update(ipu_bytes=np.array([160]))
+    recomputation = attempt.storing(160 - excess_bytes)
+    assert recomputation is not None
+    np.testing.assert_allclose(recomputation.shares, share)
 
 
 def test_fits_without_a_byte_cost_if_it_fits_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
