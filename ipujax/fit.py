@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate, count, takewhile
+from itertools import count, takewhile
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -51,6 +51,8 @@ ATTEMPTS = (
 )
 # Bytes of a tile that recomputation aims at: 64 in each octave, from 16 MiB to 2 KiB.
 _LEVELS = tuple(int(2 ** (11 + step / 64)) for step in range(64 * 13, -1, -1))
+# Numbers of the levels below a tile's memory that are aimed at: ever larger steps, as an estimate was too low.
+_STEPS = tuple(dict.fromkeys(int(1.3**power) - 1 for power in range(26)))
 _HARDLY_MORE = 1.005  # assumed: ratio of cycles at which no further attempt is worth its compilation
 _SMALLEST_SHARE = 1 / 8  # assumed: operations planned for so small a part of the program's fullest tile free nothing
 _HOPELESS_RATIO = 5  # assumed: no attempt frees as many times a tile's memory if the last did not
@@ -209,8 +211,8 @@ def _with_less_stored(base: _Attempt[P]) -> Iterator[Choice]:
     """Yield choices with fewer and fewer bytes stored for gradients, in growing steps, down to the fewest."""
     levels = [level for level in _LEVELS if level <= base.executable.target.bytes_per_tile]
     tried = {base.stored_bytes(base.planned.choice.recomputation)}
-    for number in takewhile(lambda number: number <= len(levels), accumulate(2**power for power in count())):
-        recomputation = base.storing(levels[number - 1])
+    for number in takewhile(lambda number: number < len(levels), _STEPS):
+        recomputation = base.storing(levels[number])
         if recomputation is None:
             return
         if (stored_bytes := base.stored_bytes(recomputation)) not in tried:
@@ -364,12 +366,13 @@ def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     """Raise the error of the plan whose fullest tile is smallest, the first of equals."""
     reports = [attempt.executable.memory for attempt in attempts]
     choices = [attempt.planned.choice for attempt in attempts]
-    byte_costs = tuple(dict.fromkeys(choice.byte_cost for choice in choices))
+    byte_costs = dict.fromkeys(choice.byte_cost for choice in choices)
     shares = [attempt.stored_share for attempt in attempts]
     best = _smallest(reports)
     remedies = _remedies(attempts[best].planned.untried)
     all_shares = tuple(dict.fromkeys(shares))
-    check_memory(reports[best], byte_costs, choices[best].byte_cost, all_shares, shares[best], remedies)
+    all_costs = tuple(byte_costs) if len(byte_costs) > 1 else ()
+    check_memory(reports[best], all_costs, choices[best].byte_cost, all_shares, shares[best], remedies)
     raise AssertionError("check_memory raises for a program that does not fit")
 
 

@@ -27,7 +27,7 @@ KIB = 1024
 MAX_RATIO = 1.02  # of cycles to the fewest on smaller tiles
 TILES = 64
 SIZES = range(64 * KIB, 1025 * KIB, 8 * KIB)
-SMALL_SIZES = range(8 * KIB, 129 * KIB, KIB)
+SMALL_SIZES = range(8 * KIB, 145 * KIB, 4 * KIB)
 
 Found = tuple[int, Choice] | None  # cycles of the program that fits, and its parameters
 
