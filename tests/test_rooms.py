@@ -211,7 +211,8 @@ ROOMS: dict[str, str] = {
     "ipujax.lowering_plan": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.passes lowering.recomputation"
-        " lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        " lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs runtime.options runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
