@@ -132,7 +132,7 @@ def later_choices(first: Choice, byte_cost: float | None) -> tuple[Choice, ...]:
 
 
 def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> tuple[P, Executable]:
-    """Compile the plan of fewest cycles that fits, `first` being that of `first_choice`; return it and its executable."""
+    """Compile plans of a program, `first` that of `first_choice`; return the fastest that fits and its executable."""
     # If no plan fits, the error is that of the first plan whose fullest tile is smallest.
     if options.allow_out_of_memory:
         return first, compile(first.graph, first.program, options=options, check=partial(_check, first))

@@ -166,12 +166,12 @@ class LoweringPlan:
 
     @property
     def argument_bytes_per_tile(self) -> float:
-        """Mean bytes on a tile of the arguments that are neither offloaded nor on the host."""
+        """Mean bytes on a tile of the arguments that are on the chip during the whole call."""
         signature = self._program_signature
         on_chip = (
             aval
-            for aval, number in zip(self.jaxpr.in_avals, self.positions, strict=False)
-            if not signature.offloaded[number] and not is_on_host(aval)
+            for aval, number, count in zip(self.jaxpr.in_avals, self.positions, self._batches(), strict=True)
+            if count is None and not signature.offloaded[number] and not is_on_host(aval)
         )
         return sum(aval.size * element_bytes(aval.dtype) for aval in on_chip) / self.target.num_tiles
 
