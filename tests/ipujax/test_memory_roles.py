@@ -182,7 +182,7 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
 
     found, graph = roles(step, PARAMS, PARAMS, array(32, WIDTH), array(32, WIDTH), num_ipus=2)
     assert under(found, "params") == {WEIGHTS} and under(found, "moments") == {OPTIMISER_STATE}
-    assert found["x"] == found["staged/stage 0 forward/slice"] == INPUTS
+    assert found["staged/stage 0 forward/batch"] == found["staged/stage 1 forward/batch"] == INPUTS
     assert found["staged/stage 0 forward/stack"] == found["staged/stage 1 forward/stack"] == STORED
     assert found["staged/stage 0 forward/to stage 1/stack"] == STORED
     sums = {role for name, role in found.items() if "backward/result" in name and name.endswith("/mean")}
