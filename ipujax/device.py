@@ -1,17 +1,21 @@
 """Devices: targets of a compilation, and the default device.
 
-`IPUModel` is a simulated system of IPUs; `CPU` computes the numbers only, as Poplar's CPU target does.
+`IPUModel` is a simulated system of IPUs; `CPU` computes the numbers only, as Poplar's CPU target does. `make_mesh`
+names the IPUs of a system by axes, for shardings; it needs no devices of JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType
 
 from ipujax.runtime.errors import ArgumentError, TargetError
 from ipujax.runtime.signatures import checking_calls
@@ -148,3 +152,35 @@ def current_device() -> Device:
 @cache  # validating a target takes longer than looking up a compiled function
 def _single_mk2() -> IPUModel:
     return IPUModel()
+
+
+@checking_calls("ipu.make_mesh")
+def make_mesh(
+    axis_shapes: Sequence[int], axis_names: Sequence[str], *, axis_types: Sequence[AxisType] | None = None
+) -> AbstractMesh:
+    """Make a mesh of IPUs, the last axis varying fastest; its signature is that of `jax.make_mesh`.
+
+    Args:
+        axis_shapes: number of IPUs along each axis.
+        axis_names: name of each axis.
+        axis_types: type of each axis: `AxisType.Explicit`, so that types of values say their shardings, the default of
+            JAX, or `AxisType.Auto`, so that the compiler chooses those that no annotation says.
+
+    Returns:
+        A `jax.sharding.AbstractMesh`, for `NamedSharding`, `jax.sharding.use_abstract_mesh` and `jax.shard_map`.
+
+    Raises:
+        ArgumentError: lengths that differ, a size below 1, a name that comes twice.
+    """
+    sizes = tuple(axis_shapes)
+    names = tuple(axis_names)
+    if len(sizes) != len(names) or len(set(names)) != len(names) or any(size < 1 for size in sizes):
+        raise ArgumentError(
+            "ipu.make_mesh needs a size from 1 and a name of its own for each axis",
+            expected='ipu.make_mesh((2, 4), ("data", "model"))',
+            got=f"ipu.make_mesh({sizes}, {names}), of {prod(sizes)} IPUs",
+        )
+    types = (AxisType.Explicit,) * len(sizes) if axis_types is None else tuple(axis_types)
+    if len(types) != len(sizes):
+        raise ArgumentError("ipu.make_mesh needs a type for each axis", expected=len(sizes), got=types)
+    return AbstractMesh(sizes, names, types)

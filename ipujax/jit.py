@@ -18,21 +18,22 @@ from weakref import WeakKeyDictionary, WeakSet
 import jax
 
 from ipujax.calls import (
-    INSTEAD_OF_SHARDINGS,
+    NO_SHARDINGS,
+    UNSET,
     CallArguments,
-    Compilation,
+    CallShardings,
     FunctionName,
-    Places,
+    FunctionSettings,
     Replication,
     RunsApart,
     Settings,
+    ShardingSettings,
     UnusedIpus,
-    argument_places,
     as_names,
     as_numbers,
     check_arguments,
     check_function,
-    check_jaxpr_whole,
+    check_jaxpr,
     check_live,
     check_live_arguments,
     check_memories,
@@ -41,9 +42,9 @@ from ipujax.calls import (
     check_whole,
     compiling,
     compiling_for,
-    dynamic_arguments,
     explaining_axis_errors,
     has_tracer,
+    in_explicit_mesh,
     offloaded_arguments,
     static_keywords,
     with_host_shapes,
@@ -52,6 +53,7 @@ from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
+from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -61,7 +63,6 @@ from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced
 
 _LOG = Log("jit")
@@ -76,7 +77,7 @@ _R = TypeVar("_R")
 def jit(fun: None = None, /, **settings: Unpack[Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[Settings]) -> IpuFunction[_P, _R]: ...
-@checking_calls("ipu.jit", hints=INSTEAD_OF_SHARDINGS)
+@checking_calls("ipu.jit")
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -91,6 +92,8 @@ def jit(  # type: ignore[no-untyped-def]
     static_argnums=None,
     static_argnames=None,
     offload_argnums=(),
+    in_shardings=None,
+    out_shardings=None,
     options=None,
 ):
     """Compile a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator::
@@ -124,6 +127,11 @@ def jit(  # type: ignore[no-untyped-def]
             soon as it is computed. Of a table whose rows are looked up or updated only these rows are loaded. Arrays of
             one element, and keys, stay on chip. Of an argument that is split over replicas each loads its part, as with
             the state of `ipu.optim.shard`.
+        in_shardings: shardings of positional arguments that are not static, as of `jax.jit`: a pytree prefix of
+            `jax.sharding.NamedSharding`, `PartitionSpec` for the mesh that is set, or None. A sharding that splits a
+            value, be it of an argument, a result, a constraint or a type, partitions the function over the IPUs of a
+            mesh: one device of it is one IPU. See `ipu.make_mesh`.
+        out_shardings: shardings of results, likewise.
         options: compiler options.
 
     Returns:
@@ -131,8 +139,9 @@ def jit(  # type: ignore[no-untyped-def]
 
     Raises:
         ArgumentError: at a call: arguments that are not arrays or cannot be split, an array that is donated and passed
-            twice, arrays that are sharded over several devices, meshes with explicit axes.
-        GraphError: at a call: a result with `PartitionSpec()` that may differ between replicas.
+            twice, arrays that are sharded beside `replicas=`, or that a sharding does not divide.
+        GraphError: at a call: a result with `PartitionSpec()` that may differ between replicas, shardings over
+            different meshes, or over one larger than the device.
         TileMemoryError: at the first call with new shapes: the program does not fit the machine.
         StreamingMemoryError: likewise: offloaded arrays do not fit streaming memory.
     """
@@ -150,6 +159,7 @@ def jit(  # type: ignore[no-untyped-def]
         "static_argnames": static_argnames if static_argnames is None else as_names("static_argnames", static_argnames),
     }
     replication = Replication.of(replicas, in_specs, out_specs, axis_name)
+    shardings = ShardingSettings.of(in_shardings, out_shardings, None if replication is None else replication.replicas)
     make = functools.partial(
         IpuFunction,
         device=device,
@@ -157,11 +167,12 @@ def jit(  # type: ignore[no-untyped-def]
         options=Options() if options is None else options,
         replication=replication,
         offload=as_numbers("offload_argnums", offload_argnums),
+        shardings=shardings,
     )
     return make if fun is None else make(fun)
 
 
-class IpuFunction(Generic[_P, _R]):
+class IpuFunction(FunctionSettings, Generic[_P, _R]):
     """The function that `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
     def __init__(
@@ -172,6 +183,7 @@ class IpuFunction(Generic[_P, _R]):
         options: Options,
         replication: Replication | None = None,
         offload: tuple[int, ...] = (),
+        shardings: ShardingSettings = UNSET,
     ) -> None:
         check_function(fun, f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None)
         if device is not None:
@@ -193,6 +205,7 @@ class IpuFunction(Generic[_P, _R]):
         self._settings: dict[str, Any] = dict(settings)
         self._replication = replication
         self._offload = offload
+        self._shardings = shardings
         self.__name__ = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         # A lambda: `_jitted` renames it, and must not rename the user's function.
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
@@ -200,7 +213,7 @@ class IpuFunction(Generic[_P, _R]):
         self._runners: dict[Device, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
-        self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
+        self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
         self.unused_ipus = UnusedIpus(self.__name__)
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
@@ -212,8 +225,9 @@ class IpuFunction(Generic[_P, _R]):
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
         is_traced = not is_evaluating() and has_tracer(jax.tree.leaves((args, kwargs)))
-        if jax.device_count() > 1 and not is_traced:  # an array may be sharded over devices of the host
-            self._check_whole(args, kwargs)
+        if not is_traced and not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs):
+            positional, named = self._dynamic(args, kwargs)
+            return self.lower(*args, **kwargs).compile()(*positional.values(), **named)
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs, is_traced)
         if is_traced:
@@ -263,33 +277,6 @@ class IpuFunction(Generic[_P, _R]):
         """Distribution of replicas over instances; None if all are on this one."""
         return Spread.of(self.__name__, self._replication)
 
-    @property
-    def options(self) -> Options:
-        """Compiler options."""
-        return self._options
-
-    @property
-    def offload_argnums(self) -> tuple[int, ...]:
-        """Positional arguments in streaming memory."""
-        return self._offload
-
-    @property
-    def donate_argnums(self) -> tuple[int, ...]:
-        """Positional arguments that are donated, as passed to `ipu.jit`, without those of `donate_argnames`."""
-        return self._settings["donate_argnums"] or ()
-
-    @property
-    def target(self) -> Target:
-        """Target of the device of the next call.
-
-        Raises:
-            ArgumentError: on a `CPU` device.
-        """
-        device = self._device or current_device()
-        if isinstance(device, CPU):
-            raise ArgumentError(f"{self.__name__} runs on ipu.CPU(), which computes numbers only")
-        return device.target
-
     def with_options(
         self,
         options: Options | None = None,
@@ -305,7 +292,9 @@ class IpuFunction(Generic[_P, _R]):
         """
         options = self._options if options is None else options
         offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
-        return IpuFunction(self._fun, device or self._device, self._settings, options, self._replication, offload)
+        return IpuFunction(
+            self._fun, device or self._device, self._settings, options, self._replication, offload, self._shardings
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         return self  # as functions of Python: a module that refers to one may be copied
@@ -333,13 +322,15 @@ class IpuFunction(Generic[_P, _R]):
         """
         self._check_whole(args, kwargs)
         check_live_arguments(args, kwargs)
+        dynamic = None if self._computes_whole else self._dynamic(args, kwargs)
+        shardings, shapes, named_shapes = self._shardings.shaped(self.__name__, args, kwargs, dynamic)
         try:
-            operands: Any = with_host_shapes(args, kwargs)
+            operands: Any = with_host_shapes(shapes, named_shapes)
             if self._spread is not None:
                 global_operands = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
                 operands = global_operands.args, global_operands.kwargs
             with self._watching():
-                traced = self._trace(self._device or current_device(), *operands)
+                traced = self._trace(self._device or current_device(), operands[0], operands[1], shardings)
             if traced.closes_over_tracers:
                 check_live(self._plain, args, kwargs, *self._dynamic(args, kwargs))
             return traced
@@ -391,15 +382,9 @@ class IpuFunction(Generic[_P, _R]):
 
         return self._jitted(run)
 
-    def _places(self, args: Sequence[Any]) -> Places:
-        return argument_places(self._fun, args, *self._static)
-
     def _check_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not isinstance(self._device or current_device(), CPU):
-            check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs)
-
-    def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
-        return dynamic_arguments(self._fun, args, kwargs, *self._static)
+            check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs, self._replication is None)
 
     def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
         """Log and show the progress of the compilation inside, on which `spent_seconds` were spent before."""
@@ -451,25 +436,30 @@ class IpuFunction(Generic[_P, _R]):
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
 
-    def _compilation(self, device: IPUModel) -> Compilation:
-        return Compilation(device, self._replication.replicas if self._replication else 1)
-
     def _jitted(self, wrapper: Callable[..., Any]) -> Any:
         """Return a wrapper of the function with its name and signature, jitted with its settings."""
         functools.update_wrapper(wrapper, self._fun, updated=())
         wrapper.__name__ = self.__name__
         return jax.jit(wrapper, **self._settings)
 
-    def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def _trace(
+        self,
+        device: Device,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shardings: CallShardings = NO_SHARDINGS,
+    ) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with collecting_rarely(), step(_LOG, "trace", timings), explaining_axis_errors(self._replication):
+        explaining = explaining_axis_errors(self._replication)
+        with collecting_rarely(), step(_LOG, "trace", timings), explaining, in_explicit_mesh(shardings):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
         offloaded = offloaded_arguments(self.__name__, self._offload, len(args), static)
         call = CallArguments.of_call(self._fun, *self._dynamic(args, kwargs), args, self._donated)
-        return Traced(traced, arguments, call, timings, functools.partial(self._lower, device), offloaded)
+        lower = functools.partial(self._lower, device)
+        return Traced(traced, arguments, call, timings, lower, offloaded, shardings)
 
     def _lower(self, device: Device, traced: Traced) -> Lowered:
         """Lower once for each trace; JAX traces once for each signature."""
@@ -481,16 +471,20 @@ class IpuFunction(Generic[_P, _R]):
             raise ArgumentError(problem, hint="lower it outside of that transformation, or make them arguments")
         # The jaxpr itself is the key: JAX caches one for each combination of shapes, static values and settings such as
         # `jax.enable_x64`.
-        if traced.jaxpr not in self._lowered:
+        programs = self._lowered.setdefault(traced.jaxpr, {})
+        # Shardings over automatic axes are no part of types.
+        key = traced.shardings.inputs, traced.result_shardings, traced.shardings.mesh
+        if key not in programs:
             with collecting_rarely(), self._watching(sum(traced.timings.values())):
-                self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
-        return self._lowered[traced.jaxpr]
+                programs.setdefault(key, self._lower_anew(device, traced))
+        return programs[key]
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
         self._compilation(device).check(traced.jaxpr)
-        check_jaxpr_whole(self.__name__, traced.jaxpr)
+        check_jaxpr(self.__name__, traced.jaxpr, replicated=self._replication is not None)
         line = self._line or calling_line()
-        plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
-        lowered = plan.lowered(first_choice(self._options, plan.argument_bytes_per_tile))
+        with tracing_without_mesh():
+            plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
+            lowered = plan.lowered(first_choice(self._options, plan.argument_bytes_per_tile))
         self.unused_ipus.check(device, lowered.graph.num_used_ipus, device.target.num_ipus)
         return lowered

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from ipujax.calls import FunctionName, Signature, may_be_offloaded
+from ipujax.calls import FunctionName, Partitioning, Signature, may_be_offloaded, mesh_of_constraints, without_splits
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
@@ -29,6 +30,7 @@ from ipujax.lowering.offload import (
     is_streamed,
     memory_spaces,
 )
+from ipujax.lowering.partition import Notes, Shardings, partition
 from ipujax.lowering.passes import PASSES, run_passes
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
@@ -65,6 +67,8 @@ class LoweringPlan:
         spread: distribution of replicas over instances.
         timings: seconds of steps before.
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
+        shardings: of the inputs and results of the jaxpr.
+        mesh: devices that results are put on; None for one device.
     """
 
     name: FunctionName
@@ -78,6 +82,8 @@ class LoweringPlan:
     spread: Spread | None
     timings: Mapping[str, float]
     constants: tuple[Any, ...] = ()
+    shardings: Shardings = Shardings()
+    mesh: Mesh | None = None
 
     @staticmethod
     def of(
@@ -85,15 +91,29 @@ class LoweringPlan:
     ) -> LoweringPlan:
         """Return the lowering plan of a traced function; refuse values that are no arrays, and unsupported memories."""
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
-        copy = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)
+        copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
         check_values(copy, name, traced.signature.leaf_names)
         check_asked_memories(name, copy)
         jaxpr, positions = without_float0(copy)
         jaxpr, refs = with_state(jaxpr)
         num_arguments = len(traced.signature.in_avals)
+        inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
+        outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings
+        shardings = Shardings(inputs, outputs, target)
         positions += range(num_arguments, num_arguments + len(refs))
         return LoweringPlan(
-            name, traced.signature, jaxpr, positions, refs, line, target, options, spread, traced.timings
+            name,
+            traced.signature,
+            jaxpr,
+            positions,
+            refs,
+            line,
+            target,
+            options,
+            spread,
+            traced.timings,
+            shardings=shardings,
+            mesh=traced.shardings.mesh or mesh_of_constraints(copy),
         )
 
     def lowered(self, choice: Choice) -> Lowered:
@@ -104,6 +124,7 @@ class LoweringPlan:
         signature = self._program_signature
         timings = dict(self.timings)
         trades: list[ChainTrade] = []
+        notes = Notes()
         batches = self._batches()
         # A donated batch leaves its place in the host's memory to no result: rows of both are in use at once.
         is_donated = [*(signature.donated[n] for n in self.positions), *(False for _ in self.constants)]
@@ -128,7 +149,18 @@ class LoweringPlan:
         dumps = Dumps(self.name, DumpRequest.from_environment())
         dumps.passed(TRACE, self.jaxpr)
         with dumps.writing_on_failure():
-            run_passes(self.jaxpr, timings, choice.byte_cost, recomputation, trades, offloading, streams, dumps.passed)
+            run_passes(
+                self.jaxpr,
+                timings,
+                choice.byte_cost,
+                recomputation,
+                trades,
+                offloading,
+                streams,
+                dumps.passed,
+                self.shardings,
+                notes,
+            )
             with step(_LOG, "lower", timings):
                 program = lower(
                     list(dumps.jaxprs.values())[-1],
@@ -146,6 +178,7 @@ class LoweringPlan:
                     planned_tile_bytes=choice.tile_bytes,
                 )
         dumps.lowered(program.graph, program.program)
+        program.graph.gathered.extend(notes.gathered)
         choice = replace(choice, cuts=program.cuts)
         trades += program.trades
         return Lowered(
@@ -162,6 +195,7 @@ class LoweringPlan:
             refs=self.refs,
             constants=self.constants,
             may_offload=self._may_offload(offloaded, streamed),
+            partitioning=Partitioning.of(dumps.jaxprs, notes, self.positions, len(signature.in_avals), self.mesh),
         )
 
     @property
@@ -184,7 +218,7 @@ class LoweringPlan:
         replicated = unwrapped(self.jaxpr)
         if streams:
             # A shard_map decides the split of arguments and results that each replica loads by itself.
-            sharded = unwrapped(shard_map(memory_spaces(inline(self.jaxpr))))
+            sharded = unwrapped(shard_map(partition(memory_spaces(inline(self.jaxpr)), self.shardings)))
             replicated = replace(replicated, in_dims=sharded.in_dims, out_dims=sharded.out_dims)
         return donated_aliases(replicated, donated)
 

@@ -18,13 +18,14 @@ import jax
 import numpy as np
 
 from ipujax.calls import (
-    CallArguments,
     FunctionName,
+    Partitioning,
     Signature,
     Stage,
+    Traced as Traced,
     check_compiled_call,
-    may_be_offloaded,
     moves_apart,
+    run_on_one_device,
 )
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
@@ -32,16 +33,14 @@ from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.dumps import LOWERED, TRACE, intermediate_json, tile_map, write_json
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
-    argument_names,
     fetched,
     is_float0,
     jaxpr_as_fun,
     to_device,
     to_memory_of,
-    used_inputs,
     with_weak_type,
 )
-from ipujax.lowering.jaxpr import equations, has_phases, primitive_names, results_in_memories
+from ipujax.lowering.jaxpr import equations, primitive_names
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
@@ -61,78 +60,6 @@ from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
-
-
-class Traced(Stage):
-    """A function as a jaxpr for one signature, returned by `ipu.jit(fun).trace(*args)`.
-
-    Its attributes are those of `jax.stages.Traced`; `lower` lowers for the IPU.
-
-    Attributes:
-        jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
-        fun_name: name of the function.
-        timings: seconds of tracing.
-    """
-
-    def __init__(
-        self,
-        traced: jax.stages.Traced,
-        arguments: tuple[str, ...],
-        call: CallArguments,
-        timings: Mapping[str, float],
-        lower: Callable[[Traced], Lowered],
-        offloaded: frozenset[int] = frozenset(),
-    ) -> None:
-        self.jaxpr = traced.jaxpr
-        self.fun_name = traced.fun_name
-        self.timings = timings
-        self._traced = traced
-        self._call = call
-        self._arguments = arguments
-        self._lower = lower
-        self._offloaded = offloaded
-
-    @property
-    def out_info(self) -> Any:
-        """Shape and dtype of each result, in the pytree of results."""
-        return self._traced.out_info
-
-    @property
-    def closes_over_tracers(self) -> bool:
-        return len(self.jaxpr.in_avals) != self._call.tree.num_leaves  # JAX makes such tracers inputs of the jaxpr
-
-    @cached_property
-    def signature(self) -> Signature:  # type: ignore[override]
-        """Signature that the function was traced with."""
-        in_avals = tuple(self.jaxpr.in_avals)
-        in_phases = has_phases(self.jaxpr.jaxpr)
-        numbers = [n for n, count in enumerate(self._call.counts) for _ in range(count)]
-        offloaded = tuple(
-            (n in self._offloaded or in_phases) and may_be_offloaded(aval)
-            for n, aval in zip(numbers, in_avals, strict=True)
-        )
-        return Signature(
-            self._call.tree,
-            in_avals,
-            self._call.donated,
-            offloaded,
-            used_inputs(self.jaxpr.jaxpr),
-            self._traced.out_tree,
-            results_in_memories(self.jaxpr),
-            self._arguments,
-            tuple(argument_names(self.jaxpr)),
-        )
-
-    def lower(self) -> Lowered:
-        """Lower the function for its device, once; raises as `ipu.jit(fun).lower`."""
-        return self._lower(self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compile the function and run it on arguments of its signature, without the static ones."""
-        return self.lower().compile()(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"Traced({self.fun_name}: {len(self.jaxpr.eqns)} equations)"
 
 
 class Lowered(Stage):
@@ -166,6 +93,7 @@ class Lowered(Stage):
         refs: Sequence[jax.Ref] = (),
         constants: Sequence[Any] = (),
         may_offload: bool = False,
+        partitioning: Partitioning | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
@@ -175,6 +103,7 @@ class Lowered(Stage):
         self._options = options
         self._plan = plan
         self._may_offload = may_offload
+        self.partitioning = partitioning
         self._jaxprs = dict(jaxprs)
         self._lowered = lowered
         self._refs = tuple(refs)
@@ -244,13 +173,17 @@ class Lowered(Stage):
         return outs if self.runs_apart(record) else self.to_memories(outs)
 
     def runs_apart(self, record: Record | None) -> bool:
-        """Return whether arrays move to and from host memory outside the XLA computation, see `memory_kinds`."""
-        return moves_apart(self.signature, record is not None or self.calls is not None)
+        """Return whether arrays move outside the XLA computation: to and from host memory, or a mesh of devices."""
+        is_partitioned = self.partitioning is not None
+        return is_partitioned or moves_apart(self.signature, record is not None or self.calls is not None)
 
     def to_memories(self, outs: Any) -> Any:
-        """Return the pytree of results, each in the memory of its aval."""
+        """Return the pytree of results, each in the memory of its aval, or on the mesh of the call."""
         leaves = zip(jax.tree.leaves(outs), self.signature.out_avals, strict=True)
-        return jax.tree.unflatten(self.signature.out_tree, [to_memory_of(x, aval) for x, aval in leaves])
+        placed = [to_memory_of(x, aval) for x, aval in leaves]
+        if self.partitioning is not None:
+            placed = self.partitioning.placed(placed, self.signature.out_avals)
+        return jax.tree.unflatten(self.signature.out_tree, placed)
 
     def _tree_of_results(self, leaves: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Return the pytree of the results of `run` on the arrays of the jaxpr; writes the Refs that it changes."""
@@ -384,6 +317,7 @@ class Compiled(Stage):
         self.executable = executable
         self.pipelines = lowered.pipelines
         self.signature = lowered.signature
+        self.partitioning = lowered.partitioning
         self._lowered = lowered
         self._decisions: dict[Program, list[int]] = {}  # of data-dependent control in one profiled call
         self._profiling = Lock()  # calls share the dict of decisions
@@ -438,6 +372,8 @@ class Compiled(Stage):
         jitted = jax.jit(run, donate_argnums=donated)
         if not self._lowered.runs_apart(record):
             return jitted
+        if self.partitioning is not None:
+            return lambda *leaves: self._lowered.to_memories(run_on_one_device(jitted, leaves, donated))
         return lambda *leaves: self._lowered.to_memories(jitted(*map(to_device, leaves)))
 
     def _record(self, node: Program, decision: Any) -> None:
@@ -488,7 +424,8 @@ class Compiled(Stage):
             avals = signature.in_avals
             return avals if spread is None else spread.local_avals(avals, args, kwargs, signature.arguments)
 
-        return check_compiled_call(self._lowered.name, signature, args, kwargs, local_avals)
+        lowered = self._lowered
+        return check_compiled_call(lowered.name, signature, args, kwargs, local_avals, lowered.partitioning)
 
     def _repr_html_(self) -> str:
         return join_markup([tag("p", f"Compiled {self._lowered.name}"), Markup(self.profile._repr_html_())])

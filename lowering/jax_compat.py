@@ -6,6 +6,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.lax.linalg
 import numpy as np
-from jax.extend import core as _core
+from jax.extend import core as _core, source_info_util
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
@@ -47,6 +48,7 @@ CALLEES: dict[str, str] = {
 
 check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
+sharding_constraint_p = _primitives.sharding_constraint_p
 jaxprs_in_params = _core.jaxprs_in_params
 new_jaxpr_eqn = _core.new_jaxpr_eqn
 _PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
@@ -205,9 +207,10 @@ def new_equation(
     return new_jaxpr_eqn(list(invars), list(outvars), primitive, params, frozenset(), info)
 
 
-def context_mesh(eqn: JaxprEqn) -> jax.sharding.AbstractMesh:
-    """Mesh that was set at the trace of an equation, as by `jax.set_mesh`; without axes if none was."""
-    return eqn.ctx.cur_abstract_mesh
+def source_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """Context in which equations are traced with the source lines and the name stack of another."""
+    info = eqn.source_info
+    return source_info_util.user_context(info.traceback, name_stack=info.name_stack)
 
 
 def raw_frames(eqn: JaxprEqn) -> list[tuple[CodeType, int]]:

@@ -27,7 +27,7 @@ from ipujax.lowering.other_roles import note_other_roles
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
-from ipujax.lowering.replicas import Dims, Replicated, check_results, join, of_one_replica, split, unwrapped
+from ipujax.lowering.replicas import Replicated, Split, Splits, check_results, join, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (
     BYTE_COST_CYCLES,
@@ -73,8 +73,8 @@ class LoweredProgram:
     inputs: tuple[HostStream, ...]
     outputs: tuple[HostStream, ...]
     aliases: tuple[int | None, ...]
-    in_dims: Dims
-    out_dims: Dims
+    in_dims: Splits
+    out_dims: Splits
     pipelines: tuple[PipelineRun, ...] = ()
     cuts: tuple[Cuts, ...] = ()
 
@@ -396,5 +396,5 @@ def donated_aliases(function: Replicated, donated: Sequence[bool]) -> tuple[int 
     return tuple(aliases)
 
 
-def _buffer(aval: Any, dim: int | None) -> tuple[Any, ...]:
+def _buffer(aval: Any, dim: Split) -> tuple[Any, ...]:
     return aval.shape, aval.dtype, dim, is_on_host(aval)

@@ -345,6 +345,7 @@ def _copy(graph: Graph) -> Graph:
     copy.mappings = dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks = dict(graph.fallbacks)
+    copy.gathered = list(graph.gathered)
     copy.unmet_bounds = list(graph.unmet_bounds)
     copy.off_chip = dict(graph.off_chip)
     copy.roles = dict(graph.roles)

@@ -108,8 +108,10 @@ ROOMS: dict[str, str] = {
     "lowering.outlining": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
     ),
+    "lowering.partition": ("lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.target"),
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.popops"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.partition"
+        " lowering.popops"
         " lowering.recomputation"
         " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
@@ -186,8 +188,8 @@ ROOMS: dict[str, str] = {
     "lowering": "",
     "ipujax.device": "runtime.signatures runtime.target",
     "ipujax.calls": (
-        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas lowering.source_info"
-        " runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"
+        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.partition lowering.refs lowering.replicas"
+        " lowering.source_info runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -205,19 +207,19 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
         " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs"
-        " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory"
-        " runtime.options runtime.report runtime.signatures runtime.target"
+        " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup"
+        " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.passes lowering.recomputation"
-        " lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs runtime.options runtime.target"
-        " runtime.tensor"
+        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.partition lowering.passes"
+        " lowering.recomputation lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs"
+        " runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.host runtime.logs"
-        " runtime.options runtime.report runtime.signatures runtime.target"
+        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs"
+        " runtime.options runtime.report runtime.signatures"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (
@@ -345,7 +347,8 @@ ROOMS: dict[str, str] = {
         "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.rules runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
+        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim"
+        " ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
         " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"
         " ipujax.tiles runtime.host runtime.options"

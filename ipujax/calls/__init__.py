@@ -27,7 +27,7 @@ from ipujax.calls.in_specs import (
     leaf_dims as leaf_dims,
     split_dims as split_dims,
 )
-from ipujax.calls.jit_keywords import Settings as Settings
+from ipujax.calls.jit_keywords import FunctionSettings as FunctionSettings, Settings as Settings
 from ipujax.calls.memory_kinds import (
     RunsApart as RunsApart,
     check_memories as check_memories,
@@ -41,12 +41,23 @@ from ipujax.calls.nesting import (
     compiling_for as compiling_for,
 )
 from ipujax.calls.offloaded import may_be_offloaded as may_be_offloaded, offloaded_arguments as offloaded_arguments
+from ipujax.calls.partitioning import (
+    NO_SHARDINGS as NO_SHARDINGS,
+    UNSET as UNSET,
+    CallShardings as CallShardings,
+    Partitioning as Partitioning,
+    ShardingSettings as ShardingSettings,
+    in_explicit_mesh as in_explicit_mesh,
+    mesh_of_constraints as mesh_of_constraints,
+    run_on_one_device as run_on_one_device,
+    without_splits as without_splits,
+)
 from ipujax.calls.shardings import (
-    INSTEAD_OF_SHARDINGS as INSTEAD_OF_SHARDINGS,
-    check_jaxpr_whole as check_jaxpr_whole,
+    check_jaxpr as check_jaxpr,
     check_mesh_of_devices as check_mesh_of_devices,
     check_whole as check_whole,
 )
+from ipujax.calls.traced import Traced as Traced
 from ipujax.calls.traced_signature import Signature as Signature, Stage as Stage
 from ipujax.calls.tree_difference import (
     EVERYWHERE as EVERYWHERE,

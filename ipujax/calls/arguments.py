@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType
@@ -299,6 +300,11 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str, s
         shown_array(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf, hint, shapes=shapes)
 
 
+def short_type(aval: Any) -> str:
+    """Return shape and dtype of an abstract value, `float32[8]`, without the axes of a mesh in its type."""
+    return re.sub(r"@(\([^)]*\)|\w+)", "", aval.str_short())
+
+
 def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_ARRAY, *, shapes: bool = False) -> str:
     """Return shape and dtype of a leaf of an argument, `float32[8]`; refuse one that is no array, or deleted."""
     check_not_deleted(who, place, leaf)
@@ -308,7 +314,7 @@ def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_
         raise ArgumentTypeError(problem, expected=expected, got=repr(leaf), hint=remedy)
     try:
         aval = leaf if isinstance(leaf, jax.core.ShapedArray) else jax.typeof(leaf)
-        return str(aval.str_short())
+        return short_type(aval)
     except OverflowError as error:
         problem = f"argument {place} of {who} is too large a number"
         remedy = "a float, or an array of a wider dtype"

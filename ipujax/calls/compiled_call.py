@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from ipujax.calls.arguments import has_tracer, shown_array
+from ipujax.calls.arguments import has_tracer, short_type, shown_array
 from ipujax.calls.closures import check_live_arguments
+from ipujax.calls.partitioning import Partitioning, check_split_alike
 from ipujax.calls.shardings import check_whole
 from ipujax.calls.traced_signature import Signature
 from ipujax.calls.tree_difference import EVERYWHERE, first_difference
@@ -23,6 +24,7 @@ def check_compiled_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     local_avals: Callable[[], Sequence[Any]],
+    partitioning: Partitioning | None = None,
 ) -> list[Any]:
     """Return the leaves of a call after a check against the compiled signature.
 
@@ -32,10 +34,11 @@ def check_compiled_call(
         args: positional arguments, without static ones.
         kwargs: keyword arguments, likewise.
         local_avals: returns the shape and dtype that each leaf must have on this instance; called for equal pytrees.
+        partitioning: shardings that the program was compiled for; None for a program of one IPU or of replicas.
 
     Raises:
         ArgumentTypeError: a transformation of JAX traces the call, or a pytree, shape or dtype differs.
-        ArgumentError: an argument is sharded over several devices.
+        ArgumentError: an argument is sharded over several devices, otherwise than compiled.
     """
     if has_tracer(jax.tree.leaves((args, kwargs))):
         check_live_arguments(args, kwargs)
@@ -50,9 +53,12 @@ def check_compiled_call(
         if difference.place == EVERYWHERE:
             hint = f"leave static arguments out, they are compiled in; or {hint}"
         raise ArgumentTypeError(problem, expected=difference.expected, got=difference.got, hint=hint)
-    check_whole(who, lambda: signature.arguments, args, kwargs)
+    if partitioning is None:
+        check_whole(who, lambda: signature.arguments, args, kwargs)
+    else:
+        check_split_alike(who, signature.leaf_names, leaves, partitioning)
     for place, leaf, aval in zip(signature.leaf_names, leaves, local_avals(), strict=True):
-        expected = aval.str_short()
+        expected = short_type(aval)
         array_type = shown_array(who, place, leaf, "convert it to such an array", expected)
         if array_type != expected:
             problem = f"{who} was compiled for another shape or dtype of its argument {place}"

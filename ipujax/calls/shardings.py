@@ -1,40 +1,31 @@
-"""Refusal of shardings over several devices, which JAX obeys and programs for IPUs do not.
+"""Refusal of shardings where `ipu.jit` does not partition: beside replicas, of Refs, and of transfers.
 
 Input: the arguments of a call, and its jaxpr. Output: nothing, or an error with the argument or the user's line.
-Refused are values that a sharding splits, be it the sharding of an argument, of a constant, in a parameter of an
-equation or in the type of its result; and equations under a mesh with explicit axes.
+Elsewhere a sharding that splits a value partitions the program, see `calls.partitioning`.
 
-Accepted are shardings that split nothing: one device, axes of size 1, a copy on each device. `jax.shard_map` has specs
-in place of shardings: it splits whole arrays.
+Accepted are shardings that split nothing: one device, axes of size 1, a copy on each device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import Sharding
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, context_mesh
+from ipujax.calls.partitioning import in_words
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
+from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import describe
 
-_EXPECTED = "arrays that are whole on each device: ipu.jit does not partition a program by shardings"
+_EXPECTED = "arrays that are whole on each device"
 _REMEDY = (
-    "leave the sharding out (jax.device_get(x) is whole), and split by jax.shard_map inside ipu.jit, over a mesh of"
-    " AxisType.Auto, or by replicas=N with in_specs="
+    "leave the sharding out (jax.device_get(x) is whole); without replicas=, shardings partition a program over IPUs,"
+    " and so does jax.shard_map inside ipu.jit"
 )
-_REMEDY_FOR_MESHES = (
-    "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,)), or a call outside of jax.set_mesh; split by"
-    " jax.shard_map inside ipu.jit, or by replicas=N with in_specs="
-)
-# Remedy by keyword of `jax.jit` that `ipu.jit` lacks.
-INSTEAD_OF_SHARDINGS = {
-    "in_shardings": "in_specs= with replicas=N, or jax.shard_map inside the function",
-    "out_shardings": "out_specs= with replicas=N, or jax.shard_map inside the function",
-}
 # Public function by primitive with a sharding.
 _PUBLIC_NAMES = {
     "sharding_constraint": "jax.lax.with_sharding_constraint",
@@ -44,29 +35,76 @@ _PUBLIC_NAMES = {
 }
 
 
-def check_whole(who: str, names: Callable[[], Sequence[str]], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that are split over several devices; `names` returns names of the positional arguments."""
-    if not any(map(_is_split, jax.tree.leaves((args, kwargs)))):
+def check_whole(
+    who: str,
+    names: Callable[[], Sequence[str]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    refs_only: bool = False,
+) -> None:
+    """Refuse arguments that are split over several devices.
+
+    Args:
+        who: name of the function, for messages.
+        names: returns the names of the positional arguments.
+        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and other objects.
+        kwargs: likewise.
+        refs_only: True to accept arrays, and refuse Refs only.
+
+    Raises:
+        ArgumentError: with the argument.
+    """
+
+    def is_refused(leaf: Any) -> bool:
+        return _is_split(leaf) and (isinstance(leaf, jax.Ref) or not refs_only)
+
+    if not any(map(is_refused, jax.tree.leaves((args, kwargs)))):
         return
     for name, value in (*zip(names(), args, strict=True), *kwargs.items()):
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-            if _is_split(leaf):
+            if is_refused(leaf):
                 raise ArgumentError(
                     f"argument {name}{jax.tree_util.keystr(path)} of {who} is sharded over"
                     f" {leaf.sharding.num_devices} devices",
                     expected=_EXPECTED,
-                    got=f"{describe(leaf)}, {_in_words(leaf.sharding)}",
+                    got=f"{describe(leaf)}, {in_words(leaf.sharding)}",
                     hint=_REMEDY,
                 )
 
 
-def check_jaxpr_whole(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Refuse a traced jaxpr in which a value, at any depth, is split over several devices."""
-    _check_jaxpr(who, jaxpr.jaxpr, jaxpr.consts)
+def check_jaxpr(who: str, jaxpr: ClosedJaxpr, *, replicated: bool) -> None:
+    """Refuse a jaxpr with shardings that nothing obeys: any inside of replicas, else those of transfers.
+
+    Args:
+        who: name of the function, for messages.
+        jaxpr: the traced jaxpr.
+        replicated: whether the function is one of several replicas.
+
+    Raises:
+        ArgumentError: with the line of the equation that splits a value.
+    """
+    for eqn in equations(jaxpr.jaxpr):
+        name = eqn.primitive.name
+        if name == "shard_map" or not (replicated or name == "device_put"):
+            continue
+        shardings = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple) else (value,))]
+        for sharding in shardings:
+            if isinstance(sharding, Sharding) and _splits(sharding):
+                problem = f"{_PUBLIC_NAMES.get(name, name)} splits a value over {sharding.num_devices} devices"
+                raise _refusal(f"{problem} inside {who}", eqn, in_words(sharding))
 
 
 def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
-    """Raise in place of JAX's error about a mesh without devices, which only programs for IPUs can use."""
+    """Replace an error of JAX about a mesh without devices, which only programs for IPUs can use.
+
+    Args:
+        who: name of the function, for the message.
+        error: error of JAX's compilation.
+        where: device or transformation of the compilation.
+
+    Raises:
+        ArgumentError: in its place.
+    """
     if "GlobalToLocalShape" in str(error):  # custom call of XLA, implemented for devices only
         raise ArgumentError(
             f"{who} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",
@@ -74,34 +112,6 @@ def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
             got=where,
             hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
         ) from error
-
-
-def _check_jaxpr(who: str, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
-    for var, constant in zip(jaxpr.constvars, consts, strict=False):  # constants of an open jaxpr are operands
-        if _is_split(constant):
-            user = next((eqn for eqn in jaxpr.eqns if var in eqn.invars), None)
-            problem = f"{who} closes over an array that is sharded over {constant.sharding.num_devices} devices"
-            raise _refusal(problem, user, f"{describe(constant)}, {_in_words(constant.sharding)}")
-    for eqn in jaxpr.eqns:
-        inner = list(_inner(eqn.params))
-        _check_equation(who, eqn, has_jaxprs=bool(inner))
-        for inner_jaxpr, inner_consts in inner:
-            _check_jaxpr(who, inner_jaxpr, inner_consts)
-
-
-def _check_equation(who: str, eqn: JaxprEqn, *, has_jaxprs: bool) -> None:
-    name = eqn.primitive.name
-    shardings: list[Sharding | None] = [value for value in _items(eqn.params) if isinstance(value, Sharding)]
-    if not has_jaxprs:  # else an equation inside splits the value, and has the user's line
-        shardings += [getattr(var.aval, "sharding", None) for var in eqn.outvars]
-    for sharding in shardings:
-        if sharding is not None and _splits(sharding):
-            problem = f"{_PUBLIC_NAMES.get(name, name)} splits a value over {sharding.num_devices} devices inside {who}"
-            raise _refusal(problem, eqn, _in_words(sharding))
-    mesh = context_mesh(eqn)
-    if not has_jaxprs and any(size > 1 and kind is AxisType.Explicit for _, size, kind in _axes(mesh)):
-        problem = f"{who} is traced under a mesh with explicit axes over {mesh.size} devices"
-        raise _refusal(problem, eqn, _mesh_in_words(mesh), _REMEDY_FOR_MESHES)
 
 
 def _refusal(problem: str, eqn: JaxprEqn | None, got: str, hint: str = _REMEDY) -> ArgumentError:
@@ -119,33 +129,3 @@ def _is_split(leaf: Any) -> bool:
 def _splits(sharding: Sharding) -> bool:
     """Return whether devices have different parts of a value, or different terms of a sum."""
     return not sharding.is_fully_replicated
-
-
-def _items(params: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the parameters of an equation, those in tuples one by one."""
-    for value in params.values():
-        yield from value if isinstance(value, tuple) else (value,)
-
-
-def _inner(params: Mapping[str, Any]) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:
-    """Yield the jaxprs in the parameters of an equation, with their constants."""
-    for value in _items(params):
-        if isinstance(value, ClosedJaxpr):
-            yield value.jaxpr, value.consts
-        elif isinstance(value, Jaxpr):
-            yield value, ()
-
-
-def _in_words(sharding: Sharding) -> str:
-    if isinstance(sharding, NamedSharding):
-        return f"{sharding.spec} over {_mesh_in_words(sharding.mesh)}"
-    return repr(sharding)
-
-
-def _mesh_in_words(mesh: Mesh | AbstractMesh) -> str:
-    return f"a mesh of {', '.join(f'{name}: {size} ({kind.name})' for name, size, kind in _axes(mesh))}"
-
-
-def _axes(mesh: Mesh | AbstractMesh) -> list[tuple[str, int, AxisType]]:
-    """Return name, size and type of each axis of a mesh."""
-    return [(str(n), size, kind) for (n, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)]

@@ -12,15 +12,13 @@ from typing import Any
 
 import jax
 
+from ipujax.calls.partitioning import Partitioning
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.signatures import describe
 
-_ONE_DEVICE = ".sharding of an argument or a result: the arrays of a process are on one device of the host"
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "input_shardings": _ONE_DEVICE,
-        "output_shardings": _ONE_DEVICE,
         "input_formats": "lowered.tile_map(), which has the order of elements on tiles",
         "output_formats": "lowered.tile_map(), which has the order of elements on tiles",
         "compiler_ir": "lowered.jaxpr, lowered.graph and lowered.program, or lowered.to_json(path)",
@@ -90,6 +88,29 @@ class Stage:
     """Attributes that all stages of a function share with those of `jax.stages`."""
 
     signature: Signature
+    partitioning: Partitioning | None = None
+
+    @property
+    def output_shardings(self) -> Any:
+        """Sharding of each result, a `jax.sharding.NamedSharding`, in the pytree of results.
+
+        Raises:
+            ArgumentAttributeError: shardings do not partition the function.
+        """
+        shardings = self._partitioned("output_shardings").result_shardings(self.signature.out_avals)
+        return jax.tree.unflatten(self.signature.out_tree, shardings)
+
+    @property
+    def input_shardings(self) -> Any:
+        """Sharding of each argument, likewise, as `(args, kwargs)`."""
+        shardings = self._partitioned("input_shardings").argument_shardings()
+        return jax.tree.unflatten(self.signature.in_tree, shardings)
+
+    def _partitioned(self, name: str) -> Partitioning:
+        if self.partitioning is None:
+            problem = f"there are no {name}: no sharding splits a value, and the arrays are on one device of the host"
+            raise ArgumentAttributeError(problem, hint="in_shardings= of ipu.jit, or arguments with shardings")
+        return self.partitioning
 
     @property
     def in_tree(self) -> Any:

@@ -32,6 +32,7 @@ from ipujax.lowering.outlining import (
     outline_placed as outline_placed,
     outliner as outliner,
 )
+from ipujax.lowering.partition import NONE, Notes, Shardings, partition
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.fuse import (
@@ -64,6 +65,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("discharge", discharge),
     ("inline", inline_and_name),
     ("memory_spaces", memory_spaces),
+    ("partition", partition),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
@@ -82,6 +84,7 @@ _BEFORE_CUT = (
     "discharge",
     "inline",
     "memory_spaces",
+    "partition",
     "shard_map",
     "merge_collectives",
     "narrow",
@@ -96,9 +99,12 @@ def _with_parameters(
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
     streams: Streams = NO_STREAMS,
+    shardings: Shardings = NONE,
+    notes: Notes | None = None,
 ) -> list[tuple[str, Pass]]:
-    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, values off chip."""
+    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, values off chip, shardings."""
     with_parameters: dict[Pass, Pass] = {
+        partition: partial(partition, shardings=shardings, notes=notes),
         outline: partial(outline, byte_cost=byte_cost),
         recompute: partial(recompute, recomputation=recomputation, trades=trades),
         stream: partial(stream, streams=streams),
@@ -116,6 +122,8 @@ def run_passes(
     offloading: Offloading = ON_CHIP,
     streams: Streams = NO_STREAMS,
     on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
+    shardings: Shardings = NONE,
+    notes: Notes | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
@@ -128,12 +136,14 @@ def run_passes(
         offloading: arguments in streaming memory.
         streams: values that go between host and tiles by micro-batches.
         on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
+        shardings: of arguments and results.
+        notes: filled with the collectives of partitioning.
 
     Returns:
         The jaxpr after each pass, by name; the last one is lowered.
     """
     jaxprs: dict[str, ClosedJaxpr] = {}
-    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading, streams):
+    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading, streams, shardings, notes):
         with step(_LOG, name, timings):
             jaxpr = jaxprs[name] = run(jaxpr)
         if on_pass is not None:

@@ -10,10 +10,24 @@ it, so that its lines may be another caller's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
-from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
+from ipujax.lowering.jax_compat import (
+    CALLEES,
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    closed,
+    new_equation,
+    sharding_constraint_p,
+)
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
@@ -77,7 +91,10 @@ class _Inliner:
                 continue
             call = _call_of(eqn, operands)
             if call is not None:
-                results = self._call(*call, eqn, call_site)
+                callee, arguments = call
+                arguments = self._constrained(eqn, "in_shardings", arguments, call_site)
+                results = self._call(callee, arguments, eqn, call_site)
+                results = self._constrained(eqn, "out_shardings", results, call_site)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             # A callee inlined twice must not define its variables twice.
@@ -102,6 +119,23 @@ class _Inliner:
             self._consts.append(value)
         site = call_site if self._sites is None else self._sites.inside(caller, callee.jaxpr, call_site)
         return self._copy(callee.jaxpr, env, caller, site, fresh=True)
+
+    def _constrained(self, eqn: JaxprEqn, param: str, atoms: Sequence[Atom], site: CallSite | None) -> list[Atom]:
+        """Values of a call of `jax.jit`, with a constraint in place of each of its shardings."""
+        shardings = eqn.params.get(param, ()) if eqn.primitive.name == "jit" else ()
+        constrained = list(atoms)
+        for number, sharding in enumerate(shardings):
+            atom = atoms[number]
+            # Explicit axes are in the types of values already.
+            if not isinstance(atom, Var) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+                continue
+            if AxisType.Auto in sharding.mesh.axis_types:
+                result = Var(atom.aval)
+                constrained[number] = result
+                self._eqns.append(_constraint(atom, result, sharding, eqn))
+                if self._sites is not None and site is not None:
+                    self._sites.add(site)
+        return constrained
 
 
 def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -145,3 +179,14 @@ def _platform_index(eqn: JaxprEqn) -> int:
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
     return atom if isinstance(atom, Literal) else env[atom]
+
+
+def _constraint(operand: Atom, result: Var, sharding: NamedSharding, like: JaxprEqn) -> JaxprEqn:
+    """The equation of `jax.lax.with_sharding_constraint`."""
+    params: dict[str, Any] = {
+        "sharding": sharding,
+        "layout": None,
+        "context_mesh": None,
+        "unconstrained_dims": frozenset(),
+    }
+    return new_equation(sharding_constraint_p, [operand], [result], params, like)

@@ -2,8 +2,8 @@
 
 All replicas run the whole program, and compute equations outside of `shard_map` equally. Operands of a `shard_map`
 are sliced, results are gathered. Collectives over axes of the mesh become collectives over groups of replicas, the
-last axis varying fastest. Arguments that only `shard_map` reads, split over the whole mesh along one dimension,
-come from the host split, and results leave likewise.
+last axis varying fastest. Arguments that only `shard_map` reads, always split alike, come from the host split, and
+results leave likewise.
 Source: `jax.shard_map`, jax 0.10. Limits: one mesh size for the whole program; no axis left to the compiler.
 """
 
@@ -38,7 +38,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.replicas import AXIS, Dims, global_shape, replicated_p
+from ipujax.lowering.replicas import AXIS, BlockSplit, Split, Splits, global_shape, local_shape, replicated_p
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
@@ -81,51 +81,58 @@ def _size(eqn: JaxprEqn) -> int:
     return int(prod(mesh.shape.values()))
 
 
-def _split_dim(spec: Any, mesh: Any) -> int | None:
-    """Dimension that a spec splits over the whole mesh; None for any other spec."""
-    if mesh.size == 1:
-        return None
-    split = [(dim, names) for dim, names in enumerate(map(_names, spec)) if names]
+def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
+    """Dimension that a spec splits over the whole mesh, or its blocks; None for one that splits nothing."""
+    axes = [[n for n in names if mesh.shape[n] > 1] for names in map(_names, spec)]
+    split = [(dim, names) for dim, names in enumerate(axes) if names]
     used = [name for name in mesh.axis_names if mesh.shape[name] > 1]
-    if len(split) == 1 and [n for n in split[0][1] if mesh.shape[n] > 1] == used:
+    if not split:
+        return None
+    if len(split) == 1 and split[0][1] == used:
         return split[0][0]
-    return None
+    counts = [prod(mesh.shape[n] for n in names) for names in axes]
+    coordinates = dict(zip(mesh.axis_names, np.indices(tuple(mesh.shape.values())), strict=True))
+    block = np.zeros(mesh.size, np.int64)
+    for name in (name for names in axes for name in names):
+        block = block * mesh.shape[name] + coordinates[name].reshape(-1)
+    return BlockSplit((*counts, *(1,) * (rank - len(counts))), tuple(map(int, block)))
 
 
 def _names(part: Any) -> tuple[str, ...]:
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
-def _split_inputs(jaxpr: Jaxpr) -> Dims:
+def _split_inputs(jaxpr: Jaxpr) -> Splits:
     """For each input the dimension along which every use of it, a `shard_map`, splits it; else None."""
-    uses: dict[Var, list[int | None]] = {var: [] for var in jaxpr.invars}
+    uses: dict[Var, list[Split]] = {var: [] for var in jaxpr.invars}
     for eqn in jaxpr.eqns:
         for number, atom in enumerate(eqn.invars):
             if isinstance(atom, Var) and atom in uses:
                 sharded = eqn.primitive.name == "shard_map"
-                uses[atom].append(_split_dim(eqn.params["in_specs"][number], eqn.params["mesh"]) if sharded else None)
+                spec = eqn.params["in_specs"][number] if sharded else ()
+                uses[atom].append(_split_dim(spec, eqn.params["mesh"], len(shape_of(atom))) if sharded else None)
     # A returned input is the whole array.
     returned = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
     return tuple(dims[0] if dims and len(set(dims)) == 1 and v not in returned else None for v, dims in uses.items())
 
 
-def _split_results(jaxpr: Jaxpr) -> Dims:
+def _split_results(jaxpr: Jaxpr) -> Splits:
     """For each result the dimension along which it leaves split, a result of `shard_map` without reader; else None."""
     sharded_results = {
         v: (eqn, n) for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map" for n, v in enumerate(eqn.outvars)
     }
     used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var)}
-    dims: list[int | None] = []
+    dims: list[Split] = []
     for atom in jaxpr.outvars:
         if isinstance(atom, Literal) or atom not in sharded_results or atom in used:
             dims.append(None)
             continue
         eqn, number = sharded_results[atom]
-        dims.append(_split_dim(eqn.params["out_specs"][number], eqn.params["mesh"]))
+        dims.append(_split_dim(eqn.params["out_specs"][number], eqn.params["mesh"], len(shape_of(atom))))
     return tuple(dims)
 
 
-def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ()) -> Jaxpr:
+def _local(jaxpr: Jaxpr, replicas: int, in_dims: Splits = (), out_dims: Splits = ()) -> Jaxpr:
     """Jaxpr with a call for each `shard_map`, on local arrays where they come or leave split."""
 
     @once
@@ -152,8 +159,8 @@ def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ())
     )
 
 
-def _local_aval(aval: Any, dim: int, replicas: int) -> Any:
-    return aval.update(shape=tuple(n // replicas if d == dim else n for d, n in enumerate(aval.shape)))
+def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
+    return aval.update(shape=local_shape(aval.shape, dim, replicas))
 
 
 def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
@@ -311,7 +318,7 @@ class _Mesh:
         return lax.ppermute(x, AXIS, [(group[source], replica) for group in groups for replica in group])
 
 
-def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Dims, out_dims: Dims) -> ClosedJaxpr:
+def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Splits, out_dims: Splits) -> ClosedJaxpr:
     """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))

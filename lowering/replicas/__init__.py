@@ -4,11 +4,15 @@ from ipujax.lowering.replicas.checks import check_results as check_results, of_o
 from ipujax.lowering.replicas.gradient_sums import gradient_sums as gradient_sums
 from ipujax.lowering.replicas.replicated_primitive import (
     AXIS as AXIS,
+    BlockSplit as BlockSplit,
     Dims as Dims,
     Replicated as Replicated,
+    Split as Split,
+    Splits as Splits,
     evaluate as evaluate,
     global_shape as global_shape,
     join as join,
+    local_shape as local_shape,
     on_one_replica as on_one_replica,
     replicated_p as replicated_p,
     split as split,

@@ -4,7 +4,8 @@
 
 The jaxpr is the function of one replica, over the axis `axis_name`. Operand n is split in N along dimension
 `in_dims[n]`, or equal on all replicas for None; results are joined along `out_dims[n]`, or taken from replica 0 for
-None. Plain JAX computes the same numbers, all replicas as a leading axis (`stacked_eval`).
+None. A split along several dimensions, or one that some replicas share, is a `BlockSplit`. Plain JAX computes the same
+numbers, all replicas as a leading axis (`stacked_eval`).
 
 Results that are taken from replica 0 must be equal on all: `varying` proves it, unless `is_checked`.
 
@@ -15,17 +16,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.lowering.gcl import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
 from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval
 from ipujax.runtime.host import ALONE, Instances
 
-Dims = tuple[int | None, ...]
+
+@dataclass(frozen=True, slots=True)
+class BlockSplit:
+    """Split of an array in blocks, of which several replicas may have the same.
+
+    Args:
+        counts: number of blocks along each dimension.
+        blocks: number of the block of each replica, row-major.
+    """
+
+    counts: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a block."""
+        return tuple(n // count for n, count in zip(shape, self.counts, strict=True))
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """Blocks of all replicas, [replicas, *local]."""
+        local = self.local_shape(x.shape)
+        rank = len(local)
+        grid = x.reshape([n for pair in zip(self.counts, local, strict=True) for n in pair])
+        blocks = grid.transpose([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]).reshape(-1, *local)
+        return blocks[np.array(self.blocks)]
+
+    def join(self, parts: jax.Array) -> jax.Array:
+        """The array of the blocks of all replicas; the first that has a block gives it."""
+        rank = len(self.counts)
+        first_holders = [self.blocks.index(block) for block in range(prod(self.counts))]
+        blocks = parts[np.array(first_holders)].reshape(*self.counts, *parts.shape[1:])
+        pairs = blocks.transpose([axis for d in range(rank) for axis in (d, rank + d)])
+        return pairs.reshape([n * count for n, count in zip(parts.shape[1:], self.counts, strict=True)])
+
+
+Dims = tuple[int | None, ...]  # of specs over one axis
+Split = int | BlockSplit | None
+Splits = tuple[Split, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +82,44 @@ class Replicated:
 
     jaxpr: ClosedJaxpr
     replicas: int
-    in_dims: Dims
-    out_dims: Dims
+    in_dims: Splits
+    out_dims: Splits
     is_checked: bool = False
     axis_name: str = AXIS
 
 
-def split(x: jax.Array, dim: int | None, replicas: int) -> jax.Array:
+def split(x: jax.Array, dim: Split, replicas: int) -> jax.Array:
     """Splits an array along a dimension to [replicas, *local]; None leaves it as it is."""
     if dim is None:
         return x
+    if isinstance(dim, BlockSplit):
+        return dim.split(x)
     replica_parts = x.reshape((*x.shape[:dim], replicas, x.shape[dim] // replicas, *x.shape[dim + 1 :]))
     return jnp.moveaxis(replica_parts, dim, 0)
 
 
-def join(parts: jax.Array, dim: int | None) -> jax.Array:
+def join(parts: jax.Array, dim: Split) -> jax.Array:
     """Joins parts [replicas, *local] along a dimension; None takes the first part."""
     if dim is None:
         return parts[0]
+    if isinstance(dim, BlockSplit):
+        return dim.join(parts)
     parts_at_dim = jnp.moveaxis(parts, 0, dim)
     joined_size = parts_at_dim.shape[dim] * parts_at_dim.shape[dim + 1]
     return parts_at_dim.reshape((*parts_at_dim.shape[:dim], joined_size, *parts_at_dim.shape[dim + 2 :]))
 
 
-def global_shape(shape: Sequence[int], dim: int | None, replicas: int) -> tuple[int, ...]:
+def local_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, ...]:
+    """Shape of one replica's part of an array."""
+    if isinstance(dim, BlockSplit):
+        return dim.local_shape(shape)
+    return tuple(n // replicas if d == dim else n for d, n in enumerate(shape))
+
+
+def global_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, ...]:
     """Shape of an array from the shape of one replica's part."""
+    if isinstance(dim, BlockSplit):
+        return tuple(n * count for n, count in zip(shape, dim.counts, strict=True))
     return tuple(n * replicas if d == dim else n for d, n in enumerate(shape))
 
 
@@ -75,8 +127,8 @@ def evaluate(
     *operands: jax.Array,
     jaxpr: ClosedJaxpr,
     replicas: int,
-    in_dims: Dims,
-    out_dims: Dims,
+    in_dims: Splits,
+    out_dims: Splits,
     is_checked: bool = False,
     axis_name: str = AXIS,
     instances: Instances = ALONE,
@@ -95,7 +147,7 @@ def evaluate(
     return [join(x, dim) for x, dim in zip(results, out_dims, strict=True)]
 
 
-def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, **params: Any) -> list[Any]:
+def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Splits, **params: Any) -> list[Any]:
     return [
         aval.update(shape=global_shape(aval.shape, dim, replicas))
         for aval, dim in zip(jaxpr.out_avals, out_dims, strict=True)

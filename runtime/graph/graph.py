@@ -45,6 +45,7 @@ class Graph:
 
     Attributes:
         fallbacks: primitive of each compute set that runs an equation as one vertex.
+        gathered: primitive and line of each equation that every IPU of a mesh computes whole, for want of a rule.
         unmet_bounds: operations whose plans exceed the available memory proportion.
         libraries: op libraries that the user's program has added.
         off_chip: remote buffers for arguments of a call, or values between its steps, by their memory.
@@ -75,6 +76,7 @@ class Graph:
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
         self.fallbacks: dict[ComputeSet, str] = {}
+        self.gathered: list[tuple[str, str]] = []
         self.unmet_bounds: list[UnmetBound] = []
         self.libraries: set[str] = set()
         self.off_chip: dict[Variable, RemoteBuffer] = {}

@@ -68,6 +68,9 @@ class Fallback:
     origin: Origin
 
 
+_GATHERED = "gathered: no partition rule, every IPU of the mesh computes it whole"
+
+
 @dataclass(frozen=True, eq=False)
 class Figures:
     """The figures of one run of an executable.
@@ -248,7 +251,7 @@ class Figures:
 
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Operations that run as one vertex, in program order."""
+        """Operations that run as one vertex, in program order; then those that all IPUs of a mesh compute whole."""
         graph = self.executable.graph
         rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
         borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
@@ -259,7 +262,11 @@ class Figures:
                 operation = graph.fallbacks[leaf.compute_set]
                 origin = leaf.compute_set.origin
                 rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
-        return tuple(rows.values())
+        gathered = [
+            Fallback(operation, _GATHERED, 0, 1, Origin(line=line))
+            for operation, line in self.executable.graph.gathered
+        ]
+        return (*rows.values(), *gathered)
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:

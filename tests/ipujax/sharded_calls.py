@@ -39,13 +39,19 @@ def total(x: Any) -> Any:
 
 
 def calls() -> dict[str, Callable[[], Any]]:
-    """Functions of no arguments by name; those whose name begins with "whole" are right, all others refused."""
+    """Functions of no arguments by name.
+
+    The results of those whose name begins with "whole" or "split" are compared with `jax.jit`, and the shardings of
+    those that begin with "split"; all others are refused.
+    """
     auto = jax.make_mesh((1, DEVICES), ("one", "x"), axis_types=(AxisType.Auto, AxisType.Auto))
     explicit = jax.make_mesh((1, DEVICES), ("one", "x"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+    other = jax.make_mesh((DEVICES,), ("y",), axis_types=(AxisType.Auto,))
     split, split_explicit = on(NamedSharding(auto, P("x"))), on(NamedSharding(explicit, P(None, "x")))
     copies, copies_explicit = on(NamedSharding(auto, P("one"))), on(NamedSharding(explicit, P()))
     last, twice = on(jax.devices()[-1]), ipu_jit(sine)
     compiled = ipu_jit(sine).lower(X).compile()
+    compiled_split = ipu_jit(sine).lower(split).compile()
 
     def called_twice() -> Any:
         twice(copies)
@@ -58,37 +64,50 @@ def calls() -> dict[str, Callable[[], Any]]:
 
         return run
 
+    def shaped(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
     over_replicas = ipu_jit(sine, replicas=DEVICES, in_specs=P("replica"), out_specs=P("replica"))
     return {
         "whole: copies": lambda: ipu_jit(sine)(copies),
         "whole: copies, explicit": lambda: ipu_jit(sine)(copies_explicit),
         "whole: last device": lambda: ipu_jit(sine)(last),
         "whole: auto mesh is set": under(auto, lambda: ipu_jit(sine)(X)),
+        "whole: explicit mesh is set": under(explicit, lambda: ipu_jit(sine)(X)),
         "whole: replicas": lambda: over_replicas(copies),
         "whole: on CPU": lambda: ipu.jit(sine, device=ipu.CPU())(split),
         "whole: under jax.jit": lambda: jax.jit(ipu_jit(sine))(split),
         "whole: static": lambda: ipu_jit(lambda how, x: jnp.sin(x), static_argnums=0)(NamedSharding(auto, P("x")), X),
         "whole: shard_map": lambda: jnp.sin(X) + 0 * ipu_jit(total)(X),
         "whole: shard_map, auto mesh is set": under(auto, lambda: jnp.sin(X) + 0 * ipu_jit(total)(X)),
-        "argument": lambda: ipu_jit(lambda tree: jnp.sin(tree["w"]))({"w": split}),
-        "argument, explicit": lambda: ipu_jit(sine)(split_explicit),
-        "keyword": lambda: ipu_jit(lambda *, x: jnp.sin(x))(x=split),
-        "replicas": lambda: over_replicas(split),
-        "shape": lambda: ipu_jit(sine).lower(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=split.sharding)),
-        "a Ref": lambda: ipu_jit(lambda ref: jnp.sin(ref[...]))(jax.new_ref(split)),
-        "second call": called_twice,
-        "compiled": lambda: compiled(split),
-        "closed over": lambda: ipu_jit(lambda x: x + split)(X),
-        "closed over, inside": lambda: ipu_jit(
-            lambda x: lax.cond(x[0, 0] > 0, lambda: jax.jit(lambda: split * 2)(), lambda: x)
+        "whole: closed over": lambda: jnp.sin(X) + 0 * ipu_jit(lambda x: x + split)(X),
+        "split: argument": lambda: ipu_jit(lambda tree: jnp.sin(tree["w"]))({"w": split}),
+        "split: argument, explicit": lambda: ipu_jit(lambda x: jnp.sin(x).T)(split_explicit).T,
+        "split: keyword": lambda: ipu_jit(lambda *, x: jnp.sin(x))(x=split),
+        "split: second call": called_twice,
+        "split: compiled": lambda: compiled_split(split),
+        "split: in_shardings": lambda: ipu_jit(sine, in_shardings=NamedSharding(auto, P("x")))(X),
+        "split: out_shardings": lambda: ipu_jit(sine, out_shardings=NamedSharding(auto, P("x")))(X),
+        "split: constraint": lambda: ipu_jit(
+            lambda x: jnp.sin(lax.with_sharding_constraint(x, NamedSharding(auto, P("x"))))
         )(X),
-        "explicit mesh is set": under(explicit, lambda: ipu_jit(sine)(X)),
+        "split: inner jit": lambda: ipu_jit(lambda x: jax.jit(sine, in_shardings=NamedSharding(auto, P("x")))(x))(X),
+        "split: shapes": lambda: jax.device_put(
+            jnp.sin(X), ipu_jit(sine).lower(shaped(split)).compile().output_shardings
+        ),
+        "replicas": lambda: over_replicas(split),
+        "a Ref": lambda: ipu_jit(lambda ref: jnp.sin(ref[...]))(jax.new_ref(split)),
+        "compiled for one IPU": lambda: compiled(split),
+        "compiled otherwise": lambda: compiled_split(on(NamedSharding(auto, P(None, "x")))),
+        "another mesh": lambda: ipu_jit(lambda x, y: x + y)(split, on(NamedSharding(other, P("y")))),
+        "in_shardings differ": lambda: ipu_jit(sine, in_shardings=NamedSharding(auto, P(None, "x")))(split),
     }
 
 
 def outcome(call: Callable[[], Any]) -> dict[str, Any]:
     try:
-        return {"result": np.asarray(call()).tolist()}
+        result = call()
+        return {"result": np.asarray(result).tolist(), "devices": len(result.sharding.device_set)}
     except ipu.IpuError as error:
         return {"error": str(error)}
 

@@ -1,0 +1,406 @@
+"""Evaluates a jaxpr of whole values on the blocks of one device of a mesh, under `jax.shard_map`.
+
+Each equation is computed by its rule on blocks of the operands; what the rule needs split otherwise is resharded
+before, and what the value's spec has otherwise after. Equations without a rule get whole operands, and are noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Var,
+    closed,
+    eval_equation,
+    eval_jaxpr,
+    shape_of,
+    source_of,
+    with_weak_type,
+)
+from ipujax.lowering.jaxpr import equations_inside
+from ipujax.lowering.partition.factors import Values, decide, needed_specs
+from ipujax.lowering.partition.partition_rules import rule_of
+from ipujax.lowering.partition.resharding import Step, itemsize, reshard, steps
+from ipujax.lowering.partition.rules_base import Blocks, Rule
+from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, spec_of, typed_spec, whole
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.target import Target
+
+# Equations that only state the spec of a value.
+STATEMENTS = frozenset({"sharding_constraint", "reshard"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The block of a value that one device has.
+
+    Args:
+        array: the block.
+        spec: split of the value.
+        aval: type of the whole value.
+    """
+
+    array: Any
+    spec: Spec
+    aval: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A collective that partitioning has added.
+
+    Args:
+        primitive: equation that it is for.
+        line: line of source of that equation.
+        step: the collective.
+        num_bytes: bytes of a device's block before it.
+    """
+
+    primitive: str
+    line: str
+    step: Step
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What partitioning did.
+
+    Args:
+        moves: collectives, in order.
+        gathered: primitive and line of each equation that is computed whole for want of a rule.
+    """
+
+    moves: list[Move] = field(default_factory=list)
+    gathered: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Evaluates jaxprs on blocks.
+
+    Args:
+        mesh: the mesh.
+        target: machine whose cycles decide.
+        specs: spec of each value that has one; others have that of their type, or any.
+        notes: receives collectives and equations without a rule.
+        is_manual: True inside of a user's `shard_map`, where every value is a device's own.
+    """
+
+    mesh: MeshAxes
+    target: Target
+    specs: Mapping[Var, Spec]
+    notes: Notes
+    is_manual: bool = False
+    # By id of a block's array and spec: a value that several equations gather is gathered once.
+    resharded: dict[tuple[int, Spec], tuple[Any, Any]] = field(default_factory=dict)
+
+    def run(self, jaxpr: ClosedJaxpr, operands: Sequence[Block]) -> list[Block]:
+        """Blocks of the results."""
+        return eval_jaxpr(jaxpr, operands, self._equation, self._constant)
+
+    def required(self, var: Any) -> Spec | None:
+        """Spec that a value must have; None for any."""
+        if self.is_manual:
+            return whole(len(shape_of(var)))
+        spec = self.specs.get(var) if isinstance(var, Var) else None
+        return typed_spec(var.aval, self.mesh) if spec is None else spec
+
+    def spec_or_whole(self, var: Any) -> Spec:
+        """Spec that a value must have; whole for any."""
+        spec = self.required(var)
+        return whole(len(shape_of(var))) if spec is None else spec
+
+    def to_spec(self, block: Block, spec: Spec, eqn: JaxprEqn | None = None) -> Block:
+        """Block of the same value under another spec."""
+        if block.spec == spec:
+            return block
+        key = id(block.array), spec
+        if key not in self.resharded:
+            self._note_moves(block, spec, eqn)
+            self.resharded[key] = block.array, reshard(block.array, block.spec, spec, self.mesh)
+        return Block(self.resharded[key][1], spec, block.aval)
+
+    def _note_moves(self, block: Block, spec: Spec, eqn: JaxprEqn | None) -> None:
+        name, line = ("result", "") if eqn is None else (eqn.primitive.name, source_line(eqn))
+        num_bytes = prod(local_shape(block.aval.shape, block.spec, self.mesh)) * itemsize(block.aval.dtype)
+        for step in steps(block.spec, spec, self.mesh):
+            if step.kind != "slice":
+                self.notes.moves.append(Move(name, line, step, num_bytes))
+
+    def _constant(self, value: Any) -> Block:
+        aval = jax.typeof(value)
+        return Block(value, whole(len(aval.shape)), aval)
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Block]) -> Sequence[Block]:
+        with source_of(eqn):
+            name = eqn.primitive.name
+            if name in _CONTROL:
+                return _CONTROL[name](self, eqn, operands)
+            if name in _OF_MANUAL_VALUES:
+                return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
+            if name in STATEMENTS:
+                return [self._stated(eqn, operands[0])]
+            rule = rule_of(name)
+            required = [self.required(var) for var in eqn.outvars]
+            if all(block.spec.is_whole for block in operands) and all(s is None or s.is_whole for s in required):
+                return self._on_whole(eqn, operands, required)
+            if rule is None:
+                return self._gathered(eqn, operands, required)
+            return self._by_rule(rule, eqn, operands, required)
+
+    def _stated(self, eqn: JaxprEqn, block: Block) -> Block:
+        (result,) = eqn.outvars
+        spec = self.required(result)
+        spec = block.spec if spec is None else spec
+        if isinstance(result, DropVar):
+            return block
+        # A sum may stay to be taken only where the type says so.
+        return self.to_spec(block, spec, eqn)
+
+    def _on_whole(self, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]) -> list[Block]:
+        rule = rule_of(eqn.primitive.name)
+        arrays = [block.array for block in operands]
+        if rule is None:
+            results = eval_equation(eqn, *arrays)
+        else:
+            results = Blocks(eqn, arrays, [shape_of(var) for var in eqn.outvars], {}, self.mesh).bind()
+        return [Block(x, whole(len(shape_of(v))), v.aval) for x, v in zip(results, eqn.outvars, strict=True)]
+
+    def _gathered(self, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]) -> list[Block]:
+        """The equation on whole operands, on every device."""
+        _check_no_statements(eqn)
+        if any(not block.spec.is_whole for block in operands):
+            self.notes.gathered.append((eqn.primitive.name, source_line(eqn)))
+        gathered = [self.to_spec(block, whole(len(block.spec.dims)), eqn) for block in operands]
+        results = self._on_whole(eqn, gathered, required)
+        return [self._to_required(block, spec, eqn) for block, spec in zip(results, required, strict=True)]
+
+    def _to_required(self, block: Block, spec: Spec | None, eqn: JaxprEqn) -> Block:
+        return self.to_spec(block, block.spec.reduced() if spec is None else spec, eqn)
+
+    def _by_rule(
+        self, rule: Rule, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
+    ) -> list[Block]:
+        # Terms of a sum go through where the result's type leaves the same sum to be taken.
+        left = frozenset.intersection(*(frozenset() if s is None else s.unreduced for s in required))
+        operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & left), eqn) for b in operands]
+        factors = rule.factors(eqn)
+        values = Values(
+            [block.aval for block in operands],
+            [block.spec for block in operands],
+            [var.aval for var in eqn.outvars],
+            required,
+        )
+        decision = decide(factors, values, self.mesh, self.target)
+        needed = needed_specs(factors, decision.assignment, values.operand_specs)
+        arrays = [self.to_spec(block, spec, eqn).array for block, spec in zip(operands, needed, strict=True)]
+        carried = frozenset(axis for block in operands for axis in block.spec.unreduced)
+        specs = [Spec(factors.axes_of(labels, decision.assignment)) for labels in factors.results]
+        result_shapes = [
+            local_shape(shape_of(var), spec, self.mesh) for var, spec in zip(eqn.outvars, specs, strict=True)
+        ]
+        results = rule.compute(Blocks(eqn, arrays, result_shapes, decision.assignment, self.mesh))
+        monoids = decision.reduced_axes(factors)
+        blocks = [
+            _reduced(monoids, x, spec, carried, var) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)
+        ]
+        return [self._to_required(block, spec, eqn) for block, spec in zip(blocks, required, strict=True)]
+
+    def traced(self, fun: Any, avals: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
+        """Jaxpr of a function of blocks, whose results have the weak types of `results`."""
+
+        def typed(*arrays: Any) -> list[Any]:
+            return [with_weak_type(x, v.aval.weak_type) for x, v in zip(fun(*arrays), results, strict=True)]
+
+        return jax.make_jaxpr(typed)(*avals)
+
+    def block_aval(self, aval: Any, spec: Spec) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a block."""
+        shape = local_shape(aval.shape, spec, self.mesh)
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+    def body(
+        self, jaxpr: ClosedJaxpr, in_specs: Sequence[Spec], out_specs: Sequence[Spec], eqn: JaxprEqn
+    ) -> ClosedJaxpr:
+        """Jaxpr on blocks of a loop's body, or of a branch."""
+        inner = replace(self, resharded={})
+
+        def fun(*arrays: Any) -> list[Any]:
+            blocks = [Block(x, spec, aval) for x, spec, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
+            results = inner.run(jaxpr, blocks)
+            return [inner.to_spec(b, spec, eqn).array for b, spec in zip(results, out_specs, strict=True)]
+
+        avals = [self.block_aval(aval, spec) for aval, spec in zip(jaxpr.in_avals, in_specs, strict=True)]
+        return self.traced(fun, avals, jaxpr.jaxpr.outvars)
+
+
+def _reduced(monoids: Mapping[str, str], x: Any, spec: Spec, carried: frozenset[str], var: Any) -> Block:
+    """Block of a result; sums are left to be taken, the maximum of devices is not."""
+    for monoid, fun in (("max", lax.pmax), ("min", lax.pmin)):
+        axes = tuple(axis for axis, other in monoids.items() if other == monoid)
+        if axes:
+            x = _of_flags(fun, x, axes)
+    sums = frozenset(axis for axis, monoid in monoids.items() if monoid == "add")
+    return Block(x, replace(spec, unreduced=sums | carried), var.aval)
+
+
+def _check_no_statements(eqn: JaxprEqn) -> None:
+    """Refuse shardings inside of an equation that is computed whole, such as a pipeline with stages.
+
+    Raises:
+        GraphError: with the line of the sharding.
+    """
+    for inner in equations_inside(eqn):
+        if inner.primitive.name in STATEMENTS:
+            raise GraphError(
+                f"a sharding inside of {eqn.primitive.name}, which is not partitioned",
+                where=source_line(inner) or None,
+                hint="state shardings outside of pipelines with stages, or use jax.shard_map",
+            )
+
+
+def _of_flags(fun: Any, x: Any, axes: Any) -> Any:
+    """A maximum or minimum over devices; of flags, that of their numbers."""
+    return fun(x.astype(jnp.int32), axes) != 0 if x.dtype == jnp.bool_ else fun(x, axes)
+
+
+def stacked(spec: Spec) -> Spec:
+    """Spec of a stack of values, whose first dimension is whole."""
+    return replace(spec, dims=((), *spec.dims))
+
+
+def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    params = eqn.params
+    jaxpr = params["jaxpr"]
+    first_stack = params["num_consts"] + params["num_carry"]
+    in_specs = [run.spec_or_whole(var) for var in jaxpr.jaxpr.invars]
+    carry_specs = in_specs[params["num_consts"] : first_stack]
+    out_specs = [*carry_specs, *(run.spec_or_whole(v) for v in jaxpr.jaxpr.outvars[len(carry_specs) :])]
+    outer = [*in_specs[:first_stack], *map(stacked, in_specs[first_stack:])]
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, outer, strict=True)]
+    body = run.body(jaxpr, in_specs, out_specs, eqn)
+    results = eqn.primitive.bind(*arrays, **{**params, "jaxpr": body})
+    result_specs = [*carry_specs, *map(stacked, out_specs[len(carry_specs) :])]
+    return _required_blocks(run, eqn, results, result_specs)
+
+
+def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    params = eqn.params
+    num_cond = params["cond_nconsts"]
+    first_carry = num_cond + params["body_nconsts"]
+    cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    body_specs = [run.spec_or_whole(var) for var in body_jaxpr.jaxpr.invars]
+    carry_specs = body_specs[params["body_nconsts"] :]
+    cond_specs = [run.spec_or_whole(var) for var in cond_jaxpr.jaxpr.invars[:num_cond]]
+    specs = [*cond_specs, *body_specs]
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)]
+    assert len(specs) == first_carry + len(carry_specs), "operands are constants of both, then the state"
+    # Devices must agree on the condition.
+    changes = {
+        "cond_jaxpr": run.body(cond_jaxpr, [*cond_specs, *carry_specs], [Spec(())], eqn),
+        "body_jaxpr": run.body(body_jaxpr, body_specs, carry_specs, eqn),
+    }
+    results = eqn.primitive.bind(*arrays, **{**params, **changes})
+    return _required_blocks(run, eqn, results, carry_specs)
+
+
+def _cond(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    branches = eqn.params["branches"]
+    index, *others = operands
+    index = run.to_spec(index, Spec(()), eqn)
+    specs = [block.spec.reduced() for block in others]
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(others, specs, strict=True)]
+    out_specs = [run.spec_or_whole(var) for var in eqn.outvars]
+    bodies = tuple(run.body(branch, specs, out_specs, eqn) for branch in branches)
+    results = eqn.primitive.bind(index.array, *arrays, **{**eqn.params, "branches": bodies})
+    return _required_blocks(run, eqn, results, out_specs)
+
+
+def _required_blocks(run: Evaluation, eqn: JaxprEqn, results: Any, specs: Sequence[Spec]) -> list[Block]:
+    blocks = [Block(x, spec, var.aval) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)]
+    required = [run.required(var) for var in eqn.outvars]
+    return [b if spec is None else run.to_spec(b, spec, eqn) for b, spec in zip(blocks, required, strict=True)]
+
+
+def _shard_map(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A user's own code for each device."""
+    params = eqn.params
+    check_mesh(eqn, run.mesh)
+    body = closed(params["jaxpr"])
+    in_specs, out_specs = shard_map_specs(eqn, run.mesh)
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, in_specs, strict=True)]
+    inner = replace(run, is_manual=True, resharded={})
+    blocks = [Block(x, whole(jnp.ndim(x)), jax.typeof(x)) for x in arrays]
+    results = [block.array for block in inner.run(body, blocks)]
+    return _required_blocks(run, eqn, results, out_specs)
+
+
+def shard_map_specs(eqn: JaxprEqn, mesh: MeshAxes) -> tuple[list[Spec], list[Spec]]:
+    """Specs of the operands and results of a user's `shard_map`."""
+    pairs = ((eqn.invars, eqn.params["in_specs"]), (eqn.outvars, eqn.params["out_specs"]))
+    in_specs, out_specs = (
+        [spec_of(spec, len(shape_of(atom)), mesh) for atom, spec in zip(atoms, specs, strict=True)]
+        for atoms, specs in pairs
+    )
+    return in_specs, out_specs
+
+
+def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
+    """Refuse a user's `shard_map` over another mesh, or with axes that are left to the compiler.
+
+    Raises:
+        GraphError: with its line.
+    """
+    other = MeshAxes.of(eqn.params["mesh"])
+    if other != mesh:
+        raise GraphError(
+            "jax.shard_map over another mesh than the program's",
+            where=source_line(eqn) or None,
+            expected=str(mesh),
+            got=str(other),
+        )
+    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    if manual is not None and set(manual) != set(mesh.names):
+        raise GraphError(
+            "jax.shard_map leaves axes of its mesh to the compiler",
+            where=source_line(eqn) or None,
+            expected=f"all of {list(mesh.names)}",
+            got=sorted(manual),
+            hint="name all axes, or none, in axis_names=",
+        )
+
+
+def _sum_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    return lax.psum(x, params["axes"], axis_index_groups=params.get("axis_index_groups"))
+
+
+def _gather_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    return lax.all_gather(
+        x,
+        params["axis_name"],
+        axis=params["all_gather_dimension"],
+        tiled=params["tiled"],
+        axis_index_groups=params.get("axis_index_groups"),
+    )
+
+
+# Equations with a type of their own for values that are equal on all devices, which blocks are without.
+_OF_MANUAL_VALUES = {
+    "pvary": lambda x, params: x,
+    "pcast": lambda x, params: x,
+    "psum_invariant": _sum_of_axes,
+    "all_gather_invariant": _gather_of_axes,
+}
+_CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}

@@ -1,0 +1,187 @@
+"""Factors: the index space of an equation, and the mesh axes that split each of them.
+
+A factor is an index that runs over dimensions of operands and results: a product [i, k] · [k, j] → [i, j] has three.
+Splitting a factor over mesh axes splits every dimension that it runs over, and the equation is computed on blocks. A
+factor that runs over operands only is reduced: devices then have terms of the result. A dimension without factor is
+computed whole. A dimension may have several factors, major to minor, as that of a reshape has.
+Idea: sharding rules of Shardy (openxla/shardy, docs/sharding_representation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any
+
+from ipujax.lowering.partition.resharding import resharding_cycles
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, divides
+from ipujax.runtime.target import Target
+
+Labels = tuple[tuple[int, ...], ...]  # factors of each dimension
+Assignment = Mapping[int, Axes]  # axes of each factor that is split
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Index space of one equation.
+
+    Args:
+        operands: for each operand the factors of each dimension.
+        results: for each result likewise.
+        sizes: length of each factor.
+        reductions: for each reduced factor that may be split, the monoid of its terms: "add", "max" or "min".
+        macs: multiply-adds of one point of the index space; 0 for other equations.
+    """
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    sizes: Mapping[int, int]
+    reductions: Mapping[int, str] = field(default_factory=dict)
+    macs: int = 0
+
+    def axes_of(self, labels: Labels, assignment: Assignment) -> tuple[Axes, ...]:
+        """Axes of each dimension of a value."""
+        return tuple(tuple(axis for f in factors for axis in assignment.get(f, ())) for factors in labels)
+
+    def projected(self, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
+        """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none."""
+        axes_of_factor: dict[int, Axes] = {}
+        for factors, dim_axes in zip(labels, spec.dims, strict=True):
+            remaining = list(dim_axes)
+            for number in factors:
+                fitting: list[str] = []
+                while remaining and self.sizes[number] % mesh.size((*fitting, remaining[0])) == 0:
+                    fitting.append(remaining.pop(0))
+                axes_of_factor[number] = tuple(fitting)
+                # A minor factor is split only where each block has one index of the major one.
+                if mesh.size(fitting) != self.sizes[number]:
+                    break
+        return axes_of_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Choice for one equation.
+
+    Args:
+        assignment: axes of each factor that is split.
+        cycles: estimated cycles: collectives of operands and results, and multiply-adds.
+    """
+
+    assignment: Assignment
+    cycles: float
+
+    def reduced_axes(self, factors: Factors) -> dict[str, str]:
+        """Monoid of each axis that splits a reduced factor."""
+        return {axis: monoid for f, monoid in factors.reductions.items() for axis in self.assignment.get(f, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of one equation: types and specs.
+
+    Args:
+        operand_avals: type of each operand.
+        operand_specs: spec of each operand.
+        result_avals: type of each result.
+        result_specs: required spec of each result; None where any will do.
+    """
+
+    operand_avals: Sequence[Any]
+    operand_specs: Sequence[Spec]
+    result_avals: Sequence[Any]
+    result_specs: Sequence[Spec | None]
+
+
+def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> Decision:
+    """The assignment of least cost among those that operands or required results suggest for each axis."""
+    suggestions = _suggestions(factors, values, mesh)
+    decisions = (
+        Decision(assignment, _cycles(factors, assignment, values, mesh, target))
+        for assignment in _assignments(factors, suggestions, mesh)
+    )
+    # Of equal costs the first: an axis stays where the result, then the first operand, has it.
+    return min(decisions, key=lambda decision: decision.cycles, default=Decision({}, 0.0))
+
+
+def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]) -> list[Spec]:
+    """Spec of each operand that an assignment needs; sums that are left to be taken stay so."""
+    return [
+        Spec(factors.axes_of(labels, assignment), spec.unreduced)
+        for labels, spec in zip(factors.operands, operand_specs, strict=True)
+    ]
+
+
+def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
+    """Axes of factors by each value with a spec, results first."""
+    pairs = [
+        *(
+            (labels, spec)
+            for labels, spec in zip(factors.results, values.result_specs, strict=True)
+            if spec is not None
+        ),
+        *zip(factors.operands, values.operand_specs, strict=True),
+    ]
+    return [factors.projected(labels, spec, mesh) for labels, spec in pairs]
+
+
+def _assignments(
+    factors: Factors, suggestions: Sequence[Mapping[int, Axes]], mesh: MeshAxes
+) -> Iterator[dict[int, Axes]]:
+    """Assignments with each axis at one of the factors that are suggested for it, or at none."""
+    options: dict[str, list[int | None]] = {}
+    for suggestion in suggestions:
+        for number, axes in suggestion.items():
+            for axis in axes:
+                numbers = options.setdefault(axis, [])
+                if number not in numbers:
+                    numbers.append(number)
+    for numbers in options.values():
+        numbers.append(None)
+    for choice in product(*options.values()):
+        assignment: dict[int, Axes] = {}
+        for axis, chosen in zip(options, choice, strict=True):
+            if chosen is not None:
+                assignment[chosen] = (*assignment.get(chosen, ()), axis)
+        ordered = {number: _ordered(axes, number, suggestions) for number, axes in assignment.items()}
+        if all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items()):
+            yield ordered
+
+
+def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
+    """Axes in the order of the first suggestion that has them all."""
+    for suggestion in suggestions:
+        suggested = suggestion.get(number, ())
+        if set(axes) <= set(suggested):
+            return tuple(axis for axis in suggested if axis in axes)
+    return axes
+
+
+def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target) -> float:
+    cycles = 0.0
+    required = needed_specs(factors, assignment, values.operand_specs)
+    for aval, spec, needed in zip(values.operand_avals, values.operand_specs, required, strict=True):
+        if not divides(aval.shape, needed, mesh):
+            return float("inf")
+        cycles += resharding_cycles(aval, spec, needed, mesh, target)
+    partial = {axis for f in factors.reductions for axis in assignment.get(f, ())}
+    for labels, aval, result_spec in zip(factors.results, values.result_avals, values.result_specs, strict=True):
+        dims = factors.axes_of(labels, assignment)
+        after = Spec(dims) if result_spec is None else result_spec
+        before = Spec(dims, frozenset(partial) | after.unreduced)
+        if not divides(aval.shape, before, mesh):
+            return float("inf")
+        cycles += resharding_cycles(aval, before, after, mesh, target)
+    points = prod(factors.sizes.values()) / mesh.size(axis for axes in assignment.values() for axis in axes)
+    return cycles + _compute_cycles(points, factors.macs, target)
+
+
+def _compute_cycles(points: float, macs: int, target: Target) -> float:
+    """Cycles on the tiles of one IPU at their peak rate, float32."""
+    tiles = target.tiles_per_ipu
+    if macs:
+        return points * macs / (tiles * target.fp32_amp_macs_per_cycle)
+    # A word an element is loaded and stored at the ports' peak.
+    return points * 4 / (tiles * target.store_bytes_per_cycle)

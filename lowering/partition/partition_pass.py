@@ -1,0 +1,180 @@
+"""Pass `partition`: a program with shardings becomes the program of one IPU of a mesh, with collectives.
+
+The result is one `jax.shard_map` over the whole mesh, which plain JAX evaluates to the same numbers and the pass
+`shard_map` lowers. Shardings are those in types (explicit axes), of constraints, and of arguments and results. A
+program without any that splits a value stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, shape_of
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
+from ipujax.lowering.partition.propagation import Propagation
+from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.target import Target, preset
+
+
+@dataclass(frozen=True, slots=True)
+class Shardings:
+    """Shardings of a program's arguments and results, and the machine that it is partitioned for.
+
+    Args:
+        inputs: sharding of each input, None for any; all None when empty.
+        outputs: sharding of each result, likewise.
+        target: machine whose cycles decide; a Mk2 when None.
+    """
+
+    inputs: tuple[NamedSharding | None, ...] = ()
+    outputs: tuple[NamedSharding | None, ...] = ()
+    target: Target | None = None
+
+
+NONE = Shardings()
+
+
+def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | None = None) -> ClosedJaxpr:
+    """Returns an equal jaxpr of one `shard_map` if shardings split a value, else the jaxpr.
+
+    Args:
+        jaxpr: the program, inlined.
+        shardings: of its arguments and results.
+        notes: filled with the collectives, and with the equations that are computed whole.
+
+    Raises:
+        GraphError: shardings over different meshes, a mesh larger than the machine, a sum that a result leaves to be
+            taken.
+    """
+    notes = Notes() if notes is None else notes
+    mesh = _mesh(jaxpr.jaxpr, shardings)
+    if mesh is None:
+        return jaxpr
+    target = shardings.target or preset("mk2", mesh.num_devices)
+    if mesh.num_devices > target.num_ipus:
+        raise GraphError(
+            f"shardings are over {_in_words(mesh)}, which is larger than the device",
+            expected=f"at most {target.num_ipus} IPUs",
+            got=f"{mesh.num_devices} devices of the mesh",
+            hint=f"ipu.IPUModel(num_ipus={mesh.num_devices}): one device of a mesh is one IPU",
+        )
+    specs = _specs(jaxpr, shardings, mesh, target)
+    in_specs = tuple(_spec(specs, var) for var in jaxpr.jaxpr.invars)
+    out_specs = _output_specs(jaxpr, shardings, specs, mesh)
+    for number, spec in enumerate(out_specs):
+        if spec.unreduced:
+            raise GraphError(
+                f"result {number} is a sum that is left to be taken over axes {sorted(spec.unreduced)} of the mesh",
+                expected="a result that every device has, or its block of it",
+                got=spec.partition_spec(),
+                hint="jax.sharding.reshard(result, P(...)) takes the sum",
+            )
+    run = Evaluation(mesh, target, specs, notes)
+
+    def local(*arrays: Any) -> list[Any]:
+        blocks = [Block(x, s, aval) for x, s, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
+        results = run.run(jaxpr, blocks)
+        return [run.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
+
+    return _traced(local, jaxpr, mesh, in_specs, out_specs)
+
+
+def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
+    """The one mesh whose axes split a value; None if nothing is split."""
+    places: dict[MeshAxes, JaxprEqn | None] = {}
+    for sharding, eqn in _splitting(jaxpr, shardings):
+        places.setdefault(MeshAxes.of(sharding.mesh), eqn)
+    if len(places) > 1:
+        (first, _), (other, eqn), *_ = places.items()
+        raise GraphError(
+            "one program has shardings over different meshes",
+            where=(source_line(eqn) if eqn is not None else "") or None,
+            expected=_in_words(first),
+            got=_in_words(other),
+        )
+    return next(iter(places), None)
+
+
+def _in_words(mesh: MeshAxes) -> str:
+    return f"a mesh of {', '.join(f'{name}: {size}' for name, size in zip(mesh.names, mesh.sizes, strict=True))}"
+
+
+def _splitting(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:
+    """Shardings that split a value, with the equation that has them."""
+    for sharding in (*shardings.inputs, *shardings.outputs):
+        if sharding is not None and splits(sharding):
+            yield sharding, None
+    for var in (*jaxpr.invars, *jaxpr.constvars):
+        yield from ((sharding, None) for sharding in _of_type(var))
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "sharding_constraint" and splits(eqn.params["sharding"]):
+            yield eqn.params["sharding"], eqn
+        elif eqn.primitive.name != "shard_map":
+            yield from ((sharding, eqn) for var in eqn.outvars for sharding in _of_type(var))
+
+
+def _of_type(var: Any) -> Iterable[NamedSharding]:
+    sharding = getattr(var.aval, "sharding", None)
+    return (sharding,) if isinstance(sharding, NamedSharding) and splits(sharding) else ()
+
+
+def splits(sharding: Any) -> bool:
+    """True if devices of a named sharding have different parts of a value, or terms of a sum."""
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return False
+    mesh = MeshAxes.of(sharding.mesh)
+    return not spec_of(sharding.spec, len(sharding.spec.partitions), mesh).is_whole
+
+
+def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target) -> dict[Var, Spec]:
+    """Spec of each value that has one."""
+    body = jaxpr.jaxpr
+    propagation = Propagation(mesh, target)
+    propagation.annotate_types(body)
+    for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
+        for var, sharding in zip(atoms, given, strict=False):
+            if sharding is not None and isinstance(var, Var) and var not in propagation.open_dims:
+                propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
+    propagation.spread(jaxpr)
+    return propagation.specs
+
+
+def _output_specs(jaxpr: ClosedJaxpr, shardings: Shardings, specs: dict[Var, Spec], mesh: MeshAxes) -> tuple[Spec, ...]:
+    """Spec of each result: that of its sharding, else that of its value."""
+    outputs = shardings.outputs or (None,) * len(jaxpr.jaxpr.outvars)
+    return tuple(
+        _spec(specs, var) if sharding is None else spec_of(sharding.spec, len(shape_of(var)), mesh)
+        for var, sharding in zip(jaxpr.jaxpr.outvars, outputs, strict=True)
+    )
+
+
+def _spec(specs: dict[Var, Spec], var: Any) -> Spec:
+    rank = len(shape_of(var))
+    return specs.get(var, whole(rank)) if isinstance(var, Var) else whole(rank)
+
+
+def _traced(
+    local: Any, jaxpr: ClosedJaxpr, mesh: MeshAxes, in_specs: Sequence[Spec], out_specs: Sequence[Spec]
+) -> ClosedJaxpr:
+    """Jaxpr of one `shard_map` over the mesh, with the inputs of `jaxpr`, their types without shardings."""
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh.abstract(),
+        in_specs=tuple(spec.partition_spec() for spec in in_specs),
+        out_specs=[spec.partition_spec() for spec in out_specs],
+        # Which values are equal on all devices follows from the rules.
+        check_vma=False,
+    )
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in jaxpr.in_avals]
+    # The mesh of the user's `jax.set_mesh` has its axes explicit.
+    with tracing_without_mesh():
+        traced = jax.make_jaxpr(mapped)(*avals)
+    return ClosedJaxpr(traced.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), traced.consts)

@@ -1,0 +1,247 @@
+"""Propagation of specs from annotated values, forward and backward over a jaxpr, to a fixpoint.
+
+A value is annotated by its explicit type, a constraint, or a sharding of an argument or a result. Others take over the
+axes of factors of the equations that define and read them; axes are only ever added, so the sweeps end. Where values
+of one equation suggest different axes for a factor, the estimated cycles of the equation decide (`factors.decide`).
+Idea: Shardy's propagation (openxla/shardy, docs/propagation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
+from ipujax.lowering.partition.block_evaluation import STATEMENTS, check_mesh, shard_map_specs
+from ipujax.lowering.partition.factors import Factors, Values, decide
+from ipujax.lowering.partition.partition_rules import rule_of
+from ipujax.lowering.partition.rules_base import elementwise
+from ipujax.lowering.partition.specs import (
+    Axes,
+    MeshAxes,
+    Spec,
+    divides,
+    spec_of,
+    typed_spec,
+    whole,
+)
+from ipujax.runtime.target import Target
+
+# Each sweep takes an annotation through the whole program; more than a few only serve loops inside of loops.
+_MAX_SWEEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Two values with one spec, such as the state of a loop inside and outside.
+
+    Args:
+        outer: value outside, or another of the same body.
+        inner: value inside.
+        is_stack: True if `outer` stacks values like `inner` along a first dimension.
+    """
+
+    outer: Atom
+    inner: Atom
+    is_stack: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Propagation:
+    """Specs of the values of a program.
+
+    Args:
+        mesh: the mesh.
+        target: machine whose cycles decide.
+        specs: spec of each value so far.
+        open_dims: dimensions of each annotated value that may be split further; all of other values.
+    """
+
+    mesh: MeshAxes
+    target: Target
+    specs: dict[Var, Spec] = field(default_factory=dict)
+    open_dims: dict[Var, frozenset[int]] = field(default_factory=dict)
+
+    def annotate(self, var: Any, spec: Spec, open_dims: frozenset[int] = frozenset()) -> None:
+        """Fix the spec of a value but for open dimensions."""
+        if isinstance(var, Var) and not isinstance(var, DropVar):
+            self.specs[var] = spec
+            self.open_dims[var] = open_dims
+
+    def annotate_types(self, jaxpr: Jaxpr) -> None:
+        """Fix the specs of values with explicit types, and of results of constraints."""
+        for var in (*jaxpr.invars, *jaxpr.constvars):
+            self._annotate_type(var)
+        for eqn in jaxpr.eqns:
+            for var in eqn.outvars:
+                self._annotate_type(var)
+            if eqn.primitive.name == "sharding_constraint":
+                self._annotate_constraint(eqn)
+            for inner in bodies(eqn):
+                self.annotate_types(inner)
+
+    def _annotate_type(self, var: Var) -> None:
+        spec = typed_spec(var.aval, self.mesh)
+        if spec is not None:
+            self.annotate(var, spec)
+
+    def _annotate_constraint(self, eqn: JaxprEqn) -> None:
+        sharding = eqn.params["sharding"]
+        if isinstance(sharding, NamedSharding):
+            (result,) = eqn.outvars
+            rank = len(shape_of(result))
+            open_dims = {d for d, part in enumerate(sharding.spec.partitions) if part is PartitionSpec.UNCONSTRAINED}
+            open_dims |= set(eqn.params["unconstrained_dims"])
+            self.annotate(result, spec_of(sharding.spec, rank, self.mesh), frozenset(open_dims))
+
+    def spread(self, jaxpr: ClosedJaxpr) -> None:
+        """Sweep over a program until no spec changes."""
+        for _ in range(_MAX_SWEEPS):
+            if not (self._forward(jaxpr.jaxpr) | self._backward(jaxpr.jaxpr)):
+                return
+
+    def _forward(self, jaxpr: Jaxpr) -> bool:
+        return any([self._equation(eqn, is_forward=True) for eqn in jaxpr.eqns])
+
+    def _backward(self, jaxpr: Jaxpr) -> bool:
+        return any([self._equation(eqn, is_forward=False) for eqn in reversed(jaxpr.eqns)])
+
+    def _equation(self, eqn: JaxprEqn, *, is_forward: bool) -> bool:
+        if eqn.primitive.name in _TIES:
+            changed = any([self._tie(tie) for tie in _TIES[eqn.primitive.name](eqn)])
+            inner = [self._forward(body) if is_forward else self._backward(body) for body in bodies(eqn)]
+            return any([changed, *inner])
+        if eqn.primitive.name == "shard_map":
+            return self._shard_map(eqn)
+        factors = factors_of(eqn)
+        return factors is not None and self._share(eqn, factors, is_forward=is_forward)
+
+    def _shard_map(self, eqn: JaxprEqn) -> bool:
+        check_mesh(eqn, self.mesh)
+        in_specs, out_specs = shard_map_specs(eqn, self.mesh)
+        pairs = [*zip(eqn.invars, in_specs, strict=True), *zip(eqn.outvars, out_specs, strict=True)]
+        return any([self._extend(atom, spec.dims) for atom, spec in pairs])
+
+    def _tie(self, tie: Tie) -> bool:
+        first = 1 if tie.is_stack else 0
+        rank = len(shape_of(tie.outer))
+        outer = self._spec(tie.outer)
+        inner = self._spec(tie.inner)
+        prefix = outer.dims[:first] if rank else ()
+        return any([self._extend(tie.inner, outer.dims[first:]), self._extend(tie.outer, (*prefix, *inner.dims))])
+
+    def _spec(self, atom: Atom) -> Spec:
+        rank = len(shape_of(atom))
+        return self.specs.get(atom, whole(rank)) if isinstance(atom, Var) else whole(rank)
+
+    def _share(self, eqn: JaxprEqn, factors: Factors, *, is_forward: bool) -> bool:
+        """Give the axes of factors to the values that lack them: results going forward, operands going backward."""
+        values = [*zip(factors.operands, eqn.invars, strict=True), *zip(factors.results, eqn.outvars, strict=True)]
+        suggestions = [factors.projected(labels, self._spec(atom), self.mesh) for labels, atom in values]
+        axes: dict[int, Axes] = {}
+        if not any(any(suggestion.values()) for suggestion in suggestions):
+            return False
+        for number in factors.sizes:
+            candidates = [s[number] for s in suggestions if s.get(number)]
+            longest = max(candidates, key=len, default=())
+            if all(longest[: len(candidate)] == candidate for candidate in candidates):
+                axes[number] = longest
+            else:
+                axes[number] = self._decided(eqn, factors).get(number, ())
+        used = [axis for number in axes for axis in axes[number]]
+        if len(set(used)) < len(used):
+            # Two factors claim one axis: the value that defines the result, or the cheaper one, has it.
+            decided = self._decided(eqn, factors)
+            axes = {f: decided.get(f, ()) for f in axes}
+        receivers = values[len(factors.operands) :] if is_forward else values[: len(factors.operands)]
+        return any([self._extend(atom, factors.axes_of(labels, axes)) for labels, atom in receivers])
+
+    def _decided(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
+        operands = [self._spec(atom) for atom in eqn.invars]
+        results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
+        operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
+        values = Values(operand_avals, operands, [var.aval for var in eqn.outvars], results)
+        return decide(factors, values, self.mesh, self.target).assignment
+
+    def _extend(self, atom: Any, dims: Sequence[Axes]) -> bool:
+        """Add axes to the dimensions of a value that may be split further; True if that changes its spec."""
+        if not isinstance(atom, Var) or isinstance(atom, DropVar):
+            return False
+        spec = self._spec(atom)
+        open_dims = self.open_dims.get(atom)
+        merged = list(spec.dims)
+        for dim, axes in enumerate(dims):
+            current = merged[dim]
+            is_open = open_dims is None or dim in open_dims
+            used = {axis for other, names in enumerate(merged) if other != dim for axis in names}
+            if not is_open or len(axes) <= len(current) or axes[: len(current)] != current or used & set(axes):
+                continue
+            merged[dim] = tuple(axes)
+        extended = replace(spec, dims=tuple(merged))
+        if extended == spec or not divides(shape_of(atom), extended, self.mesh):
+            return False
+        self.specs[atom] = extended
+        return True
+
+
+def factors_of(eqn: JaxprEqn) -> Factors | None:
+    """Factors of an equation; None without a rule."""
+    if eqn.primitive.name in STATEMENTS:
+        return elementwise(eqn)
+    rule = rule_of(eqn.primitive.name)
+    return None if rule is None else rule.factors(eqn)
+
+
+def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Jaxprs inside of control flow, whose values have specs of their own."""
+    for param in _BODIES.get(eqn.primitive.name, ()):
+        value = eqn.params[param]
+        for inner in value if isinstance(value, tuple) else (value,):
+            yield inner.jaxpr
+
+
+_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+
+def _scan_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    body = eqn.params["jaxpr"].jaxpr
+    num_carry = eqn.params["num_carry"]
+    num_consts = eqn.params["num_consts"]
+    for number, (outer, inner) in enumerate(zip(eqn.invars, body.invars, strict=True)):
+        yield Tie(outer, inner, is_stack=number >= num_consts + num_carry)
+    for number, (outer_result, inner) in enumerate(zip(eqn.outvars, body.outvars, strict=True)):
+        yield Tie(outer_result, inner, is_stack=number >= num_carry)
+    for before, after in zip(body.invars[num_consts:], body.outvars[:num_carry], strict=False):
+        yield Tie(before, after)
+
+
+def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    params = eqn.params
+    num_cond = params["cond_nconsts"]
+    first_carry = num_cond + params["body_nconsts"]
+    cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+    carry = body.invars[params["body_nconsts"] :]
+    for outer, inner in zip(eqn.invars[num_cond:], body.invars, strict=True):
+        yield Tie(outer, inner)
+    for outer, inner in zip(eqn.invars[:num_cond], cond.invars, strict=False):
+        yield Tie(outer, inner)
+    for value, tested in zip(carry, cond.invars[num_cond:], strict=True):
+        yield Tie(value, tested)
+    for before, after, result in zip(carry, body.outvars, eqn.outvars, strict=True):
+        yield Tie(before, after)
+        yield Tie(result, after)
+    assert first_carry + len(carry) == len(eqn.invars), "operands are constants of both, then the state"
+
+
+def _cond_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    for branch in eqn.params["branches"]:
+        for outer, inner in zip(eqn.invars[1:], branch.jaxpr.invars, strict=True):
+            yield Tie(outer, inner)
+        for outer_result, inner in zip(eqn.outvars, branch.jaxpr.outvars, strict=True):
+            yield Tie(outer_result, inner)
+
+
+_TIES = {"scan": _scan_ties, "while": _while_ties, "cond": _cond_ties}

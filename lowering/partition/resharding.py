@@ -1,0 +1,232 @@
+"""Resharding: collectives that bring a value from one spec to another, with their bytes and cycles.
+
+Sums that are left to be taken come first, as reduce-scatters where the wanted spec splits over the same axis, else as
+one all-reduce. Then, as long as dimensions differ: an axis that moves to another dimension is an all-to-all; an axis
+that splits further is a slice, without communication; other axes are gathered, those of a dimension at once. Blocks of
+the same shapes on other devices are a permute.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape
+from ipujax.runtime.target import Target
+
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective, or a slice.
+
+    Args:
+        kind: its kind.
+        axes: mesh axes whose devices communicate, major to minor.
+        dim: dimension that is gathered, scattered, sliced or concatenated along; −1 for none.
+        split_dim: dimension that an all-to-all splits, −1 for others.
+        pairs: (source, destination) ranks along the axes of a permute.
+    """
+
+    kind: Kind
+    axes: Axes
+    dim: int = -1
+    split_dim: int = -1
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+def steps(before: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, ...]:
+    """Collectives from one spec to another; sums over axes that `after` still has unreduced stay."""
+    return tuple(step for step, _ in _transitions(before, after, mesh))
+
+
+def reshard(x: jax.Array, before: Spec, after: Spec, mesh: MeshAxes) -> jax.Array:
+    """The local block of a value under another spec, from that under `before`."""
+    for step in steps(before, after, mesh):
+        x = _APPLY[step.kind](x, step, mesh)
+    return x
+
+
+def resharding_cycles(aval: Any, before: Spec, after: Spec, mesh: MeshAxes, target: Target) -> float:
+    """Cycles of a resharding: received bytes at the rate of all IPU-Links of an IPU, and a sync a collective."""
+    bytes_per_cycle = target.global_exchange_bytes_per_second / target.clock_hz
+    cycles = 0.0
+    for step, spec in _transitions(before, after, mesh):
+        ranks = mesh.size(step.axes)
+        local_bytes = prod(local_shape(aval.shape, spec, mesh)) * itemsize(aval.dtype)
+        if step.kind != "slice":
+            cycles += target.global_sync_cycles + _RECEIVED_BLOCKS[step.kind](ranks) * local_bytes / bytes_per_cycle
+    return cycles
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of an element; a key of `jax.random` counts as its two words."""
+    return int(getattr(dtype, "itemsize", 8))
+
+
+# Received blocks of the size before the step, of `n` ranks (bandwidth-optimal algorithms).
+_RECEIVED_BLOCKS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: n - 1,
+    "all_to_all": lambda n: (n - 1) / n,
+    "permute": lambda _: 1,
+}
+
+
+def _transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
+    """Each step with the spec before it."""
+    spec = before
+    pending = before.unreduced - after.unreduced
+    for step, following in _scatters(spec, after, pending, mesh):
+        yield step, spec
+        spec = following
+    remaining = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
+    if remaining:
+        yield Step("all_reduce", remaining), spec
+        spec = replace(spec, unreduced=spec.unreduced - set(remaining))
+    while spec.dims != after.dims:
+        step, following = _next_step(spec, after, mesh)
+        yield step, spec
+        spec = following
+
+
+def _scatters(spec: Spec, after: Spec, pending: frozenset[str], mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
+    for dim, axes in enumerate(after.dims):
+        current = spec.dims[dim]
+        scattered = axes[len(current) :]
+        # Axes of one dimension are scattered at once while they are the next of it.
+        prefix = scattered[: next((n for n, a in enumerate(scattered) if a not in pending), len(scattered))]
+        if prefix and axes[: len(current)] == current:
+            following = _with_dim(replace(spec, unreduced=spec.unreduced - set(prefix)), dim, current + prefix)
+            yield Step("reduce_scatter", prefix, dim), following
+            spec = following
+
+
+def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, Spec]:
+    moved = _permutation(spec, after, mesh)
+    if moved is not None:
+        return moved, replace(spec, dims=after.dims)
+    candidates = (_slice(spec, after), _exchange(spec, after), _gather(spec, after))
+    return next(candidate for candidate in candidates if candidate is not None)
+
+
+def _slice(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+    for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
+        if len(axes) > len(current) and axes[: len(current)] == current:
+            free = axes[len(current) :]
+            free = free[: next((n for n, a in enumerate(free) if a in spec.axes), len(free))]
+            if free:
+                return Step("slice", free, dim), _with_dim(spec, dim, current + free)
+    return None
+
+
+def _exchange(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+    """An axis at the end of one dimension becomes the next one of another."""
+    for split_dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
+        if len(axes) <= len(current) or axes[: len(current)] != current:
+            continue
+        axis = axes[len(current)]
+        for dim, others in enumerate(spec.dims):
+            if others and others[-1] == axis and after.dims[dim][: len(others)] != others:
+                following = _with_dim(_with_dim(spec, dim, others[:-1]), split_dim, (*current, axis))
+                return Step("all_to_all", (axis,), dim, split_dim), following
+    return None
+
+
+def _gather(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+    for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
+        common = next((n for n, (a, b) in enumerate(zip(current, axes, strict=False)) if a != b), None)
+        common = min(len(current), len(axes)) if common is None else common
+        if len(current) > common:
+            return Step("all_gather", current[common:], dim), _with_dim(spec, dim, current[:common])
+    return None
+
+
+def _with_dim(spec: Spec, dim: int, axes: Axes) -> Spec:
+    return replace(spec, dims=(*spec.dims[:dim], axes, *spec.dims[dim + 1 :]))
+
+
+def _permutation(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
+    """A permute, if blocks have the same shapes and are only on other devices; dimensions that agree stay."""
+    sizes = [mesh.size(axes) for axes in spec.dims]
+    if sizes != [mesh.size(axes) for axes in after.dims]:
+        return None
+    used = {*spec.axes, *after.axes}
+    axes = tuple(axis for axis in mesh.names if axis in used)
+    holders: dict[int, list[int]] = defaultdict(list)
+    readers: dict[int, list[int]] = defaultdict(list)
+    for rank, (block, read_block) in enumerate(zip(_blocks(spec, axes, mesh), _blocks(after, axes, mesh), strict=True)):
+        holders[block].append(rank)
+        readers[read_block].append(rank)
+    # A device that has the block already keeps it.
+    pairs = []
+    for block, ranks in readers.items():
+        resident = [rank for rank in ranks if rank in holders[block]]
+        sources = [*resident, *(r for r in holders[block] if r not in resident)]
+        destinations = [*resident, *(r for r in ranks if r not in resident)]
+        pairs += list(zip(sources, destinations, strict=True))
+    return Step("permute", axes, pairs=tuple(sorted(pairs)))
+
+
+def _blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Sequence[int]:
+    """Number of the block of each rank along axes, row-major over the dimensions."""
+    coordinates = np.indices([mesh.size((axis,)) for axis in axes]).reshape(len(axes), -1)
+    number = np.zeros(coordinates.shape[1], np.int64)
+    for axis in spec.axes:
+        number = number * mesh.size((axis,)) + coordinates[axes.index(axis)]
+    return [int(n) for n in number]
+
+
+def index_along(axes: Axes, mesh: MeshAxes) -> jax.Array:
+    """Rank of a device along axes, major to minor, int32."""
+    first, *others = axes
+    rank = lax.axis_index(first)
+    for axis in others:
+        rank = rank * mesh.size((axis,)) + lax.axis_index(axis)
+    return rank
+
+
+def _all_reduce(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return lax.psum(x, step.axes)
+
+
+def _reduce_scatter(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return lax.psum_scatter(x, step.axes, scatter_dimension=step.dim, tiled=True)
+
+
+def _all_gather(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return lax.all_gather(x, step.axes, axis=step.dim, tiled=True)
+
+
+def _all_to_all(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return lax.all_to_all(x, step.axes, step.split_dim, step.dim, tiled=True)
+
+
+def _permute(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return lax.ppermute(x, step.axes, list(step.pairs))
+
+
+def _sliced(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    size = x.shape[step.dim] // mesh.size(step.axes)
+    starts = [index_along(step.axes, mesh) * size if d == step.dim else 0 for d in range(x.ndim)]
+    sizes = [size if d == step.dim else n for d, n in enumerate(x.shape)]
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+_APPLY = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+    "slice": _sliced,
+}

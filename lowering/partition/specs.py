@@ -1,0 +1,144 @@
+"""Specs: the mesh axes that split each dimension of a value, and those over which its sum is still to be taken.
+
+A mesh has named axes; a device of it is one IPU, the last axis varying fastest. A dimension split over axes (a, b) is
+in `a × b` blocks, b varying fastest. Axes of size 1 split nothing and do not occur. Devices that differ only in axes
+that a spec does not name hold equal blocks, or, over unreduced axes, terms of a sum.
+Source: `jax.sharding.PartitionSpec`, jax 0.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAxes:
+    """Axes of a mesh of IPUs, in order.
+
+    Args:
+        names: name of each axis.
+        sizes: number of devices along each axis.
+    """
+
+    names: Axes
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(mesh: Mesh | AbstractMesh) -> MeshAxes:
+        """Axes of a mesh of JAX."""
+        return MeshAxes(tuple(map(str, mesh.axis_names)), tuple(mesh.shape.values()))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return prod(self.sizes)
+
+    def size(self, axes: Iterable[str]) -> int:
+        """Number of blocks of a dimension that is split over axes."""
+        return prod(self.sizes[self.names.index(axis)] for axis in axes)
+
+    def abstract(self) -> AbstractMesh:
+        """Mesh of JAX without devices, its axes left to the compiler."""
+        return AbstractMesh(self.sizes, self.names, (AxisType.Auto,) * len(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Split of a value.
+
+    Args:
+        dims: axes of each dimension, major to minor.
+        unreduced: axes over which the value is the sum of the devices' terms.
+    """
+
+    dims: tuple[Axes, ...]
+    unreduced: frozenset[str] = frozenset()
+
+    @property
+    def axes(self) -> Axes:
+        """Axes that split a dimension."""
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every device has the whole value."""
+        return not self.unreduced and not any(self.dims)
+
+    def reduced(self) -> Spec:
+        """Spec after all sums are taken."""
+        return replace(self, unreduced=frozenset())
+
+    def partition_spec(self) -> PartitionSpec:
+        """The spec in JAX's form, without trailing Nones."""
+        parts = [None if not dim else dim[0] if len(dim) == 1 else dim for dim in self.dims]
+        while parts and parts[-1] is None:
+            parts.pop()
+        return PartitionSpec(*parts, unreduced=set(self.unreduced)) if self.unreduced else PartitionSpec(*parts)
+
+
+def whole(rank: int) -> Spec:
+    """Spec of a value that every device has."""
+    return Spec(((),) * rank)
+
+
+def spec_of(spec: PartitionSpec, rank: int, mesh: MeshAxes) -> Spec:
+    """Spec of a `PartitionSpec` for a value of some rank; open dimensions (`UNCONSTRAINED`) count as not split."""
+    dims = [_used(names_of(part), mesh) for part in spec.partitions]
+    dims += [()] * (rank - len(dims))
+    return Spec(tuple(dims), frozenset(_used(tuple(getattr(spec, "unreduced", ()) or ()), mesh)))
+
+
+def names_of(part: Any) -> Axes:
+    """Names in one entry of a `PartitionSpec`."""
+    if part is None or part is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return (part,) if isinstance(part, str) else tuple(part)
+
+
+def _used(axes: Axes, mesh: MeshAxes) -> Axes:
+    return tuple(axis for axis in axes if mesh.size((axis,)) > 1)
+
+
+def local_shape(shape: Sequence[int], spec: Spec, mesh: MeshAxes) -> tuple[int, ...]:
+    """Shape of the block of each device."""
+    return tuple(n // mesh.size(axes) for n, axes in zip(shape, spec.dims, strict=True))
+
+
+def divides(shape: Sequence[int], spec: Spec, mesh: MeshAxes) -> bool:
+    """True if all blocks have one size."""
+    return all(n % mesh.size(axes) == 0 for n, axes in zip(shape, spec.dims, strict=True))
+
+
+def typed_spec(aval: Any, mesh: MeshAxes) -> Spec | None:
+    """Spec in the type of a value over a mesh of explicit axes; None if its type leaves the split to the compiler."""
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not _is_explicit(sharding.mesh):
+        return None
+    return spec_of(sharding.spec, len(aval.shape), mesh)
+
+
+def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
+    kinds = dict(zip(mesh.shape, mesh.axis_types, strict=True))
+    return any(size > 1 for size in mesh.shape.values()) and all(
+        kinds[name] is AxisType.Explicit for name, size in mesh.shape.items() if size > 1
+    )
+
+
+def tracing_without_mesh() -> AbstractContextManager[Any]:
+    """Context in which values that are traced have no mesh, whatever the user has set by `jax.set_mesh`."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def running_without_mesh() -> AbstractContextManager[Any]:
+    """Context in which arrays of one device may be computed, whatever the user has set by `jax.set_mesh`."""
+    return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))

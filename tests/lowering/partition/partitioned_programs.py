@@ -1,0 +1,188 @@
+"""Programs with shardings on 8 devices: a script that prints, as JSON, the outcome of each by name.
+
+A process of its own runs it: how many devices JAX has on a CPU is settled when it starts. Of each program with explicit
+axes it compares the jaxpr after the pass `partition`, evaluated by plain JAX, with `jax.jit`: numbers, dtypes and
+shardings of results. It prints the kinds of collectives of both, and equations that are computed whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, reshard
+
+from ipujax.lowering.jax_compat import jaxpr_as_fun
+from ipujax.lowering.partition import Notes, partition
+from ipujax.lowering.passes.inline import inline
+
+DEVICES = 8
+XLA_KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+RNG = np.random.default_rng(0)
+
+
+def values(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def loss_of_mlp(params: Any, x: Any) -> Any:
+    first, second = params
+    return (jnp.einsum("bn,nk->bk", jnp.tanh(x @ first), second, out_sharding=P("data")) ** 2).mean()
+
+
+def scanned(x: Any, w: Any) -> Any:
+    return lax.scan(lambda c, w: (jnp.tanh(jnp.einsum("bi,ij->bj", c, w, out_sharding=P("data"))), c.sum()), x, w)
+
+
+def windows(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def looked_up(table: Any, rows: Any) -> Any:
+    return table.at[rows].get(out_sharding=P("data"))
+
+
+def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P], ...]]]:
+    """Function and arguments with specs, by name of the rule that they are for."""
+    rows = (values(8, 16), P("data", None))
+    blocks = (values(8, 16), P("data", "model"))
+    columns = (values(16, 32), P(None, "model"))
+    split_rows = (values(32, 16), P("model", None))
+    image = (values(4, 4, 8, 8), P("data"))
+    table = (values(32, 8), P("model"))
+    numbers = (np.arange(8) * 3, P("data"))
+    return {
+        "elementwise": (lambda x: jnp.where(x > 0, x.clip(-1, 1), jnp.exp(x)) + jnp.arange(16.0), (rows,)),
+        "dot_general": (
+            lambda x, w, v: jnp.einsum("bn,nk->bk", jnp.tanh(x @ w), v, out_sharding=P("data")),
+            (rows, columns, split_rows),
+        ),
+        "dot_general, gradient": (
+            lambda x, w, v: jax.value_and_grad(loss_of_mlp)((w, v), x),
+            (rows, columns, split_rows),
+        ),
+        "dot_general, sharded parameters": (
+            lambda x, w: jax.grad(lambda w: (jnp.einsum("bi,ij->bj", x, w, out_sharding=P("data")) ** 2).mean())(w),
+            (rows, (values(16, 32), P("data", None))),
+        ),
+        "conv": (
+            lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME", out_sharding=P("data", "model")),
+            (image, (values(8, 4, 3, 3), P("model"))),
+        ),
+        "reductions": (
+            lambda x: (x.sum(), x.max(0), x.min(1), (x > 0).any(), (x > 0).all(0), x.mean(1), x.prod(1)),
+            (blocks,),
+        ),
+        "softmax": (jax.nn.softmax, (blocks,)),
+        "reshape": (
+            lambda x: (
+                x.reshape(8, 4, 4, out_sharding=P("data", "model")),
+                lax.reshape(x, (2, 4, 16), out_sharding=P("data")),
+            ),
+            (blocks,),
+        ),
+        "shapes": (
+            lambda x: (
+                *(x.T, x[:, None], x[:, ::-1], x[:, 2:6], jnp.broadcast_to(x[None], (3, 8, 16))),
+                *(jnp.concatenate([x, x], 1), jnp.pad(x, ((0, 0), (1, 1))), jnp.split(x, 2, 1)),
+            ),
+            (rows,),
+        ),
+        "cumulative, sort, arg": (
+            lambda x: (jnp.cumsum(x, 1), jnp.sort(x, 1), jnp.argmax(x, 1), lax.top_k(x, 2)),
+            (rows,),
+        ),
+        "windows": (lambda x: jax.value_and_grad(lambda x: windows(x).sum())(x), ((values(4, 8, 8, 4), P("data")),)),
+        "gather": (looked_up, ((values(32, 8), P()), numbers)),
+        "gather, split rows": (looked_up, (table, numbers)),
+        "scatter": (lambda t, i: jax.grad(lambda t: (looked_up(t, i) ** 2).sum())(t), (table, numbers)),
+        "dynamic slices": (
+            lambda x: (
+                lax.dynamic_update_slice(x, x[:, :4] * 0, (0, jnp.int32(3))),
+                lax.dynamic_slice(x, (0, jnp.int32(2)), (8, 4)),
+            ),
+            (rows,),
+        ),
+        "iota": (lambda x: x + lax.broadcasted_iota(jnp.float32, (8, 16), 0, out_sharding=P("data")), (rows,)),
+        "random": (
+            lambda x: x + jax.random.normal(jax.random.key(0), (8, 16), out_sharding=P("data", "model")),
+            (blocks,),
+        ),
+        "scan": (scanned, (rows, (values(3, 16, 16), P(None, None, "model")))),
+        "while": (lambda x: lax.while_loop(lambda c: c[1] < 5, lambda c: (c[0] * 2, c[1] + 1), (x, 0)), (rows,)),
+        "cond": (lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, jnp.sin, x), (rows,)),
+        "custom_jvp": (lambda x: jax.grad(lambda x: jax.nn.relu(jax.nn.silu(x)).sum())(x), (blocks,)),
+        "checkpoint": (
+            lambda x, w: jax.grad(lambda w: jax.checkpoint(lambda w: (jnp.tanh(x @ w) ** 2).sum())(w))(w),
+            (rows, columns),
+        ),
+        "reshard": (
+            lambda x: (reshard(x, P("model", "data")), reshard(x, P(None, "data")), reshard(x, P(("data", "model")))),
+            (rows,),
+        ),
+        "reshard, permute": (lambda x: reshard(x, P(("model", "data"))), ((values(8, 16), P(("data", "model"))),)),
+        "unreduced": (
+            lambda a, b: reshard(
+                jnp.einsum("ab,bc->ac", a, b, out_sharding=P(None, None, unreduced={"model"})), P("model", None)
+            ),
+            ((values(8, 16), P(None, "model")), (values(16, 8), P("model", None))),
+        ),
+        "auto_axes": (
+            lambda x: jax.sharding.auto_axes(lambda z: jnp.sin(z) @ z.T, out_sharding=P("data"))(x),
+            (rows,),
+        ),
+        "shard_map": (
+            lambda x: jax.shard_map(lambda x: x - lax.pmean(x, "data"), in_specs=P("data"), out_specs=P("data"))(x),
+            (rows,),
+        ),
+        "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (rows,)),
+        "vmap": (lambda a, b: jax.vmap(jnp.dot)(a, b), (rows, (values(8, 16), P("data")))),
+    }
+
+
+def outcome(fun: Callable[..., Any], args: tuple[tuple[np.ndarray, P], ...]) -> dict[str, Any]:
+    kinds = (AxisType.Explicit, AxisType.Auto)
+    explicit, auto = (jax.make_mesh((2, 4), ("data", "model"), (kind,) * 2) for kind in kinds)
+    with jax.set_mesh(explicit):
+        arrays = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in args]
+        wanted = jax.jit(fun)(*arrays)
+        traced = jax.jit(fun).trace(*arrays)
+    notes = Notes()
+    after = partition(inline(traced.jaxpr), notes=notes)
+    with jax.set_mesh(auto):
+        arrays = [jax.device_put(x, NamedSharding(auto, spec)) for x, spec in args]
+        results = jax.jit(jaxpr_as_fun(after))(*arrays)
+    for result, want in zip(results, jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(result), np.asarray(want), rtol=1e-5, atol=1e-5)
+        assert result.dtype == want.dtype
+        assert result.sharding.is_equivalent_to(NamedSharding(auto, want.sharding.spec), result.ndim)
+    text = traced.lower().compile().as_text()
+    return {
+        "kinds": sorted({move.step.kind for move in notes.moves}),
+        "xla": sorted({kind for name, kind in XLA_KINDS.items() if re.search(rf"= .*\b{name}(-start)?\(", text)}),
+        "gathered": notes.gathered,
+    }
+
+
+def tried(fun: Callable[..., Any], args: Any) -> dict[str, Any]:
+    try:
+        return outcome(fun, args)
+    except Exception as error:  # of any type: the test shows it
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    print(json.dumps({name: tried(*program) for name, program in programs().items()}))

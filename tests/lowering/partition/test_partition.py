@@ -1,0 +1,121 @@
+"""The pass `partition`: numbers, types and shardings of `jax.jit` for each rule, and the kinds of XLA's collectives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
+
+from ipujax.lowering.partition import MeshAxes, Notes, Shardings, partition
+from ipujax.lowering.partition.resharding import steps
+from ipujax.lowering.partition.specs import Spec
+from ipujax.lowering.passes.inline import inline
+from ipujax.runtime.errors import GraphError
+from tests.lowering.partition.partitioned_programs import programs
+
+SCRIPT = Path(__file__).parent / "partitioned_programs.py"
+MESH = MeshAxes(("data", "model"), (2, 4))
+AUTO = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
+# Programs whose collectives are of other kinds than XLA's, with the reason.
+OTHER_KINDS = {}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Any]:
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, env={"PYTHONPATH": root})
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", programs())
+def test_partitioned_programs_have_the_numbers_and_shardings_of_jax(outcomes: dict[str, Any], name: str) -> None:
+    assert outcomes[name].get("error") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", programs())
+def test_collectives_have_the_kinds_of_xla(outcomes: dict[str, Any], name: str) -> None:
+    if name not in OTHER_KINDS:
+        assert outcomes[name]["kinds"] == outcomes[name]["xla"]
+
+
+def kinds(before: Spec, after: Spec) -> list[str]:
+    return [step.kind for step in steps(before, after, MESH)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((("data",), ()), (("data",), ()), []),
+        ((("data",), ()), (("data", "model"), ()), ["slice"]),
+        ((("data",), ()), ((), ()), ["all_gather"]),
+        ((("data",), ("model",)), ((), ()), ["all_gather", "all_gather"]),
+        ((("data", "model"), ()), ((), ()), ["all_gather"]),
+        ((("data",), ()), ((), ("data",)), ["all_to_all"]),
+        ((("data", "model"), ()), (("model", "data"), ()), ["permute"]),
+        ((("data",), ()), (("model",), ("data",)), ["all_to_all", "slice"]),
+    ],
+)
+def test_reshards_in_few_collectives(before: Any, after: Any, expected: list[str]) -> None:
+    assert kinds(Spec(before), Spec(after)) == expected
+
+
+def test_sums_are_scattered_where_the_result_is_split() -> None:
+    partial = Spec(((), ()), frozenset({"data", "model"}))
+    assert kinds(partial, Spec((("data",), ()))) == ["reduce_scatter", "all_reduce"]
+    assert kinds(partial, Spec(((), ()), frozenset({"model"}))) == ["all_reduce"]
+
+
+def partitioned(fun: Any, *args: Any, outputs: Any = ()) -> tuple[Any, Notes]:
+    notes = Notes()
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape, _ in args]
+    inputs = tuple(None if spec is None else NamedSharding(AUTO, spec) for _, spec in args)
+    jaxpr = inline(jax.jit(fun).trace(*shapes).jaxpr)
+    return partition(jaxpr, Shardings(inputs, outputs), notes), notes
+
+
+def test_programs_without_shardings_stay_the_same_object() -> None:
+    jaxpr = inline(jax.jit(jnp.sin).trace(np.ones(8, np.float32)).jaxpr)
+    assert partition(jaxpr) is jaxpr
+    assert partition(jaxpr, Shardings((NamedSharding(AUTO, P()),))) is jaxpr
+
+
+def test_specs_spread_forward_and_backward() -> None:
+    after, notes = partitioned(lambda x, w: jnp.tanh(x @ w), ((8, 16), None), ((16, 32), P(None, "model")))
+    (eqn,) = after.eqns
+    assert eqn.params["out_specs"] == (P(None, "model"),)
+    after, _ = partitioned(lambda x: jnp.tanh(x.T), ((8, 16), None), outputs=(NamedSharding(AUTO, P("data")),))
+    assert after.eqns[0].params["in_specs"] == (P(None, "data"),)
+    assert not notes.moves
+
+
+def test_equations_without_a_rule_gather_and_say_so() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.cumsum(jax.lax.linalg.cholesky(jax.lax.ragged_dot(x, x[None], jnp.array([8]))))
+
+    _, notes = partitioned(lambda x: jax.lax.ragged_dot(x, x[None, :4], jnp.array([8])), ((8, 4), P("data")))
+    assert [name for name, _ in notes.gathered] == ["ragged_dot_general"]
+    assert [move.step.kind for move in notes.moves].count("all_gather") >= 1
+
+
+def test_sums_that_a_result_leaves_are_refused() -> None:
+    explicit = AbstractMesh((2, 4), ("data", "model"), (AxisType.Explicit,) * 2)
+    shape = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(explicit, P(None, "model")))
+
+    def fun(x: Any) -> Any:
+        return jnp.einsum("ab,cb->ac", x, x, out_sharding=P(None, None, unreduced={"model"}))
+
+    with jax.sharding.use_abstract_mesh(explicit):
+        jaxpr = inline(jax.jit(fun).trace(shape).jaxpr)
+    with pytest.raises(GraphError, match=r"result 0 is a sum that is left to be taken over axes .*model"):
+        partition(jaxpr)
