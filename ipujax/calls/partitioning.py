@@ -40,8 +40,8 @@ class CallShardings:
     mesh: Mesh | None = None
 
     def of_results(self, who: str, results: Tree) -> tuple[NamedSharding | None, ...]:
-        """Return the sharding of each leaf of the results, a pytree of shapes."""
-        return _leaves(f"out_shardings of {who}", self.outputs, results)
+        """Return the sharding of each leaf of the results, a pytree of shapes; nothing where any will do."""
+        return () if self.outputs is None else _leaves(f"out_shardings of {who}", self.outputs, results)
 
     @property
     def is_empty(self) -> bool:
@@ -135,7 +135,8 @@ class ShardingSettings:
         )
         given: list[NamedSharding | None] = [s for s in inputs if s is not None]
         given += [_named(f"out_shardings of {who}", s) for s in jax.tree.leaves(self.outputs, is_leaf=_is_sharding)]
-        return CallShardings(inputs, self.outputs, _device_mesh(given))
+        is_sharded = any(sharding is not None for sharding in inputs)
+        return CallShardings(inputs if is_sharded else (), self.outputs, _device_mesh(given))
 
 
 UNSET = ShardingSettings()
