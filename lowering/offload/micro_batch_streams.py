@@ -152,7 +152,8 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
 
 
 def _is_reshape_of(eqn: JaxprEqn, values: set[Var]) -> bool:
-    return eqn.primitive.name == "reshape" and eqn.invars[0] in values
+    # A literal has no hash.
+    return eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var) and eqn.invars[0] in values
 
 
 def _streaming(eqn: JaxprEqn, batches: set[Var], sent: set[Var]) -> JaxprEqn:
