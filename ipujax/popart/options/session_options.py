@@ -137,7 +137,8 @@ class SessionOptions:
             if isinstance(count, bool) or int(count) != count or count < 1:
                 raise popart_exception(f"{name} is no number", expected="at least 1", got=count)
             if count > 1 and not getattr(self, switch):
-                raise popart_exception(f"{name} is set and {switch} is not", expected=f"{switch} = True", got=count)
+                message = f"{switch} is false, but {name} > 1."
+                raise popart_exception(message, expected=f"{switch} = True", got=count)
 
 
 class Patterns:

@@ -1,5 +1,6 @@
 """Sessions: models, steps, weights and reports."""
 
+from ipujax.popart.exceptions import OutOfMemoryException as OutOfMemoryException  # PopART has it in both places
 from ipujax.popart.session.inference_session import InferenceSession as InferenceSession
 from ipujax.popart.session.legacy_losses import (
     IdentityLoss as IdentityLoss,

@@ -17,7 +17,7 @@ from ipujax.popart.model_graph import missing_pattern, names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger
-from ipujax.popart.reserved_names import GRADIENT
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT
 from ipujax.popart.session.legacy_losses import Loss, with_losses
 from ipujax.popart.session.session import Session
 from ipujax.popart.session.weight_store import named_states
@@ -133,7 +133,8 @@ class TrainingSession(Session):
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
         anchors = self._anchors_of_session
-        infos = self._tensor_infos([*anchors.values, *anchors.gradients, *anchors.weights, self._loss])
+        names = [*anchors.values, *anchors.gradients, *anchors.weights, *anchors.accumulators, self._loss]
+        infos = self._tensor_infos(names)
         if infos[self._loss].nelms() != 1:
             message = f'Loss tensor, "{self._loss}", must be a scalar tensor'
             hint = "a reduction of the loss: ReductionType.Sum or Mean"
@@ -148,6 +149,7 @@ class TrainingSession(Session):
                 raise popart_exception(message, expected=expected, got=f"{name}: {infos[name]}")
         infos_by_anchor = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
         infos_by_anchor |= {GRADIENT + name: infos[name] for name in anchors.gradients}
+        infos_by_anchor |= {ACCUMULATOR + name: infos[name] for name in anchors.accumulators}
         states = jax.eval_shape(self._new_states, self._shapes())["optimizer"]
         for name, (prefix, weight) in anchors.states.items():
             parts = states.get(weight, {})

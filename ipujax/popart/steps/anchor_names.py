@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.flow import AnchorReturnType, DataFlow
-from ipujax.popart.reserved_names import GRADIENT, PREFIXES
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, PREFIXES
 
 # Prefixes of the state that an optimiser has for each weight.
 STATE_PREFIXES = tuple(
@@ -40,6 +40,7 @@ class Anchors:
         gradients: names of tensors whose gradients are anchored.
         weights: names of parameters, as they are after an update.
         states: prefix and weight by anchor, of the optimiser's state.
+        accumulators: names of parameters whose sums of gradients are anchored, as they are after each micro-batch.
     """
 
     kinds: Mapping[str, AnchorReturnType]
@@ -47,6 +48,7 @@ class Anchors:
     gradients: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     states: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    accumulators: tuple[str, ...] = ()
 
     @property
     def of_micro_batches(self) -> tuple[str, ...]:
@@ -76,6 +78,7 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
     values: list[str] = []
     gradients: list[str] = []
     updated: list[str] = []
+    accumulators: list[str] = []
     states: dict[str, tuple[str, str]] = {}
     for name in kinds:
         # A tensor of the model goes before a state: its name may begin with a reserved prefix.
@@ -84,12 +87,14 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
             (updated if is_training and name in weights else values).append(name)
         elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in names:
             gradients.append(name.removeprefix(GRADIENT))
+        elif is_training and name.startswith(ACCUMULATOR) and name.removeprefix(ACCUMULATOR) in weights:
+            accumulators.append(name.removeprefix(ACCUMULATOR))
         elif is_training and state is not None:
             states[name] = state
         else:
             gradients_of_tensors = {GRADIENT + tensor for tensor in names} if is_training else set()
             raise unknown_name("DataFlow has an anchor", name, names | gradients_of_tensors)
-    return Anchors(kinds, tuple(values), tuple(gradients), tuple(updated), states)
+    return Anchors(kinds, tuple(values), tuple(gradients), tuple(updated), states, tuple(accumulators))
 
 
 def base_names(flow: DataFlow, tensors: Iterable[str]) -> list[str]:

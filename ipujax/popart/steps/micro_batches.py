@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ipujax.pipeline import pipeline
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.stage_placement import Placement, pipeline_settings
+from ipujax.popart.reserved_names import ACCUMULATOR
 from ipujax.popart.steps.anchor_names import Anchors
 
 Results = dict[str, Any]
@@ -33,6 +34,8 @@ def reductions(anchors: Anchors, gradients: str = "sum") -> dict[str, Any]:
         gradients: of the gradients.
     """
     by_name = {name: _REDUCTIONS.get(anchors.kinds[name].id(), "stack") for name in anchors.of_micro_batches}
+    # An accumulator is a sum over the micro-batches before: all of their gradients are needed, whatever is returned.
+    by_name |= dict.fromkeys((ACCUMULATOR + name for name in anchors.accumulators), "stack")
     return {"anchors": by_name, "buffers": "last", "gradients": gradients, "loss scale": "last"}
 
 

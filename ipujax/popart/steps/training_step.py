@@ -17,7 +17,7 @@ from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
 from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
 from ipujax.popart.optimisers import clip_by_norm, is_constant
-from ipujax.popart.reserved_names import GRADIENT
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT
 from ipujax.popart.steps.automatic_loss_scaling import next_scale
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
@@ -77,6 +77,7 @@ class TrainingStep:
         (_, (anchored, updated)), (gradients, of_zeros) = differentiate(weights, zeros)
         by_name = {**gradients, **of_zeros}
         anchored |= {GRADIENT + name: by_name[name] for name in plan.anchors.gradients}
+        anchored |= {ACCUMULATOR + name: gradients[name] for name in plan.anchors.accumulators}
         return {"gradients": gradients, "anchors": anchored, "buffers": updated}
 
     def batch(
@@ -111,8 +112,16 @@ class TrainingStep:
         next_states = {"optimizer": optimizer_states}
         if "scale" in states:
             next_states |= next_scale(gradients, states, plan.loss_scaling)
-        anchors = {**results["anchors"], **self._batch_anchors(updated, optimizer_states)}
+        accumulators = self._accumulators(results["anchors"])
+        anchors = {**results["anchors"], **accumulators, **self._batch_anchors(updated, optimizer_states)}
         return updated, next_states, results["buffers"], anchors
+
+    def _accumulators(self, anchors: Any) -> dict[str, jax.Array]:
+        """Return the sums of gradients after each micro-batch, or what their kind of anchor asks for."""
+        anchored = self.plan.anchors
+        sums = {ACCUMULATOR + name: jnp.cumsum(anchors[ACCUMULATOR + name], 0) for name in anchored.accumulators}
+        reduce = {AnchorReturnTypeId.Final: lambda x: x[-1], AnchorReturnTypeId.Sum: lambda x: x.sum(0)}
+        return {name: reduce.get(anchored.kinds[name].id(), lambda x: x)(x) for name, x in sums.items()}
 
     def _update(self, slopes: Any, weights: Any, states: Any, values: Any) -> tuple[Any, Any]:
         optimizer = self.plan.optimizer

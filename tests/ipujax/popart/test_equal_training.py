@@ -188,3 +188,13 @@ def test_loss_scaling_leaves_the_updates() -> None:
     values = {"defaultLearningRate": (0.02, False), "defaultMomentum": (0.9, True)}
     scaled = train(model, optimizer=popart.SGD({**values, "lossScaling": (64.0, False)}))
     assert_equal(scaled, train(perceptron()), model)
+
+
+def test_accumulators_are_sums_of_gradients() -> None:
+    model = perceptron()
+    name = model.weights[0]
+    gradient, accumulator = popart.reservedGradientPrefix() + name, popart.reservedAccumPrefix() + name
+    anchors = {key: popart.AnchorReturnType("ALL") for key in (gradient, accumulator)}
+    got = train(model, batches=2, options=accumulating(3), anchors=anchors).anchors
+    assert got[accumulator].shape == (2, 3, *first_weights(model)[name].shape)
+    np.testing.assert_allclose(got[accumulator], got[gradient].cumsum(1), rtol=LIMIT, atol=1e-7)
