@@ -74,9 +74,9 @@ def elementwise(builder: Builder, op: Op, operands: Sequence[Tensor], out: Tenso
 def kept_result(graph: Graph, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
     """New tensor for an elementwise result, in the order in memory and on the tiles of one of its operands.
 
-    See `kept_layout`; operands are those of the function in its order, and count if they have the shape of the result.
+    See `kept_layout`; operands are those of the function in its order, and count if no element of them is repeated.
     """
-    full = [x for x in operands if x.shape == shape] or [x.reshape(shape) for x in operands if x.size == prod(shape)]
+    full = [x.reshape(shape) for x in operands if x.size == prod(shape)]
     order = _order(full, (), shape)
     views = [order.of_variable(x) for x in full]
     layout = kept_layout(graph, views, [narrow_view(x) for x in views], order.variable_shape, dtype)
