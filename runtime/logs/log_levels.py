@@ -41,7 +41,7 @@ MODULES: dict[str, str] = {
     "passes": "each pass over the jaxpr",
     "lowering": "from the jaxpr to a graph, ways to cut it into stages, primitives without a tile-parallel rule",
     "poplin": "products whose plan needs more memory than it may take",
-    "fit": "each cost per byte at which a program is planned, and whether it fits",
+    "fit": "each attempt to fit a program: cost per byte, the tile that it is planned for, whether it fits",
     "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",
     "keras": "the cycles of each batch that a Keras model compiles",
 }
