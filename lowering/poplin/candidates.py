@@ -26,6 +26,7 @@ from ipujax.lowering.poplin.vertex_kinds import (
     grains,
     input_lengths,
     output_lengths,
+    sums_in_half,
     weight_lengths,
 )
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
@@ -198,7 +199,8 @@ class Candidates:
             is_half = arith.precision == "half"
             vector = self.target.vector_width_bytes // (2 if is_half else 4)
             amp = self.target.fp16_amp_macs_per_cycle if is_half else self.target.fp32_amp_macs_per_cycle
-            rate = amp if self.kind.uses_amp else vector
+            # Without the AMP two channels are summed at once where sums are half precision, see `hmac_cycles`.
+            rate = amp if self.kind.uses_amp else vector * (2 if is_half and sums_in_half(spec) else 1)
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
         gathering = self.gathering_cycles + window_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
         compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + gathering

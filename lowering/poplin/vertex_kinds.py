@@ -156,10 +156,10 @@ def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, arith: Arithm
 def _amp(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic, rows: Count, out_channels: Count) -> Count:
     channels = block.in_channels * product(_useful_kernel(spec, block))
     lengths = rows, channels, out_channels, block.groups
-    return formula.amp_1x1_cycles(target, _precision(arith), *lengths, _sums_in_half(spec))
+    return formula.amp_1x1_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
 
 
-def _sums_in_half(spec: ConvSpec) -> bool:
+def sums_in_half(spec: ConvSpec) -> bool:
     return element_bytes(spec.partials_dtype) == _HALF_BYTES
 
 
@@ -171,18 +171,18 @@ def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) ->
     *outer, width = (ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True))
     rows = block.batch * product(outer)
     lengths = rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
-    return formula.amp_nx1_cycles(target, _precision(arith), *lengths, _sums_in_half(spec))
+    return formula.amp_nx1_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
     channels = block.in_channels, block.out_channels, block.groups
-    return formula.hmac_cycles(target, _precision(arith), _rows(block), positions, *channels, _sums_in_half(spec))
+    return formula.hmac_cycles(target, _precision(arith), _rows(block), positions, *channels, sums_in_half(spec))
 
 
 def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
-    return formula.vmac_cycles(target, _precision(arith), _rows(block), positions, block.groups, _sums_in_half(spec))
+    return formula.vmac_cycles(target, _precision(arith), _rows(block), positions, block.groups, sums_in_half(spec))
 
 
 def _outer_product(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +140,7 @@ SPECS = {
     "outer product": conv_spec(batch=1, field=(64,), kernel=(1,), in_channels=1),
     "integers": conv_spec(dtype=np.dtype("int32")),
     "0d": conv_spec(field=(), kernel=()),
+    "sums in half": replace(conv_spec(dtype=HALF, out=4), partials_dtype=HALF),
 }
 
 
