@@ -220,8 +220,10 @@ class Runner:
             array = np.stack(arrays, axis=1) if plan.runs_batches_on_host else arrays[0]
         # The n-th of every n micro-batches is returned, so the first value is that of micro-batch n − 1.
         by_batch = array.transpose(1, 2, 0, *range(3, array.ndim))
-        flat = by_batch.reshape(-1, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
-        return flat.reshape(-1, *by_batch.shape[1:])
+        batches, accumulation = by_batch.shape[:2]
+        flat = by_batch.reshape(batches * accumulation, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
+        # A count in place of −1, which NumPy cannot find for tensors without elements.
+        return flat.reshape(batches // kind.rp(), *by_batch.shape[1:])
 
 
 def as_device_values(values: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, jax.Array]]:

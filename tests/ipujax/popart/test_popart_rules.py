@@ -241,3 +241,8 @@ def test_extra_weights_of_a_model_are_refused_unless_ignored() -> None:
     with pytest.raises(popart.popart_exception, match="resetWeights, no tensor 'w1' in tensors"):
         session.resetHostWeights(model(2)[0])
     session.resetHostWeights(model(2)[0], ignoreWeightsInModelWithoutCorrespondingHostWeight=True)
+
+
+def test_tensors_without_elements_are_returned() -> None:
+    result = inferred(lambda b, n: b.aiGraphcore.slice([n], ends=[1], starts=[1], axes=[1]), X)
+    assert result.shape == (2, 0)
