@@ -108,7 +108,7 @@ class Stage:
 
     def _partitioned(self, name: str) -> Partitioning:
         if self.partitioning is None:
-            problem = f"there are no {name}: no sharding splits a value, and the arrays are on one device of the host"
+            problem = f"a function has {name} if shardings split a value of it; this one is on one device of the host"
             raise ArgumentAttributeError(problem, hint="in_shardings= of ipu.jit, or arguments with shardings")
         return self.partitioning
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, shape_of
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.propagation import Propagation
@@ -58,6 +58,8 @@ def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | No
     mesh = _mesh(jaxpr.jaxpr, shardings)
     if mesh is None:
         return jaxpr
+    # A value that nothing reads would be reduced for nothing.
+    jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     target = shardings.target or preset("mk2", mesh.num_devices)
     if mesh.num_devices > target.num_ipus:
         raise GraphError(

@@ -29,7 +29,6 @@ OTHER_KINDS = {
     "dot_general, sharded parameters": "XLA of CPU has no reduce-scatter, and permutes around a ring",
     "reductions": "a product over devices has no collective: its operand is gathered",
     "cumulative, sort, arg": "XLA of CPU sorts whole rows on every device",
-    "custom_jvp": "the value of the loss is summed, which is dead code for XLA",
     "reshard": "XLA moves one block as a permute",
     "unreduced": "XLA of CPU has no reduce-scatter",
     "auto_axes": "XLA splits the product inside; here its operand is gathered once",
