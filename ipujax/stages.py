@@ -146,6 +146,14 @@ class Lowered(Stage):
         """
         write_json(path, intermediate_json(self.name, self._jaxprs, (self.graph, self.program)))
 
+    def shardings(self) -> str:
+        """Return the sharding of each argument and result as text, and the collectives that partitioning has added.
+
+        Raises:
+            ArgumentAttributeError: shardings do not partition the function.
+        """
+        return self._partitioned("shardings").text(self.signature.leaf_names)
+
     def tile_map(self) -> dict[str, Any]:
         """Return the tile mapping of each variable, for the tiles of one replica.
 

@@ -381,6 +381,17 @@ class Partitioning:
         mesh = self.devices or self.mesh
         return [NamedSharding(mesh, _typed(aval) or spec) for aval, spec in zip(avals, made, strict=True)]
 
+    def text(self, names: Sequence[str]) -> str:
+        """Return the shardings of arguments and results, and the collectives, a line each; `names` of the arguments."""
+        lines = [f"argument {name}: {spec}" for name, spec in zip(names, self.argument_specs, strict=True)]
+        lines += [f"result {number}: {spec}" for number, spec in enumerate(self.output_specs)]
+        for move in self.notes.moves:
+            axes = ", ".join(move.step.axes)
+            place = f" at {move.line}" if move.line else ""
+            lines.append(f"{move.step.kind} over {axes}: {move.num_bytes:,} B of each IPU, for {move.primitive}{place}")
+        lines += [f"gathered, no partition rule: {name} at {line}" for name, line in self.notes.gathered]
+        return "\n".join([mesh_in_words(self.mesh), *lines])
+
     def placed(self, results: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
         """Return results on the devices of the mesh, if it has any."""
         if self.devices is None:

@@ -137,6 +137,19 @@ def test_shardings_of_results_are_known_without_devices():
         _ = lowered(jnp.sin).compile().output_shardings
 
 
+def test_the_choice_is_printed():
+    settings = {"in_shardings": (NamedSharding(AUTO, P(None, "x")), NamedSharding(AUTO, P("x")))}
+    fun = ipu.jit(lambda x, w: x @ w, device=ipu.IPUModel(num_ipus=4, tiles_per_ipu=8), **settings)
+    lines = fun.lower(X, X[:4]).shardings().splitlines()
+    assert lines[:4] == [
+        "a mesh of one: 1 (Auto), x: 4 (Auto)",
+        "argument x: P(None, 'x')",
+        "argument w: P('x',)",
+        "result 0: P()",
+    ]
+    assert re.match(r"all_reduce over x: 128 B of each IPU, for dot_general at test_shardings.py:\d+", lines[4])
+
+
 def test_explicit_types_partition():
     mesh = ipu.make_mesh((1, 4), ("one", "x"))
 
