@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], Program], int, int, range]] = {
     "wide attention": (partial(programs.attention, 256, 64, 8, 8), TILES, 32, SIZES),
     "gpt_block of 16 tiles": (partial(programs.gpt_block, 32, 32, 2), 16, 32, SIZES),
 }
-FAST = ("small chain", "small mlp")
+FAST = ("small chain",)
 
 
 def on_tiles_of(executable: Executable, target: Target) -> Executable:
