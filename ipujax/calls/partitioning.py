@@ -87,7 +87,7 @@ class ShardingSettings:
             return True
         if jax.device_count() == 1:  # no array of the host is sharded
             return False
-        return jax.sharding.get_mesh().size > 1 or any(map(is_on_mesh, jax.tree.leaves((args, dict(kwargs)))))
+        return _current_mesh().size > 1 or any(map(is_on_mesh, jax.tree.leaves((args, dict(kwargs)))))
 
     def shaped(
         self,
@@ -247,8 +247,16 @@ def _device_mesh(shardings: Sequence[NamedSharding | None]) -> Mesh | None:
     for sharding in shardings:
         if sharding is not None and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1:
             return sharding.mesh
-    current = jax.sharding.get_mesh()
+    current = _current_mesh()
     return current if isinstance(current, Mesh) and current.size > 1 else None
+
+
+def _current_mesh() -> Mesh | AbstractMesh:
+    """Mesh that is set; within a trace that of the trace, which has no devices."""
+    try:
+        return jax.sharding.get_mesh()
+    except ValueError:  # JAX refuses the question within a trace
+        return jax.sharding.get_abstract_mesh()
 
 
 def mesh_of_constraints(jaxpr: ClosedJaxpr) -> Mesh | None:

@@ -76,9 +76,11 @@ def _constant(kind: str, zero_ok: bool) -> Kind:
     return (kinds | {"str": TEXT, "frozenset[str]": TEXTS})[kind]
 
 
+_SINCE_4 = {"worker_issue_period_cycles"}  # constants that files of older versions lack
+_CONSTANTS = {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
 TARGET = Record(
-    {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
-    | {"sources": Map(Row((TEXT, TEXT)))}
+    {name: kind for name, kind in _CONSTANTS.items() if name not in _SINCE_4} | {"sources": Map(Row((TEXT, TEXT)))},
+    {name: Since(4, _CONSTANTS[name]) for name in sorted(_SINCE_4)},
 )
 PLACE = Row((TEXT, TEXT, TEXT))
 ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})

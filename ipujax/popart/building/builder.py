@@ -361,7 +361,7 @@ class Builder(NodeAnnotations):
         if not self._sees(name):
             names = sorted(self._visible())
             message = f"{name} is not an input or output tensor. Must be one of {', '.join(names[:8])}"
-            raise popart_exception(message, hint=nearest(name, names))
+            raise popart_exception(message, got=name, hint=nearest(name, names))
         return inferred_info(self.model(), name)
 
     def _tensor_names(self) -> set[str]:

@@ -53,7 +53,9 @@ class AnchorReturnType:
         word = str(anchorReturnTypeString).upper()
         if word not in _IDS:
             message = f"Invalid anchor return type ID supplied: {anchorReturnTypeString}"
-            raise popart_exception(message, expected=", ".join(_IDS), hint=nearest(word, list(_IDS)))
+            raise popart_exception(
+                message, expected=", ".join(_IDS), got=anchorReturnTypeString, hint=nearest(word, list(_IDS))
+            )
         self._id = _IDS[word]
         _check_period(self._id, returnPeriod)
         self._period = int(returnPeriod or 1)

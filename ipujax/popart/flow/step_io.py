@@ -97,7 +97,7 @@ class PyStepIO:
             if name not in names:
                 message = f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but is no input"
                 listed = ", ".join(names) or "no input"
-                raise popart_exception(message, expected=listed, hint=nearest(name, list(names)))
+                raise popart_exception(message, expected=listed, got=name, hint=nearest(name, list(names)))
 
     def write(self, name: str, kind: AnchorReturnType, values: np.ndarray[Any, Any]) -> None:
         """Write the values of an anchor into the program's array.

@@ -112,7 +112,7 @@ def test_options() -> None:
 def test_options_that_contradict_each_other() -> None:
     options = popart.SessionOptions()
     options.accumulationFactor = 4
-    with pytest.raises(popart.popart_exception, match="enableGradientAccumulation is not"):
+    with pytest.raises(popart.popart_exception, match="enableGradientAccumulation is false"):
         options.check()
     options.enableGradientAccumulation = True
     options.check()

@@ -252,7 +252,7 @@ def test_a_pass_that_fails_is_named_and_what_was_made_is_kept(folder: Path, aske
     assert note.endswith(f"is in {folder / 'layers.ir.json'}")
     ir = json.loads((folder / "layers.ir.json").read_text(encoding="utf-8"))
     assert ir["failed"] == {"step": "narrow", "error": "ZeroDivisionError: in the pass"} and ir["graph"] is None
-    done = ["trace", "discharge", "inline", "memory_spaces", "shard_map", "merge_collectives"]
+    done = ["trace", "discharge", "inline", "memory_spaces", "partition", "shard_map", "merge_collectives"]
     assert [each["name"] for each in ir["passes"]] == done
     assert (folder / "layers.inline.dot").exists() and not (folder / "layers.fuse.dot").exists()
 

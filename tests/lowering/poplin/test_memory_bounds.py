@@ -71,7 +71,7 @@ def test_warns_once_a_line_and_only_for_the_final_program(caplog):
         return x
 
     def compiled(kib: int):
-        device = ipu.IPUModel(tiles_per_ipu=1, bytes_per_tile=kib * 1024, available_memory_proportion=0.1)
+        device = ipu.IPUModel(tiles_per_ipu=1, bytes_per_tile=kib * 1024, available_memory_proportion=0.01)
         args = [jax.ShapeDtypeStruct((32, 64), FLOAT), jax.ShapeDtypeStruct((64, 64), FLOAT)]
         return ipu.jit(layers, device=device).lower(*args).compile()
 

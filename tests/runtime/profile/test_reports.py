@@ -148,7 +148,8 @@ def test_graph_profile_has_the_guides_sections(trained):
     data = json.loads(json.dumps(Profile(trained).graph()))
     assert data["target"]["numTiles"] == 4 and data["target"]["bytesPerTile"] == TARGET.bytes_per_tile
     assert data["graph"] == {"numComputeSets": 2, "numEdges": 16, "numVars": 2, "numVertices": 8}
-    assert data["vertexTypes"] == {"names": ["popops::Cheap", "popops::Dear"], "sizes": [16, 8]}
+    types = {"names": ["popops::Cheap", "popops::Dear"], "sizes": [16, 8], "languages": ["assembly", "assembly"]}
+    assert data["vertexTypes"] == types
     sets = data["computeSets"]
     assert sets["names"] == ["popops::Cheap/compute", "popops::Dear/compute"]
     assert sets["vertexCounts"] == [[4], [4]] and sets["vertexTypes"] == [[0], [1]]
