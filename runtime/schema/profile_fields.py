@@ -77,7 +77,9 @@ def _constant(kind: str, zero_ok: bool) -> Kind:
 
 
 _SINCE_4 = {"worker_issue_period_cycles"}  # constants that files of older versions lack
-_CONSTANTS = {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
+_CONSTANTS = {
+    item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata
+}
 TARGET = Record(
     {name: kind for name, kind in _CONSTANTS.items() if name not in _SINCE_4} | {"sources": Map(Row((TEXT, TEXT)))},
     {name: Since(4, _CONSTANTS[name]) for name in sorted(_SINCE_4)},
