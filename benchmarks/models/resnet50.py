@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
@@ -53,6 +54,7 @@ def resnet50(
     classes: int = 1000,
     micro_batch: int = 8,
     micro_batches: int = 4,
+    replicas: int = 1,
 ) -> Model:
     """The training step of one batch of all micro-batches; running statistics are part of its state.
 
@@ -62,7 +64,8 @@ def resnet50(
         side: of the images.
         classes: of images.
         micro_batch: images a micro-batch.
-        micro_batches: whose gradients make an update.
+        micro_batches: whose gradients make an update, of each replica.
+        replicas: IPUs that share the batch, and sum gradients over all of them.
     """
     optimizer = optax.sgd(0.1 / LOSS_SCALE, momentum=0.9)
     # Of each block: the channels inside, whether it is the first of its group, and its stride.
@@ -98,9 +101,14 @@ def resnet50(
         grad_fn = jax.value_and_grad(loss, has_aux=True)
         accumulated = ipu.pipeline(grad_fn, micro_batches=micro_batches, carry={1: (0, 1)})
         (value, stats), grads = accumulated(params, stats, batch)
+        if replicas > 1:
+            value, stats, grads = lax.pmean((value, stats, grads), "replica")
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), stats, opt_state, value / LOSS_SCALE
 
-    rows = micro_batch * micro_batches
+    rows = micro_batch * micro_batches * replicas
     batch = {"images": Struct((rows, side, side, 3), HALF), "labels": Struct((rows,), np.int32)}
-    return Model("resnet-50", step, init, (batch,), arch="bow")
+    specs: dict[str, Any] = {}
+    if replicas > 1:
+        specs = {"replicas": replicas, "in_specs": (P(), P(), P(), P("replica")), "out_specs": P()}
+    return Model("resnet-50", step, init, (batch,), num_ipus=replicas, arch="bow", jit=specs)

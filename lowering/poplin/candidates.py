@@ -16,8 +16,9 @@ import numpy as np
 
 from ipujax.lowering.layout import split_candidates
 from ipujax.lowering.layout.grids import grids
-from ipujax.lowering.poplin.cycles import Count, ceil_div, product, window_cycles
+from ipujax.lowering.poplin.cycles import Count, ceil_div, product
 from ipujax.lowering.poplin.partials import partials_cost
+from ipujax.lowering.poplin.rearranged import rearranged, rearrangement_cycles
 from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Memory, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
@@ -122,8 +123,10 @@ class Candidates:
     def gathering_cycles(self) -> np.ndarray:
         """Cycles to copy operands of which only a part is received to contiguous memory."""
         total = np.zeros(self.splits.shape[1], np.int64)
-        for block, received in zip((self._input_bytes, self._weight_bytes), self._received_bytes, strict=True):
-            is_part = (received > 0) & (received < block)
+        moved = rearranged(self.kind, self.spec, self.target)
+        blocks = self._input_bytes, self._weight_bytes
+        for block, received, is_moved in zip(blocks, self._received_bytes, (moved.lhs, moved.rhs), strict=True):
+            is_part = (received > 0) & (received < block) & (not is_moved and not self.kind.uses_amp)
             total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
         return total
 
@@ -134,8 +137,9 @@ class Candidates:
         rank = len(spec.in_field)
         field = self.splits[FIELD : FIELD + rank]
         kernel = self.splits[FIELD + rank :]
+        moved = rearranged(self.kind, spec, self.target)
         inputs = self._input_bytes * (not self.lhs_stays)
-        if spec.lhs_is_free and not self.lhs_stays:
+        if spec.lhs_is_free and not self.lhs_stays and not moved.lhs:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
@@ -143,7 +147,7 @@ class Candidates:
             users = self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel)))
             inputs = self._received(inputs, elements * element_bytes(spec.lhs_dtype), users)
         weights = self._weight_bytes * (not self.rhs_stays)
-        if spec.rhs_is_free and not self.rhs_stays:
+        if spec.rhs_is_free and not self.rhs_stays and not moved.rhs:
             weights = self._received(weights, weights, self.splits[BATCH] * product(list(field)))
         return inputs, weights
 
@@ -202,8 +206,8 @@ class Candidates:
             # Without the AMP two channels are summed at once where sums are half precision, see `hmac_cycles`.
             rate = amp if self.kind.uses_amp else vector * (2 if is_half and sums_in_half(spec) else 1)
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
-        gathering = self.gathering_cycles + window_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
-        compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + gathering
+        copying = self.gathering_cycles + rearrangement_cycles(self.kind, spec, self.block, self.target, self.slots)
+        compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + copying
         return self.exchange_cycles + self.reduction_cycles.sum(0) + sync_cycles(1, self.target) + compute
 
     @property
@@ -260,7 +264,9 @@ class Candidates:
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
         """Cycles by part of `PlanCost` of the candidates of some numbers, int64[5, numbers]."""
         block = Dims.of([length[numbers] for length in self.block])
-        compute = block_cycles(self.kind, self.spec, block, self.target) + self.gathering_cycles[numbers]
+        slots = self.slots[numbers]
+        copying = rearrangement_cycles(self.kind, self.spec, block, self.target, slots) + self.gathering_cycles[numbers]
+        compute = block_cycles(self.kind, self.spec, block, self.target) + copying
         exchange, combining, sync = self.reduction_cycles[:, numbers]
         sync = sync_cycles(1, self.target) + sync
         rows = (self.exchange_cycles[numbers], compute, exchange, combining, sync)

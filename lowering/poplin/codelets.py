@@ -6,7 +6,7 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.poplin.rearranged import rearrangement_cycles
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.vertex_kinds import VertexKind, block_cycles
 from ipujax.runtime.cache import remembered
@@ -85,9 +86,9 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         columns = shapes[1][2]
         single = np.int64(1)
         block = Dims(single, groups, columns, inner, (rows,), (single,))
-        return np.asarray(block_cycles(kind, spec, block, target))
+        return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
 
-    fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), _result(kind, out_dtype))
+    fields = (*_operands(kind, spec, "a", "b"), _result(kind, out_dtype))
     return Codelet(
         _title(kind, spec, out_dtype),
         fields,
@@ -151,9 +152,9 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
             tuple(results[d] for d in params.out.field),
             tuple(weights[d] for d in params.rhs.field),
         )
-        return np.asarray(block_cycles(kind, spec, block, target))
+        return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
 
-    fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), _result(kind, out_dtype))
+    fields = (*_operands(kind, spec, "x", "w"), _result(kind, out_dtype))
     return Codelet(
         _title(kind, spec, out_dtype),
         fields,
@@ -182,9 +183,15 @@ def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array
     return mapped
 
 
+def _operands(kind: VertexKind, spec: ConvSpec, *names: str) -> Iterator[Field]:
+    """Fields of operands; the AMP reads a list of vectors, one a group of channels (poplibs ConvPartial1x1Out.cpp)."""
+    for name, dtype in zip(names, (spec.lhs_dtype, spec.rhs_dtype), strict=True):
+        yield Field(name, "in", dtype, in_pieces=kind.uses_amp)
+
+
 def _result(kind: VertexKind, dtype: Any) -> Field:
     """Field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
-    return Field("out", "out", dtype, interleaved=kind.uses_amp)
+    return Field("out", "out", dtype, interleaved=kind.uses_amp, in_pieces=kind.uses_amp)
 
 
 def _title(kind: VertexKind, spec: ConvSpec, out_dtype: Any) -> str:

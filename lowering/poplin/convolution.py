@@ -28,6 +28,7 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.product_plan import Plan, plan_convolution, trial_plans
+from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.window import Window
@@ -309,7 +310,7 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
         Axis(title, cut, "reduce" if number in reduced else "map")
         for number, (title, cut) in enumerate(zip(titles, grid.cuts, strict=True))
     )
-    codelet = convolution_codelet(plan.kind, spec.code, out.tensor.dtype, params)
+    codelet = convolution_codelet(plan.kind, plan.code(graph.target), out.tensor.dtype, params)
     compute_set = graph.add_compute_set(builder.name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     builder.prog.add(Execute(compute_set))
@@ -319,6 +320,7 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps unmapped operands: weights to the tiles that use them, activations to those of most of their use."""
     rank = len(plan.spec.in_field)
+    moved = rearranged(plan.kind, plan.spec, graph.target)
     cuts = list(plan.grid().cuts)
     tile = plan.grid().tile
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
@@ -327,7 +329,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
     if is_one_step or over_batch:
-        place_by_plan(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+        place_by_plan(graph, w, plan, moved.rhs, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
     if not is_one_step and over_batch:
         return
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
@@ -336,7 +338,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     for axis, size in zip(field, plan.spec.in_field, strict=True):
         cuts[axis], blocks = _scaled(cuts[axis], size)
         tile = tile.take(blocks, axis)
-    place_by_plan(graph, x, plan, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
+    place_by_plan(graph, x, plan, moved.lhs, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
 
 
 def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:

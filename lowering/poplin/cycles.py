@@ -266,8 +266,3 @@ def zero_cycles(target: Target, elements: Count, half_sums: bool = False) -> Cou
     width = _WIDTH_BYTES["half" if half_sums else "float"]
     stores = ceil_div(ceil_div(elements, _VECTOR_BYTES // width), target.worker_contexts)
     return issue_round_cycles(target) * (whole_cycles(store_cycles(stores * _VECTOR_BYTES, target)) + 14 - 9)
-
-
-def window_cycles(target: Target, num_bytes: Count) -> Count:
-    """Cycles in which a vertex gathers windows on its tile, at the ideal copy rate."""
-    return np.ceil(num_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)

@@ -26,6 +26,7 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_plan import Grid, Plan, plan_matmul, spec_of_all_steps, trial_plans
+from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.runtime.cache import remembered
@@ -141,14 +142,15 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
 def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
     """Maps the operands and adds all steps of a plan."""
     grid = _grid(plan)
+    moved = rearranged(plan.kind, plan.spec, builder.graph.target)
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     by_columns = plan.step_axis == OUT_CHANNELS
     is_one_step = plan.steps == 1
     if is_one_step or by_columns:
-        place_by_plan(builder.graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
+        place_by_plan(builder.graph, a, plan, moved.lhs, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
     if is_one_step or not by_columns:
         columns = np.transpose(grid.tile, (_G, _K, _N, _M))
-        place_by_plan(builder.graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
+        place_by_plan(builder.graph, b, plan, moved.rhs, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
     if is_one_step:
         return _step(builder, a, b, plan, precision)
 
@@ -187,7 +189,7 @@ def _add_products(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision:
         Access(b, (element(_G), element(_K), element(_N))),
         Access(out.tensor, (*out.slot, element(_G), element(_M), element(_N))),
     )
-    codelet = matmul_codelet(plan.kind, plan.spec.code, out.tensor.dtype, precision)
+    codelet = matmul_codelet(plan.kind, plan.code(graph.target), out.tensor.dtype, precision)
     compute_set = graph.add_compute_set(builder.name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     builder.prog.add(Execute(compute_set))

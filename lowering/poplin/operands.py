@@ -63,13 +63,16 @@ def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
     return tuple((axis, size) for _, axis, size in sorted(strided, reverse=True))
 
 
-def place_by_plan(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
+def place_by_plan(
+    graph: Graph, operand: Tensor, plan: Plan, is_moved: bool, cuts: Sequence[np.ndarray], tile: np.ndarray
+) -> None:
     """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles."""
+    # An operand that the plan reads in another order, `is_moved`, is spread evenly: no tile can use it where it is.
     # `cuts` are the boundaries of its dimensions; `tile` has the operand's dimensions, then those that share it.
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    if plan.maps_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
+    if plan.maps_linearly or is_moved or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
     users = tile.reshape((*tile.shape[: operand.ndim], -1))

@@ -25,6 +25,7 @@ from ipujax.lowering.layout import GROUP_CHANNELS
 from ipujax.lowering.poplin.candidates import Candidates, output_order
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
+from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.spec import (
     BATCH,
     FIELD,
@@ -116,6 +117,11 @@ class Plan:
         """Partial results of each output element."""
         return self.splits.in_channels * prod(self.splits.kernel)
 
+    def code(self, target: Target) -> ConvSpec:
+        """Convolution that a codelet of the plan computes, without extents."""
+        moved = rearranged(self.kind, self.spec, target)
+        return replace(self.spec.code, rearranged=replace(moved, result=moved.result and self.slots == 1))
+
     def grid(self) -> Grid:
         """Blocks of a step, axes in the order of `Dims`; one object for equal plans."""
         return _grid(self) if self.aligned_grid is None else self.aligned_grid
@@ -168,7 +174,7 @@ def plan_matmul(
     out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
     dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
     operands = lhs_is_free, rhs_is_free, lhs_memory, rhs_memory
-    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *operands)
+    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *operands, is_product=True)
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 

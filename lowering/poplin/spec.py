@@ -50,6 +50,15 @@ Memory = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Rearranged:
+    """Operands and result of a plan that are in another order than the layer keeps them, see `poplin.rearranged`."""
+
+    lhs: bool
+    rhs: bool
+    result: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ConvSpec:
     """Parameters of a convolution that planning depends on."""
 
@@ -69,6 +78,9 @@ class ConvSpec:
     lhs_memory: Memory = ()
     # Memory order of the weights; axes are groups, output and input channels, kernel, by number
     rhs_memory: Memory = ()
+    is_product: bool = False  # whether it is a matrix multiplication, whose layer has operands swapped
+    # What the vertices of a chosen plan copy; None for what the extents say
+    rearranged: Rearranged | None = None
 
     @property
     def is_1x1(self) -> bool:

@@ -50,9 +50,9 @@ class VertexKind:
 
 
 def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target) -> Count:
-    """Tile cycles of a vertex of block lengths `block`, int64 arrays, casts and gathering of operands included."""
+    """Tile cycles of a vertex of block lengths `block`, int64 arrays, casts of operands included."""
     arith = arithmetic(spec, target)
-    total = kind.cycles(spec, block, target, arith) + formula.window_cycles(target, gathered_bytes(kind, spec, block))
+    total = kind.cycles(spec, block, target, arith)
     if arith.casts:
         elements = np.asarray(product(input_lengths(spec, block)) + product(weight_lengths(block)))
         total = total + elementwise_cycles("convert_element_type", np.float32, 1, 0, elements, target)
@@ -160,6 +160,7 @@ def _amp(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic, rows: 
 
 
 def sums_in_half(spec: ConvSpec) -> bool:
+    """True if partial results are half precision."""
     return element_bytes(spec.partials_dtype) == _HALF_BYTES
 
 

@@ -154,8 +154,8 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     window = Window.of(ranges, target)
     reads = _traffics(graph, groups, False)
     writes = _traffics(graph, groups, True)
-    operand_bytes, operand_cycles = _rearrangement(reads, window, target)
-    result_bytes, result_cycles = _rearrangement(writes, window, target)
+    operand_bytes, operand_cycles = _rearrangement(_traffics(graph, groups, False, True), window, target)
+    result_bytes, result_cycles = _rearrangement(_traffics(graph, groups, True, True), window, target)
     copied_cycles = operand_cycles + result_cycles
     vertex_cycles, active, by_group, by_codelet, vertices = _vertices(groups, window, target)
     return ComputeSetCost(
@@ -191,12 +191,14 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
 
 
-def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[Traffic]:
+def _traffics(
+    graph: Graph, groups: Sequence[VertexGroup], results: bool, contiguous_only: bool = False
+) -> list[Traffic]:
     return [
         traffic(group, number, graph, results)
         for group in groups
         for number, field in enumerate(group.codelet.fields)
-        if (field.is_written if results else field.is_read)
+        if (field.is_written if results else field.is_read) and not (contiguous_only and field.in_pieces)
     ]
 
 

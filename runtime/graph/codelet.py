@@ -31,12 +31,14 @@ class Field:
         direction: whether the codelet reads it, writes it, or both.
         dtype: dtype of its tensor.
         interleaved: whether it is accessed 128 bits at a time; its variables are then in interleaved tile memory.
+        in_pieces: whether its connection is a list of vectors, so that nothing is copied to make it contiguous.
     """
 
     name: str
     direction: Direction
     dtype: Any
     interleaved: bool = False
+    in_pieces: bool = False
 
     @property
     def is_read(self) -> bool:
