@@ -129,8 +129,8 @@ def family() -> Family:
     )
     how = (
         "Models of `benchmarks/models`, in half precision with half partials; each layer or residual block is computed "
-        "again. Without host exchange, an example of each replica: of ResNet-50 the mean of a whole step, its all-reduce "
-        "and update included, with as many accumulated micro-batches as the published batch has (1,920 images on 16 "
+        "again. Without host exchange, an example of each replica: of ResNet-50 the mean of a whole step, with its "
+        "all-reduce and update, and as many accumulated micro-batches as the published batch has (1,920 images on 16 "
         "IPUs, 2,560 on 64, micro-batches of 20); of BERT the difference of steps of more and of fewer micro-batches. "
         f"Memory of the fullest tile: {memory}."
     )
