@@ -23,7 +23,7 @@ from ipujax.runtime.graph import Call, distinct
 from ipujax.runtime.memory import check_memory
 
 FIRST = BYTE_COSTS[0]
-WIDTH, ROWS, LAYERS = 24, 8, 8
+WIDTH, ROWS, LAYERS = 48, 48, 4
 
 
 def layers(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
