@@ -79,6 +79,11 @@ class StageCost:
         """Cycles of its tasks."""
         return sum(self.phases[name] for name in STAGE_PHASES[:3])
 
+    @property
+    def busy_cycles(self) -> int:
+        """Cycles of its tasks and of the host exchanges for its micro-batches, during which it computes nothing."""
+        return self.task_cycles + self.phases["host"]
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
@@ -95,7 +100,7 @@ class PipelineCost:
         bubble_cycles: mean over its IPUs of the cycles without work for the pipeline: waits, and work outside of the
             pipeline, such as the IPU's part of the update.
         ideal_share: idle share of the time if IPUs worked equally long and exchanges were free.
-        slowest_stage: stage with most cycles on the IPU with most cycles of tasks.
+        slowest_stage: stage with most cycles on the IPU with most cycles of tasks and host exchanges.
     """
 
     name: str
@@ -283,9 +288,9 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
         work = spans.pipelines[number].exchanged + sum(t.work for t in spans.totals if t.task.pipeline is layout)
         busy = int(work[ipus].sum() - spans.pipelines[number].early[ipus].sum())
         idle = max(0, cycles * len(ipus) - busy)
-        by_ipu = {ipu: sum(row.task_cycles for row in pipeline_stages if row.ipu == ipu) for ipu in ipus}
+        by_ipu = {ipu: sum(row.busy_cycles for row in pipeline_stages if row.ipu == ipu) for ipu in ipus}
         busiest = max(ipus, key=lambda ipu: by_ipu[ipu])
-        slowest = max((row for row in pipeline_stages if row.ipu == busiest), key=lambda row: row.task_cycles)
+        slowest = max((row for row in pipeline_stages if row.ipu == busiest), key=lambda row: row.busy_cycles)
         rows.append(
             PipelineCost(
                 layout.name,

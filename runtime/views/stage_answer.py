@@ -31,14 +31,17 @@ def stage_answer(profile: Figures) -> Answer:
     name = f"stage {slowest.stage}"
     if not pipeline.is_traced:
         return Answer(STAGE, pipeline_sentence(pipeline), "", name, 0.0, "stages")
-    by_ipu = [sum(row.task_cycles for row in stages if row.ipu == ipu) for ipu in {row.ipu for row in stages}]
+    by_ipu = [sum(row.busy_cycles for row in stages if row.ipu == ipu) for ipu in {row.ipu for row in stages}]
     cycles = max(1, pipeline.cycles)
     slowest_cycles = max(by_ipu)
     share = slowest_cycles / cycles
     ratio = slowest_cycles / max(1.0, sum(by_ipu) / len(by_ipu))
     label = f"{name} (IPU {slowest.ipu})"
     is_shared = any(row.ipu == slowest.ipu and row is not slowest for row in stages)
-    busy = f"{'the tasks of its IPU' if is_shared else 'its tasks'} take {share:.1%} of the pipeline's time"
+    host_share = slowest.phases["host"] / cycles
+    loading = f" and host exchanges ({host_share:.1%})" if host_share >= _SMALL_SHARE else ""
+    tasks = "the tasks of its IPU" if is_shared else "its tasks"
+    busy = f"{tasks}{loading} take {share:.1%} of the pipeline's time"
     is_uneven = len(by_ipu) > 1 and ratio > _UNEVEN
     if is_uneven:
         text = f"{label.capitalize().replace('ipu', 'IPU')} limits: {busy}, {ratio:.1f} times the mean of all IPUs"
@@ -48,7 +51,7 @@ def stage_answer(profile: Figures) -> Answer:
     waits = _longest_wait(stages, slowest, cycles) if is_uneven else _mean_waits(stages, len(by_ipu) * cycles)
     text += f"{waits}. {bubble_sentence(pipeline)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
-    return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, name), name, share, "stages")
+    return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, slowest), name, share, "stages")
 
 
 def _longest_wait(stages: list[StageCost], slowest: StageCost, cycles: int) -> str:
@@ -82,14 +85,16 @@ def _slow_micro_batch(stages: list[StageCost], cycles: int) -> str:
     return f" In stage {row.stage}, {task} takes {row.slow_ratio:.1f} times what the others take."
 
 
-def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
+def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, slowest: StageCost) -> str:
     if pipeline.num_ipus == 1:
         return ""
     if pipeline.schedule == "sequential":
         return "schedule='1f1b' or 'grouped', in which IPUs work at the same time"
     is_wide = pipeline.bubble_share > _WIDE * pipeline.ideal_share
+    if is_wide and is_uneven and slowest.phases["host"] > slowest.task_cycles:
+        return "larger micro-batches, or Options(io_tiles=…), which load the next one meanwhile"
     if is_wide and is_uneven:
-        return f"move work from {name} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
+        return f"move work from stage {slowest.stage} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
     if is_wide and profile.target.global_exchange == "lockstep" and pipeline.schedule != "grouped":
         return "schedule='grouped': all IPUs meet at each exchange, and there all run the same kind of task between two"
     if pipeline.ideal_share > _LARGE_BUBBLE:

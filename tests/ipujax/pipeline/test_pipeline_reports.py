@@ -30,7 +30,7 @@ def test_a_slow_stage_is_named_on_the_first_screen(slow: int, exchange: str, tmp
     assert answer.subject == f"stage {slow}" and f"Stage {slow} (IPU {slow}) limits" in answer.sentence
     assert "for it. Its bubble" in answer.sentence and f"{pipeline.ideal_share:.1%}" in answer.sentence
     assert f"{pipeline.bubble_share:.1%}" in answer.sentence and f"move work from stage {slow}" in answer.hint
-    assert answer.share == pytest.approx(profile.stages[slow].task_cycles / pipeline.cycles)
+    assert answer.share == pytest.approx(profile.stages[slow].busy_cycles / pipeline.cycles)
     assert answer.sentence in profile.summary()
     profile.to_html(tmp_path / "page.html")
     assert f"Stage {slow} (IPU {slow}) limits" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -48,7 +48,11 @@ def test_a_slow_micro_batch_is_named_on_the_first_screen(slow: int) -> None:
 def test_equal_stages_are_not_said_to_limit() -> None:
     answer = stage_answer_of(profile_of("looped-1f1b", "buffered"))
     assert "None alone" in answer.sentence and "micro-batch" not in answer.hint
-    assert "more than 8 micro-batches" in stage_answer_of(slow_stage(-1, "buffered")).hint
+
+
+def test_a_stage_that_loads_longer_than_it_computes_is_named() -> None:
+    answer = stage_answer_of(slow_stage(-1, "buffered"))
+    assert "Stage 0 (IPU 0) limits: its tasks and host exchanges" in answer.sentence and "io_tiles" in answer.hint
 
 
 def test_a_summary_has_the_shares_of_the_profile() -> None:
