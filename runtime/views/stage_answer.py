@@ -94,7 +94,8 @@ def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, slowest: St
     if is_wide and is_uneven and slowest.phases["host"] > slowest.task_cycles:
         return "larger micro-batches, or Options(io_tiles=…), which load the next one meanwhile"
     if is_wide and is_uneven:
-        return f"move work from stage {slowest.stage} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
+        stage = f"stage {slowest.stage}"
+        return f"move work from {stage} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
     if is_wide and profile.target.global_exchange == "lockstep" and pipeline.schedule != "grouped":
         return "schedule='grouped': all IPUs meet at each exchange, and there all run the same kind of task between two"
     if pipeline.ideal_share > _LARGE_BUBBLE:
