@@ -28,7 +28,7 @@ from ipujax.runtime.cache import recall
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
 from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
 from ipujax.runtime.exchange.traffic import traffic
-from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Graph, VertexGroup, dim_extent
+from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Field, Graph, VertexGroup, dim_extent
 from ipujax.runtime.target import Target, issue_round_cycles
 
 
@@ -152,10 +152,10 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
     # Of whole IPUs: a compute set of one IPU then has arrays of one IPU, in a pod of any size.
     window = Window.of(ranges, target)
-    reads = _traffics(graph, groups, False)
-    writes = _traffics(graph, groups, True)
-    operand_bytes, operand_cycles = _rearrangement(_traffics(graph, groups, False, True), window, target)
-    result_bytes, result_cycles = _rearrangement(_traffics(graph, groups, True, True), window, target)
+    reads = _field_traffics(graph, groups, False)
+    writes = _field_traffics(graph, groups, True)
+    operand_bytes, operand_cycles = _rearrangement(reads, window, target)
+    result_bytes, result_cycles = _rearrangement(writes, window, target)
     copied_cycles = operand_cycles + result_cycles
     vertex_cycles, active, by_group, by_codelet, vertices = _vertices(groups, window, target)
     return ComputeSetCost(
@@ -169,8 +169,8 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
         tuple(by_codelet.items()),
         by_group,
         compact(vertices),
-        exchange_cost(reads, window, target),
-        exchange_cost(writes, window, target),
+        exchange_cost([t for _, t in reads], window, target),
+        exchange_cost([t for _, t in writes], window, target),
     )
 
 
@@ -191,23 +191,24 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
 
 
-def _traffics(
-    graph: Graph, groups: Sequence[VertexGroup], results: bool, contiguous_only: bool = False
-) -> list[Traffic]:
+def _field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[tuple[Field, Traffic]]:
     return [
-        traffic(group, number, graph, results)
+        (field, traffic(group, number, graph, results))
         for group in groups
         for number, field in enumerate(group.codelet.fields)
-        if (field.is_written if results else field.is_read) and not (contiguous_only and field.in_pieces)
+        if (field.is_written if results else field.is_read)
     ]
 
 
-def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:
+def _rearrangement(
+    traffics: Sequence[tuple[Field, Traffic]], window: Window, target: Target
+) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes and cycles of copying scattered operands, or results, on their own tile."""
-    copied_bytes = window.total(t.copied_bytes for t in traffics)
+    contiguous = [t for field, t in traffics if not field.in_pieces]
+    copied_bytes = window.total(t.copied_bytes for t in contiguous)
     if not copied_bytes.any():
         return window.zeros, window.zeros
-    fragments = window.total(t.copied_fragments for t in traffics)
+    fragments = window.total(t.copied_fragments for t in contiguous)
     return copied_bytes, copy_cycles(copied_bytes, fragments, target)
 
 
