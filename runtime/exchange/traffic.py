@@ -242,9 +242,9 @@ def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
 
 
 def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
-    members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
-    if len(members[0]) == num_tiles:
+    if len(part.traffic.local_bytes) == num_tiles:
         return part.traffic
+    members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
     # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.
     zeros = _zeros(num_tiles)
     window_zeros = _zeros(len(members[0]))
