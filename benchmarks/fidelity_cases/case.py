@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from ipujax.runtime.cost.compute_set import ComputeSetCost
 
 _MEASURING = {"debug.allowOutOfMemory": "true"}  # a published case ran, so it fitted
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+EARLIER = "3bd7578"  # commit whose errors stand beside today's
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,33 @@ class Family:
     def markdown(self) -> str:
         """The section of the page."""
         lines = [f"## {self.title}\n", f"Source: {self.source}\n", f"{self.how}\n"]
-        lines += ["| case | measured | simulated | error | bar |", "| --- | ---: | ---: | ---: | ---: |"]
+        earlier = f"error at {EARLIER}"
+        lines += [
+            f"| case | measured | simulated | error | {earlier} | bar |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
+        ]
         for row in self.rows:
             bar = "" if row.bar is None else f"{_verdict(row.is_met)} {_within(row.bar)}"
             figures = (_figure(value, row.unit) for value in (row.measured, row.simulated))
-            lines.append(f"| {row.name} | {' | '.join(figures)} | {100 * row.error:+.1f} % | {bar} |")
+            before = _earlier().get((self.title, row.name))
+            signed = [_signed(error) for error in (row.error, None if before is None else before / row.measured - 1)]
+            lines.append(f"| {row.name} | {' | '.join([*figures, *signed])} | {bar} |")
         for one in self.bars:
             sign = "≥" if one.at_least else "≤"
             verdict = f"{_verdict(one.is_met)} {sign} {100 * one.bar:.3g} %"
-            lines.append(f"| **{one.name}** | | | {100 * one.value:.2f} % | {verdict} |")
+            lines.append(f"| **{one.name}** | | | {100 * one.value:.2f} % | | {verdict} |")
         return "\n".join(lines) + "\n"
+
+
+@cache
+def _earlier() -> dict[tuple[str, str], float]:
+    """What each case took at the earlier commit, by section and name."""
+    with (DATA / f"fidelity_{EARLIER}.csv").open(encoding="utf-8") as file:
+        return {(row["section"], row["case"]): float(row["simulated"]) for row in csv.DictReader(file)}
+
+
+def _signed(error: float | None) -> str:
+    return "" if error is None else f"{100 * error:+.1f} %"
 
 
 def _verdict(is_met: bool) -> str:
