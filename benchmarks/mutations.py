@@ -3,9 +3,10 @@
     python benchmarks/mutations.py --count N --seed S --limit-seconds T [--only ROOM]
 
 A mutation changes one place of one line: it turns a comparison around, adds or subtracts 1 from an integer, swaps `min`
-and `max`, `and` and `or`, drops a `not`, or moves a bound of a slice. It is made in a copy of the tree, in which the
-tests that mirror the file's room run until one fails. Printed are the counts and the diff of each survivor: a test is
-missing, or the mutated program is equivalent.
+and `max`, `and` and `or`, drops a `not`, or moves a bound of a slice. It is made in a copy of the tree, in which tests
+run until one fails: those that import the file or mirror its room, the ones that use most of its names first. Printed
+are the counts and the diff of each mutation that no test notices in time: a test is missing, or the mutated program is
+equivalent.
 
 Annotations and f-strings are left alone. Limits: other rooms' tests, and slow ones, might notice a survivor; that the
 tests pass without a mutation is taken for granted.
@@ -18,12 +19,13 @@ import ast
 import difflib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,33 +120,50 @@ def _mutated(node: ast.expr) -> Iterator[ast.expr]:
         case ast.UnaryOp(ast.Not(), operand):
             yield operand
         case ast.Subscript(value, ast.Slice(lower, upper, step), context):
-            one = ast.Constant(1)
             if lower is not None:
-                yield ast.Subscript(value, ast.Slice(ast.BinOp(lower, ast.Add(), one), upper, step), context)
+                later = ast.BinOp(lower, ast.Add(), ast.Constant(1))
+                yield ast.Subscript(value, ast.Slice(later, upper, step), context)
             if upper is not None:
-                yield ast.Subscript(value, ast.Slice(lower, ast.BinOp(upper, ast.Sub(), one), step), context)
+                earlier = ast.BinOp(upper, ast.Sub(), ast.Constant(1))
+                yield ast.Subscript(value, ast.Slice(lower, earlier, step), context)
 
 
 def product_files(only: str | None) -> list[Path]:
     """Files of the three floors relative to the tree, or of one room such as `runtime/page`."""
     files = (path.relative_to(ROOT) for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py")))
-    own = (path for path in files if not str(path).startswith(tuple(f"{link}/" for link in LINKS)))
-    return [path for path in own if only is None or path.is_relative_to(only)]
+    behind_links = tuple(f"{link}/" for link in LINKS)
+    unique = (path for path in files if not str(path).startswith(behind_links))
+    return [path for path in unique if only is None or path.is_relative_to(only)]
 
 
-def tests_of(path: Path) -> Path:
-    """Return the tests that mirror the room of a file: the nearest folder that has some."""
+def tests_of(path: Path) -> list[Path]:
+    """Return the test files that import a file or mirror its room, those that use most of its names first."""
+    module = ".".join(path.with_suffix("").parts).removesuffix(".__init__").removeprefix("ipujax.")
+    imports = re.compile(rf"ipujax\.{re.escape(module)} import")
     folders = (Path("tests") / folder for folder in (path.parent, *path.parent.parents))
-    return next(folder for folder in folders if any((ROOT / folder).glob("test_*.py")))
+    room = next(folder for folder in folders if any((ROOT / folder).glob("test_*.py")))
+    # The word of the file's name counts too: most tests reach a module through others.
+    definitions = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    names = {path.stem} | {node.name for node in definitions if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used_names: dict[Path, int] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = file.read_text(encoding="utf-8")
+        if file.parent == ROOT / room or imports.search(text):
+            words = {*re.findall(r"\w+", text), file.stem.removeprefix("test_")}
+            used_names[file.relative_to(ROOT)] = len(names & words) + bool(imports.search(text))
+    return sorted(used_names, key=lambda file: -used_names[file])
 
 
-def outcome_of(tree: Path, tests: Path, limit_seconds: float) -> str:
+def outcome_of(tree: Path, tests: Sequence[Path], limit_seconds: float) -> str:
     """Return "noticed" if a test fails, "survived" if none does, "too long" if they do not end in time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", str(tests)]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
+    # One cache of compiled programs for all mutations: most programs are the same.
+    cache = tree.parent / "compiled"
+    environment = {**os.environ, "PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": str(cache)}
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit_seconds)
     except subprocess.TimeoutExpired:
+        shutil.rmtree(cache, ignore_errors=True)  # an entry may be half written
         return "too long"  # a loop without an end, or tests that take longer anyway
     return "noticed" if run.returncode else "survived"
 
@@ -171,8 +190,8 @@ def main() -> None:
             outcome = outcome_of(tree, tests, args.limit_seconds)
             (tree / mutation.path).write_text(source, encoding="utf-8")
             outcomes[outcome] += 1
-            shown = mutation.diff(source) if outcome == "survived" else ""
-            print(f"{outcome}: {mutation.path}, by {tests}\n{shown}", flush=True)
+            shown = mutation.diff(source) if outcome != "noticed" else ""
+            print(f"{outcome}: {mutation.path}, {len(tests)} test files from {tests[0]}\n{shown}", flush=True)
     print(f"{len(candidates):,} mutations, {len(chosen)} tried: {dict(outcomes)}")
 
 

@@ -46,7 +46,16 @@ def test_all_mutations_of_the_product_are_python() -> None:
         assert mutation.diff(source).startswith(f"--- a/{path}\n+++ b/{path}\n@@ ")
 
 
-def test_a_room_is_mirrored() -> None:
-    assert MUTATIONS.tests_of(Path("runtime/page/task_chart.py")) == Path("tests/runtime/page")
-    assert MUTATIONS.tests_of(Path("lowering/rules/numerics/linear.py")) == Path("tests/lowering/rules")
+def test_the_nearest_tests_come_first() -> None:
+    page = MUTATIONS.tests_of(Path("runtime/page/task_chart.py"))
+    assert {file.parent for file in page} == {Path("tests/runtime/page")}
+    assert MUTATIONS.tests_of(Path("runtime/analysis/liveness.py"))[0] == Path(
+        "tests/runtime/analysis/test_liveness.py"
+    )
+    # A room without tests of its name: those of the room around it.
+    linear = MUTATIONS.tests_of(Path("lowering/rules/numerics/linear.py"))
+    assert Path("tests/lowering/rules/test_ops.py") in linear
+
+
+def test_files_of_a_room_are_among_all() -> None:
     assert set(MUTATIONS.product_files("runtime/page")) < set(MUTATIONS.product_files(None))
