@@ -260,7 +260,7 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx ipujax.onnx.registry ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
     ),
     "ipujax.popart.building": (
-        "ipujax.onnx ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
+        "ipujax.onnx ipujax.onnx.reading ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
         " ipujax.popart.tensor_info runtime.target"
     ),
     "ipujax.popart.flow": (

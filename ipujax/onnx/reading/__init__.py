@@ -5,4 +5,5 @@ file ──▶ ModelProto ──▶ weights apart ──▶ types, checks ──
 
 from ipujax.onnx.reading.bodies import expanded as expanded, has_body as has_body
 from ipujax.onnx.reading.files import Source as Source
+from ipujax.onnx.reading.proto_graphs import graphs_of as graphs_of, replace_nodes as replace_nodes
 from ipujax.onnx.reading.read import read_graph as read_graph

@@ -21,7 +21,7 @@ import onnx
 from onnx import helper
 
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.validity import graphs_of
+from ipujax.onnx.reading.proto_graphs import graphs_of, replace_nodes
 
 _REWRITTEN = "ipujax.newest"  # domain of nodes that are already at the newest opset
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
@@ -42,10 +42,10 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
     ranks = _ranks(inferred)
     _declare_results(model.graph, inferred, table)
     for graph in graphs_of(model.graph):
-        nodes = [new for n, node in enumerate(graph.node) for new in _rewritten(node, opset, ranks, f"{node.name}_{n}")]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        graph.ClearField("node")
-        graph.node.extend(copies)
+        numbered = enumerate(graph.node)
+        replace_nodes(
+            graph, (new for n, node in numbered for new in _rewritten(node, opset, ranks, f"{node.name}_{n}"))
+        )
     model.opset_import.append(helper.make_opsetid(_REWRITTEN, 1))
 
 

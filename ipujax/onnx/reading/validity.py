@@ -14,14 +14,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from ipujax.onnx.onnx_errors import OnnxModelError
-
-
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and its subgraphs, outermost first."""
-    yield graph
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        for subgraph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-            yield from graphs_of(subgraph)
+from ipujax.onnx.reading.proto_graphs import graphs_of
 
 
 def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:

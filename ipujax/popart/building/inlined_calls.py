@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
+from ipujax.onnx.reading import graphs_of, replace_nodes
 from ipujax.popart.building.graphcore_operations import DOMAIN
 from ipujax.popart.exceptions import popart_exception
 
@@ -26,14 +27,8 @@ def inline_calls(graph: onnx.GraphProto) -> None:
     Raises:
         popart_exception: a call with another number of operands or results than its subgraph.
     """
-    nodes = list(_inlined(graph.node, graph))
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                inline_calls(attribute.g)
+    for inner in graphs_of(graph):
+        replace_nodes(inner, _inlined(inner.node, inner))
 
 
 def _inlined(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -11,19 +11,15 @@ from typing import Any
 
 import onnx
 
+from ipujax.onnx.reading import graphs_of, replace_nodes
 from ipujax.popart.building.graphcore_operations import DOMAIN
 
 
 def join_scans(graph: onnx.GraphProto) -> None:
     """Rewrite the scans of a graph and its subgraphs in place."""
-    if any(node.op_type == "Scan" for node in graph.node):
-        copies = [onnx.NodeProto.FromString(n.SerializeToString()) for node in graph.node for n in _joined(node)]
-        del graph.node[:]
-        graph.node.extend(copies)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                join_scans(attribute.g)
+    for inner in graphs_of(graph):
+        if any(node.op_type == "Scan" for node in inner.node):
+            replace_nodes(inner, (new for node in inner.node for new in _joined(node)))
 
 
 def _joined(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
@@ -58,6 +54,4 @@ def _keep_axes(body: onnx.GraphProto, states: int, axes: Sequence[Any]) -> None:
         # A declared shape is that of the slice with its axis; the evaluation finds shapes itself.
         value.ClearField("type")
         added.append(onnx.helper.make_node("ScanSlice", [value.name], [name], value.name, domain=DOMAIN, axis=axis))
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in body.node]
-    del body.node[:]
-    body.node.extend([*added, *nodes])
+    replace_nodes(body, [*added, *body.node])
