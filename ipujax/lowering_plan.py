@@ -37,6 +37,7 @@ from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
+from ipujax.popsparse.jax_arrays import with_static_products
 from ipujax.runtime.compile import STEPS as COMPILE_STEPS
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -95,7 +96,7 @@ class LoweringPlan:
         check_values(copy, name, traced.signature.leaf_names)
         check_asked_memories(name, copy)
         jaxpr, positions = without_float0(copy)
-        jaxpr, refs = with_state(jaxpr)
+        jaxpr, refs = with_state(with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)
         inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
         outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings

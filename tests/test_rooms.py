@@ -199,6 +199,9 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed": (
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
+    "ipujax.popsparse": (
+        "ipujax.public lowering.jax_compat lowering.jaxpr lowering.popsparse lowering.rules runtime.target"
+    ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (
         "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.logs runtime.memory"
@@ -211,7 +214,7 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.stages lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.partition lowering.passes"
         " lowering.recomputation lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs"
         " runtime.options runtime.target runtime.tensor"
@@ -338,7 +341,6 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popsolver": "ipujax.public",
-    "ipujax.popsparse": "ipujax.public lowering.popsparse lowering.rules",
     "ipujax.schedules": "ipujax.public lowering.schedules",
     "ipujax.codelet_calls": (
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"

@@ -1,8 +1,9 @@
-"""Codelets of block-sparse products. A vertex has a bucket: some blocks, and the rows of the dense operands they meet.
+"""Codelets of block-sparse products. A vertex has a bucket: some blocks, and the rows of dense operands that they meet.
 
-Each block is multiplied on the AMP unit, or by vector multiply-adds where blocks are too small for it; a vertex uses
-all workers of its tile. Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU"
-(buckets, meta-information, both codelets). Limits: cycles of vector multiply-adds are `assumed`.
+A block names its row of blocks of each dense operand by a number within the bucket. A number past the last row leaves
+the block out. Sums of a vertex are float32; a vertex uses all workers of its tile.
+Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU" (buckets, meta-information,
+both forms). Limits: cycles of vector multiply-adds in sampled products are `assumed`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.poplin.cycles import Count, Precision, amp_1x1_cycles, ceil_div
+from ipujax.lowering.popsparse.product_cycles import dynamic_cycles, static_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, whole_cycles
@@ -27,50 +29,74 @@ _VECTOR_CYCLES = 1
 
 
 @remembered
-def block_products(dtype: Any, slots: int, out_dtype: Any) -> Codelet:
+def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, is_dynamic: bool = False) -> Codelet:
     """Codelet of sums of block products, by slot.
 
-    Fields: blocks [blocks, m, k], x [blocks, k, n], slot [blocks] of int32; out [slots, m, n]. Sums are float32.
-    A block whose slot is `slots` is left out.
+    Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
     """
 
-    def compute(blocks: jax.Array, x: jax.Array, slot: jax.Array) -> jax.Array:
-        products = jnp.einsum("bmk,bkn->bmn", blocks, x, preferred_element_type=jnp.float32)
-        return jax.ops.segment_sum(products, slot, num_segments=slots).astype(out_dtype)
+    def compute(blocks: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
+        operands = jnp.take(x, row.astype(np.int32), axis=0, mode="clip")
+        products = jnp.einsum("bmk,bkn->bmn", blocks, operands, preferred_element_type=jnp.float32)
+        return jax.ops.segment_sum(products, slot.astype(np.int32), num_segments=slots).astype(out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (blocks, m, k), (_, _, n), *_ = shapes
-        return _cycles(target, dtype, blocks, m, k, n)
+        (blocks, _, _), (_, _, n), *_ = shapes
+        formula = dynamic_cycles if is_dynamic else static_cycles
+        block = int(np.max(shapes[0][1]))
+        return formula(target, dtype, block, np.minimum(slots, blocks), blocks, n)
 
     fields = (
         Field("blocks", "in", dtype),
         Field("x", "in", dtype),
-        Field("slot", "in", np.dtype(np.int32)),
+        Field("row", "in", number),
+        Field("slot", "in", number),
         Field("out", "out", out_dtype),
     )
-    return Codelet(f"popsparse::BlockProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_MULTIPLY_ADD)
+    name = f"popsparse::{'Dynamic' if is_dynamic else 'Static'}BlockProducts<{dtype_name(dtype)}>"
+    return Codelet(name, fields, compute, cycles, flops=_block_flops)
 
 
 @remembered
-def sampled_products(dtype: Any) -> Codelet:
-    """Codelet of the products that blocks of a sparse result need: the gradient of blocks.
+def sampled_products(dtype: Any, number: Any, out_dtype: Any) -> Codelet:
+    """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
 
-    Fields: left [blocks, m, n], right [blocks, k, n]; out [blocks, m, k]. Sums are float32.
+    Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
     """
 
-    def compute(left: jax.Array, right: jax.Array) -> jax.Array:
-        return jnp.einsum("bmn,bkn->bmk", left, right, preferred_element_type=jnp.float32).astype(dtype)
+    def compute(left: jax.Array, right: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:
+        operands = (
+            jnp.take(y, numbers.astype(np.int32), axis=0, mode="fill", fill_value=0)
+            for y, numbers in ((left, slot), (right, row))
+        )
+        return jnp.einsum("bmn,bkn->bmk", *operands, preferred_element_type=jnp.float32).astype(out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (blocks, m, n), (_, k, _), _ = shapes
-        return _cycles(target, dtype, blocks, m, n, k)
+        (_, m, n), *_, (blocks, _, k) = shapes
+        return _sampled_cycles(target, dtype, blocks, m, n, k)
 
-    fields = (Field("left", "in", dtype), Field("right", "in", dtype), Field("out", "out", dtype))
-    return Codelet(f"popsparse::SampledProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_MULTIPLY_ADD)
+    fields = (
+        Field("left", "in", dtype),
+        Field("right", "in", dtype),
+        Field("slot", "in", number),
+        Field("row", "in", number),
+        Field("out", "out", out_dtype),
+    )
+    return Codelet(f"popsparse::SampledProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_sampled_flops)
 
 
-def _cycles(target: Target, dtype: Any, blocks: Count, m: Count, k: Count, n: Count) -> np.ndarray:
-    """Tile cycles of products [m, k] by [k, n], with the faster of both ways."""
+def _block_flops(shapes: BlockShapes) -> np.ndarray:
+    (blocks, m, k), (_, _, n), *_ = shapes
+    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+
+
+def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
+    (_, _, n), *_, (blocks, m, k) = shapes
+    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+
+
+def _sampled_cycles(target: Target, dtype: Any, blocks: Count, m: Count, k: Count, n: Count) -> np.ndarray:
+    """Tile cycles of products [m, k] by [k, n], with the faster of the AMP unit and vector multiply-adds."""
     precision: Precision = "half" if np.dtype(dtype).itemsize == 2 else "float"
     amp = amp_1x1_cycles(target, precision, n, k, m, blocks)
     vectors = ceil_div(ceil_div(n, target.vector_width_bytes // np.dtype(dtype).itemsize), target.worker_contexts)

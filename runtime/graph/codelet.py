@@ -71,8 +71,9 @@ class Codelet:
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
         compares: whether results depend on equality of elements of its inputs. Its inputs are then computed once:
             compiled anew with another reader, a sum of products may round otherwise, and differ from itself.
-        flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add.
-            Only reports use it.
+        flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add; or
+            `shapes -> int64 array`, operations of one vertex, where that space is not what is computed. Only reports
+            use it.
         parts: `(shapes, target) -> int64 array`, equal parts of work that the supervisor of a vertex deals to workers.
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
         reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
@@ -92,7 +93,7 @@ class Codelet:
     takes: tuple[Extras, ...] = ()
     moves: bool = False
     compares: bool = False
-    flops: int = 1
+    flops: int | Callable[[BlockShapes], np.ndarray] = 1
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
     reads_clock: bool = False
     language: Language = "assembly"

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.compile import Cost, Executable
-from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.graph import Execute, Leaf, Program, VertexGroup, is_free
+from ipujax.runtime.cost import ComputeSetCost, block_shapes
+from ipujax.runtime.graph import NO_TILE, Execute, Leaf, Program, VertexGroup, is_free
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
@@ -216,7 +216,11 @@ def _flops(group: VertexGroup) -> int:
     """Return the operations on floating-point numbers of all vertices of a group."""
     codelet = group.codelet
     computes = not codelet.moves and any(_is_float(field.dtype) for field in codelet.fields)
-    return codelet.flops * prod(axis.extent for axis in group.axes) if computes else 0
+    if not computes:
+        return 0
+    if callable(codelet.flops):
+        return int(np.broadcast_to(codelet.flops(block_shapes(group)), group.grid)[group.tile != NO_TILE].sum())
+    return codelet.flops * prod(axis.extent for axis in group.axes)
 
 
 def _is_float(dtype: Any) -> bool:

@@ -1,0 +1,237 @@
+"""Plan and encoding of a dynamic pattern: buckets of one size for all patterns of at most so many blocks.
+
+The matrix is cut into cells of equal sizes, each with a bucket that has room for somewhat more blocks than a cell has
+if the pattern is even. Blocks that a full bucket has no room for go to the next buckets that have some; a product
+passes all buckets on to the cells before, as many times as the plan says, and each cell multiplies its own blocks.
+
+Input: a `DynamicPlan`, and on the host a pattern and its blocks. Output: `SparseBlocks`, the arguments of a function.
+Source: Li et al. 2023, "PopSparse", section 3.3; PopLibs `popsparse/MatMul.hpp` (30 % more room).
+Limits: the cost of a product is that of full buckets, whatever the pattern; a pattern is encoded on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.popsparse.block_pattern import BlockPattern
+from ipujax.popsparse.bucket_products import number_type
+from ipujax.popsparse.cell_grids import Grid, even_spans, first_rows
+from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, column_parts, estimated_cost, some_counts
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+
+_OVERSIZE = (
+    0.3  # room of a bucket for more blocks than an even pattern has; PopLibs' `metaInfoBucketOversizeProportion`
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SparseBlocks:
+    """A block-sparse matrix in the buckets of a plan; a pytree of arrays, made by `DynamicPlan.encode`.
+
+    Args:
+        values: [cells · size, block, block]; zeros where a bucket has room.
+        row: [cells, size], the row of blocks of the dense operand that each block meets, counted within its cell.
+        slot: [steps + 1, cells, size], by step of propagation, the row of blocks of the result, counted within the
+            cell that has the bucket in that step; past the last for blocks of other cells.
+        column_slot: the same of the transposed product: rows of blocks of its result, within the cell of the step.
+    """
+
+    values: jax.Array
+    row: jax.Array
+    slot: jax.Array
+    column_slot: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicPlan:
+    """Buckets for any pattern of a matrix with at most so many blocks.
+
+    Args:
+        shape: rows and columns of the matrix.
+        block: rows and columns of a block, one of `BLOCK_SIZES`.
+        max_blocks: most blocks with values.
+        columns: columns of the dense operand that the plan is best for; others work too, if its parts divide them.
+        dtype: float32 or float16.
+        propagation_steps: times that buckets are passed on to other cells: more for patterns that are less even.
+        oversize: room of a bucket beside that for an even pattern, as a share of it.
+        buckets: most cells that the matrix and the columns are cut into, one a tile.
+
+    Raises:
+        ArgumentValueError: a block that does not divide the shape, or numbers out of range.
+    """
+
+    shape: tuple[int, int]
+    block: int
+    max_blocks: int
+    columns: int
+    dtype: Any = np.float32
+    propagation_steps: int = 1
+    oversize: float = _OVERSIZE
+    buckets: int = MOST_CELLS
+
+    def __post_init__(self) -> None:
+        BlockPattern(self.shape, self.block, (), ())
+        most = self.shape[0] // self.block * (self.shape[1] // self.block)
+        for name, value, least, limit in (
+            ("max_blocks", self.max_blocks, 1, most),
+            ("columns", self.columns, 1, None),
+            ("propagation_steps", self.propagation_steps, 0, None),
+            ("oversize", self.oversize, 0, None),
+            ("buckets", self.buckets, 1, None),
+        ):
+            if value < least or (limit is not None and value > limit):
+                expected = f"at least {least}" if limit is None else f"{least} … {limit}"
+                raise ArgumentValueError(f"DynamicPlan: {name}", expected=expected, got=value)
+        if np.dtype(self.dtype) not in (np.float32, np.float16):
+            raise ArgumentTypeError("DynamicPlan: dtype", expected="float32 or float16", got=self.dtype)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def grid(self) -> Grid:
+        """Cells, of equal sizes."""
+        return _grid(self)
+
+    @property
+    def size(self) -> int:
+        """Blocks that a bucket has room for."""
+        return _bucket_size(self.max_blocks, self.oversize, len(self.grid.reads))
+
+    @property
+    def steps(self) -> int:
+        """Propagation steps that differ: one fewer than cells at most."""
+        return min(self.propagation_steps, len(self.grid.reads) - 1)
+
+    def encode(self, pattern: BlockPattern, values: Any) -> SparseBlocks:
+        """The blocks of a pattern in the buckets of this plan, on the host.
+
+        Args:
+            pattern: of the plan's shape and block.
+            values: the blocks, [blocks, block, block].
+
+        Raises:
+            ArgumentTypeError: a pattern that is none, or values that are traced.
+            ArgumentValueError: another shape or block, more blocks than the plan has room for, or a pattern so uneven
+                that its buckets need more propagation steps.
+        """
+        if not isinstance(pattern, BlockPattern) or isinstance(values, jax.core.Tracer):
+            raise ArgumentTypeError(
+                "DynamicPlan.encode: a pattern is encoded on the host",
+                expected="a BlockPattern, and an array",
+                got=f"{type(pattern).__name__}, {type(values).__name__}",
+                hint="encode outside of the function, and pass it the SparseBlocks",
+            )
+        blocks = np.asarray(values)
+        self._check(pattern, blocks)
+        grid, size = self.grid, self.size
+        rows, columns = np.array(pattern.rows, int), np.array(pattern.columns, int)
+        cell = _cells_of(grid, rows, columns)
+        place = self._places(cell)
+        bucket = place // size
+        number = number_type(grid)
+        row = np.zeros(len(grid.reads) * size, number)
+        row[place] = columns - first_rows(grid.reads)[cell]
+        shape = self.steps + 1, len(grid.reads) * size
+        slot, column_slot = np.full(shape, grid.most_writes, number), np.full(shape, grid.most_reads, number)
+        step = (bucket - cell) % len(grid.reads)
+        # In step s a cell has the bucket of the s-th cell behind it.
+        here = (place - step * size) % shape[1]
+        slot[step, here] = rows - first_rows(grid.writes)[cell]
+        column_slot[step, here] = row[place]
+        full = np.zeros((shape[1], self.block, self.block), self.dtype)
+        full[place] = blocks
+        by_cell = (len(grid.reads), size)
+        return SparseBlocks(
+            jax.numpy.asarray(full),
+            jax.numpy.asarray(row.reshape(by_cell)),
+            jax.numpy.asarray(slot.reshape(-1, *by_cell)),
+            jax.numpy.asarray(column_slot.reshape(-1, *by_cell)),
+        )
+
+    def _places(self, cell: np.ndarray) -> np.ndarray:
+        """Where each block is in the buckets: in its own, or the next one behind with room."""
+        count, size = len(self.grid.reads), self.size
+        order = np.argsort(cell, kind="stable")
+        load = np.bincount(cell, minlength=count)
+        rank = np.empty(len(cell), int)
+        rank[order] = np.arange(len(cell)) - (np.cumsum(load) - load)[cell[order]]
+        place = cell * size + rank
+        used = np.minimum(load, size)
+        steps = 0
+        for step in range(1, count):
+            homeless = np.flatnonzero(rank >= size)
+            if not len(homeless):
+                break
+            steps = step
+            target = (cell[homeless] + step) % count
+            # Blocks of one cell look for room in one bucket: all its own blocks are in already.
+            first = np.searchsorted(np.sort(target), target)
+            inverse = np.argsort(np.argsort(target, kind="stable"), kind="stable")
+            position = used[target] + inverse - first
+            fits = position < size
+            placed = homeless[fits]
+            place[placed] = target[fits] * size + position[fits]
+            rank[placed] = 0
+            used += np.bincount(target[fits], minlength=count)
+        if steps > self.steps:
+            raise ArgumentValueError(
+                "DynamicPlan.encode: the pattern is too uneven",
+                expected=f"at most {self.steps} propagation steps",
+                got=steps,
+                hint=f"propagation_steps={steps}, or a larger oversize",
+            )
+        return place
+
+    def _check(self, pattern: BlockPattern, blocks: np.ndarray) -> None:
+        if (pattern.shape, pattern.block) != (tuple(self.shape), self.block):
+            expected, got = f"{self.shape}, block {self.block}", f"{pattern.shape}, block {pattern.block}"
+            raise ArgumentValueError("DynamicPlan.encode: pattern", expected=expected, got=got)
+        if pattern.num_blocks > self.max_blocks:
+            raise ArgumentValueError(
+                "DynamicPlan.encode: blocks with values", expected=f"at most {self.max_blocks}", got=pattern.num_blocks
+            )
+        expected_shape = pattern.num_blocks, self.block, self.block
+        if blocks.shape != expected_shape:
+            raise ArgumentValueError("DynamicPlan.encode: values", expected=expected_shape, got=blocks.shape)
+
+
+def _cells_of(grid: Grid, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The cell of each block, of a grid whose bands have the same parts."""
+    parts = len(grid.reads) // grid.terms
+    band = np.searchsorted([stop for _, stop in grid.reads[::parts]], columns, side="right")
+    return band * parts + np.searchsorted([stop for _, stop in grid.writes[:parts]], rows, side="right")
+
+
+def _bucket_size(max_blocks: int, oversize: float, cells: int) -> int:
+    return max(1, round(-(-max_blocks // cells) * (1 + oversize)))
+
+
+@remembered
+def _grid(plan: DynamicPlan) -> Grid:
+    """The grid of fewest estimated cycles, or of least memory if none fits."""
+    num_rows, num_reads = (n // plan.block for n in plan.shape)
+    share = plan.shape[0] * plan.columns / plan.buckets
+    sums = np.dtype(np.float32)
+
+    def cost(choice: tuple[int, int, int]) -> tuple[bool, float]:
+        bands, row_parts, parts = choice
+        size = _bucket_size(plan.max_blocks, plan.oversize, bands * row_parts)
+        reads, writes = -(-num_reads // bands), -(-num_rows // row_parts)
+        sizes = CellSizes(plan.block, size, reads, writes, plan.columns // parts, bands, share)
+        return estimated_cost(sizes, plan.dtype, sums, min(plan.propagation_steps, bands * row_parts - 1) + 1, True)
+
+    bands, row_parts, parts = min(
+        (
+            (bands, min(plan.buckets // (bands * parts), num_rows), parts)
+            for bands in some_counts(min(num_reads, plan.buckets))
+            for parts in column_parts(plan.columns, plan.buckets // bands)
+        ),
+        key=cost,
+    )
+    reads = tuple(span for span in even_spans(num_reads, bands) for _ in range(row_parts))
+    return Grid(reads, tuple(even_spans(num_rows, row_parts) * bands), bands, parts)

@@ -1,0 +1,127 @@
+"""Products with block-sparse matrices of a dynamic pattern: the pattern is an argument, its most blocks are known.
+
+    plan = popsparse.DynamicPlan((m, k), block=16, max_blocks=500, columns=n)
+    y = ipu.jit(partial(popsparse.dynamic_matmul, plan))(plan.encode(pattern, values), x)
+
+The three products (sparse by dense, transposed sparse by dense, blocks of dense by dense) have each other as gradients.
+Limits: see `dynamic_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.popsparse.bucket_products import bucket_product, bucket_samples
+from ipujax.popsparse.dynamic_plan import DynamicPlan, SparseBlocks
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+
+_SUMS = np.dtype(np.float32)
+Meta = tuple[jax.Array, jax.Array, jax.Array]  # row, slot and column_slot of `SparseBlocks`
+
+
+def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax.Array:
+    """The product of a block-sparse matrix with a dense one; differentiable in `sparse.values` and `x`.
+
+    Args:
+        plan: what `sparse` was encoded with.
+        sparse: the matrix, [m, k]: `plan.encode(pattern, values)`, of any pattern in the limits of the plan.
+        x: dense matrix, [k, n], of the plan's dtype.
+
+    Returns:
+        [m, n], of the same dtype; sums are float32.
+
+    Raises:
+        ArgumentTypeError: other dtypes, a plan or a matrix that are none.
+        ArgumentValueError: a matrix of another plan, or an `x` whose shape does not match.
+    """
+    if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
+        got = f"{type(plan).__name__}, {type(sparse).__name__}"
+        raise ArgumentTypeError("dynamic_matmul", expected="a DynamicPlan and its SparseBlocks", got=got)
+    if sparse.values.dtype != plan.dtype or x.dtype != plan.dtype:
+        got = f"{sparse.values.dtype}, {x.dtype}"
+        raise ArgumentTypeError("dynamic_matmul: operands", expected=f"both {plan.dtype}", got=got)
+    grid = plan.grid
+    shape = len(grid.reads) * plan.size, plan.block, plan.block
+    if sparse.values.shape != shape or sparse.slot.shape[0] != plan.steps + 1:
+        raise ArgumentValueError(
+            "dynamic_matmul: sparse is of another plan", expected=f"values {shape}", got=sparse.values.shape
+        )
+    if x.ndim != 2 or x.shape[0] != plan.shape[1] or x.shape[1] % grid.column_parts or not x.shape[1]:
+        expected = f"({plan.shape[1]}, n), n a multiple of {grid.column_parts}"
+        raise ArgumentValueError("dynamic_matmul: x", expected=expected, got=x.shape)
+    return _product(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(plan: DynamicPlan, meta: Meta, values: jax.Array, x: jax.Array) -> jax.Array:
+    row, slot, _ = meta
+
+    def step_product(step: int) -> jax.Array:
+        blocks, rows = (_passed(plan, array, step) for array in (values, row))
+        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, True)
+
+    return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) -> jax.Array:
+    """The product [k, n] of the transposed matrix by [m, n]."""
+    grid = plan.grid.transposed()
+    _, slot, column_slot = meta
+
+    def by_part(array: jax.Array) -> jax.Array:
+        bands = array.reshape(plan.grid.terms, grid.terms, -1)
+        return bands.swapaxes(0, 1).reshape(array.shape)
+
+    def step_product(step: int) -> jax.Array:
+        blocks = by_part(_passed(plan, values, step)).swapaxes(1, 2)
+        return bucket_product(grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, True)
+
+    return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sampled(plan: DynamicPlan, meta: Meta, left: jax.Array, right: jax.Array) -> jax.Array:
+    """The blocks of left · rightᵀ in the buckets of the plan: [m, n], [k, n] → [cells · size, block, block]."""
+    row, slot, _ = meta
+
+    def step_blocks(step: int) -> jax.Array:
+        rows = _passed(plan, row, step)
+        return _passed(plan, bucket_samples(plan.grid, plan.block, left, right, rows, slot[step]), -step)
+
+    return reduce(jnp.add, map(step_blocks, range(plan.steps + 1)))
+
+
+def _passed(plan: DynamicPlan, array: jax.Array, step: int) -> jax.Array:
+    """Buckets after that many steps: a cell has that of the cell behind it."""
+    return jnp.roll(array, -step * (len(array) // len(plan.grid.reads)), 0)
+
+
+def _product_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
+    meta, values, x = saved
+    return None, _sampled(plan, meta, g, x), _transposed(plan, meta, values, g)
+
+
+def _transposed_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
+    meta, values, y = saved
+    return None, _sampled(plan, meta, y, g), _product(plan, meta, values, g)
+
+
+def _sampled_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:
+    meta, left, right = saved
+    return None, _product(plan, meta, g, right), _transposed(plan, meta, g, left)
+
+
+def _saving(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda plan, meta, a, b: (fun(plan, meta, a, b), (meta, a, b))
+
+
+_product.defvjp(_saving(_product), _product_backward)
+_transposed.defvjp(_saving(_transposed), _transposed_backward)
+_sampled.defvjp(_saving(_sampled), _sampled_backward)

@@ -1,0 +1,70 @@
+"""Estimated cycles of a block-sparse product by its grid, for an IPU of Mk2: what planners compare.
+
+Input: sizes of the largest cell. Output: cycles of exchange, products, and the addition of terms; None if a tile lacks
+the memory. Limits: no syncs, and the whole exchange of a tile at its own rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.popsparse import dynamic_cycles, static_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, preset
+
+MK2: Target = preset("mk2")
+MOST_CELLS = MK2.tiles_per_ipu
+_MEMORY_SHARE = 0.6  # of a tile, for one product; the default of PopLibs' `availableMemoryProportion`
+
+
+@dataclass(frozen=True, slots=True)
+class CellSizes:
+    """The largest cell, and what all cells add up."""
+
+    block: int
+    blocks: int
+    reads: int  # rows of blocks of the operand
+    writes: int  # rows of blocks of the result
+    columns: int  # of the operand
+    terms: int
+    result_share: float  # elements of the result a tile
+
+
+def estimated_cost(sizes: CellSizes, dtype: Any, sums: Any, steps: int, is_dynamic: bool) -> tuple[bool, float]:
+    """Whether a tile lacks the memory, then bytes if it does, else cycles: a key to compare plans by.
+
+    Args:
+        sizes: of the grid.
+        dtype: of the operands.
+        sums: dtype of terms.
+        steps: cells that a bucket goes through.
+        is_dynamic: whether the pattern is an argument.
+    """
+    width, sums_width = np.dtype(dtype).itemsize, np.dtype(sums).itemsize
+    operand = sizes.reads * sizes.block * sizes.columns * width
+    bucket = sizes.blocks * sizes.block**2 * width
+    partials = sizes.writes * sizes.block * sizes.columns * sums_width
+    cell_bytes = operand + bucket + partials
+    if cell_bytes > _MEMORY_SHARE * MK2.bytes_per_tile:
+        return True, cell_bytes
+    formula = dynamic_cycles if is_dynamic else static_cycles
+    rows = min(sizes.writes, sizes.blocks)
+    products = int(formula(MK2, dtype, sizes.block, np.int64(rows), np.int64(sizes.blocks), np.int64(sizes.columns)))
+    added = sizes.result_share * sizes.terms if sizes.terms > 1 else 0
+    vector = MK2.vector_width_bytes // sums_width
+    exchanged = operand + steps * bucket + added * sums_width
+    # Sums of terms: each worker adds a vector a cycle.
+    adding = issue_round_cycles(MK2) / MK2.worker_contexts * added / vector
+    return False, exchanged / MK2.exchange_bytes_per_cycle + steps * products + adding
+
+
+def column_parts(columns: int, most: int) -> list[int]:
+    """Numbers of equal parts of columns to try, at most `most`."""
+    return [n for n in range(1, min(columns, most) + 1) if columns % n == 0]
+
+
+def some_counts(most: int) -> list[int]:
+    """Counts to try, closer together where they are small: the powers of √2 up to `most`."""
+    return sorted({min(round(2 ** (n / 2)), most) for n in range(2 * most.bit_length() + 1)})
