@@ -65,8 +65,8 @@ class OmittedCalls:
         omitted: dict[Root, list[int]] = defaultdict(list)
         root = traced_from(jaxpr)
         for number, eqn in enumerate(jaxpr.eqns):
-            outermost = _outermost_frame(eqn)
-            if outermost is not None and (function := root_of(outermost[0])) != root:
+            function = _outermost_function(eqn)
+            if function is not None and function != root:
                 omitted[function].append(number)
         calls = dict[int, OmittedCall]()
         for function, numbers in omitted.items():
@@ -136,6 +136,15 @@ def _is_user_code(code: CodeType) -> bool:
 def _outermost_frame(eqn: JaxprEqn) -> Place | None:
     # Of those that are neither JAX's nor ipujax's; `raw_frames` are innermost first.
     return next((place for place in reversed(raw_frames(eqn)) if _is_user_code(place[0])), None)
+
+
+def _outermost_function(eqn: JaxprEqn) -> Root | None:
+    """Return the function that the frames of an equation begin in; for a call without frames, the called function."""
+    outermost = _outermost_frame(eqn)
+    if outermost is not None:
+        return root_of(outermost[0])
+    param = CALLEES.get(eqn.primitive.name)
+    return None if param is None else traced_from(closed(eqn.params[param]).jaxpr)
 
 
 def _make_call(eqn: JaxprEqn, number: int) -> OmittedCall:

@@ -6,6 +6,7 @@ Input: `Figures`. Output: an `Answer`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ipujax.runtime.profile import NO_LAYER, Figures
 from ipujax.runtime.views.answer import Answer
@@ -14,6 +15,8 @@ from ipujax.runtime.views.layer_view import LayerKind, LayerNode, layer_kinds, t
 LAYER = "Which layer takes most?"
 _MODEL_SHARE = 0.95  # of the cycles of all layers: a layer with more is the model, which is no answer
 _SMALL_SHARE = 0.01  # of the cycles: a smaller difference between layers is not named
+_MAJORITY = 0.5  # of the cycles of a layer
+_COARSE = 1.5  # a smaller ratio has two decimals
 
 
 def layer_answer(profile: Figures) -> Answer:
@@ -21,7 +24,8 @@ def layer_answer(profile: Figures) -> Answer:
     root = tree_of(profile)
     total = max(1, root.cycles)
     in_layers = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
-    kinds = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER and not _is_model(kind, in_layers)]
+    named = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER]
+    kinds = [kind for kind in named if not _is_model(kind, in_layers, named)]
     if not kinds or not kinds[0].cycles:
         hint = "name layers by jax.named_scope, or write them as functions"
         return Answer(LAYER, "No layer is known.", hint)
@@ -38,7 +42,9 @@ def layer_answer(profile: Figures) -> Answer:
         return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
     layer = uneven.outlier
     ratio = layer.cycles / max(1.0, uneven.median_cycles)
-    text += f" {layer.path} takes {ratio:.1f} times the median of the {len(uneven.nodes)} layers of its kind."
+    form = ".1f" if ratio >= _COARSE else ".2f"
+    part = f", most of that in {uneven.excess_part}" if uneven.excess_part else ""
+    text += f" {layer.path} takes {ratio:{form}} times the median of the {len(uneven.nodes)} layers of its kind{part}."
     return Answer(LAYER, text, "", layer.path, layer.cycles / total, "layers")
 
 
@@ -54,8 +60,13 @@ def _shares(parts: Counter[str]) -> str:
     return f" ({shares})" if len(named) > 1 else ""
 
 
-def _is_model(kind: LayerKind, in_layers: int) -> bool:
-    return len(kind.nodes) == 1 and bool(kind.nodes[0].children) and kind.cycles > _MODEL_SHARE * in_layers
+def _is_model(kind: LayerKind, in_layers: int, kinds: Sequence[LayerKind]) -> bool:
+    """Return True for a layer around nearly all others, or around several of one kind that take most of it."""
+    if len(kind.nodes) > 1 or not kind.nodes[0].children:
+        return False
+    inside = f"{kind.path}/"
+    repeated = (other for other in kinds if len(other.nodes) > 1 and other.nodes[0].path.startswith(inside))
+    return kind.cycles > _MODEL_SHARE * in_layers or any(x.cycles > _MAJORITY * kind.cycles for x in repeated)
 
 
 def _is_innermost(kind: LayerKind) -> bool:

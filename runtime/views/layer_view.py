@@ -19,7 +19,8 @@ PARTS = ("forward", "backward", "recomputed", "update", "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"_\d+(?=/|$)")
-_OUTLIER = 1.5  # times the median of its kind: a layer with more is named
+_OUTLIER = 1.15  # times the median of its kind: a layer with more is named, unless the others differ as much
+_SPREAD = 3  # times the median deviation of its kind
 
 
 @dataclass(slots=True)
@@ -116,9 +117,24 @@ class LayerKind:
 
     @property
     def outlier(self) -> LayerNode | None:
-        """Costliest layer, if it takes at least 1.5 times the median of three or more."""
+        """Costliest layer of three or more, if it takes at least 1.15 times their median and most others are alike."""
+        if len(self.nodes) < 3:
+            return None
+        middle = self.median_cycles
         largest = max(self.nodes, key=lambda node: node.cycles)
-        return largest if len(self.nodes) > 2 and largest.cycles >= _OUTLIER * self.median_cycles else None
+        deviation = median(abs(node.cycles - middle) for node in self.nodes)
+        return largest if largest.cycles - middle >= max((_OUTLIER - 1) * middle, _SPREAD * deviation) else None
+
+    @property
+    def excess_part(self) -> str:
+        """Part of training with most of what its costliest layer takes beyond the median; "" if that is all of it."""
+        parts = [part for part in PARTS if any(node.parts[part] for node in self.nodes)]
+        largest = max(self.nodes, key=lambda node: node.cycles)
+
+        def excess(part: str) -> float:
+            return largest.parts[part] - float(median(node.parts[part] for node in self.nodes))
+
+        return max(parts, key=excess) if len(parts) > 1 else ""
 
 
 def layer_kinds(root: LayerNode) -> tuple[LayerKind, ...]:

@@ -15,6 +15,7 @@ _UNEVEN = 1.1  # times the mean: an IPU with more is slower than the others
 _WIDE = 1.25  # times the ideal bubble: a larger one has other causes than the schedule
 _LARGE_BUBBLE = 0.1  # of the time: more micro-batches would shorten it
 _SMALL_SHARE = 0.01  # of a pipeline's time
+_ALIKE = 0.05  # of the run: IPUs whose computing differs by less compute alike
 
 
 def stage_answer(profile: Figures) -> Answer:
@@ -49,9 +50,33 @@ def stage_answer(profile: Figures) -> Answer:
         text = f"None alone: the slowest, {label}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
     slow = _slow_micro_batch(stages, cycles)
     waits = _longest_wait(stages, slowest, cycles) if is_uneven else _mean_waits(stages, len(by_ipu) * cycles)
-    text += f"{waits}. {bubble_sentence(pipeline)}{slow}"
+    text += f"{waits}.{_compute_shares(profile, stages)} {bubble_sentence(pipeline)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
     return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, slowest), name, share, "stages")
+
+
+def _compute_shares(profile: Figures, stages: list[StageCost]) -> str:
+    """Give the share of the run in which stages compute: those of the IPUs with most and with least of it."""
+    numbers: dict[int, list[int]] = {}
+    for row in stages:
+        numbers.setdefault(row.ipu, []).append(row.stage)
+    if len(numbers) == 1:
+        return ""
+    cycles = max(1, profile.cycles)
+    shares = {ipu: profile.ipu_phase_cycles[ipu]["compute"] / cycles for ipu in numbers}
+    most, least = max(shares.values()), min(shares.values())
+    groups = [[ipu for ipu, share in shares.items() if most - share <= _ALIKE]]
+    groups += [[ipu for ipu, share in shares.items() if share - least <= _ALIKE]] if most - least > 2 * _ALIKE else []
+    return " " + ", ".join(_compute_share(group, numbers, shares) for group in groups).capitalize() + " of the run."
+
+
+def _compute_share(ipus: list[int], numbers: dict[int, list[int]], shares: dict[int, float]) -> str:
+    stages = sorted(stage for ipu in ipus for stage in numbers[ipu])
+    low, high = (f"{limit(shares[ipu] for ipu in ipus):.1%}" for limit in (min, max))
+    is_range = len(stages) > 2 and stages == list(range(stages[0], stages[-1] + 1))
+    listed = f"{stages[0]} to {stages[-1]}" if is_range else " and ".join(map(str, stages))
+    several = len(stages) > 1
+    return f"stage{'s' * several} {listed} compute{'s' * (not several)} {low if low == high else f'{low} to {high}'}"
 
 
 def _longest_wait(stages: list[StageCost], slowest: StageCost, cycles: int) -> str:

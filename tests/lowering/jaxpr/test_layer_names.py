@@ -103,6 +103,21 @@ def test_a_checkpoint_called_at_several_places_has_the_frames_of_each() -> None:
         assert layers(jax.grad(loss), params(4), X, part=part) - {"loss"} == expected, part
 
 
+def test_a_jitted_function_in_a_checkpoint_has_the_frames_of_each_call() -> None:
+    """JAX leaves out the line of a jitted call that a checkpoint evaluates in the forward pass."""
+
+    def stage(ps: Any, x: jax.Array) -> jax.Array:
+        each = jax.checkpoint(jax.jit(dense))
+        for p in ps:
+            x = each(p, x)
+        return x
+
+    grad = jax.grad(lambda ps, x: stage(ps, x).sum())
+    for part in ("forward", "recomputed", "backward"):
+        names = {layer for layer in layers(grad, params(3), X, part=part) if layer}
+        assert names == {f"stage/dense[{n}]" for n in range(3)}, part
+
+
 @pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["nothing", "dots"])
 def test_a_checkpoint_in_a_checkpoint_has_one_row_a_layer(policy: Any) -> None:
     def stage(ps: Any, x: jax.Array) -> jax.Array:
