@@ -1,0 +1,48 @@
+"""What a sparse and a dense program compute and cost, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import ipujax as ipu
+from ipujax.popsparse import BlockPattern
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of compute and exchange, and bytes of the fullest tile."""
+
+    cycles: int
+    tile_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.cycles:>10,} cycles, {self.tile_bytes:>8,} B on the fullest tile"
+
+
+def cost(function: Callable[..., Any], device: ipu.IPUModel, *arguments: Any) -> Cost:
+    """Compile a function for shapes of arguments, and return what it costs; nothing runs."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    profile = ipu.jit(function, device=device).lower(*shapes).compile().profile
+    phases = profile.phase_cycles
+    return Cost(phases["compute"] + phases["exchange"], profile.memory.max_tile_bytes)
+
+
+def random_pattern(rows: int, columns: int, block: int, density: float, seed: int = 0) -> BlockPattern:
+    """A pattern of blocks at random places."""
+    across = columns // block
+    places = rows // block * across
+    count = max(1, round(density * places))
+    chosen = np.random.default_rng(seed).choice(places, count, replace=False)
+    row, column = np.divmod(np.sort(chosen), across)
+    return BlockPattern((rows, columns), block, tuple(row.tolist()), tuple(column.tolist()))
+
+
+def break_even(densities: list[float], sparse: list[Cost], dense: Cost) -> str:
+    """Up to which of some densities the sparse program takes fewer cycles than the dense one."""
+    faster = [density for density, one in zip(densities, sparse, strict=True) if one.cycles < dense.cycles]
+    return f"sparse wins up to a density of {max(faster):.3g}" if faster else "dense wins at all of these densities"

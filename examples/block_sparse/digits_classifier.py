@@ -1,0 +1,93 @@
+"""Trains a classifier of handwritten digits whose hidden layer is block-sparse, beside the dense one.
+
+    python examples/block_sparse/digits_classifier.py --hidden 256 --density 0.25 --epochs 20
+
+The sparse layer has the blocks of a random pattern, which stay where they are; their values are trained. Data: the
+digits of scikit-learn, 8 x 8 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from comparison import cost, random_pattern
+from sklearn.datasets import load_digits
+
+import ipujax as ipu
+from ipujax import popsparse
+
+PIXELS, CLASSES = 64, 10
+Params = dict[str, jax.Array]
+Layer = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def logits(layer: Layer, params: Params, images: jax.Array) -> jax.Array:
+    """Scores of classes, [images, 10], of images [images, 64]."""
+    hidden = jax.nn.relu(layer(params["hidden"], images.T) + params["bias"][:, None])
+    return hidden.T @ params["out"]
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
+    """Train both, print what they reach and cost, and return the accuracy of each on images that it has not seen."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--block", type=int, default=8, choices=popsparse.BLOCK_SIZES)
+    parser.add_argument("--density", type=float, default=0.25)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--tiles", type=int, default=1472)
+    args = parser.parse_args(arguments)
+
+    digits = load_digits()
+    images, labels = (digits.images.reshape(-1, PIXELS) / 16).astype(np.float32), digits.target.astype(np.int32)
+    pattern = random_pattern(args.hidden, PIXELS, args.block, args.density)
+    device = ipu.IPUModel(tiles_per_ipu=args.tiles)
+    keys = jax.random.split(jax.random.key(0), 2)
+    weight = jax.random.normal(keys[0], (args.hidden, PIXELS)) / PIXELS**0.5
+    layers: dict[str, tuple[Layer, jax.Array]] = {
+        "dense": (jnp.matmul, weight),
+        "sparse": (
+            lambda values, x: popsparse.static_matmul(pattern, values, x, buckets=args.tiles),
+            pattern.blocks_of(weight) / pattern.density**0.5,
+        ),
+    }
+    optimizer = optax.adam(3e-3)
+    test = len(images) // 5
+    accuracy: dict[str, float] = {}
+    for name, (layer, hidden) in layers.items():
+        params = {
+            "hidden": hidden,
+            "bias": jnp.zeros(args.hidden),
+            "out": jax.random.normal(keys[1], (args.hidden, CLASSES)) / args.hidden**0.5,
+        }
+
+        def step(params: Params, state: optax.OptState, x: jax.Array, y: jax.Array, layer: Layer = layer):
+            def loss(params: Params) -> jax.Array:
+                return optax.softmax_cross_entropy_with_integer_labels(logits(layer, params, x), y).mean()
+
+            updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+            return optax.apply_updates(params, updates), state
+
+        train = ipu.jit(step, device=device)
+        state = optimizer.init(params)
+        for epoch in range(args.epochs):
+            order = np.random.default_rng(epoch).permutation(len(images) - test) + test
+            for start in range(0, len(order) - args.batch + 1, args.batch):
+                chosen = order[start : start + args.batch]
+                params, state = train(params, state, images[chosen], labels[chosen])
+        right = np.argmax(logits(layer, params, images[:test]), 1) == labels[:test]
+        accuracy[name] = float(right.mean())
+        batch = params, state, images[: args.batch], labels[: args.batch]
+        print(
+            f"{name:<7} {hidden.size:>7,} weights, accuracy {accuracy[name]:.3f}, a step: {cost(step, device, *batch)}"
+        )
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()
