@@ -6,10 +6,11 @@
 
 CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. Of each file a seeded
 sample of tests runs in a process of its own; a test that kills it has failed, and the rest go on in another one. The
-default device is a chip of 64 tiles, so that lowering takes less time. `--program` lets XLA compute the programs that
-functions are lowered to, instead of the functions. A row is a file: how many tests passed, failed, were skipped by JAX
-itself and were excluded. Behind the rows come the last line of each failure, each exclusion with its reason, see
-`jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which stayed what they were.
+default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. `--program` lets XLA
+compute the programs that functions are lowered to, instead of the functions. A row is a file: how many tests passed,
+failed, were skipped by JAX itself and were excluded. Behind the rows come the last line of each failure, each exclusion
+with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which
+stayed what they were.
 Exits with 1 where a test failed.
 
 Errors of ipujax have words of their own. A test that expects those of JAX runs all the same, and is excluded only if
@@ -55,10 +56,8 @@ FILES = (
     "python_callback_test",
 )
 # Arguments of `jax.jit` that `ipu.jit` has not, or that mean something else: calls with them are left to `jax.jit`.
-NOT_OURS = frozenset(
-    {"in_shardings", "out_shardings", "keep_unused", "device", "backend", "inline", "compiler_options"}
-)
-TILES = 64
+NOT_OURS = frozenset({"keep_unused", "device", "backend", "inline", "compiler_options"})
+IPUS, TILES = 8, 64
 _SHOWN = 300  # characters of a line
 OUTCOMES = ("passed", "failed", "skipped", "excluded")
 
@@ -205,7 +204,7 @@ def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -
     if not names.exists():
         names.write_text(json.dumps(sorted(by_name)))
         return
-    with ipu.default_device(ipu.IPUModel(tiles_per_ipu=TILES)):
+    with ipu.default_device(ipu.IPUModel(IPUS, tiles_per_ipu=TILES)):
         result = Recorded(results, replacement)
         unittest.TestCase.assertRaisesRegex = with_words_of_ipujax(result)  # type: ignore[method-assign]
         unittest.TestSuite(by_name[name] for name in json.loads(names.read_text())).run(result)

@@ -224,8 +224,12 @@ class IpuFunction(FunctionSettings, Generic[_P, _R]):
             outer.check_inner(self.__name__)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
-        is_traced = not is_evaluating() and has_tracer(jax.tree.leaves((args, kwargs)))
-        if not is_traced and not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs):
+        partitions = not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
+        is_traced = not is_evaluating()
+        if is_traced and not partitions:  # without arguments, a function may close over what is traced
+            leaves = jax.tree.leaves((args, kwargs))
+            is_traced = not leaves or has_tracer(leaves)
+        if partitions and not is_traced:
             positional, named = self._dynamic(args, kwargs)
             return self.lower(*args, **kwargs).compile()(*positional.values(), **named)
         if self._spread is not None:

@@ -14,6 +14,7 @@ from ipujax.calls.partitioning import NO_SHARDINGS, CallShardings
 from ipujax.calls.traced_signature import Signature, Stage
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
+from ipujax.runtime.errors import ArgumentTypeError
 
 
 class Traced(Stage):
@@ -83,8 +84,22 @@ class Traced(Stage):
             tuple(argument_names(self.jaxpr)),
         )
 
-    def lower(self) -> Any:
-        """Lower the function for its device, once; raises as `ipu.jit(fun).lower`."""
+    def lower(self, **settings: Any) -> Any:
+        """Lower the function for its device, once.
+
+        Args:
+            settings: none; `jax.export` gives the platforms to lower for.
+
+        Raises:
+            ArgumentError: with settings, or as `ipu.jit(fun).lower`.
+        """
+        if settings:
+            raise ArgumentTypeError(
+                f"{self.fun_name} is lowered for IPUs, not for platforms of XLA",
+                expected="traced.lower()",
+                got=f"traced.lower({', '.join(f'{name}=…' for name in settings)})",
+                hint="jax.export.export(jax.jit(fun)) exports the function; lowered.to_json(path) writes the program",
+            )
         return self._lower(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

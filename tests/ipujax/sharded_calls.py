@@ -77,6 +77,9 @@ def calls() -> dict[str, Callable[[], Any]]:
         "whole: replicas": lambda: over_replicas(copies),
         "whole: on CPU": lambda: ipu.jit(sine, device=ipu.CPU())(split),
         "whole: under jax.jit": lambda: jax.jit(ipu_jit(sine))(split),
+        "whole: inside jax.jit": lambda: jax.jit(
+            lambda: ipu_jit(sine, in_shardings=NamedSharding(auto, P("x")))(split)
+        )(),
         "whole: static": lambda: ipu_jit(lambda how, x: jnp.sin(x), static_argnums=0)(NamedSharding(auto, P("x")), X),
         "whole: shard_map": lambda: jnp.sin(X) + 0 * ipu_jit(total)(X),
         "whole: shard_map, auto mesh is set": under(auto, lambda: jnp.sin(X) + 0 * ipu_jit(total)(X)),

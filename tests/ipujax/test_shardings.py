@@ -50,7 +50,7 @@ def outcomes() -> dict[str, Any]:
 
 WHOLE = (
     *("copies", "copies, explicit", "last device", "auto mesh is set", "explicit mesh is set", "replicas", "on CPU"),
-    *("under jax.jit", "static", "shard_map", "shard_map, auto mesh is set", "closed over"),
+    *("under jax.jit", "inside jax.jit", "static", "shard_map", "shard_map, auto mesh is set", "closed over"),
 )
 SPLIT = (
     *("argument", "argument, explicit", "keyword", "second call", "compiled", "in_shardings", "out_shardings"),

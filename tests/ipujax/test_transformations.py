@@ -182,6 +182,16 @@ def test_of(name: str) -> None:
     assert_equal(OF[name](lambda fun: ipu.jit(fun, device=DEVICE)), OF[name](jax.jit))
 
 
+def test_a_function_of_no_arguments_that_closes_over_tracers_is_traced_once() -> None:
+    traces = []
+
+    def outer(x: Any) -> Any:
+        return ipu.jit(lambda: (traces.append(1), jnp.sin(x).sum())[1], device=DEVICE)()
+
+    np.testing.assert_allclose(jax.grad(outer)(X), jnp.cos(X), rtol=1e-6)
+    assert len(traces) == 1
+
+
 # What JAX refuses, `ipu.jit` refuses in the same words.
 REFUSED: dict[str, Callable[[JITTED], Any]] = {
     "ordered io_callback in vmap": lambda jit: jit(

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tests.lowering.random_memory import host_and_back, offloaded_residuals, ref_in_loop, ref_moved
+
 Picks = tuple[int, ...]
 SHAPES = ((), (7,), (1,), (3, 5), (5, 3), (2, 3, 4), (4, 1, 5), (13, 3), (6, 6), (2, 1, 3, 2), (29,), (0, 3))
 
@@ -267,6 +269,16 @@ def _recurrence(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
     return lax.fori_loop(0, steps, iteration, buffer)
 
 
+def _on_rows(fun: Callable[[jax.Array, jax.Array, Picks], Any]) -> Callable[..., Any]:
+    """A function of a buffer of rows, of more rows of its shape, and of picks."""
+
+    def apply(x: jax.Array, y: jax.Array, picks: Picks) -> Any:
+        buffer, _ = _rows_and_steps(x)
+        return fun(buffer, fitted(y, buffer.shape), picks)
+
+    return apply
+
+
 def _shuffled(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
     """Rows that a loop exchanges with rows at places that are data."""
     buffer, steps = _rows_and_steps(x)
@@ -441,4 +453,8 @@ OPERATIONS: dict[str, Operation] = {
     "sorted_values": Operation((F, F), _sorted_values, "exact"),
     "transposed_dot": Operation((F, F), _times_transposed),
     "solve": Operation((F, F), _solved),
+    "ref_in_loop": Operation((F, F), _on_rows(ref_in_loop)),
+    "ref_moved": Operation((F, F), _on_rows(ref_moved), "exact", moves=True),
+    "on_host": Operation((F, F), _on_rows(host_and_back), "exact", moves=True),
+    "offloaded_residuals": Operation((F, F), _on_rows(offloaded_residuals)),
 }
