@@ -55,7 +55,7 @@ def pipeline_cost(
     operands = [
         _off_chip(graph, atom, staged.spec.micro_batches)
         if is_streamed
-        else _variable(graph, atom, "operand", in_groups.get(atom, False))
+        else _variable(graph, atom, "operand", not isinstance(atom, Literal) and in_groups.get(atom, False))
         for atom, is_streamed in zip(eqn.invars, streamed, strict=True)
     ]
     _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)

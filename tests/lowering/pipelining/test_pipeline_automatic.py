@@ -72,6 +72,13 @@ def test_finds_a_cut_that_fits_if_one_exists() -> None:
     assert tight.excess_and_cycles(tight.search())[0] == 0
 
 
+def test_estimates_a_pipeline_whose_operand_is_a_constant() -> None:
+    loss, args = chain((8, 8, 8))
+    scaled = ipu.pipeline(lambda scale, params, x: loss(params, x) * scale, micro_batches=4, stages=2)
+    search = search_of(lambda params, x: scaled(2.0, params, x), args, small_target(4, num_ipus=2))
+    assert search.excess_and_cycles((1,))[1] > 0
+
+
 def test_estimates_the_memory_of_the_entire_program() -> None:
     """Except for host exchange. Operands of products are in groups of columns, which takes less code."""
     loss, args = chain((128,) * 5)
