@@ -61,6 +61,7 @@ def by_session(accumulation: int, is_pipelined: bool, data: np.ndarray, labels: 
         userOptions=options,
     )
     session.prepareDevice()
+    session.weightsFromHost()
     anchors = session.initAnchorArrays()
     stepio = popart.PyStepIO({x: data, y: labels}, anchors)
 

@@ -266,6 +266,8 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx ipujax.onnx.reading ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
         " ipujax.popart.tensor_info runtime.target"
     ),
+    "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart.supported_operations": "ipujax.onnx.registry ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
     ),
@@ -295,8 +297,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.optimisers ipujax.popart.options"
-        " ipujax.popart.reserved_names ipujax.popart.session ipujax.popart.tensor_info"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.popart_log ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.session"
+        " ipujax.popart.supported_operations ipujax.popart.tensor_info"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",

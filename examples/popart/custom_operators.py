@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
     )  # fmt: skip
     session.prepareDevice()
+    session.weightsFromHost()
     anchors = session.initAnchorArrays()
     session.run(popart.PyStepIO({x: data}, anchors))
     for name, values in zip(("x", "cube", "leaky ReLU", "gradient"), (data, *anchors.values()), strict=True):

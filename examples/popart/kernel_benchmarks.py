@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         flow = popart.DataFlow(args.batches, {result: popart.AnchorReturnType("FINAL")})
         session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=options)
     session.prepareDevice()
+    session.weightsFromHost()
     session.run(popart.PyStepIO({}, session.initAnchorArrays()))
 
     seconds = session.getReport().seconds / args.batches

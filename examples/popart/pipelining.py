@@ -44,6 +44,7 @@ def session_of(is_pipelined: bool, args: argparse.Namespace) -> tuple[popart.Tra
         name="pipelined" if is_pipelined else "sharded",
     )
     session.prepareDevice()
+    session.weightsFromHost()
     return session, {"data": x, "labels": labels, "loss": loss}
 
 

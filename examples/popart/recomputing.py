@@ -46,6 +46,7 @@ def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSessi
         name=f"recompute_{way}",
     )
     session.prepareDevice()
+    session.weightsFromHost()
     return session, x, loss
 
 

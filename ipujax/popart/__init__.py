@@ -68,6 +68,8 @@ from ipujax.popart.exceptions import (
     popart_internal_exception as popart_internal_exception,
     popart_runtime_error as popart_runtime_error,
     poplar_exception as poplar_exception,
+    poplar_runtime_error as poplar_runtime_error,
+    poplibs_exception as poplibs_exception,
 )
 from ipujax.popart.flow import (
     AnchorReturnType as AnchorReturnType,
@@ -79,6 +81,7 @@ from ipujax.popart.flow import (
     PyStepIOCallback as PyStepIOCallback,
     PyWeightsIO as PyWeightsIO,
 )
+from ipujax.popart.graph_transformer import GraphTransformer as GraphTransformer
 from ipujax.popart.optimisers import (
     SGD as SGD,
     Adam as Adam,
@@ -111,6 +114,13 @@ from ipujax.popart.session import (
     L1Loss as L1Loss,
     NllLoss as NllLoss,
     TrainingSession as TrainingSession,
+)
+from ipujax.popart.supported_operations import (
+    OpDefinition as OpDefinition,
+    OperatorIdentifier as OperatorIdentifier,
+    getSupportedOperations as getSupportedOperations,
+    getSupportedOperationsDefinition as getSupportedOperationsDefinition,
+    getUnsupportedOperations as getUnsupportedOperations,
 )
 from ipujax.popart.tensor_info import TensorInfo as TensorInfo
 

@@ -32,6 +32,14 @@ class poplar_exception(popart_exception):
     """Never raised here; PopART programs name it in `except`."""
 
 
+class poplar_runtime_error(poplar_exception):
+    """Never raised here; PopART programs name it in `except`."""
+
+
+class poplibs_exception(popart_exception):
+    """Never raised here; PopART programs name it in `except`."""
+
+
 class popart_runtime_error(popart_exception, RuntimeError):
     """A call at the wrong time, or an opset that a builder does not have."""
 

@@ -33,6 +33,7 @@ PREFIXES: dict[str, str] = {
 
 GRADIENT = PREFIXES["reservedGradientPrefix"]
 ACCUMULATOR = PREFIXES["reservedAccumPrefix"]
+UPDATED = PREFIXES["reservedUpdatedVarPrefix"]
 
 
 def prefix_functions() -> dict[str, Callable[[], str]]:

@@ -5,7 +5,11 @@ from ipujax.popart.building.graphcore_operations import (
     DOMAIN as DOMAIN,
     GRAPHCORE_OPERATIONS as GRAPHCORE_OPERATIONS,
 )
-from ipujax.popart.building.models import read_model as read_model, tensor_proto as tensor_proto
+from ipujax.popart.building.models import (
+    read_model as read_model,
+    save_externally as save_externally,
+    tensor_proto as tensor_proto,
+)
 from ipujax.popart.building.onnx_operations import (
     DEFAULT_OPSET as DEFAULT_OPSET,
     NEWEST_OPSET as NEWEST_OPSET,

@@ -17,7 +17,7 @@ from ipujax.popart.building.argument_checks import check_windows
 from ipujax.popart.building.graph_names import GraphNames
 from ipujax.popart.building.graphcore_operations import DOMAIN
 from ipujax.popart.building.inference import declare_outputs, inferred_info
-from ipujax.popart.building.models import read_model, tensor_proto
+from ipujax.popart.building.models import read_model, save_externally, tensor_proto
 from ipujax.popart.building.node_annotations import NodeAnnotations
 from ipujax.popart.building.onnx_operations import DEFAULT_OPSET, NEWEST_OPSET, OLDEST_OPSET
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
@@ -310,20 +310,11 @@ class Builder(NodeAnnotations):
         Args:
             ids: names of the parameters.
             filename: of their values.
+
+        Raises:
+            popart_exception: a tensor that is no parameter, or one whose values are in a file already.
         """
-        path = Path(filename)
-        by_name = {tensor.name: tensor for tensor in self._graph.initializer}
-        with path.open("wb") as file:
-            for name in ids:
-                if name not in by_name:
-                    raise unknown_name("saveInitializersExternally names a parameter", name, by_name)
-                tensor = by_name[name]
-                data = onnx.numpy_helper.to_array(tensor).tobytes()
-                tensor.raw_data = data
-                onnx.external_data_helper.set_external_data(tensor, str(path), file.tell(), len(data))
-                tensor.ClearField("raw_data")
-                tensor.ClearField("float_data")
-                file.write(data)
+        save_externally(self._graph, ids, filename)
 
     def getInputTensorIds(self) -> list[str]:
         """Return the names of all inputs, parameters included."""

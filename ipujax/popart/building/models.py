@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ipujax.popart.exceptions import popart_exception
+from ipujax.runtime.target import nearest
+
+# The sentences are PopART's: programs compare them.
+_NO_MODEL = (
+    "Failed to load a ModelProto from the string (this is no ONNX model). Check that it is either a valid path to an"
+    " existing onnx model file, or is a valid onnx ModelProto string."
+)
 
 
 def read_model(model: Any) -> onnx.ModelProto:
@@ -29,14 +37,42 @@ def read_model(model: Any) -> onnx.ModelProto:
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         if not path.is_file():
-            message = "Failed to load a ModelProto from the string (there is no model file of this name)"
-            raise popart_exception(message, got=str(path))
+            raise popart_exception(_NO_MODEL, got=f"no file {path}")
         return onnx.load(path)
     try:
         return onnx.load_model_from_string(bytes(model))
     except (DecodeError, TypeError, ValueError) as error:
-        message = "Failed to load a ModelProto from the string (this is no ONNX model)"
-        raise popart_exception(message, expected="builder.getModelProto() or a file") from error
+        raise popart_exception(_NO_MODEL, expected="builder.getModelProto() or a file") from error
+
+
+def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str | Path) -> None:
+    """Move values of parameters of a graph to a file.
+
+    Args:
+        graph: changed.
+        names: of the parameters.
+        filename: of their values.
+
+    Raises:
+        popart_exception: a tensor that is no parameter, or one whose values are in a file already.
+    """
+    path = Path(filename)
+    by_name = {tensor.name: tensor for tensor in graph.initializer}
+    for name in names:
+        if name not in by_name:
+            hint = nearest(name, list(by_name))
+            raise popart_exception(f"Tensor '{name}' is not an initializer", expected=", ".join(by_name), hint=hint)
+        if by_name[name].data_location == onnx.TensorProto.EXTERNAL:
+            raise popart_exception(f"Tensor '{name}' already has an external data_location", got=name)
+    with path.open("wb") as file:
+        for name in names:
+            tensor = by_name[name]
+            data = onnx.numpy_helper.to_array(tensor).tobytes()
+            tensor.raw_data = data
+            onnx.external_data_helper.set_external_data(tensor, str(path), file.tell(), len(data))
+            tensor.ClearField("raw_data")
+            tensor.ClearField("float_data")
+            file.write(data)
 
 
 _FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format

@@ -131,7 +131,7 @@ class NodeAnnotations(NodeAttributes):
         """Set the share of tile memory that a product's plan may take, more than 0 and at most 1."""
         if not 0 < availableMemoryProportion <= 1:
             expected = "more than 0, at most 1"
-            message = "availableMemoryProportion is no share"
+            message = "availableMemoryProportion must be in (0,1]"
             raise popart_exception(message, expected=expected, got=availableMemoryProportion)
         kinds = ("Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN", "Gather",
                  "ScatterReduce", "GroupedGather", "GroupedScatterReduce", "TopK")  # fmt: skip

@@ -38,8 +38,8 @@ class Adaptive(Optimizer):
         accl1_type: element type of the mean of squares.
         accl2_type: element type of the mean of gradients, or of squared updates.
         accl3_type: element type of the momentum, UNDEFINED for that of the weight.
-        rmsprop_tf_variant: RMSProp as TensorFlow has it: the small term under the root, the learning rate in the
-            momentum.
+        rmsprop_tf_variant: RMSProp as TensorFlow has it: the mean of squares begins with ones, the small term is under
+            the root, the learning rate in the momentum.
         debugContext: name in profiles.
         clip_norm_settings: limits of the norm of gradients.
     """
@@ -96,7 +96,8 @@ class Adaptive(Optimizer):
 
     def initial_state(self, weight: jax.Array, values: Values) -> State:
         first, second, third = (state_type(kind, weight.dtype) for kind in self._types)
-        state = {FIRST: jnp.zeros(weight.shape, first)}
+        # TensorFlow's RMSProp begins with ones: its first steps are shorter.
+        state = {FIRST: jnp.full(weight.shape, float(self._is_tf), first)}
         if self.mode in _HAS_SECOND:
             state[SECOND] = jnp.zeros(weight.shape, second)
         if self.has_momentum():

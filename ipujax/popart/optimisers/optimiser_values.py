@@ -109,7 +109,7 @@ def value_maps(
 
 
 # Values that PopART has one of, not one for each weight.
-GLOBAL_VALUES = ("lossScaling",)
+GLOBAL_VALUES = ("lossScaling", "nesterov")
 
 
 def default_name(name: str) -> str:

@@ -34,7 +34,7 @@ class SGD(Optimizer):
 
     Args:
         pyd: values by name: defaultLearningRate, defaultWeightDecay, defaultMomentum, defaultDampening,
-            defaultVelocityScaling, defaultNesterov, lossScaling.
+            defaultVelocityScaling, nesterov, lossScaling.
         clip_norm_settings: limits of the norm of gradients.
         accumulatorAndMomentum: how PopART stores the velocity; the numbers are equal.
         accumType: without effect; gradients are accumulated in the element type of the weight.

@@ -15,9 +15,9 @@ from ipujax.popart.options.option_groups import (
 from ipujax.popart.options.session_options import Patterns as Patterns, SessionOptions as SessionOptions
 from ipujax.popart.options.tables import (
     ALL_OPTIONS as ALL_OPTIONS,
-    FIELDS_REFUSED as FIELDS_REFUSED,
     FIELDS_WITHOUT_EFFECT as FIELDS_WITHOUT_EFFECT,
     MAPPED as MAPPED,
     REFUSED as REFUSED,
+    WARNED as WARNED,
     WITHOUT_EFFECT as WITHOUT_EFFECT,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from operator import attrgetter
 from typing import Any
 
@@ -9,7 +10,6 @@ from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGrap
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
 from ipujax.popart.options.tables import (
     ALL_OPTIONS,
-    FIELDS_REFUSED,
     FIELDS_WITHOUT_EFFECT,
     REFUSED,
     WITHOUT_EFFECT,
@@ -18,6 +18,9 @@ from ipujax.popart.options.tables import (
 # Options of earlier releases → the ones in their place, and the value for True.
 _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
             "enableVirtualGraphs": ("virtualGraphMode", VirtualGraphMode.Manual)}  # fmt: skip
+# Deprecated options → the ones of another name that take their values.
+_DEPRECATED = {"prefetchBufferingDepthMap": "bufferingDepthMap",
+               "defaultPrefetchBufferingDepth": "defaultBufferingDepth"}  # fmt: skip
 # Options of Poplar's engine that turn reports on; the other ones steer a compiler that is not there.
 REPORT_SWITCHES = (
     "debug.instrument",
@@ -47,6 +50,9 @@ class SessionOptions:
             option, mode = _EARLIER[name]
             value = mode if value else VirtualGraphMode.Off
             name = option
+        if name in _DEPRECATED:
+            warnings.warn(f"{name} has been deprecated: use {_DEPRECATED[name]}", DeprecationWarning, stacklevel=2)
+            name = _DEPRECATED[name]
         if name not in ALL_OPTIONS:
             raise unknown_name("SessionOptions has an option", name, ALL_OPTIONS, popart_attribute_error)
         object.__setattr__(self, name, value)
@@ -104,10 +110,6 @@ class SessionOptions:
                 expected = repr(default())
                 got = repr(getattr(self, name))
                 raise popart_exception(f"option {name} is not supported", expected=expected, got=got, hint=instead)
-        for path, instead in FIELDS_REFUSED.items():
-            if self._has_changed(path):
-                got = repr(attrgetter(path)(self))
-                raise popart_exception(f"option {path} is not supported", expected="its default", got=got, hint=instead)
         self._check_memories()
         self._check_counts()
 

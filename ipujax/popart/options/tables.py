@@ -93,6 +93,10 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "accumulateOuterFragmentSettings": (AccumulateOuterFragmentSettings, "updates are scheduled by the compiler"),
         "aliasZeroCopy": (_no, "values are not aliased"),
         "autodiffSettings": (AutodiffSettings, "JAX differentiates"),
+        "batchSerializationSettings": (
+            BatchSerializationSettings,
+            "a batch is computed in one; see `accumulationFactor`",
+        ),
         "bufferingDepthMap": (dict, "host streams are buffered by the engine"),
         "cachePath": (_is("session_cache"), "programs are not stored in files, see `enableEngineCaching`"),
         "compilationProgressTotal": (_is(100), "compiling shows its own progress"),
@@ -122,6 +126,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "enablePrefetchDatastreams": (_yes, "host streams are buffered by the engine"),
         "enableSerializedMatmuls": (_yes, "plans are the compiler's"),
         "enableStableNorm": (_no, "norms subtract the mean"),
+        "enableStochasticRounding": (_no, "numbers are rounded to the nearest"),
         "enableSupportedDataTypeCasting": (_yes, "64 bits are 32 bits"),
         "enableVariablesCaching": (_yes, "weights are not cached"),
         "ensureFp32LossScaleTensor": (_no, "the loss scale is float32"),
@@ -157,6 +162,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "strictOpVersions": (_yes, "models are converted to one opset"),
         "subgraphCopyingStrategy": (_is(SubgraphCopyingStrategy.OnEnterAndExit), "values are immutable"),
         "swapLimitScheduler": (_is(10**9), "PopART's scheduler"),
+        "tensorLocationSettingsOverride": (dict, "tensors of a kind are in one memory"),
         "throwIfLog2ScaleTensorNotInRange": (_yes, "no float8"),
         "timeLimitScheduler": (_is(1e9), "PopART's scheduler"),
         "transitiveClosureOptimizationThreshold": (_is(100000), "PopART's scheduler"),
@@ -170,7 +176,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Default, str]] = MappingProxyType(
 # Option → (its default, what to do instead).
 REFUSED: Mapping[str, tuple[Default, str]] = MappingProxyType(
     {
-        "batchSerializationSettings": (BatchSerializationSettings, "accumulationFactor"),
         "compilationProgressLogger": (_is(None), "popart.getLogger()"),
         "compileEngine": (_yes, "session.run compiles when it needs to"),
         "customCodeletCompileFlags": (_is(""), "codelets are Python: ipujax.onnx.register"),
@@ -178,12 +183,10 @@ REFUSED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "developerSettings": (_is(None), "no option"),
         "enableDistributedReplicatedGraphs": (_no, "replicatedGraphCount"),
         "enableFloatingPointChecks": (_no, "jax.debug_nans"),
-        "enableStochasticRounding": (_no, "float32 weights"),
         "experimentalSettings": (ExperimentalSettings, "no option"),
         "globalReplicaOffset": (_is(0), "replicatedGraphCount"),
         "globalReplicationFactor": (_is(1), "replicatedGraphCount"),
         "hostAllReduce": (_no, "replicatedGraphCount"),
-        "tensorLocationSettingsOverride": (dict, "the four tensor location settings"),
         "updatableNamedBuffers": (list, "session.writeWeights"),
     }
 )
@@ -209,17 +212,20 @@ FIELDS_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "executionPhaseSettings.stages": "a phase is computed by the IPUs of its replica",
         "executionPhaseSettings.weightIOSchedule": _IO_SCHEDULE,
         **{f"{name}.location.loadTileSet": _TILE_SETS for name in _LOCATIONS},
+        **{f"{name}.location.replicatedTensorSharding": _DOMAIN for name in _LOCATIONS},
         **{f"{name}.location.shardingDomain": _DOMAIN for name in _LOCATIONS},
         **{f"{name}.location.storageTileSet": _TILE_SETS for name in _LOCATIONS},
         **{f"{name}.minElementsForReplicatedTensorSharding": _DOMAIN for name in _LOCATIONS},
     }
 )
 
-# Field of a mapped option that is refused unless it has its default → what to do instead.
-FIELDS_REFUSED: Mapping[str, str] = MappingProxyType(
+# Options and fields without effect that would change the memory or the rounding of a program: a session warns of them.
+WARNED = frozenset(
     {
-        f"{name}.location.replicatedTensorSharding": "TensorStorage.OffChip, or more IPUs a replica"
-        for name in _LOCATIONS
+        "batchSerializationSettings",
+        "enableStochasticRounding",
+        "tensorLocationSettingsOverride",
+        *(f"{name}.location.replicatedTensorSharding" for name in _LOCATIONS),
     }
 )
 

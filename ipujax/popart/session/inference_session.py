@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.flow import DataFlow, InputShapeInfo
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.session.legacy_losses import Loss, with_losses
@@ -33,7 +34,8 @@ class InferenceSession(Session):
         dataFeed: as dataFlow, of earlier releases.
 
     Raises:
-        popart_exception: an unknown anchor or option, with the nearest; a model that cannot be evaluated.
+        popart_exception: no anchor; an unknown anchor or option, with the nearest; gradient accumulation; a model that
+            cannot be evaluated.
     """
 
     def __init__(
@@ -53,7 +55,22 @@ class InferenceSession(Session):
         assert deviceInfo is not None
         super().__init__(model, flow, deviceInfo, inputShapeInfo, userOptions, name, "")
         self._anchors_of_session = self._anchors((), False)
+        self._check_work()
         self._anchor_infos()  # refuses a model that cannot be evaluated
+
+    def _check_work(self) -> None:
+        # The sentences are PopART's: programs compare them.
+        if self._step.accumulation > 1:
+            sentence = "Gradient Accumulation only available when training."
+            hint = "more batches in the DataFlow"
+            raise popart_exception(sentence, expected="accumulationFactor 1", got=self._step.accumulation, hint=hint)
+        if not self._flow.nAnchors():
+            sentence = "User must specify an anchor tensor when doing inference."
+            raise popart_exception(sentence, expected="DataFlow(batchesPerStep, {name: AnchorReturnType(...)})")
+        computed = {name for node in self._model.graph.node for name in node.output}
+        if computed and computed.isdisjoint(self._flow.anchors()):
+            sentence = "All operations in the main graph were pruned, nothing to compute"
+            raise popart_exception(sentence, expected="an anchor that an operation computes", got=self._flow.anchors())
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.exceptions import poplar_exception
 from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
 from ipujax.popart.options.session_options import REPORT_SWITCHES
 from ipujax.popart.popart_log import logger
@@ -48,17 +48,22 @@ class Reports(ABC):
         """Return the profile of one call: of a step, or of a batch where the host runs batches one by one.
 
         Raises:
-            popart_exception: a session on a CPU, which has no profile.
+            poplar_exception: a session on a CPU, which has no profile.
         """
         profile = self._prepared().profile
         if profile is None:
             hint = "DeviceManager().createIpuModelDevice({...})"
-            raise popart_exception("a session on a CPU has no profile", hint=hint)
+            raise poplar_exception("Profiling is disabled for current device type.", got="a CPU", hint=hint)
         return profile
 
     def getSummaryReport(self, resetProfile: bool = True) -> str:
-        """Return the profile as text; a sentence where profiling is off."""
-        return self.getReport().summary() if self._is_profiled else SUMMARY_OFF
+        """Return the profile as text; a sentence where profiling is off.
+
+        Raises:
+            poplar_exception: a session on a CPU, which has no profile.
+        """
+        report = self.getReport()
+        return report.summary() if self._is_profiled else SUMMARY_OFF
 
     def getGraphReport(self, useCbor: bool = False) -> bytes:
         """Return the graph profile as JSON, or CBOR.
@@ -74,10 +79,14 @@ class Reports(ABC):
         Args:
             useCbor: whether it is CBOR.
             resetProfile: has no effect; profiles are static.
+
+        Raises:
+            poplar_exception: a session on a CPU, which has no profile.
         """
+        report = self.getReport()
         if not self._is_profiled:
             return EXECUTION_OFF.encode()
-        return _encoded(dict(self.getReport().execution()), useCbor)
+        return _encoded(dict(report.execution()), useCbor)
 
     def getCycleCount(self, id: str = "") -> int:
         """Return the cycles of a step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,7 +28,7 @@ from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS
 from ipujax.popart.model_graph.product_settings import common_settings, partials_of
 from ipujax.popart.model_graph.stage_placement import Placement, placement_of
-from ipujax.popart.options import SessionOptions
+from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports
 from ipujax.popart.session.saved_model import changed_model, save_arrays, saved_variables, weights_of
@@ -93,6 +94,11 @@ class Session(Reports):
         self._runs = 0
         self._runner: Runner | None = None
         self._is_loaded = False
+        # A program of PopART copies weights that are trained to the device itself.
+        self._has_weights = not loss or not self._store.host
+        for each in self.optionsWithoutEffect:
+            if each in WARNED:
+                warnings.warn(f"option {each} has no effect here, see docs/popart.md", UserWarning, stacklevel=3)
         if self.optionsWithoutEffect:
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
@@ -230,6 +236,10 @@ class Session(Reports):
             popart_exception: a session that is not prepared, or data that do not fit; nothing has run then.
         """
         runner = self._prepared()
+        if not self._has_weights:
+            # The sentence begins as PopART's: programs compare it.
+            sentence = "Must call weightsFromHost before run as the session trains weights"
+            raise popart_exception(sentence, hint="session.weightsFromHost() first")
         if not self._is_loaded:
             self.loadEngineAndConnectStreams()
         kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
@@ -306,6 +316,7 @@ class Session(Reports):
     def weightsFromHost(self) -> None:
         """Copy the parameters of the host to the device."""
         self._store.to_device(self._new_states)
+        self._has_weights = True
 
     def weightsToHost(self) -> None:
         """Copy the parameters of the device to the host."""
@@ -384,6 +395,7 @@ class Session(Reports):
         with np.load(_as_file(filename)) as saved:
             self._store.reset({name: saved[name] for name in saved.files}, False)
         self.prepareDevice()
+        self._has_weights = True
 
     def compileAndExport(self, filename: str) -> None:
         """Compile the session and save parameters and state."""
@@ -393,7 +405,15 @@ class Session(Reports):
     # Random numbers.
 
     def setRandomSeed(self, seedValue: int) -> None:
-        """Start the random numbers anew."""
+        """Start the random numbers anew.
+
+        Raises:
+            popart_exception: a session that is not prepared.
+        """
+        if self._runner is None:
+            # The sentence is PopART's: programs compare it.
+            sentence = "Devicex::prepare() must be called before Devicex::setRandomSeedFromHost(uint64_t) is called."
+            raise popart_runtime_error(sentence, hint="session.prepareDevice() first")
         self._seed = int(seedValue) & 0xFFFFFFFF
         self._runs = 0
 

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.devices import DeviceInfo
+from ipujax.popart.enumerations import RecomputationType, RecomputeType
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
 from ipujax.popart.model_graph import missing_pattern, names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger
-from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
 from ipujax.popart.session.legacy_losses import Loss, with_losses
 from ipujax.popart.session.session import Session
 from ipujax.popart.session.weight_store import named_states
@@ -80,6 +82,7 @@ class TrainingSession(Session):
         self._trained, self._buffers = self._roles()
         self._anchors_of_session = self._anchors(self._trained, True)
         self._check_patterns(patterns)
+        self._check_recomputation()
         self._check_specific_values()
         self._check_tracked_tensors()
         self._constants = optimizer.constants(self._trained)
@@ -118,6 +121,14 @@ class TrainingSession(Session):
         if missing is not None:
             raise popart_exception(f"This op should have been removed by pattern {missing}", got=patterns)
 
+    def _check_recomputation(self) -> None:
+        is_manual = any(notes.get(RECOMPUTE) == RecomputeType.Recompute for notes in self._graph.annotations)
+        if is_manual and self._options.autoRecomputation != RecomputationType.NoRecompute:
+            # The sentence is PopART's: programs compare it.
+            sentence = "A mixture of auto and manual recomputation is not supported"
+            hint = "autoRecomputation, or builder.recomputeOutputInBackwardPass"
+            raise popart_exception(sentence, got=self._options.autoRecomputation, hint=hint)
+
     def _check_specific_values(self) -> None:
         for name in self._optimizer.specific_weights:
             if name not in self._store.host:
@@ -150,9 +161,10 @@ class TrainingSession(Session):
         infos_by_anchor = {name: infos[name] for name in (*anchors.values, *anchors.weights)}
         infos_by_anchor |= {GRADIENT + name: infos[name] for name in anchors.gradients}
         infos_by_anchor |= {ACCUMULATOR + name: infos[name] for name in anchors.accumulators}
-        states = jax.eval_shape(self._new_states, self._shapes())["optimizer"]
+        weights = self._shapes()
+        states = jax.eval_shape(self._new_states, weights)["optimizer"]
         for name, (prefix, weight) in anchors.states.items():
-            parts = states.get(weight, {})
+            parts = {UPDATED: weights[weight]} if prefix == UPDATED else states.get(weight, {})
             if prefix not in parts:
                 raise unknown_name("DataFlow has an anchor", name, [p + w for w, s in states.items() for p in s])
             infos_by_anchor[name] = TensorInfo(parts[prefix].dtype, parts[prefix].shape)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.flow import AnchorReturnType, DataFlow
-from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, PREFIXES
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, PREFIXES, UPDATED
 
 # Prefixes of the state that an optimiser has for each weight.
 STATE_PREFIXES = tuple(
@@ -39,7 +39,7 @@ class Anchors:
         values: names of tensors of a micro-batch.
         gradients: names of tensors whose gradients are anchored.
         weights: names of parameters, as they are after an update.
-        states: prefix and weight by anchor, of the optimiser's state.
+        states: prefix and weight by anchor, of the optimiser's state; of updated weights, too.
         accumulators: names of parameters whose sums of gradients are anchored, as they are after each micro-batch.
     """
 
@@ -87,6 +87,8 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
             (updated if is_training and name in weights else values).append(name)
         elif is_training and name.startswith(GRADIENT) and name.removeprefix(GRADIENT) in names:
             gradients.append(name.removeprefix(GRADIENT))
+        elif is_training and name.startswith(UPDATED) and name.removeprefix(UPDATED) in weights:
+            states[name] = (UPDATED, name.removeprefix(UPDATED))
         elif is_training and name.startswith(ACCUMULATOR) and name.removeprefix(ACCUMULATOR) in weights:
             accumulators.append(name.removeprefix(ACCUMULATOR))
         elif is_training and state is not None:

@@ -17,7 +17,7 @@ from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.randomness import seeded
 from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
 from ipujax.popart.optimisers import clip_by_norm, is_constant
-from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT
+from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
 from ipujax.popart.steps.automatic_loss_scaling import next_scale
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
@@ -136,7 +136,10 @@ class TrainingStep:
     def _batch_anchors(self, weights: Any, states: Any) -> dict[str, jax.Array]:
         anchors = self.plan.anchors
         values_by_anchor = {name: weights[name] for name in anchors.weights}
-        values_by_anchor |= {name: states[weight][prefix] for name, (prefix, weight) in anchors.states.items()}
+        values_by_anchor |= {
+            name: weights[weight] if prefix == UPDATED else states[weight][prefix]
+            for name, (prefix, weight) in anchors.states.items()
+        }
         count = self.plan.step.accumulation
         kinds = {name: anchors.kinds[name].id() for name in values_by_anchor}
         rows = (AnchorReturnTypeId.All, AnchorReturnTypeId.EveryN)

@@ -124,7 +124,7 @@ def test_defaults_sum_the_gradients_of_means() -> None:
 @pytest.mark.parametrize("mode", popart.RecomputationType)
 def test_recomputed_is_kept(mode: popart.RecomputationType) -> None:
     kept = train(perceptron())
-    model = perceptron(recompute=True)
+    model = perceptron(recompute=mode == popart.RecomputationType.NoRecompute)
     assert_equal(train(model, options=with_options(autoRecomputation=mode)), kept, model)
 
 

@@ -104,8 +104,8 @@ def test_options() -> None:
     options.check()
     with pytest.raises(popart.popart_exception, match="'enablePipelining', the nearest"):
         options.enablePipeline = True
-    options.enableStochasticRounding = True
-    with pytest.raises(popart.popart_exception, match="enableStochasticRounding is not supported"):
+    options.enableFloatingPointChecks = True
+    with pytest.raises(popart.popart_exception, match="enableFloatingPointChecks is not supported"):
         options.check()
 
 

@@ -60,7 +60,8 @@ def adaptive(mode: popart.AdaptiveMode, decay: popart.WeightDecayMode, is_tf: bo
     """Follow `adaptive.hpp`."""
 
     def run(gradients: list[Array], w: Array, v: Mapping[str, float]) -> Array:
-        first, second, third = (np.zeros_like(w) for _ in range(3))
+        second, third = np.zeros_like(w), np.zeros_like(w)
+        first = np.full_like(w, float(is_tf))
         for g in gradients:
             g = g + v["weightDecay"] * w if decay is popart.WeightDecayMode.L2Regularization else g
             is_sum = mode is popart.AdaptiveMode.AdaGrad
@@ -142,7 +143,8 @@ def cases() -> list[Any]:
 
 def popart_names(values: Mapping[str, float]) -> dict[str, tuple[float, bool]]:
     """Return values by the names of an optimiser's constructor."""
-    return {f"default{name[0].upper()}{name[1:]}": (value, False) for name, value in values.items()}
+    names = {name: f"default{name[0].upper()}{name[1:]}" for name in values} | {"nesterov": "nesterov"}
+    return {names[name]: (value, False) for name, value in values.items()}
 
 
 def distance_error(after: Array, reference: Array, before: Array) -> float:

@@ -12,10 +12,10 @@ import ipujax.popart
 from ipujax import popart
 from ipujax.popart.options import (
     ALL_OPTIONS,
-    FIELDS_REFUSED,
     FIELDS_WITHOUT_EFFECT,
     MAPPED,
     REFUSED,
+    WARNED,
     WITHOUT_EFFECT,
     option_groups,
 )
@@ -30,8 +30,9 @@ def session_of(
 ) -> popart.InferenceSession:
     """Return a session that is not prepared."""
     device = popart.DeviceManager().createIpuModelDevice({"numIPUs": ipus, "tilesPerIPU": 16})
-    proto = (model or perceptron()).builder.getModelProto()
-    return popart.InferenceSession(proto, popart.DataFlow(1, {}), device, userOptions=options)
+    chosen = model or perceptron()
+    proto = chosen.builder.getModelProto()
+    return popart.InferenceSession(proto, popart.DataFlow(1, [chosen.hidden]), device, userOptions=options)
 
 
 def attributes_read() -> set[str]:
@@ -53,7 +54,7 @@ def test_every_mapped_option_is_read() -> None:
 
 
 def test_every_field_of_a_mapped_option_is_read_or_listed() -> None:
-    listed = {path.rsplit(".", 1)[1] for path in (*FIELDS_WITHOUT_EFFECT, *FIELDS_REFUSED)}
+    listed = {path.rsplit(".", 1)[1] for path in FIELDS_WITHOUT_EFFECT}
     mapped = {type(default()) for default, _ in MAPPED.values()}
     groups = [kind for kind in (*mapped, option_groups.TensorLocation) if issubclass(kind, option_groups.OptionGroup)]
     fields = {name for group in groups for name in vars(group())}
@@ -112,12 +113,40 @@ def off_chip(name: str) -> Change:
     return lambda options: setattr(options, name, popart.TensorLocationSettings(popart.TensorStorage.OffChip))
 
 
+LOCATIONS = tuple(name for name in ALL_OPTIONS if name.endswith("TensorLocationSettings"))
+WARNINGS: list[tuple[Change, str]] = [
+    *((shard(name), f"{name}.location.replicatedTensorSharding") for name in LOCATIONS),
+    (lambda o: setattr(o, "enableStochasticRounding", True), "enableStochasticRounding"),
+    (lambda o: setattr(o.batchSerializationSettings, "factor", 4), "batchSerializationSettings"),
+    (
+        lambda o: o.tensorLocationSettingsOverride.update(w1=popart.TensorLocation(popart.TensorStorage.OffChip)),
+        "tensorLocationSettingsOverride",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "name"), WARNINGS, ids=[name for _, name in WARNINGS])
+def test_warns_of_options_that_would_change_memory_or_rounding(change: Change, name: str) -> None:
+    options = popart.SessionOptions()
+    change(options)
+    with pytest.warns(UserWarning, match=f"option {name} has no effect"):
+        session = session_of(options)
+    assert name in session.optionsWithoutEffect
+    assert {name for _, name in WARNINGS} == WARNED
+
+
+def test_deprecated_options_are_those_of_another_name() -> None:
+    options = popart.SessionOptions()
+    with pytest.warns(DeprecationWarning, match="defaultPrefetchBufferingDepth has been deprecated"):
+        options.defaultPrefetchBufferingDepth = 3
+    assert options.defaultBufferingDepth == 3
+
+
 REFUSALS: list[tuple[Change, str]] = [
-    *((shard(path.split(".")[0]), path) for path in FIELDS_REFUSED),
     (off_chip("activationTensorLocationSettings"), "activationTensorLocationSettings"),
     (off_chip("accumulatorTensorLocationSettings"), "accumulatorTensorLocationSettings"),
     (lambda o: setattr(o.executionPhaseSettings, "phases", 2), "executionPhaseSettings.phases"),
-    (lambda o: setattr(o, "enableStochasticRounding", True), "enableStochasticRounding"),
+    (lambda o: setattr(o, "enableFloatingPointChecks", True), "enableFloatingPointChecks"),
     (lambda o: setattr(o, "accumulationFactor", 2), "accumulationFactor"),
 ]
 

@@ -13,7 +13,7 @@ import pytest
 import ipujax
 from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS
 from ipujax.popart.model_graph.product_settings import SETTINGS
-from ipujax.popart.options import FIELDS_REFUSED, FIELDS_WITHOUT_EFFECT, MAPPED, REFUSED, WITHOUT_EFFECT
+from ipujax.popart.options import FIELDS_WITHOUT_EFFECT, MAPPED, REFUSED, WITHOUT_EFFECT
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "popart.md"
 
@@ -33,7 +33,7 @@ CALLS = {
 TABLES = (
     ("Mapped", "what it is here", texts(MAPPED)),
     ("Without effect", "why", {**texts(WITHOUT_EFFECT), **FIELDS_WITHOUT_EFFECT, **CALLS}),
-    ("Refused unless it has its default", "in its place", {**texts(REFUSED), **FIELDS_REFUSED}),
+    ("Refused unless it has its default", "in its place", texts(REFUSED)),
 )
 
 

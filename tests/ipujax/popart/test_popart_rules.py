@@ -246,3 +246,49 @@ def test_extra_weights_of_a_model_are_refused_unless_ignored() -> None:
 def test_tensors_without_elements_are_returned() -> None:
     result = inferred(lambda b, n: b.aiGraphcore.slice([n], ends=[1], starts=[1], axes=[1]), X)
     assert result.shape == (2, 0)
+
+
+def test_weights_after_an_update_have_a_name() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    w = builder.addInitializedInputTensor(np.zeros(2, np.float32))
+    loss = builder.aiGraphcore.l1loss([builder.aiOnnx.add([x, w])], 1.0, popart.ReductionType.Sum)
+    flow = popart.DataFlow(3, [popart.reservedUpdatedVarPrefix() + w])
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.5), CPU)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    step = popart.PyStepIO({x: np.full((3, 2), 9, np.float32)}, anchors)
+    with pytest.raises(popart.popart_exception, match="Must call weightsFromHost before run"):
+        session.run(step)
+    session.weightsFromHost()
+    session.run(step)
+    np.testing.assert_array_equal(anchors[popart.reservedUpdatedVarPrefix() + w], [[-0.5] * 2, [-1] * 2, [-1.5] * 2])
+
+
+def test_inference_needs_something_to_compute() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    y = builder.aiOnnx.relu([x])
+    proto = builder.getModelProto()
+    with pytest.raises(popart.popart_exception, match="must specify an anchor tensor"):
+        popart.InferenceSession(proto, popart.DataFlow(1, {}), CPU)
+    with pytest.raises(popart.popart_exception, match="nothing to compute"):
+        popart.InferenceSession(proto, popart.DataFlow(1, [x]), CPU)
+    options = popart.SessionOptions()
+    options.enableGradientAccumulation = True
+    options.accumulationFactor = 2
+    with pytest.raises(popart.popart_exception, match="Gradient Accumulation only available when training"):
+        popart.InferenceSession(proto, popart.DataFlow(1, [y]), CPU, userOptions=options)
+
+
+def test_recomputation_is_automatic_or_manual() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [1])
+    y = builder.aiOnnx.relu([x])
+    loss = builder.aiOnnx.relu([y])
+    builder.recomputeOutputInBackwardPass(y)
+    options = popart.SessionOptions()
+    options.autoRecomputation = popart.RecomputationType.Standard
+    flow = popart.DataFlow(1, [loss])
+    with pytest.raises(popart.popart_exception, match="mixture of auto and manual recomputation"):
+        popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), CPU, userOptions=options)

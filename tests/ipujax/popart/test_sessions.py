@@ -262,6 +262,7 @@ def test_random_numbers_follow_the_seed() -> None:
     frozen = popart.ConstSGD(0.0)
     session = popart.TrainingSession(builder.getModelProto(), flow, loss, frozen, model_device())
     session.prepareDevice()
+    session.weightsFromHost()
     session.setRandomSeed(5)
     first, again = session.initAnchorArrays(), session.initAnchorArrays()
     session.run(popart.PyStepIO({}, first))
@@ -286,6 +287,7 @@ def test_earlier_losses() -> None:
         deviceInfo=model_device(),
     )  # fmt: skip
     session.prepareDevice()
+    session.weightsFromHost()
     results = session.initAnchorArrays()
     data, labels = samples(8)
     session.run(popart.PyStepIO({model.data: data, model.labels: labels}, results))
