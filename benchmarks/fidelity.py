@@ -25,9 +25,9 @@ PAGE, PICTURE = DOCS / "fidelity.md", DOCS / "images" / "fidelity.svg"
 _HEAD = f"""# Fidelity: the simulated machine against published measurements
 
 The output of `python benchmarks/fidelity.py`. An error above 0 says that the simulation takes more than was measured.
-"Reference" and a section are explained in [machine.md](machine.md), as is what the model leaves out. Beside each error is
-that of an earlier state of the project, commit {EARLIER}: before rearranged operands
-had a cost, and products were compared with operands as the measured programs made them.
+"Reference" and a section are explained in [machine.md](machine.md), as is what the model leaves out. Beside each error
+is that of an earlier state of the project, commit {EARLIER}: before rearranged operands had a cost, and products were
+compared with operands as the measured programs made them.
 
 ![Predicted cycles against measured ones, and the error of every row; the grey band is ± 20 %](images/fidelity.svg)
 """
