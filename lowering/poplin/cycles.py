@@ -164,7 +164,10 @@ def amp_nx1_cycles(
         totals.append(ins * (14 + outs * (14 + inner)))
     best = np.minimum.reduce(np.broadcast_arrays(*totals))
     setup = 109 + 18 * round_cycles + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
-    return setup + groups * (16 + best)
+    # The sums of each group of output channels are zeroed by a pass of the workers (poplibs `ConvModel.cpp` adds it to
+    # the estimate of this vertex; that for kernels of one element zeroes in its first pass).
+    zeroing = outs * groups * zero_cycles(target, rows * width * block.out_channels, half_sums)
+    return setup + groups * (16 + best) + zeroing
 
 
 def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:
