@@ -204,7 +204,11 @@ class Candidates:
             vector = self.target.vector_width_bytes // (2 if is_half else 4)
             amp = self.target.fp16_amp_macs_per_cycle if is_half else self.target.fp32_amp_macs_per_cycle
             # Without the AMP two channels are summed at once where sums are half precision, see `hmac_cycles`.
-            rate = amp if self.kind.uses_amp else vector * (2 if is_half and sums_in_half(spec) else 1)
+            rate = (
+                amp
+                if self.kind.uses_amp or self.kind.is_wide
+                else vector * (2 if is_half and sums_in_half(spec) else 1)
+            )
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
         copying = self.gathering_cycles + rearrangement_cycles(self.kind, spec, self.block, self.target, self.slots)
         compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + copying

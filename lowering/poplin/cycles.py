@@ -187,6 +187,7 @@ def hmac_cycles(
     target: Target,
     precision: Precision,
     rows: Count,
+    width: Count,
     kernel_positions: Count,
     in_channels: Count,
     out_channels: Count,
@@ -194,14 +195,30 @@ def hmac_cycles(
     half_sums: bool = False,
 ) -> Count:
     """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
-    # One output channel after the other, two at once where sums are half precision.
+    # One output channel after the other, two at once where sums are half precision. `rows` are rows of output elements,
+    # each of `width`; a worker reads a work list of rows and parts of rows.
     at_once = 2 if half_sums and precision == "half" else 1
     dot = _dot_cycles(target, precision, in_channels, at_once)
     round_cycles = issue_round_cycles(target)
-    worker = 16 + kernel_positions * (16 + 19 + ceil_div(rows, target.worker_contexts) * (7 + dot))
+    whole, parts, part_width = _row_shares(rows, width, target.worker_contexts)
+    items = whole * (19 + width * (7 + dot)) + np.where(parts > 0, 19 + parts * part_width * (7 + dot), 0)
+    worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if precision == "half" else 0) + items)
     channels = ceil_div(out_channels, at_once) * (10 + round_cycles * worker)
-    setup = (63 if precision == "half" else 58) + round_cycles * (10 if half_sums else 9)
-    return setup + groups * (23 + 15 + channels) + zero_cycles(target, rows * out_channels * groups, half_sums)
+    setup = (65 if precision == "half" else 58) + round_cycles * (10 + _HMAC_STATE_CYCLES if half_sums else 9)
+    zeroing = zero_cycles(target, rows * width * out_channels * groups, half_sums)
+    return setup + groups * (23 + 15 + channels) + zeroing
+
+
+_HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel position to the next
+
+
+def _row_shares(rows: Count, width: Count, workers: int) -> tuple[Count, Count, Count]:
+    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part."""
+    # Each row is cut in as many parts as make the parts of all rows a multiple of the workers (poplibs
+    # `estimateConvPartialHorizontalMacInnerLoopCycles`).
+    parts = workers // np.gcd(workers, np.asarray(rows).astype(np.int64))
+    share = ceil_div(rows * parts, workers)
+    return share // parts, share % parts, ceil_div(width, parts)
 
 
 def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
@@ -221,23 +238,85 @@ _VECTOR_BYTES = 8  # 64 bits: of one operand of a multiplication, and of one vec
 
 def vmac_cycles(
     target: Target,
-    precision: Precision,
-    rows: Count,
-    kernel_positions: Count,
+    outputs: Count,
+    kernel: Sequence[Count],
     groups: Count,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group."""
-    # Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2. Two of them
-    # load as many activations and weights; float channels are multiplied meanwhile, two at once.
-    loads = wide_load_cycles(4 * _VECTOR_BYTES, target)
-    channels, cycles = (8, 1 + loads) if precision == "half" else (4, max(2, loads))
-    share = ceil_div(rows, target.worker_contexts)
-    worker = ceil_div(groups, channels) * share * whole_cycles(cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
-    return 61 + 14 + 25 + issue_round_cycles(target) * worker + zero_cycles(target, rows * groups, half_sums)
+    """Cycles of the depthwise vertex of half operands (`ConvPartialVerticalMac`): one channel of each group."""
+    # Groups are the vector dimension, four at once, or eight where sums are half precision. A worker has a work list of
+    # rows of windows for its outputs; each has sums of its own of all outputs, which are zeroed before and added after.
+    vectors, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
+    # Activations and weights of four groups are a 64-bit load each.
+    position = wide_load_cycles(2 * _VECTOR_BYTES * (vectors // 4), target) + 1
+    round_cycles = issue_round_cycles(target)
+    workers = target.worker_contexts
+    items = ceil_div(outputs, workers) * (item + 3 + position * (kernel[-1] - 1))
+    worker = start + whole_cycles(product(kernel[:-1]) * items)
+    adding = (7 + round_cycles - 1) if half_sums else (9 + 2 * (round_cycles - 1))  # sums of every issue slot
+    zeroing = 4 + ceil_div(outputs, 4 if half_sums else 2)
+    combining = (10 if half_sums else 9) + adding * ceil_div(outputs, workers) // vectors
+    passes = ceil_div(groups, vectors)
+    return 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + round_cycles * worker + combining)
 
 
-_VMAC_OUTPUT_CYCLES = 6  # assumed: pointers and store of one output vector, one round of the six issue slots
+def slic_cycles(
+    target: Target,
+    rows: Count,
+    width: Count,
+    kernel: Sequence[Count],
+    channels: int,
+    groups: Count,
+    stride: int,
+    half_sums: bool = False,
+) -> Count:
+    """Cycles of the AMP vertex of few channels (`ConvPartial1x4SLIC`): windows of four, groups of four channels.
+
+    Args:
+        target: the constants.
+        rows: rows of output elements.
+        width: elements of a row.
+        kernel: lengths of the kernel, the last one is padded to windows of four.
+        channels: of a group, in or out; groups of one and two channels are put beside each other.
+        groups: of channels.
+        stride: of the window along the last dimension, 1 or 2.
+        half_sums: whether sums are half precision.
+    """
+    round_cycles = issue_round_cycles(target)
+    few_units = target.conv_units_fp16 < _COMMON_PATH_UNITS
+    passes = 1 if half_sums and not few_units else 2  # over the input: two of four chains of units, or all at once
+    merges = half_sums and few_units  # two passes write two results, which are merged
+    beside = max(1, _SLIC_CHANNELS // (1 << max(0, channels - 1).bit_length()))
+    loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
+    positions = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
+    (items, item_width), _ = _worker_rows(rows, width, target.worker_contexts)
+    start = 17 + (2 if merges else 0)
+    item = 9 if merges else (10 if half_sums else 13)
+
+    def worker(is_first: bool) -> Count:
+        """Cycles of a worker for one position of the window; the first one starts the sums."""
+        row = _slic_row_cycles(item_width, stride, is_first, merges) - (not half_sums)
+        return start + items * (item + is_first + passes * row)
+
+    merging = (2 + 2 * rows * width) if merges else 0
+    position = loading + (0 if merges else 4) + 2 + 6 + 1 + 6 + 1
+    passes_of_groups = ceil_div(groups, beside)
+    supervisor = (25 if merges else 28) + (12 if merges else 15) * passes_of_groups + 6 * (passes_of_groups - 1) + 1
+    supervisor = supervisor + position * positions + 6 * (positions - 1) + 1
+    workers = round_cycles * (worker(True) + (positions - 1) * worker(False))
+    return supervisor + passes_of_groups * (workers + merging)
+
+
+_SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a row of the kernel
+
+
+def _slic_row_cycles(width: Count, stride: int, is_first: bool, merges: bool) -> Count:
+    """Cycles of a pass over a row of outputs: a loop of one cycle an element, and what starts and ends it."""
+    # Outputs of less than the depth of the units take as long as these, within two cycles; one output has a path of its
+    # own.
+    if stride != 1:
+        return np.where(np.asarray(width) == 1, 13, 15 + 2 * np.maximum(width - 3, 0))
+    return np.where(np.asarray(width) == 1, 13, 10 + np.maximum(width, 5) + (0 if is_first else 3 * merges))
 
 
 def outer_product_cycles(

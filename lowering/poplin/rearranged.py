@@ -36,7 +36,7 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     arith = arithmetic(spec, target)
     if arith.precision is None:
         return Rearranged(False, False, False)  # a plain loop over elements has no order of its own
-    is_turned = kind.is_swapped != spec.is_product
+    is_turned = kind.is_swapped != spec.is_product or kind.is_combined
     if not kind.uses_amp:
         return Rearranged(is_turned, is_turned, is_turned)
     amp = amp_block(target, arith.precision)
@@ -78,5 +78,6 @@ def rearrangement_cycles(
 
 def _atoms(num_bytes: Count, run_bytes: Count, target: Target) -> Count:
     """Bytes that a full-width copy moves while bytes in runs of some length are copied atom by atom."""
-    atom_bytes = np.gcd(np.asarray(run_bytes).astype(np.int64), int(target.memcpy_bytes_per_cycle))
-    return num_bytes * int(target.memcpy_bytes_per_cycle) // atom_bytes
+    # The largest atom is a vector, however many of its bytes are copied in a cycle.
+    atom_bytes = np.gcd(np.asarray(run_bytes).astype(np.int64), target.vector_width_bytes)
+    return num_bytes * target.vector_width_bytes // atom_bytes

@@ -3,7 +3,8 @@
 Source: the vertex types and transforms of poplibs `lib/poplin/ConvPlan.cpp`, `ConvModel.cpp` (reference machine.md §2).
 "Swapped" kinds exchange the roles of activations and weights; "expanded" kinds gather the kernel's windows into input
 channels on the tile (PopLibs' expandDims), which pays when channels are few or the kernel is larger than the field.
-Limits: SLIC vertices are not modelled; a dilated input has the cost of its non-zero elements.
+Limits: the zeros around the field that a SLIC vertex reads are there for free; a dilated input has the cost of its
+non-zero elements.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class VertexKind:
     uses_amp: bool = False  # whether channels are cut in blocks of the AMP
     is_swapped: bool = False  # whether output elements take the role of output channels, and vice versa
     is_expanded: bool = False  # whether the kernel is first gathered into input channels
+    is_combined: bool = False  # whether groups are put beside each other in blocks of the AMP, with zeros between them
+    is_wide: bool = False  # whether it multiplies at the rate of the AMP, without its blocks of channels
     language: Language = "assembly"  # of PopLibs' codelet
 
 
@@ -168,22 +171,52 @@ _HALF_BYTES = 2
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    # Output elements that meet non-zero elements of a dilated input.
-    *outer, width = (ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True))
-    rows = block.batch * product(outer)
-    lengths = rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
+    lengths = *_rows_and_width(spec, block), block.kernel, block.in_channels, block.out_channels, block.groups
     return formula.amp_nx1_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
+
+
+def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    amp = formula.amp_block(target, _precision(arith))
+    factor = amp.in_channels // max(1, spec.extents.in_channels)
+    combined = replace(
+        block,
+        groups=ceil_div(block.groups, factor),
+        in_channels=block.in_channels * factor,
+        out_channels=block.out_channels * factor,
+    )
+    return _amp_nx1(spec, combined, target, arith)
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
     channels = block.in_channels, block.out_channels, block.groups
-    return formula.hmac_cycles(target, _precision(arith), _rows(block), positions, *channels, sums_in_half(spec))
+    lengths = *_rows_and_width(spec, block), positions, *channels
+    return formula.hmac_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
 
 
 def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    positions = product(_useful_kernel(spec, block))
-    return formula.vmac_cycles(target, _precision(arith), _rows(block), positions, block.groups, sums_in_half(spec))
+    kernel = _useful_kernel(spec, block)
+    return formula.vmac_cycles(target, _rows(block), kernel, block.groups, sums_in_half(spec))
+
+
+def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    rows, width = _rows_and_width(spec, block)
+    # A block that has fewer channels than the convolution fills no more of the units.
+    channels = np.maximum(block.in_channels, block.out_channels)
+    counts = [int(n) for n in np.unique(channels)]
+    by_count = [
+        formula.slic_cycles(
+            target, rows, width, block.kernel, count, block.groups, spec.strides[-1], sums_in_half(spec)
+        )
+        for count in counts
+    ]
+    return np.select([channels == count for count in counts], by_count)
+
+
+def _rows_and_width(spec: ConvSpec, block: Block) -> tuple[Count, Count]:
+    """Rows of output elements that meet non-zero elements of a dilated input, and their length."""
+    *outer, width = (ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True))
+    return block.batch * product(outer), width
 
 
 def _outer_product(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
@@ -217,7 +250,25 @@ def _is_vector_larger(spec: ConvSpec, arith: Arithmetic) -> bool:
 
 
 def _is_depthwise(spec: ConvSpec, arith: Arithmetic) -> bool:
-    return arith.precision is not None and spec.extents.in_channels == spec.extents.out_channels == 1
+    return arith.precision == "half" and spec.extents.in_channels == spec.extents.out_channels == 1
+
+
+def _is_combinable(spec: ConvSpec, arith: Arithmetic) -> bool:
+    """True for groups that can be combined (poplibs `getCombineConvGroupCandidates`)."""
+    channels = spec.extents.in_channels
+    is_narrow = channels == 1 or (channels == 2 and arith.precision == "half")
+    return _is_vector_larger(spec, arith) and spec.extents.groups > 1 and is_narrow
+
+
+def _has_narrow_groups(spec: ConvSpec, arith: Arithmetic) -> bool:
+    """True for what SLIC vertices compute (poplibs `addSLICConstraints`)."""
+    steps = *spec.lhs_dilation, *spec.rhs_dilation, *spec.strides[:-1]
+    channels = max(spec.extents.in_channels, spec.extents.out_channels)
+    is_plain = all(n == 1 for n in steps) and max(spec.strides, default=1) <= _SLIC_MAX_STRIDE
+    return arith.precision == "half" and len(spec.in_field) > 1 and is_plain and channels <= _FEW_CHANNELS
+
+
+_SLIC_MAX_STRIDE = 2
 
 
 def _is_outer_product(spec: ConvSpec, arith: Arithmetic) -> bool:
@@ -232,6 +283,7 @@ KINDS: tuple[VertexKind, ...] = (
     VertexKind("ConvPartial1x1Out", _is_vector_1x1, _amp_1x1, uses_amp=True),
     VertexKind("ConvPartial1x1OutSwapped", _is_vector_1x1, _amp_1x1_swapped, uses_amp=True, is_swapped=True),
     VertexKind("ConvPartialnx1", _is_vector_larger, _amp_nx1, uses_amp=True),
+    VertexKind("ConvPartialnx1Combined", _is_combinable, _amp_combined, uses_amp=True, is_combined=True),
     VertexKind("ConvPartial1x1OutExpanded", _is_vector_larger, _amp_1x1, uses_amp=True, is_expanded=True),
     VertexKind(
         "ConvPartial1x1OutExpandedSwapped",
@@ -243,6 +295,7 @@ KINDS: tuple[VertexKind, ...] = (
     ),
     VertexKind("ConvPartialHorizontalMac", _has_few_channels, _hmac),
     VertexKind("ConvPartialVerticalMac", _is_depthwise, _vmac),
+    VertexKind("ConvPartial1x4SLIC", _has_narrow_groups, _slic, is_wide=True),
     VertexKind("OuterProduct", _is_outer_product, _outer_product),
     VertexKind("ConvPartialScalar", _is_scalar, _scalar, language="C++"),
 )

@@ -15,7 +15,14 @@ from ipujax.lowering.layout.grids import grids, split_candidates
 from ipujax.lowering.layout.trial import trial_cycles, weighted_cost
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates, _regions
-from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
+from ipujax.lowering.poplin.cycles import (
+    amp_1x1_cycles,
+    amp_block,
+    amp_nx1_cycles,
+    hmac_cycles,
+    slic_cycles,
+    vmac_cycles,
+)
 from ipujax.lowering.poplin.product_plan import _divides, trial_plans
 from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
@@ -98,19 +105,61 @@ def test_amp_of_eight_units_has_a_codelet_of_half_sums():
 )
 def test_dot_products_without_amp(precision, half_sums, length, dot):
     """By hand from poplibs' estimator: 12 outputs of 4 channels, two at once with half sums."""
-    worker = 16 + (16 + 19 + 2 * (7 + dot))
-    setup = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
+    worker = 16 + (16 - (6 if precision == "half" else 0) + 19 + 2 * (7 + dot))  # a row of 12 in six parts
+    setup = 65 + 6 * (10 + 6) if half_sums else (65 if precision == "half" else 58) + 6 * 9
     zeroing = 6 * ((2 if half_sums else 4) + 14 - 9)  # 12 or 24 stores of 64 bits
     expected = setup + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
-    assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == expected
+    assert hmac_cycles(MK2, precision, 1, 12, 1, length, 4, half_sums=half_sums) == expected
 
 
-def test_half_sums_of_larger_and_depthwise_kernels():
+def test_dot_products_of_rows_start_each_row():
+    """By hand: of 7 rows of 10 each worker has one, and a sixth of another, padded to 2."""
+    dot, kernel = 7 + 1, 9  # four channels are one vector
+    items = (19 + 10 * (7 + dot)) + (19 + 2 * (7 + dot))
+    worker = 16 + kernel * (16 - 6 + items)
+    zeroing = 6 * (-(-70 // 2 // 6) + 14 - 9)
+    expected = 65 + 6 * 9 + 23 + 15 + (10 + 6 * worker) + zeroing
+    assert hmac_cycles(MK2, "half", 7, 10, kernel, 4, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("half_sums", "passes", "item", "start", "reduction"), [(True, 1, 25 + 6, 13, 12), (False, 2, 15 + 4, 19, 19)]
+)
+def test_depthwise_kernels_start_each_row_of_a_window(half_sums, passes, item, start, reduction):
+    """By hand from poplibs' estimator: 12 outputs of 8 groups, windows of 3 × 3."""
+    worker = start + 3 * 2 * item
+    zeroing = 4 + 12 // (4 if half_sums else 2)
+    combining = (10 if half_sums else 9) + reduction * 2 // (8 if half_sums else 4)
+    expected = 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + 6 * worker + combining)
+    assert vmac_cycles(MK2, 12, (3, 3), 8, half_sums=half_sums) == expected
+
+
+def test_windows_of_few_channels():
+    """By hand from poplibs' estimator: six rows of 10 outputs, 8 groups of one channel, windows of 3 × 3 as 3 × 4."""
+    loading, positions, groups = 16 + 21 + 10 * 6, 3, 2
+    first, later = 17 + 10 + 1 + (10 + 10), 17 + 10 + (10 + 10)  # half sums, all four chains: one pass
+    supervisor = 28 + 15 * groups + 6 * (groups - 1) + 1 + (loading + 4 + 2 + 6 + 1 + 6 + 1) * positions + 6 * 2 + 1
+    expected = supervisor + groups * 6 * (first + 2 * later)
+    assert slic_cycles(MK2, 6, 10, (3, 3), 1, 8, 1, half_sums=True) == expected
+    two_passes = 17 + 13 + 1 + 2 * (10 + 10 - 1), 17 + 13 + 2 * (10 + 10 - 1)
+    expected = supervisor + groups * 6 * (two_passes[0] + 2 * two_passes[1])
+    assert slic_cycles(MK2, 6, 10, (3, 3), 1, 8, 1) == expected
+
+
+@pytest.mark.parametrize("half_sums", [True, False])
+def test_larger_kernels_zero_their_sums(half_sums):
+    """Two groups of 16 output channels, 60 sums each: 64-bit stores of six workers."""
+    row = (MK2, "half", 6, 10, (1,), 16)
+    more = amp_nx1_cycles(*row, 32, half_sums=half_sums) - amp_nx1_cycles(*row, 16, half_sums=half_sums)
+    zeroing = 6 * (60 * 16 // (4 if half_sums else 2) // 6 + 14 - 9)
+    worker = 17 + half_sums + 3 - 9 + 34 + 4 * 7
+    assert more == zeroing + 17 + 6 + 14 + (14 + 12 + 64 + 15 + 3) + 6 * worker + 9
+
+
+def test_half_sums_of_larger_kernels():
     """By hand: one more cycle of a worker to start, and zeroing of 4 instead of 2 elements a store."""
     row = (MK2, "half", 6, 10, (1,), 16, 16)
-    assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == 6
-    depthwise = (MK2, "half", 12, 9, 8)  # 96 elements: 24 stores or 48
-    assert vmac_cycles(*depthwise) - vmac_cycles(*depthwise, half_sums=True) == 6 * (8 - 4)
+    assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == 6 - 6 * (80 - 40)
 
 
 @pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])
@@ -162,7 +211,7 @@ def test_plan_is_the_best_candidate(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("depthwise", "ConvPartialVerticalMac"),
+        ("depthwise", "ConvPartial1x1OutExpanded"),
         ("outer product", "OuterProduct"),
         ("integers", "ConvPartialScalar"),
         ("0d", "ConvPartial1x1Out"),

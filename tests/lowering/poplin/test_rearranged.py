@@ -62,6 +62,9 @@ def test_copies_move_64_bits_a_cycle_or_an_atom():
     assert aligned == copies + 2 * (32 * 16 + 16 * 64) / 8 + 2 * 32 * 64 / 8
     odd = rearrangement_cycles(kind, product_of(32, 15, 64), Dims(1, 1, 64, 15, (32,), (1,)), BOW)
     assert odd == copies + 2 * (32 * 15 + 15 * 64) / 2 + 2 * 32 * 64 / 8
+    faster = BOW.replace(memcpy_bytes_per_cycle=10)  # no multiple of an atom
+    less = rearrangement_cycles(kind, product_of(32, 16, 64), Dims(1, 1, 64, 16, (32,), (1,)), faster)
+    assert less == copies + -(-2 * (32 * 16 + 16 * 64) // 10) + -(-2 * 32 * 64 // 10)
     partial = rearrangement_cycles(kind, product_of(32, 16, 64), Dims(1, 1, 64, 16, (32,), (1,)), BOW, slots=2)
     assert partial == aligned - BOW.copy_startup_cycles - 2 * 32 * 64 / 8
 
