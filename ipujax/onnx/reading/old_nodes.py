@@ -42,10 +42,8 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
     ranks = _ranks(inferred)
     _declare_results(model.graph, inferred, table)
     for graph in graphs_of(model.graph):
-        numbered = enumerate(graph.node)
-        replace_nodes(
-            graph, (new for n, node in numbered for new in _rewritten(node, opset, ranks, f"{node.name}_{n}"))
-        )
+        named = [(f"{node.name}_{n}", node) for n, node in enumerate(graph.node)]
+        replace_nodes(graph, (new for prefix, node in named for new in _rewritten(node, opset, ranks, prefix)))
     model.opset_import.append(helper.make_opsetid(_REWRITTEN, 1))
 
 
