@@ -12,6 +12,7 @@ subclasses a form needs no change there. The engine, the tile interpreter and th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -65,7 +66,7 @@ class Program:
         return ()
 
 
-class Leaf(Program):
+class Leaf(Program, ABC):
     """A program that computes, moves or waits itself.
 
     Attributes:
@@ -77,9 +78,9 @@ class Leaf(Program):
     origin: Origin
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """Debug name."""
-        raise NotImplementedError
 
     @property
     def shown_origin(self) -> Origin:
@@ -93,7 +94,7 @@ class Block(Program):
     __slots__ = ()
 
 
-class Decision(Program):
+class Decision(Program, ABC):
     """Control that reads a scalar tensor, its decider, and runs its children accordingly.
 
     Attributes:
@@ -124,9 +125,9 @@ class Decision(Program):
     def reads(self) -> Tensors:
         return (self.decider,)
 
+    @abstractmethod
     def choice(self, value: Any) -> int:
         """Return, by the decider's value, the number of the child of a Branch; 1 for another iteration of a Loop."""
-        raise NotImplementedError
 
 
 class Branch(Decision):

@@ -46,6 +46,12 @@ def test_loops_decide_if_they_have_a_test():
         assert issubclass(kind, Decision) == (kind.test is not Loop.test), kind
 
 
+@pytest.mark.parametrize(("form", "missing"), [(Leaf, "label"), (Branch, "choice")])
+def test_nodes_without_a_method_of_their_form_cannot_be_made(form: type[Program], missing: str):
+    with pytest.raises(TypeError, match=missing):
+        type("Incomplete", (form,), {})()
+
+
 # --- nodes that no part of the compiler names -------------------------------------------------------------------------
 
 
