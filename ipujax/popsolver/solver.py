@@ -1,7 +1,7 @@
-"""Models of constraints and their best solutions, by propagation of domains, branch and bound.
+"""Models of constraints over whole numbers, solved by propagation of domains, branch and bound.
 
-Input: variables with intervals of whole numbers, constraints, objectives. Output: the values of a best solution.
-Limit: the evaluations of constraints in one search.
+Input: variables with intervals of whole numbers, constraints, objectives. Output: values of the variables that satisfy
+the constraints and minimise the objectives. Limit: a number of evaluations of constraints in one search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SearchLimitError(ArgumentRuntimeError):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Variable:
-    """A whole number to be found; of one model, which made it."""
+    """Unknown whole number of one model, made by `Model.add_variable`."""
 
     index: int
     name: str
@@ -58,14 +58,14 @@ class _Constraint:
 class Model:
     """Variables and constraints, with Poplar's names of operations.
 
-    Operands are variables or whole numbers. Results are at most `MAX_VALUE`, 2³² − 1: values of operands whose result
-    is greater or negative, or that divide by 0, are of no solution.
+    Operands are variables or whole numbers. Results are 0 … `MAX_VALUE`, 2³² − 1: a solution has no operands with a
+    negative or greater result, and no division by 0.
 
     Args:
         max_evaluations: evaluations of constraints in one search.
 
     Raises:
-        ArgumentTypeError: by all methods: an operand that is no variable of this model and no whole number.
+        ArgumentTypeError: by all methods: an operand that is neither a variable of this model nor a whole number.
         ArgumentOverflowError: a number, or all values of a result, outside 0 … 2³² − 1.
         ArgumentValueError: no operand at all.
     """
@@ -78,7 +78,7 @@ class Model:
         self._call_operands: set[int] = set()
 
     def add_variable(self, min: int = 0, max: int = MAX_VALUE, name: str = "") -> Variable:
-        """Adds a variable of the values `min` … `max`.
+        """Add a variable with values `min` … `max`.
 
         Raises:
             ArgumentValueError: `min` is greater than `max`.
@@ -92,39 +92,39 @@ class Model:
         return self._variables[-1]
 
     def add_constant(self, value: int, name: str = "") -> Variable:
-        """Adds a variable of one value."""
+        """Add a variable with one value."""
         return self.add_variable(value, value, name or f"constant {value}")
 
     def sum(self, operands: Sequence[Variable | int], name: str = "sum") -> Variable:
-        """The sum of operands."""
+        """Add a variable that equals the sum of operands."""
         return self._result(narrowing.narrow_sum, operands, name)
 
     def product(self, operands: Sequence[Variable | int], name: str = "product") -> Variable:
-        """The product of operands."""
+        """Add a variable that equals the product of operands."""
         return self._result(narrowing.narrow_product, operands, name)
 
     def max(self, operands: Sequence[Variable | int], name: str = "max") -> Variable:
-        """The greatest of operands."""
+        """Add a variable that equals the largest operand."""
         return self._result(narrowing.narrow_max, operands, name)
 
     def min(self, operands: Sequence[Variable | int], name: str = "min") -> Variable:
-        """The least of operands."""
+        """Add a variable that equals the smallest operand."""
         return self._result(narrowing.narrow_min, operands, name)
 
     def sub(self, left: Variable | int, right: Variable | int, name: str = "difference") -> Variable:
-        """left − right."""
+        """Add a variable that equals left − right."""
         return self._result(narrowing.narrow_difference, [left, right], name)
 
     def floordiv(self, left: Variable | int, right: Variable | int, name: str = "floordiv") -> Variable:
-        """left / right, rounded down."""
+        """Add a variable that equals left / right, rounded down."""
         return self._result(narrowing.narrow_floordiv, [left, right], name)
 
     def ceildiv(self, left: Variable | int, right: Variable | int, name: str = "ceildiv") -> Variable:
-        """left / right, rounded up."""
+        """Add a variable that equals left / right, rounded up."""
         return self._result(narrowing.narrow_ceildiv, [left, right], name)
 
     def mod(self, left: Variable | int, right: Variable | int, name: str = "mod") -> Variable:
-        """left modulo right."""
+        """Add a variable that equals left modulo right."""
         multiple = self.product([self.floordiv(left, right), right])
         remainder = self.sub(left, multiple, name)
         self.less(remainder, right)
@@ -133,12 +133,12 @@ class Model:
     def call(
         self, operands: Sequence[Variable | int], f: Callable[[list[int]], int | None], name: str = "call"
     ) -> Variable:
-        """The result of a Python function of operands.
+        """Add a variable that equals the result of a Python function of operands.
 
         Args:
-            operands: its arguments.
-            f: function of a list of values, without side effects; called for a list as often as the search needs it.
-                None as its result says that the values are of no solution. Its exceptions come out of `minimise`.
+            operands: arguments of the function.
+            f: function of a list of values, without side effects, since the search may call it several times with one
+                list. It returns None if no solution has these values. `minimise` passes on its exceptions.
             name: name of the result.
         """
 
@@ -152,46 +152,46 @@ class Model:
             ]
 
         result = self.add_variable(name=name)
-        variables = self._operands([*_several(operands, name), result])
+        variables = self._operands([*_operand_list(operands, name), result])
         self._constraints.append(_Constraint(narrow, variables))
         self._call_operands.update(variables[:-1])
         return result
 
     def less(self, left: Variable | int, right: Variable | int) -> None:
-        """Constrains left < right."""
+        """Constrain left < right."""
         self._constraints.append(_Constraint(partial(narrowing.narrow_ordered, 1), self._operands([left, right])))
 
     def less_or_equal(self, left: Variable | int, right: Variable | int) -> None:
-        """Constrains left ≤ right."""
+        """Constrain left ≤ right."""
         self._constraints.append(_Constraint(partial(narrowing.narrow_ordered, 0), self._operands([left, right])))
 
     def equal(self, left: Variable | int, right: Variable | int) -> None:
-        """Constrains left = right."""
+        """Constrain left = right."""
         self._constraints.append(_Constraint(narrowing.narrow_equal, self._operands([left, right])))
 
     def minimise(self, objectives: Variable | Sequence[Variable]) -> Solution:
-        """A solution whose objectives are least, in lexicographic order.
+        """Find the solution with the smallest objectives, in lexicographic order.
 
         Raises:
             InfeasibleModelError: there is no solution.
             SearchLimitError: the search needs more than `max_evaluations`.
         """
-        several = [objectives] if isinstance(objectives, Variable) else _several(objectives, "minimise")
-        indices = self._operands(several)
+        variables = [objectives] if isinstance(objectives, Variable) else _operand_list(objectives, "minimise")
+        indices = self._operands(variables)
         best = [MAX_VALUE + 1] * len(indices)
         values: list[int] = []
         search = _Search([*self._constraints, _better(best, indices)], len(self._domains), self._max_evaluations)
-        every = range(len(search.constraints))
-        nodes: list[tuple[list[Domain], Sequence[int]]] = [(self._domains, every)]
+        all_constraints = range(len(search.constraints))
+        nodes: list[tuple[list[Domain], Sequence[int]]] = [(self._domains, all_constraints)]
         while nodes:
             domains, changed = nodes.pop()
-            narrowed = search.propagate(list(domains), [*changed, every[-1]])
+            narrowed = search.propagate(list(domains), [*changed, all_constraints[-1]])
             if narrowed is None:
                 continue
             free = [i for i, x in enumerate(narrowed) if x.low != x.high]
             if not free:
                 values = [x.low for x in narrowed]
-                # From here on only better solutions count: the bound of branch and bound.
+                # The bound of branch and bound: only better solutions are searched from here on.
                 search.constraints[-1] = _better([values[i] for i in indices], indices)
                 continue
             # Calls narrow nothing until their operands have values, so that those come first.
@@ -199,7 +199,7 @@ class Model:
             # The lower half is searched first, as it is pushed last: small values tend to be good in plans.
             middle = (narrowed[i].low + narrowed[i].high) // 2
             for half in (Domain(middle + 1, narrowed[i].high), Domain(narrowed[i].low, middle)):
-                nodes.append(([*narrowed[:i], half, *narrowed[i + 1 :]], search.watching[i]))
+                nodes.append(([*narrowed[:i], half, *narrowed[i + 1 :]], search.constraints_of[i]))
         if not values:
             raise InfeasibleModelError("the model has no solution", hint="fewer constraints, or wider domains")
         return Solution(dict(zip(self._variables, values, strict=True)))
@@ -207,7 +207,7 @@ class Model:
     minimize = minimise  # as Poplar spells it
 
     def _result(self, narrow: Narrow, operands: Sequence[Variable | int], name: str) -> Variable:
-        variables = self._operands(_several(operands, name))
+        variables = self._operands(_operand_list(operands, name))
         # The result starts with the bound of its operands: halving 32 bits instead would take the search's limit.
         bound = narrow([*(self._domains[i] for i in variables), Domain(0, MAX_VALUE)])[-1]
         if bound.low > MAX_VALUE or bound.high < 0:
@@ -219,37 +219,37 @@ class Model:
 
     def _operands(self, operands: Sequence[Any]) -> tuple[int, ...]:
         return tuple(
-            (x if isinstance(x, Variable) else self.add_constant(x)).index
-            for x in map(self._variable_of_model, operands)
+            (x if isinstance(x, Variable) else self.add_constant(x)).index for x in map(self._check_model, operands)
         )
 
-    def _variable_of_model(self, x: Any) -> Any:
+    def _check_model(self, x: Any) -> Any:
         if isinstance(x, Variable) and x not in self._variables[x.index : x.index + 1]:
             raise ArgumentTypeError(f"{x.name} is of another model", hint="use variables of one model")
         return x
 
 
 class _Search:
-    """Constraints of a search, those that watch each variable, and the evaluations that are left."""
+    """State of a search: constraints, the numbers of those of each variable, and the evaluations left."""
 
     def __init__(self, constraints: Sequence[_Constraint], variables: int, max_evaluations: int) -> None:
         self.constraints = list(constraints)
-        self.watching: list[list[int]] = [[] for _ in range(variables)]
-        self._max_evaluations = self._left = max_evaluations
+        self.constraints_of: list[list[int]] = [[] for _ in range(variables)]
+        self._max_evaluations = max_evaluations
+        self._evaluations_left = max_evaluations
         for n, constraint in enumerate(constraints):
             for i in set(constraint.variables):
-                self.watching[i].append(n)
+                self.constraints_of[i].append(n)
 
     def propagate(self, domains: list[Domain], changed: Sequence[int]) -> list[Domain] | None:
-        """Narrows domains until no constraint narrows them further; None if one of them has no values left."""
-        waiting = dict.fromkeys(changed)
-        while waiting:
-            n = next(iter(waiting))
-            del waiting[n]
-            if self._left == 0:
+        """Narrow domains until no constraint narrows them further; return None if a domain has no values left."""
+        queue = dict.fromkeys(changed)  # in order, each constraint once
+        while queue:
+            n = next(iter(queue))
+            del queue[n]
+            if self._evaluations_left == 0:
                 message = f"no solution was proved best in {self._max_evaluations} evaluations of constraints"
                 raise SearchLimitError(message, hint="smaller domains, or Model(max_evaluations=…)")
-            self._left -= 1
+            self._evaluations_left -= 1
             constraint = self.constraints[n]
             bounds = constraint.narrow([domains[i] for i in constraint.variables])
             for i, bound in zip(constraint.variables, bounds, strict=True):
@@ -258,7 +258,7 @@ class _Search:
                 if domains[i].low > domains[i].high:
                     return None
                 if domains[i] != old:
-                    waiting.update(dict.fromkeys(self.watching[i]))
+                    queue.update(dict.fromkeys(self.constraints_of[i]))
         return domains
 
 
@@ -266,7 +266,7 @@ def _better(best: Sequence[int], indices: tuple[int, ...]) -> _Constraint:
     return _Constraint(partial(narrowing.narrow_to_better, best), indices)
 
 
-def _several(operands: Sequence[Any], name: str) -> Sequence[Any]:
+def _operand_list(operands: Sequence[Any], name: str) -> Sequence[Any]:
     if not isinstance(operands, Sequence):
         raise ArgumentTypeError(f"operands of {name}", expected="a list of variables", got=shortened(operands))
     if not operands:
