@@ -74,8 +74,7 @@ def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
     if len(blocks) <= limit:
         return blocks
     geometric = np.geomspace(1, grains, limit)
-    nearest = np.clip(np.searchsorted(blocks, geometric), 0, len(blocks) - 1)
-    return np.unique(blocks[nearest])
+    return np.unique(blocks[np.searchsorted(blocks, geometric)])  # the last of both is `grains`, exactly
 
 
 def grids(values: Sequence[np.ndarray], max_product: int) -> np.ndarray:
