@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import ipujax.keras as ipu
-from ipujax import ArgumentError, Options, TileMemoryError
+from ipujax import ArgumentError, IPUModel, Options, TileMemoryError
+from ipujax.keras.memory_remedies import _model_remedies
+from ipujax.keras.settings import ModelSettings
 from tests.ipujax.keras.test_strategy import strategy
 
 X, Y = np.ones((24, 6), np.float32), np.arange(24) % 3
@@ -351,3 +353,10 @@ def test_what_models_lack_before_a_fit_says_where_it_is_had() -> None:
         assert not hasattr(model, name)
         with pytest.raises(ArgumentError, match=f"has no {name}"):
             getattr(model, name)
+
+
+@pytest.mark.parametrize(("batches", "has_fewer"), [(4, False), (8, True)])
+def test_fewer_steps_are_a_remedy_where_an_execution_has_several_updates(batches: int, has_fewer: bool) -> None:
+    settings = ModelSettings(stages=2, accumulation=4)
+    remedies = dict(_model_remedies(None, settings, IPUModel(1), batches))
+    assert ("steps" in remedies) == has_fewer

@@ -206,3 +206,9 @@ def test_gradients(name: str) -> None:
 def test_detached_tensors_have_no_gradient() -> None:
     gradient = jax.grad(lambda x: jnp.sum(operator("Detach")(x) * x))(jnp.asarray(X))
     np.testing.assert_array_equal(gradient, X)
+
+
+def test_the_mean_loss_of_ignored_labels_is_zero() -> None:
+    probabilities = jnp.full((2, 4), 0.25)
+    labels = jnp.full(2, 3)
+    assert operator("Nll")(probabilities, labels, reduction=popart.ReductionType.Mean, ignoreIndex=3) == 0

@@ -191,6 +191,8 @@ REFUSED: list[tuple[str, Build, tuple[Array, ...]]] = [
     ("frames [2, 3] and [2] are not aligned", lambda b, *n: b.aiOnnx.add(list(n)), (X, X[:, 0])),
     ("has an invalid number of outputs", lambda b, n: b.aiOnnx.rnn([n, n, n], 3)[0], (X,)),
     ("at least two inputs", lambda b, n: b.aiGraphcore.multiconv([[n]])[0], (X[None],)),
+    ("strides vector 2 != number of spatial dimensions 1",
+     lambda b, *n: b.aiGraphcore.multiconv([n], strides=[[1, 1]])[0], (X[None], X[None])),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 import ipujax as ipu
 from ipujax import popsolver
 from ipujax.popsolver import MAX_VALUE, InfeasibleModelError, SearchLimitError
+from ipujax.popsolver.narrowing import Domain, narrow_ordered
 
 
 def called(values: Sequence[int]) -> int | None:
@@ -198,3 +199,8 @@ def test_wrong_operands():
         m.minimise([])
     with pytest.raises(TypeError, match="whole number"):
         m.minimise(m.call([x], lambda values: 0.5))
+
+
+def test_an_order_narrows_both_operands():
+    domains = [Domain(3, 9), Domain(0, 7)]
+    assert narrow_ordered(1, domains) == [Domain(0, 6), Domain(4, MAX_VALUE)]

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as
 
 from ipujax.lowering.partition import MeshAxes, Notes, Shardings, partition
 from ipujax.lowering.partition.resharding import steps
-from ipujax.lowering.partition.specs import Spec
+from ipujax.lowering.partition.specs import Spec, typed_spec
 from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.errors import GraphError
 from tests.lowering.partition.partitioned_programs import programs
@@ -125,3 +125,11 @@ def test_sums_that_a_result_leaves_are_refused() -> None:
         jaxpr = inline(jax.jit(fun).trace(shape).jaxpr)
     with pytest.raises(GraphError, match=r"result 0 is a sum that is left to be taken over axes .*model"):
         partition(jaxpr)
+
+
+def test_types_over_one_device_leave_the_split_open() -> None:
+    kinds = (AxisType.Explicit,)
+    for size, expected in ((1, None), (2, Spec((("data",), ())))):
+        mesh = AbstractMesh((size,), ("data",), kinds)
+        aval = jax.ShapeDtypeStruct((4, 2), np.float32, sharding=NamedSharding(mesh, P("data")))
+        assert typed_spec(aval, MeshAxes(("data",), (size,))) == expected

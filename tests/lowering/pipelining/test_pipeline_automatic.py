@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise, product
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.lower import lower
-from ipujax.lowering.pipelining.cuts import name_stages
+from ipujax.lowering.pipelining.cuts import _balanced, name_stages
 from ipujax.lowering.pipelining.pipeline_cost import rough_bytes
 from ipujax.lowering.pipelining.stage_search import Cuts, StageSearch
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
@@ -191,3 +192,14 @@ def test_plain_jax_ignores_stages() -> None:
     loss, args = chain(WIDTHS["even"])
     got = ipu.pipeline(loss, micro_batches=8, stages=3)(*args)
     np.testing.assert_allclose(got, ipu.pipeline(loss, micro_batches=8)(*args), rtol=1e-6)
+
+
+def test_balanced_cuts_are_ordered_by_their_time_over_all_micro_batches():
+    # Stages of 5 and 5 cycles, or of 6 and 2: the slowest stage counts once more for each micro-batch after the first.
+    times = np.full((4, 4), np.inf)
+    times[0, 1] = times[1, 3] = 5
+    times[0, 2] = 6
+    times[2, 3] = 2
+    fits = [np.ones((4, 4), bool)] * 2
+    for micro_batches, expected in ((2, [(2,), (1,)]), (4, [(1,), (2,)])):
+        assert _balanced(times, fits, SimpleNamespace(num_stages=2, micro_batches=micro_batches)) == expected

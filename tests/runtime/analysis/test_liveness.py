@@ -159,6 +159,24 @@ def test_buffer_written_piece_by_piece_is_live_from_its_first_piece():
     assert live_names(graph, program) == [["v0"], ["v0", "v1"], ["v0", "v1"], ["v1"]]
 
 
+def test_buffer_written_piece_by_piece_in_a_loop_is_live_through_the_loop():
+    # Pieces of earlier iterations are live before the last step, which writes the next one; v3 begins behind the loop.
+    graph, (a, b, c, d) = graph_of_variables()
+    body = Sequence(Copy(a, b), Copy(b, a), Copy(a[0], c[0]))
+    program = Sequence(
+        StreamIn(stream(), a), Repeat(2, body), Copy(a[0], d[0]), StreamOut(c, stream()), StreamOut(d, stream())
+    )
+    assert live_names(graph, program) == [
+        ["v0"],
+        ["v0", "v1", "v2"],
+        ["v0", "v1", "v2"],
+        ["v0", "v2"],
+        ["v0", "v2", "v3"],
+        ["v2", "v3"],
+        ["v3"],
+    ]
+
+
 def test_branches_do_not_see_each_other():
     graph, (a, b, c, d) = graph_of_variables()
     flag = graph.add_variable((), np.dtype(bool), "flag", on_one_tile(1, 0))

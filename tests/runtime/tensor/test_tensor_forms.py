@@ -270,3 +270,12 @@ def test_refuses_bad_views(name):
     make, match = BAD[name]
     with pytest.raises(TensorError, match=match):
         make()
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t.flatten(-1), lambda t: t.flatten(2, 1), lambda t: t.reshape_partial(-1, 3, (4, 5, 6))]
+)
+def test_ranges_outside_of_the_dimensions_are_refused(view):
+    tensor = Tensor.of(Variable((4, 5, 6), np.dtype(np.float32), "x"))
+    with pytest.raises(TensorError, match="expected: 0 <= begin <= end <= 3"):
+        view(tensor)

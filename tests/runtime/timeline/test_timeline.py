@@ -12,6 +12,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import (
     Call,
     ComputeSet,
+    Copy,
     Execute,
     Function,
     HostStream,
@@ -22,8 +23,9 @@ from ipujax.runtime.graph.program import (
     StreamIn,
     Switch,
 )
+from ipujax.runtime.options import Options
 from ipujax.runtime.target.presets import preset
-from ipujax.runtime.tensor.mapping import linear
+from ipujax.runtime.tensor.mapping import linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor
 from ipujax.runtime.tensor.variable import Origin, Variable
 from ipujax.runtime.timeline import maxplus
@@ -372,3 +374,13 @@ def test_transfers_that_follow_each_other_pay_one_latency() -> None:
     apart = sum(compile(graph, Sequence(step)).timeline_of(None).cycles for step in ins)
     latency = target.host_latency_seconds * target.clock_hz
     assert apart - together == pytest.approx(2 * latency, abs=3)
+
+
+def test_an_ipu_without_part_in_a_copy_does_not_sync() -> None:
+    target = preset("mk2").replace(tiles_per_ipu=4, num_ipus=2)
+    graph = Graph(target)
+    source, destination = (
+        graph.add_variable((64,), np.dtype(np.float32), mapping=on_one_tile(64, tile)) for tile in (0, 1)
+    )
+    executable = compile(graph, Copy(source, destination), options=Options(verify_undefined=False))
+    assert executable.timeline_of(None).work[:, SYNC].astype(bool).tolist() == [True, False]

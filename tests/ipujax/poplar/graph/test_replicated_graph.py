@@ -295,6 +295,20 @@ def test_remote_buffers_are_of_each_replica():
     np.testing.assert_array_equal(both(graph, on, program, {"in": values}, {"out": REPLICAS})["out"], values)
 
 
+def test_each_of_two_replicas_uses_its_remote_buffer_under_control_flow():
+    on, graph, rg = graphs(num_ipus=2, replicas=2)
+    buffer = rg.add_remote_buffer("far", FLOAT, 2)
+    x = placed(rg, [2], "x")
+    y = placed(rg, [2], "y")
+    flag = constant(rg, [True], BOOL)
+    io = streams(rg, 2, ["in"], ["out"])
+    # All replicas write before one of them reads.
+    round_trip = [If(flag, Copy(x, buffer), Sequence()), If(flag, Copy(buffer, y), Sequence())]
+    values = np.arange(4.0, dtype=np.float32).reshape(2, 1, 2)
+    program = Sequence(Copy(io["in"], x), *round_trip, Copy(y, io["out"]))
+    np.testing.assert_array_equal(both(graph, on, program, {"in": values}, {"out": 2})["out"], values)
+
+
 @pytest.mark.parametrize("pairs", [{0: 1, 1: 2, 2: 3, 3: 0}, {3: 0}, [(1, 0), (1, 2), (1, 3)], {}])
 def test_copies_between_replicas(pairs):
     on, graph, rg = graphs()
