@@ -98,6 +98,8 @@ class MemoryOrder:
 
     def can_cut(self, view: Tensor) -> bool:
         """True if `of_variable` of this tensor stays affine."""
+        if view.shape != self.shape:  # a dimension that is cut finer has another size
+            return False
         return view.affine is None or view.reshape(self._finer).affine is not None
 
     def without(self, dims: Sequence[int]) -> MemoryOrder:

@@ -38,6 +38,12 @@ def test_of_variable_inverts_of_view(shape: tuple[int, ...], dim: int) -> None:
     assert order.is_own == (shape[dim] % 16 != 0 or shape[dim] <= 16 or len(shape) < 2)
 
 
+def test_a_view_with_another_size_along_cut_channels_cannot_be_cut() -> None:
+    order = MemoryOrder.with_channels((5, 6, 48), 2)
+    graph = Graph(small_target(4))
+    assert not order.with_shape((5, 6, 32)).can_cut(graph.add_variable((5, 6, 32), np.float32, "x"))
+
+
 def test_puts_groups_of_16_channels_before_the_rows() -> None:
     order = MemoryOrder.with_channels((5, 6, 48), 2)
     assert order.variable_shape == (5, 3, 6, 16)
