@@ -18,16 +18,12 @@ from weakref import WeakKeyDictionary, WeakSet
 import jax
 
 from ipujax.calls import (
-    NO_SHARDINGS,
-    UNSET,
     CallArguments,
-    CallShardings,
     FunctionName,
     FunctionSettings,
     Replication,
     RunsApart,
     Settings,
-    ShardingSettings,
     UnusedIpus,
     as_names,
     as_numbers,
@@ -44,7 +40,6 @@ from ipujax.calls import (
     compiling_for,
     explaining_axis_errors,
     has_tracer,
-    in_explicit_mesh,
     offloaded_arguments,
     static_keywords,
     with_host_shapes,
@@ -63,6 +58,7 @@ from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
+from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, ShardingSettings, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
 
 _LOG = Log("jit")
@@ -485,7 +481,7 @@ class IpuFunction(FunctionSettings, Generic[_P, _R]):
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
         self._compilation(device).check(traced.jaxpr)
-        check_jaxpr(self.__name__, traced.jaxpr, replicated=self._replication is not None)
+        check_jaxpr(self.__name__, traced.jaxpr, None if self._replication is None else self._replication.axis_name)
         line = self._line or calling_line()
         with tracing_without_mesh():
             plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ipujax.calls import FunctionName, Partitioning, Signature, may_be_offloaded, mesh_of_constraints, without_splits
+from ipujax.calls import FunctionName, Signature, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
@@ -45,6 +45,7 @@ from ipujax.runtime.logs import Log, step
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
+from ipujax.sharding import NO_SHARDINGS, CallShardings, Partitioning, mesh_of_constraints, without_splits
 from ipujax.stages import Lowered, Traced
 
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
@@ -70,6 +71,8 @@ class LoweringPlan:
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
         shardings: of the inputs and results of the jaxpr.
         mesh: devices that results are put on; None for one device.
+        call: shardings of the call.
+        result_settings: sharding that the user wants of each leaf of the results.
     """
 
     name: FunctionName
@@ -85,6 +88,8 @@ class LoweringPlan:
     constants: tuple[Any, ...] = ()
     shardings: Shardings = Shardings()
     mesh: Mesh | None = None
+    call: CallShardings = NO_SHARDINGS
+    result_settings: tuple[Any, ...] = ()
 
     @staticmethod
     def of(
@@ -115,6 +120,8 @@ class LoweringPlan:
             traced.timings,
             shardings=shardings,
             mesh=traced.shardings.mesh or mesh_of_constraints(copy),
+            call=traced.shardings,
+            result_settings=traced.result_shardings,
         )
 
     def lowered(self, choice: Choice) -> Lowered:
@@ -196,7 +203,15 @@ class LoweringPlan:
             refs=self.refs,
             constants=self.constants,
             may_offload=self._may_offload(offloaded, streamed),
-            partitioning=Partitioning.of(dumps.jaxprs, notes, self.positions, len(signature.in_avals), self.mesh),
+            partitioning=Partitioning.of(
+                dumps.jaxprs,
+                notes,
+                self.positions,
+                len(self.signature.in_avals),
+                self.call,
+                self.result_settings,
+                self.mesh,
+            ),
         )
 
     @property

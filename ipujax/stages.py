@@ -19,13 +19,11 @@ import numpy as np
 
 from ipujax.calls import (
     FunctionName,
-    Partitioning,
     Signature,
     Stage,
     Traced as Traced,
     check_compiled_call,
     moves_apart,
-    run_on_one_device,
 )
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
@@ -58,6 +56,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
+from ipujax.sharding import Partitioning, run_on_one_device
 
 Record = Callable[[Program, Any], None]
 

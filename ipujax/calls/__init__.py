@@ -41,17 +41,6 @@ from ipujax.calls.nesting import (
     compiling_for as compiling_for,
 )
 from ipujax.calls.offloaded import may_be_offloaded as may_be_offloaded, offloaded_arguments as offloaded_arguments
-from ipujax.calls.partitioning import (
-    NO_SHARDINGS as NO_SHARDINGS,
-    UNSET as UNSET,
-    CallShardings as CallShardings,
-    Partitioning as Partitioning,
-    ShardingSettings as ShardingSettings,
-    in_explicit_mesh as in_explicit_mesh,
-    mesh_of_constraints as mesh_of_constraints,
-    run_on_one_device as run_on_one_device,
-    without_splits as without_splits,
-)
 from ipujax.calls.shardings import (
     check_jaxpr as check_jaxpr,
     check_mesh_of_devices as check_mesh_of_devices,

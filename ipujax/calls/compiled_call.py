@@ -11,11 +11,11 @@ import jax
 
 from ipujax.calls.arguments import has_tracer, short_type, shown_array
 from ipujax.calls.closures import check_live_arguments
-from ipujax.calls.partitioning import Partitioning, check_split_alike
 from ipujax.calls.shardings import check_whole
 from ipujax.calls.traced_signature import Signature
 from ipujax.calls.tree_difference import EVERYWHERE, first_difference
 from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.sharding import Partitioning, check_split_alike
 
 
 def check_compiled_call(

@@ -61,6 +61,11 @@ class FunctionSettings:
         return self._settings["donate_argnums"] or ()
 
     @property
+    def device(self) -> Device | None:
+        """Device that was given to `ipu.jit`; None for the default device of each call."""
+        return self._device
+
+    @property
     def target(self) -> Target:
         """Target of the device of the next call.
 

@@ -1,7 +1,7 @@
 """Refusal of shardings where `ipu.jit` does not partition: beside replicas, of Refs, and of transfers.
 
 Input: the arguments of a call, and its jaxpr. Output: nothing, or an error with the argument or the user's line.
-Elsewhere a sharding that splits a value partitions the program, see `calls.partitioning`.
+Elsewhere a sharding that splits a value partitions the program, see the room `sharding`.
 
 Accepted are shardings that split nothing: one device, axes of size 1, a copy on each device.
 """
@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
-from ipujax.calls.partitioning import in_words
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import describe
+from ipujax.sharding import in_words
 
 _EXPECTED = "arrays that are whole on each device"
 _REMEDY = (
@@ -72,26 +72,40 @@ def check_whole(
                 )
 
 
-def check_jaxpr(who: str, jaxpr: ClosedJaxpr, *, replicated: bool) -> None:
-    """Refuse a jaxpr with shardings that nothing obeys: any inside of replicas, else those of transfers.
+def check_jaxpr(who: str, jaxpr: ClosedJaxpr, axis_name: str | None) -> None:
+    """Refuse a jaxpr with shardings that nothing obeys: those of transfers, and over the axis of replicas.
 
     Args:
         who: name of the function, for messages.
         jaxpr: the traced jaxpr.
-        replicated: whether the function is one of several replicas.
+        axis_name: name of the axis of replicas; None without.
 
     Raises:
         ArgumentError: with the line of the equation that splits a value.
     """
     for eqn in equations(jaxpr.jaxpr):
         name = eqn.primitive.name
-        if name == "shard_map" or not (replicated or name == "device_put"):
+        if name == "shard_map" or (axis_name is None and name != "device_put"):
             continue
         shardings = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple) else (value,))]
         for sharding in shardings:
             if isinstance(sharding, Sharding) and _splits(sharding):
+                if isinstance(sharding, NamedSharding) and name != "device_put":
+                    _check_axes(sharding, axis_name, eqn)
+                    continue
                 problem = f"{_PUBLIC_NAMES.get(name, name)} splits a value over {sharding.num_devices} devices"
                 raise _refusal(f"{problem} inside {who}", eqn, in_words(sharding))
+
+
+def _check_axes(sharding: NamedSharding, axis_name: str | None, eqn: JaxprEqn) -> None:
+    """Refuse a mesh of a replica that has an axis of the name of the replicas."""
+    if axis_name in sharding.mesh.axis_names:
+        raise _refusal(
+            f"a mesh has an axis of the same name as the replicas, {axis_name!r}",
+            eqn,
+            in_words(sharding),
+            "name the axis of the mesh otherwise, or the replicas: axis_name= of ipu.jit",
+        )
 
 
 def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:

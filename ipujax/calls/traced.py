@@ -10,11 +10,11 @@ import jax
 
 from ipujax.calls.call_arguments import CallArguments
 from ipujax.calls.offloaded import may_be_offloaded
-from ipujax.calls.partitioning import NO_SHARDINGS, CallShardings
 from ipujax.calls.traced_signature import Signature, Stage
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
 from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.sharding import NO_SHARDINGS, CallShardings
 
 
 class Traced(Stage):

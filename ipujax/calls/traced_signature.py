@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from ipujax.calls.partitioning import Partitioning
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.signatures import describe
+from ipujax.sharding import Partitioning
 
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {

@@ -1,6 +1,7 @@
 """Partitioning: shardings become the program of one IPU of a mesh, with collectives."""
 
 from ipujax.lowering.partition.block_evaluation import Move as Move, Notes as Notes
+from ipujax.lowering.partition.partition_cost import Estimate as Estimate, estimate as estimate
 from ipujax.lowering.partition.partition_pass import (
     NONE as NONE,
     Shardings as Shardings,

@@ -27,12 +27,13 @@ from ipujax.lowering.jax_compat import (
     source_of,
     with_weak_type,
 )
-from ipujax.lowering.jaxpr import equations_inside
+from ipujax.lowering.jaxpr import PIPELINE, equations_inside
 from ipujax.lowering.partition.factors import Values, decide, needed_specs
 from ipujax.lowering.partition.partition_rules import rule_of
-from ipujax.lowering.partition.resharding import Step, itemsize, reshard, steps
+from ipujax.lowering.partition.pipelines import pipeline_results
+from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.rules_base import Blocks, Rule
-from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, spec_of, typed_spec, whole
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, spec_of, typed_spec, whole
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target
@@ -65,12 +66,16 @@ class Move:
         line: line of source of that equation.
         step: the collective.
         num_bytes: bytes of a device's block before it.
+        received_bytes: bytes that a device receives.
+        why: what the block is, and what needs it otherwise.
     """
 
     primitive: str
     line: str
     step: Step
     num_bytes: int
+    received_bytes: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,14 @@ class Notes:
     Args:
         moves: collectives, in order.
         gathered: primitive and line of each equation that is computed whole for want of a rule.
+        terms: for each result the axes over which it is a stack of the terms of a sum; none for other results.
+        conflicts: conflicts of annotations that cycles have decided, in words.
     """
 
     moves: list[Move] = field(default_factory=list)
     gathered: list[tuple[str, str]] = field(default_factory=list)
+    terms: list[Axes] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,8 @@ class Evaluation:
     specs: Mapping[Var, Spec]
     notes: Notes
     is_manual: bool = False
+    # Values of which devices may have the terms of a sum, as its reader takes the sum.
+    sums: frozenset[Var] = frozenset()
     # By id of a block's array and spec: a value that several equations gather is gathered once.
     resharded: dict[tuple[int, Spec], tuple[Any, Any]] = field(default_factory=dict)
 
@@ -134,10 +145,13 @@ class Evaluation:
 
     def _note_moves(self, block: Block, spec: Spec, eqn: JaxprEqn | None) -> None:
         name, line = ("result", "") if eqn is None else (eqn.primitive.name, source_line(eqn))
-        num_bytes = prod(local_shape(block.aval.shape, block.spec, self.mesh)) * itemsize(block.aval.dtype)
-        for step in steps(block.spec, spec, self.mesh):
+        why = f"{in_words(block.spec)} to {in_words(spec)}"
+        element_bytes = itemsize(block.aval.dtype)
+        for step, before in transitions(block.spec, spec, self.mesh):
             if step.kind != "slice":
-                self.notes.moves.append(Move(name, line, step, num_bytes))
+                num_bytes = prod(local_shape(block.aval.shape, before, self.mesh)) * element_bytes
+                received = int(received_blocks(step, self.mesh) * num_bytes)
+                self.notes.moves.append(Move(name, line, step, num_bytes, received, why))
 
     def _constant(self, value: Any) -> Block:
         aval = jax.typeof(value)
@@ -164,6 +178,8 @@ class Evaluation:
         (result,) = eqn.outvars
         spec = self.required(result)
         spec = block.spec if spec is None else spec
+        if result in self.sums:
+            spec = replace(spec, unreduced=block.spec.unreduced - set(spec.axes))
         if isinstance(result, DropVar):
             return block
         # A sum may stay to be taken only where the type says so.
@@ -194,7 +210,7 @@ class Evaluation:
         self, rule: Rule, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
     ) -> list[Block]:
         # Terms of a sum go through where the result's type leaves the same sum to be taken.
-        left = frozenset.intersection(*(frozenset() if s is None else s.unreduced for s in required))
+        left = frozenset.intersection(*map(self._terms_left, required, eqn.outvars))
         operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & left), eqn) for b in operands]
         factors = rule.factors(eqn)
         values = Values(
@@ -216,7 +232,22 @@ class Evaluation:
         blocks = [
             _reduced(monoids, x, spec, carried, var) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)
         ]
-        return [self._to_required(block, spec, eqn) for block, spec in zip(blocks, required, strict=True)]
+        return [
+            block
+            if var in self.sums and spec is not None and block.spec.dims == spec.dims
+            else self._to_required(block, spec, eqn)
+            for block, spec, var in zip(blocks, required, eqn.outvars, strict=True)
+        ]
+
+    def _terms_left(self, spec: Spec | None, var: Var) -> frozenset[str]:
+        """Axes over which a result may stay a sum that is left to be taken."""
+        if var in self.sums:
+            return frozenset(self.mesh.names)
+        return frozenset() if spec is None else spec.unreduced
+
+    def blocks_of(self, arrays: Sequence[Any], specs: Sequence[Spec], avals: Sequence[Any]) -> list[Block]:
+        """Blocks of values."""
+        return [Block(x, spec, aval) for x, spec, aval in zip(arrays, specs, avals, strict=True)]
 
     def traced(self, fun: Any, avals: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
         """Jaxpr of a function of blocks, whose results have the weak types of `results`."""
@@ -328,6 +359,10 @@ def _cond(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Blo
     return _required_blocks(run, eqn, results, out_specs)
 
 
+def _pipeline(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    return _required_blocks(run, eqn, *pipeline_results(run, eqn, operands))
+
+
 def _required_blocks(run: Evaluation, eqn: JaxprEqn, results: Any, specs: Sequence[Spec]) -> list[Block]:
     blocks = [Block(x, spec, var.aval) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)]
     required = [run.required(var) for var in eqn.outvars]
@@ -396,11 +431,20 @@ def _gather_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
     )
 
 
+def _scatter_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    dim = params["scatter_dimension"]
+    return lax.psum_scatter(x, params["axis_name"], scatter_dimension=dim, tiled=params["tiled"])
+
+
 # Equations with a type of their own for values that are equal on all devices, which blocks are without.
 _OF_MANUAL_VALUES = {
     "pvary": lambda x, params: x,
     "pcast": lambda x, params: x,
     "psum_invariant": _sum_of_axes,
     "all_gather_invariant": _gather_of_axes,
+    "all_gather_reduced": _gather_of_axes,
+    "unreduced_psum": _sum_of_axes,
+    "unreduced_reduce_scatter": _scatter_of_axes,
+    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast")},
 }
-_CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}
+_CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map, PIPELINE: _pipeline}

@@ -45,6 +45,25 @@ class Factors:
         """Axes of each dimension of a value."""
         return tuple(tuple(axis for f in factors for axis in assignment.get(f, ())) for factors in labels)
 
+    def leading_axes_of(self, labels: Labels, assignment: Assignment, mesh: MeshAxes) -> tuple[Axes, ...]:
+        """Axes of each dimension of a value, without those whose blocks would not be contiguous."""
+        return tuple(
+            tuple(axis for f in self._leading(factors, assignment, mesh) for axis in assignment.get(f, ()))
+            for factors in labels
+        )
+
+    def _leading(self, factors: Sequence[int], assignment: Assignment, mesh: MeshAxes) -> Sequence[int]:
+        """Factors of a dimension up to the first of which a block has several indices."""
+        last = next((n for n, f in enumerate(factors) if mesh.size(assignment.get(f, ())) != self.sizes[f]), None)
+        return factors if last is None else factors[: last + 1]
+
+    def is_contiguous(self, assignment: Assignment, mesh: MeshAxes) -> bool:
+        """True if every dimension is split in contiguous blocks."""
+        return all(
+            self.axes_of(labels, assignment) == self.leading_axes_of(labels, assignment, mesh)
+            for labels in (*self.operands, *self.results)
+        )
+
     def projected(self, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
         """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none."""
         axes_of_factor: dict[int, Axes] = {}
@@ -97,13 +116,18 @@ class Values:
 
 def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> Decision:
     """The assignment of least cost among those that operands or required results suggest for each axis."""
+    return next(iter(ranked(factors, values, mesh, target)), Decision({}, 0.0))
+
+
+def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> list[Decision]:
+    """The assignments that operands or required results suggest, by cost."""
     suggestions = _suggestions(factors, values, mesh)
     decisions = (
         Decision(assignment, _cycles(factors, assignment, values, mesh, target))
         for assignment in _assignments(factors, suggestions, mesh)
     )
     # Of equal costs the first: an axis stays where the result, then the first operand, has it.
-    return min(decisions, key=lambda decision: decision.cycles, default=Decision({}, 0.0))
+    return sorted(decisions, key=lambda decision: decision.cycles)
 
 
 def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]) -> list[Spec]:
@@ -146,7 +170,8 @@ def _assignments(
             if chosen is not None:
                 assignment[chosen] = (*assignment.get(chosen, ()), axis)
         ordered = {number: _ordered(axes, number, suggestions) for number, axes in assignment.items()}
-        if all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items()):
+        divides_all = all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items())
+        if divides_all and factors.is_contiguous(ordered, mesh):
             yield ordered
 
 

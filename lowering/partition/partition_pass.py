@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
+from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.propagation import Propagation
+from ipujax.lowering.partition.resharding import index_along
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
+from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target, preset
@@ -45,48 +49,68 @@ NONE = Shardings()
 def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | None = None) -> ClosedJaxpr:
     """Returns an equal jaxpr of one `shard_map` if shardings split a value, else the jaxpr.
 
+    A result that is a sum left to be taken becomes the stack of its terms.
+
     Args:
         jaxpr: the program, inlined.
         shardings: of its arguments and results.
         notes: filled with the collectives, and with the equations that are computed whole.
 
     Raises:
-        GraphError: shardings over different meshes, a mesh larger than the machine, a sum that a result leaves to be
-            taken.
+        GraphError: shardings over different meshes, a mesh larger than the machine.
     """
+    function = unwrapped(jaxpr)
     notes = Notes() if notes is None else notes
+    if function.replicas == 1 and function.jaxpr is jaxpr:
+        return _partitioned(jaxpr, shardings, notes)
+    # Each replica has a mesh.
+    axis = function.axis_name, function.replicas
+    return on_one_replica(jaxpr, lambda inner, _: _partitioned(inner, shardings, notes, axis))
+
+
+def _partitioned(
+    jaxpr: ClosedJaxpr, shardings: Shardings, notes: Notes, axis: tuple[str, int] | None = None
+) -> ClosedJaxpr:
+    """The jaxpr of one `shard_map`; `axis` has name and size of the axis of replicas around it."""
     mesh = _mesh(jaxpr.jaxpr, shardings)
     if mesh is None:
         return jaxpr
+    jaxpr = with_inlined_micro_batches(jaxpr)
     # A value that nothing reads would be reduced for nothing.
     jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     target = shardings.target or preset("mk2", mesh.num_devices)
-    if mesh.num_devices > target.num_ipus:
+    replicas = 1 if axis is None else axis[1]
+    num_ipus = mesh.num_devices * replicas
+    if num_ipus > target.num_ipus:
         raise GraphError(
             f"shardings are over {_in_words(mesh)}, which is larger than the device",
             expected=f"at most {target.num_ipus} IPUs",
-            got=f"{mesh.num_devices} devices of the mesh",
-            hint=f"ipu.IPUModel(num_ipus={mesh.num_devices}): one device of a mesh is one IPU",
+            got=f"{mesh.num_devices} devices of the mesh" + (f", {replicas} replicas" if replicas > 1 else ""),
+            hint=f"ipu.IPUModel(num_ipus={num_ipus}): one device of a mesh is one IPU",
         )
-    specs = _specs(jaxpr, shardings, mesh, target)
+    specs = _specs(jaxpr, shardings, mesh, target, notes)
     in_specs = tuple(_spec(specs, var) for var in jaxpr.jaxpr.invars)
     out_specs = _output_specs(jaxpr, shardings, specs, mesh)
-    for number, spec in enumerate(out_specs):
-        if spec.unreduced:
-            raise GraphError(
-                f"result {number} is a sum that is left to be taken over axes {sorted(spec.unreduced)} of the mesh",
-                expected="a result that every device has, or its block of it",
-                got=spec.partition_spec(),
-                hint="jax.sharding.reshard(result, P(...)) takes the sum",
-            )
+    notes.terms.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
     run = Evaluation(mesh, target, specs, notes)
 
     def local(*arrays: Any) -> list[Any]:
-        blocks = [Block(x, s, aval) for x, s, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
+        terms = [_term(x, spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
+        blocks = [Block(x, s, aval) for x, s, aval in zip(terms, in_specs, jaxpr.in_avals, strict=True)]
         results = run.run(jaxpr, blocks)
-        return [run.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
+        wanted = [run.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
+        return [x[None] if axes else x for x, axes in zip(wanted, notes.terms, strict=True)]
 
+    # Terms of a sum that a result leaves to be taken leave as a stack.
+    stacks = [Spec((axes, *spec.dims)) if axes else spec for spec, axes in zip(out_specs, notes.terms, strict=True)]
+    return _traced(local, jaxpr, mesh, [spec.reduced() for spec in in_specs], stacks, axis)
     return _traced(local, jaxpr, mesh, in_specs, out_specs)
+
+
+def _term(x: Any, spec: Spec, mesh: MeshAxes) -> Any:
+    """A device's term of an argument that is a sum left to be taken: the first one has all of it."""
+    axes = tuple(axis for axis in mesh.names if axis in spec.unreduced)
+    return jnp.where(index_along(axes, mesh) == 0, x, jnp.zeros((), x.dtype)) if axes else x
 
 
 def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
@@ -136,7 +160,7 @@ def splits(sharding: Any) -> bool:
     return not spec_of(sharding.spec, len(sharding.spec.partitions), mesh).is_whole
 
 
-def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target) -> dict[Var, Spec]:
+def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target, notes: Notes) -> dict[Var, Spec]:
     """Spec of each value that has one."""
     body = jaxpr.jaxpr
     propagation = Propagation(mesh, target)
@@ -146,6 +170,7 @@ def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Tar
             if sharding is not None and isinstance(var, Var) and var not in propagation.open_dims:
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)
+    notes.conflicts.extend(propagation.conflicts.values())
     return propagation.specs
 
 
@@ -164,7 +189,12 @@ def _spec(specs: dict[Var, Spec], var: Any) -> Spec:
 
 
 def _traced(
-    local: Any, jaxpr: ClosedJaxpr, mesh: MeshAxes, in_specs: Sequence[Spec], out_specs: Sequence[Spec]
+    local: Any,
+    jaxpr: ClosedJaxpr,
+    mesh: MeshAxes,
+    in_specs: Sequence[Spec],
+    out_specs: Sequence[Spec],
+    axis: tuple[str, int] | None,
 ) -> ClosedJaxpr:
     """Jaxpr of one `shard_map` over the mesh, with the inputs of `jaxpr`, their types without shardings."""
     mapped = jax.shard_map(
@@ -178,5 +208,5 @@ def _traced(
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in jaxpr.in_avals]
     # The mesh of the user's `jax.set_mesh` has its axes explicit.
     with tracing_without_mesh():
-        traced = jax.make_jaxpr(mapped)(*avals)
+        traced = jax.make_jaxpr(mapped, axis_env=() if axis is None else (axis,))(*avals)
     return ClosedJaxpr(traced.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), traced.consts)

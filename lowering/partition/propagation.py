@@ -15,19 +15,24 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
+from ipujax.lowering.jaxpr import PIPELINE
 from ipujax.lowering.partition.block_evaluation import STATEMENTS, check_mesh, shard_map_specs
-from ipujax.lowering.partition.factors import Factors, Values, decide
+from ipujax.lowering.partition.factors import Decision, Factors, Values, ranked
 from ipujax.lowering.partition.partition_rules import rule_of
+from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.rules_base import elementwise
 from ipujax.lowering.partition.specs import (
     Axes,
     MeshAxes,
     Spec,
     divides,
+    explicit_axes,
+    in_words,
     spec_of,
     typed_spec,
     whole,
 )
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.target import Target
 
 # Each sweep takes an annotation through the whole program; more than a few only serve loops inside of loops.
@@ -42,11 +47,13 @@ class Tie:
         outer: value outside, or another of the same body.
         inner: value inside.
         is_stack: True if `outer` stacks values like `inner` along a first dimension.
+        is_batch: True if `outer` has the rows of several values like `inner`, which may be split where `outer` is not.
     """
 
     outer: Atom
     inner: Atom
     is_stack: bool = False
+    is_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +65,29 @@ class Propagation:
         target: machine whose cycles decide.
         specs: spec of each value so far.
         open_dims: dimensions of each annotated value that may be split further; all of other values.
+        conflicts: text of each conflict that cycles have decided, by equation.
     """
 
     mesh: MeshAxes
     target: Target
     specs: dict[Var, Spec] = field(default_factory=dict)
     open_dims: dict[Var, frozenset[int]] = field(default_factory=dict)
+    # Explicit axes of a mesh that has automatic ones too: they split what the type says, and nothing else.
+    typed_axes: dict[Var, frozenset[str]] = field(default_factory=dict)
+    conflicts: dict[int, str] = field(default_factory=dict)
 
-    def annotate(self, var: Any, spec: Spec, open_dims: frozenset[int] = frozenset()) -> None:
-        """Fix the spec of a value but for open dimensions."""
+    def annotate(
+        self,
+        var: Any,
+        spec: Spec,
+        open_dims: frozenset[int] = frozenset(),
+        typed_axes: frozenset[str] = frozenset(),
+    ) -> None:
+        """Fix the spec of a value but for open dimensions, which axes of its type do not split further."""
         if isinstance(var, Var) and not isinstance(var, DropVar):
             self.specs[var] = spec
             self.open_dims[var] = open_dims
+            self.typed_axes[var] = typed_axes
 
     def annotate_types(self, jaxpr: Jaxpr) -> None:
         """Fix the specs of values with explicit types, and of results of constraints."""
@@ -83,10 +101,15 @@ class Propagation:
             for inner in bodies(eqn):
                 self.annotate_types(inner)
 
-    def _annotate_type(self, var: Var) -> None:
+    def _annotate_type(self, var: Any) -> None:
         spec = typed_spec(var.aval, self.mesh)
         if spec is not None:
             self.annotate(var, spec)
+            return
+        axes = explicit_axes(var.aval)
+        if axes:
+            dims = frozenset(range(len(shape_of(var))))
+            self.annotate(var, spec_of(var.aval.sharding.spec, len(dims), self.mesh), dims, axes)
 
     def _annotate_constraint(self, eqn: JaxprEqn) -> None:
         sharding = eqn.params["sharding"]
@@ -131,7 +154,8 @@ class Propagation:
         outer = self._spec(tie.outer)
         inner = self._spec(tie.inner)
         prefix = outer.dims[:first] if rank else ()
-        return any([self._extend(tie.inner, outer.dims[first:]), self._extend(tie.outer, (*prefix, *inner.dims))])
+        after = ((), *inner.dims[1:]) if tie.is_batch else inner.dims
+        return any([self._extend(tie.inner, outer.dims[first:]), self._extend(tie.outer, (*prefix, *after))])
 
     def _spec(self, atom: Atom) -> Spec:
         rank = len(shape_of(atom))
@@ -157,14 +181,18 @@ class Propagation:
             decided = self._decided(eqn, factors)
             axes = {f: decided.get(f, ()) for f in axes}
         receivers = values[len(factors.operands) :] if is_forward else values[: len(factors.operands)]
-        return any([self._extend(atom, factors.axes_of(labels, axes)) for labels, atom in receivers])
+        return any([self._extend(atom, factors.leading_axes_of(labels, axes, self.mesh)) for labels, atom in receivers])
 
     def _decided(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
         operands = [self._spec(atom) for atom in eqn.invars]
         results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
         operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
         values = Values(operand_avals, operands, [var.aval for var in eqn.outvars], results)
-        return decide(factors, values, self.mesh, self.target).assignment
+        decisions = ranked(factors, values, self.mesh, self.target)
+        if not decisions:
+            return {}
+        self.conflicts[id(eqn)] = _conflict(eqn, factors, decisions)
+        return decisions[0].assignment
 
     def _extend(self, atom: Any, dims: Sequence[Axes]) -> bool:
         """Add axes to the dimensions of a value that may be split further; True if that changes its spec."""
@@ -177,6 +205,9 @@ class Propagation:
             current = merged[dim]
             is_open = open_dims is None or dim in open_dims
             used = {axis for other, names in enumerate(merged) if other != dim for axis in names}
+            added = set(axes[len(current) :])
+            if added & self.typed_axes.get(atom, frozenset()):
+                continue
             if not is_open or len(axes) <= len(current) or axes[: len(current)] != current or used & set(axes):
                 continue
             merged[dim] = tuple(axes)
@@ -185,6 +216,19 @@ class Propagation:
             return False
         self.specs[atom] = extended
         return True
+
+
+def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:
+    """The decision of a conflict in words: the results of the assignments of least cost, and their cycles."""
+    cycles: dict[str, float] = {}
+    for decision in decisions:
+        axes = frozenset(decision.reduced_axes(factors))
+        spec = Spec(factors.axes_of(factors.results[0], decision.assignment), axes)
+        cycles.setdefault(in_words(spec), decision.cycles)
+    texts = [f"{text} costs {count:,.0f} cycles" for text, count in cycles.items() if count < float("inf")]
+    line = source_line(eqn)
+    place = f" at {line}" if line else ""
+    return f"conflict in {eqn.primitive.name}{place}: its result as {', '.join(texts[:3])}"
 
 
 def factors_of(eqn: JaxprEqn) -> Factors | None:
@@ -196,7 +240,9 @@ def factors_of(eqn: JaxprEqn) -> Factors | None:
 
 
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Jaxprs inside of control flow, whose values have specs of their own."""
+    """Jaxprs inside of control flow and pipelines, whose values have specs of their own."""
+    if eqn.primitive.name == PIPELINE:
+        yield micro_batch_jaxpr(eqn).jaxpr
     for param in _BODIES.get(eqn.primitive.name, ()):
         value = eqn.params[param]
         for inner in value if isinstance(value, tuple) else (value,):
@@ -244,4 +290,15 @@ def _cond_ties(eqn: JaxprEqn) -> Iterator[Tie]:
             yield Tie(outer_result, inner)
 
 
-_TIES = {"scan": _scan_ties, "while": _while_ties, "cond": _cond_ties}
+def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    spec = eqn.params["spec"]
+    body = micro_batch_jaxpr(eqn).jaxpr
+    for outer, inner, role in zip(eqn.invars, body.invars, spec.roles, strict=True):
+        yield Tie(outer, inner, is_batch=role == "batch")
+    for outer_result, result, kind in zip(eqn.outvars, body.outvars, kinds_of_results(eqn), strict=True):
+        yield Tie(outer_result, result, is_stack=kind == "stack")
+    for operand, number in spec.carries:
+        yield Tie(body.invars[operand], body.outvars[number])
+
+
+_TIES = {"scan": _scan_ties, "while": _while_ties, "cond": _cond_ties, PIPELINE: _pipeline_ties}

@@ -45,7 +45,7 @@ class Step:
 
 def steps(before: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, ...]:
     """Collectives from one spec to another; sums over axes that `after` still has unreduced stay."""
-    return tuple(step for step, _ in _transitions(before, after, mesh))
+    return tuple(step for step, _ in transitions(before, after, mesh))
 
 
 def reshard(x: jax.Array, before: Spec, after: Spec, mesh: MeshAxes) -> jax.Array:
@@ -59,12 +59,16 @@ def resharding_cycles(aval: Any, before: Spec, after: Spec, mesh: MeshAxes, targ
     """Cycles of a resharding: received bytes at the rate of all IPU-Links of an IPU, and a sync a collective."""
     bytes_per_cycle = target.global_exchange_bytes_per_second / target.clock_hz
     cycles = 0.0
-    for step, spec in _transitions(before, after, mesh):
-        ranks = mesh.size(step.axes)
+    for step, spec in transitions(before, after, mesh):
         local_bytes = prod(local_shape(aval.shape, spec, mesh)) * itemsize(aval.dtype)
         if step.kind != "slice":
-            cycles += target.global_sync_cycles + _RECEIVED_BLOCKS[step.kind](ranks) * local_bytes / bytes_per_cycle
+            cycles += target.global_sync_cycles + received_blocks(step, mesh) * local_bytes / bytes_per_cycle
     return cycles
+
+
+def received_blocks(step: Step, mesh: MeshAxes) -> float:
+    """Received blocks, of the size before a step, of each device."""
+    return 0.0 if step.kind == "slice" else _RECEIVED_BLOCKS[step.kind](mesh.size(step.axes))
 
 
 def itemsize(dtype: Any) -> int:
@@ -82,8 +86,8 @@ _RECEIVED_BLOCKS = {
 }
 
 
-def _transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
-    """Each step with the spec before it."""
+def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
+    """Yield each step with the spec before it."""
     spec = before
     pending = before.unreduced - after.unreduced
     for step, following in _scatters(spec, after, pending, mesh):

@@ -86,6 +86,12 @@ class Spec:
         return PartitionSpec(*parts, unreduced=set(self.unreduced)) if self.unreduced else PartitionSpec(*parts)
 
 
+def in_words(spec: Spec) -> str:
+    """A spec as text, a sum that is left to be taken by its axes."""
+    text = str(spec.reduced().partition_spec()).replace("PartitionSpec", "P")
+    return f"{text}, a sum over {', '.join(sorted(spec.unreduced))}" if spec.unreduced else text
+
+
 def whole(rank: int) -> Spec:
     """Spec of a value that every device has."""
     return Spec(((),) * rank)
@@ -127,11 +133,21 @@ def typed_spec(aval: Any, mesh: MeshAxes) -> Spec | None:
     return spec_of(sharding.spec, len(aval.shape), mesh)
 
 
+def explicit_axes(aval: Any) -> frozenset[str]:
+    """Axes that the type of a value gives a meaning; axes of size 1 have none."""
+    sharding = getattr(aval, "sharding", None)
+    return frozenset(_explicit(sharding.mesh)) if isinstance(sharding, NamedSharding) else frozenset()
+
+
 def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
-    kinds = dict(zip(mesh.shape, mesh.axis_types, strict=True))
-    return any(size > 1 for size in mesh.shape.values()) and all(
-        kinds[name] is AxisType.Explicit for name, size in mesh.shape.items() if size > 1
+    return any(size > 1 for size in mesh.shape.values()) and len(_explicit(mesh)) == sum(
+        size > 1 for size in mesh.shape.values()
     )
+
+
+def _explicit(mesh: Mesh | AbstractMesh) -> Axes:
+    kinds = dict(zip(mesh.shape, mesh.axis_types, strict=True))
+    return tuple(str(name) for name, size in mesh.shape.items() if size > 1 and kinds[name] is AxisType.Explicit)
 
 
 def tracing_without_mesh() -> AbstractContextManager[Any]:

@@ -4,13 +4,14 @@ All replicas run the whole program, and compute equations outside of `shard_map`
 are sliced, results are gathered. Collectives over axes of the mesh become collectives over groups of replicas, the
 last axis varying fastest. Arguments that only `shard_map` reads, always split alike, come from the host split, and
 results leave likewise.
+Inside of a function of several replicas each replica has a mesh: its devices are numbered in turn, replica by replica.
 Source: `jax.shard_map`, jax 0.10. Limits: one mesh size for the whole program; no axis left to the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -38,7 +39,17 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.replicas import AXIS, BlockSplit, Split, Splits, global_shape, local_shape, replicated_p
+from ipujax.lowering.replicas import (
+    AXIS,
+    BlockSplit,
+    Split,
+    Splits,
+    check_results,
+    global_shape,
+    local_shape,
+    replicated_p,
+    unwrapped,
+)
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
@@ -51,11 +62,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     if len(sizes) > 1:
         raise GraphError("one program uses jax.shard_map over meshes of different sizes", got=sorted(sizes))
     if any(eqn.primitive is replicated_p for eqn in jaxpr.jaxpr.eqns):
-        raise GraphError(
-            "jax.shard_map inside of a function of several replicas",
-            where=source_line(next(_shard_maps(jaxpr.jaxpr))) or None,
-            hint="leave out replicas=, in_specs= and out_specs= of ipu.jit, or shard_map",
-        )
+        return _with_replicas(jaxpr)
     (replicas,) = sizes
     in_dims = _split_inputs(jaxpr.jaxpr)
     out_dims = _split_results(jaxpr.jaxpr)
@@ -65,6 +72,66 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "shard_map")
+
+
+def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr of one `replicated` equation over all devices of the meshes of its replicas."""
+    function = unwrapped(jaxpr)
+    check_results(function)
+    body = function.jaxpr.jaxpr
+    eqn = next(_shard_maps(body))
+    if function.axis_name in eqn.params["mesh"].shape:
+        raise GraphError(
+            f"a mesh has an axis of the same name as the replicas, {function.axis_name!r}",
+            where=source_line(eqn) or None,
+            expected="names of its own for each axis of the mesh",
+            got=list(eqn.params["mesh"].shape),
+            hint=f"axis_name={'replicas' if function.axis_name != 'replicas' else 'data'!r} of ipu.jit",
+        )
+    devices = _size(eqn)
+    total = function.replicas * devices
+    outer = _Axis(function.axis_name, function.replicas)
+    # Collectives inside of a `shard_map` know both axes, those outside that of the replicas only.
+    over_all = _over_replicas(_Mesh({outer.name: outer.size}, devices), total, are_inside=False)(function.jaxpr)
+    body = over_all.jaxpr
+    in_dims = _split_inputs(body)
+    out_dims = _split_results(body)
+    inner = inline(ClosedJaxpr(_local(body, devices, in_dims, out_dims, outer), over_all.consts))
+    ranks = [len(v.aval.shape) for v in (*body.invars, *body.outvars)]
+    pairs = [*zip(function.in_dims, in_dims, strict=True), *zip(function.out_dims, out_dims, strict=True)]
+    splits = tuple(
+        _composed(first, second, rank, function.replicas, devices)
+        for (first, second), rank in zip(pairs, ranks, strict=True)
+    )
+    return _wrapped(inner, jaxpr, total, splits[: len(in_dims)], splits[len(in_dims) :])
+
+
+def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
+    """Split over replicas, and of a replica's part over the devices of its mesh."""
+    if outer is None and inner is None:
+        return None
+    (outer_counts, outer_places), (inner_counts, inner_places) = (
+        _places(outer, rank, replicas),
+        _places(inner, rank, devices),
+    )
+    counts = tuple(a * b for a, b in zip(outer_counts, inner_counts, strict=True))
+    places = outer_places[:, None] * np.array(inner_counts, np.int64) + inner_places[None]
+    blocks = np.ravel_multi_index(tuple(places.reshape(-1, rank).T), counts)
+    split = [dim for dim, count in enumerate(counts) if count > 1]
+    if len(split) == 1 and blocks.tolist() == list(range(replicas * devices)):
+        return split[0]
+    return BlockSplit(counts, tuple(map(int, blocks)))
+
+
+def _places(split: Split, rank: int, ranks: int) -> tuple[tuple[int, ...], np.ndarray[Any, Any]]:
+    """Number of blocks along each dimension, and the block of each rank, [ranks, dimensions]."""
+    if isinstance(split, BlockSplit):
+        return split.counts, np.stack(np.unravel_index(np.array(split.blocks), split.counts), -1)
+    counts = tuple(ranks if dim == split else 1 for dim in range(rank))
+    places = np.zeros((ranks, rank), np.int64)
+    if split is not None:
+        places[:, split] = np.arange(ranks)
+    return counts, places
 
 
 def _size(eqn: JaxprEqn) -> int:
@@ -132,12 +199,25 @@ def _split_results(jaxpr: Jaxpr) -> Splits:
     return tuple(dims)
 
 
-def _local(jaxpr: Jaxpr, replicas: int, in_dims: Splits = (), out_dims: Splits = ()) -> Jaxpr:
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Axis of replicas, each of which has a mesh."""
+
+    name: str
+    size: int
+
+
+_NO_REPLICAS = _Axis("", 1)
+
+
+def _local(
+    jaxpr: Jaxpr, replicas: int, in_dims: Splits = (), out_dims: Splits = (), outer: _Axis = _NO_REPLICAS
+) -> Jaxpr:
     """Jaxpr with a call for each `shard_map`, on local arrays where they come or leave split."""
 
     @once
     def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(_local(inner.jaxpr, replicas), inner.consts)
+        return ClosedJaxpr(_local(inner.jaxpr, replicas, outer=outer), inner.consts)
 
     split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
     leaving = {v: d for v, d in zip(jaxpr.outvars, out_dims, strict=False) if d is not None and isinstance(v, Var)}
@@ -149,24 +229,36 @@ def _local(jaxpr: Jaxpr, replicas: int, in_dims: Splits = (), out_dims: Splits =
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "shard_map":
-            eqns.append(with_inner(eqn, rewrite))
+            eqns.append(_with_inner(eqn, rewrite))
             continue
         operands = [renamed(atom) for atom in eqn.invars]
         results = [renamed(var) for var in eqn.outvars]
-        eqns += _calls(eqn, operands, results, replicas)
+        eqns += _calls(eqn, operands, results, replicas * outer.size, outer)
     return jaxpr.replace(
         invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
     )
+
+
+def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    """Rewrite jaxprs of an equation; of a pipeline that of one micro-batch too."""
+    eqn = with_inner(eqn, rewrite)
+    micro_batch = eqn.params.get("micro_batch")
+    if micro_batch is None:
+        return eqn
+    rewritten = replace(micro_batch, jaxpr=rewrite(micro_batch.jaxpr))
+    return eqn.replace(params={**eqn.params, "micro_batch": rewritten})
 
 
 def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
     return aval.update(shape=local_shape(aval.shape, dim, replicas))
 
 
-def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
+def _calls(
+    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis
+) -> Iterator[JaxprEqn]:
     """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results."""
     params = eqn.params
-    mesh = _Mesh.of(params["mesh"])
+    mesh = _Mesh.of(params["mesh"], outer)
     body = closed(params["jaxpr"])
     local_operands: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
@@ -190,14 +282,28 @@ def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, 
     return call_equation(operands, results, trace_over_axis(fun, shapes, AXIS, replicas)[0], like)
 
 
-def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
-    """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types."""
+def rule_axes(eqn: JaxprEqn) -> set[str]:
+    """Names of axes that an equation communicates over; of a cast all."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    return {axis for axis in _names(axes) if isinstance(axis, str)}
+
+
+def _over_replicas(mesh: _Mesh, replicas: int, *, are_inside: bool = True) -> Rewrite:
+    """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types.
+
+    Args:
+        mesh: the mesh.
+        replicas: number of replicas.
+        are_inside: False to leave the computation of a `shard_map` as it is.
+    """
     rules = mesh.rules()
 
     def rewritten(eqn: JaxprEqn) -> JaxprEqn:
+        if eqn.primitive.name == "shard_map" and not are_inside:
+            return eqn
         rule = rules.get(eqn.primitive.name)
-        if rule is None:
-            return with_inner(eqn, rewrite)
+        if rule is None or not (rule_axes(eqn) & mesh.sizes.keys()):
+            return _with_inner(eqn, rewrite)
         return _call(eqn, partial(rule, **eqn.params), eqn.invars, eqn.outvars, replicas)
 
     @once
@@ -228,20 +334,22 @@ def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """Mesh of replicas; the last axis varies fastest."""
+    """Mesh of replicas; the last axis varies fastest, and devices that no axis tells apart in turn."""
 
     sizes: Mapping[str, int]
+    devices: int = 1  # of each point of the mesh
 
     @staticmethod
-    def of(mesh: Any) -> _Mesh:
-        return _Mesh(dict(mesh.shape))
+    def of(mesh: Any, outer: _Axis = _NO_REPLICAS) -> _Mesh:
+        return _Mesh(({outer.name: outer.size} if outer.name else {}) | dict(mesh.shape))
 
     def groups(self, names: Sequence[str], within: Any = None) -> Groups:
         """Groups of replicas that differ in these axes only, by rank along them; or groups of those ranks."""
         axes = list(self.sizes)
         # Axes that are not named first, so that each row of the table is a group.
-        numbers = np.arange(prod(self.sizes.values())).reshape([self.sizes[n] for n in axes])
-        order = [*(a for a, n in enumerate(axes) if n not in names), *(axes.index(n) for n in names)]
+        shape = [*(self.sizes[n] for n in axes), self.devices]
+        numbers = np.arange(prod(shape)).reshape(shape)
+        order = [*(a for a, n in enumerate(axes) if n not in names), len(axes), *(axes.index(n) for n in names)]
         table = numbers.transpose(order).reshape(-1, prod(self.sizes[n] for n in names))
         tables = [table] if within is None else [table[:, list(group)] for group in within]
         return tuple(tuple(map(int, row)) for table in tables for row in table)
@@ -252,6 +360,7 @@ class _Mesh:
         rank = jnp.zeros((), jnp.int32)
         for name in names:
             inner_sizes = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
+            inner_sizes.append(self.devices)
             rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(inner_sizes) % self.sizes[name]
         return rank
 

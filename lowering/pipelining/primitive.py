@@ -13,7 +13,7 @@ Limits: no derivative; `vmap` of it is `vmap` of its loop, without stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -22,6 +22,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
 from ipujax.lowering.jaxpr import MICRO_BATCHES, PIPELINE, named_stages
+from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.schedules import Schedule
 from ipujax.runtime.errors import ArgumentError
 
@@ -162,6 +163,14 @@ class MicroBatch:
 
     jaxpr: ClosedJaxpr
     is_ready: bool = False  # whether the passes that precede the cut into stages have run on it
+
+    def inlined(self) -> MicroBatch:
+        """The same without calls."""
+        return replace(self, jaxpr=inline(self.jaxpr))
+
+    def bind(self, jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
+        """Results of a pipeline of another jaxpr, such as that of one device of a mesh."""
+        return bind_pipeline(jaxpr, spec, operands)
 
 
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)

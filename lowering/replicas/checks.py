@@ -27,7 +27,8 @@ def check_results(function: Replicated) -> None:
     """Refuses results that are declared equal on all replicas and may differ."""
     if function.replicas == 1 or function.is_checked:
         return
-    analysis = varying(function.jaxpr, [dim is not None for dim in function.in_dims], function.replicas)
+    are_split = [dim is not None for dim in function.in_dims]
+    analysis = varying(function.jaxpr, are_split, function.replicas, function.axis_name)
     paths = function.jaxpr.jaxpr.debug_info.result_paths or ()
     for number, (differs, dim, eqn) in enumerate(
         zip(analysis.results, function.out_dims, analysis.reasons, strict=True)

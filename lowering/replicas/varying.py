@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ipujax.lowering.gcl import COLLECTIVES, axis_of, is_collective
+from ipujax.lowering.gcl import AXIS, COLLECTIVES, axis_of, is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
 from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
 from ipujax.lowering.source_info import source_line
@@ -36,9 +36,12 @@ class Varying:
     reasons: tuple[JaxprEqn | None, ...]
 
 
-def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int) -> Varying:
-    """Finds the results of a jaxpr that may differ; refuses a collective that not all replicas may reach."""
-    analysis = _Analysis(replicas)
+def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int, axis: str = AXIS) -> Varying:
+    """Finds the results of a jaxpr that may differ; refuses a collective that not all replicas may reach.
+
+    Collectives over other axes, those of a mesh that each replica has, combine values of one replica.
+    """
+    analysis = _Analysis(replicas, axis)
     results = analysis.jaxpr(jaxpr, inputs)
     producers = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
     reasons = tuple(
@@ -53,6 +56,7 @@ class _Analysis:
     """Forward dataflow: a flag for each value, true if it may differ."""
 
     replicas: int
+    axis: str = AXIS
 
     def jaxpr(self, jaxpr: ClosedJaxpr, inputs: Sequence[bool]) -> list[bool]:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: False)
@@ -61,6 +65,10 @@ class _Analysis:
         """For each result whether replicas may differ, as for each operand."""
         name = eqn.primitive.name
         params = eqn.params
+        if is_collective(eqn) and axis_of(eqn) != self.axis:
+            return [any(operands) for _ in eqn.outvars]
+        if name == "shard_map":
+            return self.jaxpr(closed(params["jaxpr"]), operands)
         if is_collective(eqn):
             form = COLLECTIVES[name](eqn, self.replicas)
             if form.kind == "reduce" and not form.is_same:

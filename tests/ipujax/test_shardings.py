@@ -123,9 +123,20 @@ def test_constraints_partition(fun: Callable[..., Any]):
     np.testing.assert_allclose(compiled(X), fun(X) if "pipeline" in str(fun) else jax.jit(fun)(X), rtol=1e-6)
 
 
-def test_constraints_inside_of_a_replica_are_refused():
-    with pytest.raises(ArgumentError, match=r"jax\.lax\.with_sharding_constraint splits a value over 4 devices"):
-        lowered(split, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
+def test_each_replica_has_a_mesh():
+    settings = {"replicas": 2, "in_specs": P("replica"), "out_specs": P("replica")}
+    with pytest.raises(ipu.GraphError, match=r"larger than the device[\s\S]*4 devices of the mesh, 2 replicas"):
+        lowered(split, **settings)
+    fun = ipu.jit(lambda x: split(x) @ x.T, device=ipu.IPUModel(num_ipus=8, tiles_per_ipu=8), **settings)
+    compiled = fun.lower(X).compile()
+    assert compiled.profile.replicas == 8
+    np.testing.assert_allclose(compiled(X), np.concatenate([X[:4] @ X[:4].T, X[4:] @ X[4:].T]), rtol=1e-6)
+
+
+def test_axes_of_a_mesh_have_other_names_than_the_replicas():
+    mesh = AbstractMesh((2,), ("replica",), (AxisType.Auto,))
+    with pytest.raises(ArgumentError, match=r"same name as the replicas[\s\S]*test_shardings\.py"):
+        lowered(lambda x: constrained(x, P("replica"), mesh), replicas=2, in_specs=P("replica"), out_specs=P("replica"))
 
 
 def test_shardings_of_results_are_known_without_devices():

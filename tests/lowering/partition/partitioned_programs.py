@@ -148,8 +148,114 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[tuple[np.ndarray, P]
             (rows,),
         ),
         "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (rows,)),
+        **documented(rows, blocks, columns, split_rows),
         "vmap": (lambda a, b: jax.vmap(jnp.dot)(a, b), (rows, (values(8, 16), P("data")))),
     }
+
+
+def layer(h: Any, w: Any) -> Any:
+    return jnp.tanh(jnp.einsum("bi,ij->bj", h, w, out_sharding=P("data")))
+
+
+def attention(x: Any, w: Any) -> Any:
+    q, k, v = (jnp.einsum("bsd,dhe->bhse", x, w[n]) for n in range(3))
+    scores = jnp.einsum("bhse,bhte->bhst", q, k)
+    return jnp.einsum("bhst,bhte->bhse", jax.nn.softmax(scores), v)
+
+
+def mixture(x: Any, w: Any) -> Any:
+    by_expert = reshard(x, P("model", "data"))
+    return reshard(jnp.einsum("ecd,edf->ecf", by_expert, w), P(None, ("data", "model")))
+
+
+def ring_sum(x: Any) -> Any:
+    ring = [(n, (n + 1) % 4) for n in range(4)]
+    return lax.fori_loop(0, 3, lambda _, c: (c[0] + c[1], lax.ppermute(c[1], "model", ring)), (x, x))[0]
+
+
+def mapped(fun: Any, in_specs: Any, out_specs: Any) -> Any:
+    return lambda *args: jax.shard_map(fun, in_specs=in_specs, out_specs=out_specs)(*args)
+
+
+def documented(rows: Any, blocks: Any, columns: Any, split_rows: Any) -> dict[str, Any]:
+    """Programs like those of JAX's pages on sharding, explicit sharding, and `shard_map`, written anew."""
+    matrix = (values(16, 16), P("data", None))
+    stack = (values(4, 8, 16), P(None, "data"))
+    sums = (P("data", "model"), P("model", None))
+    return {
+        "page: sin of blocks": (lambda x: jnp.sin(x) * 2 + x, (blocks,)),
+        "page: product of blocks": (
+            lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=P("data")),
+            (blocks, split_rows),
+        ),
+        "page: transposed sum": (lambda x: (x + reshard(x.T.T, P("data", "model"))).sum(0), (blocks,)),
+        "page: outer sum": (lambda a, b: a[:, None] + b[None, :], ((values(8), P("data")), (values(4), P("model")))),
+        "page: layers in a scan": (
+            lambda x, w: lax.scan(lambda h, w: (layer(h, w), None), x, w)[0],
+            (rows, (values(3, 16, 16), P(None, "data", None))),
+        ),
+        "page: loss of two layers": (
+            lambda x, w, y: ((layer(x, w) - y) ** 2).mean(),
+            (rows, matrix, rows),
+        ),
+        "page: layer norm": (lambda x: (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5), (blocks,)),
+        "page: cross-entropy": (
+            lambda x: -(jax.nn.log_softmax(x) * jax.nn.softmax(x)).sum(-1).mean(),
+            (rows,),
+        ),
+        "page: heads": (
+            attention,
+            ((values(4, 8, 16), P("data")), (values(3, 16, 4, 4), P(None, None, "model"))),
+        ),
+        "page: experts": (mixture, ((values(4, 8, 16), P(None, "data")), (values(4, 16, 16), P("model")))),
+        "page: gradient of a layer": (
+            lambda x, w: jax.grad(lambda w: layer(x, w).sum())(w),
+            (rows, columns),
+        ),
+        "page: vmap over a stack": (lambda x: jax.vmap(lambda x: jnp.cumsum(x, 1))(x), (stack,)),
+        "page: shard_map of a product": (
+            mapped(lambda a, b: lax.psum_scatter(a @ b, "model", tiled=True), sums, P(("data", "model"))),
+            ((values(32, 16), P("data", "model")), split_rows),
+        ),
+        "page: shard_map of a ring": (mapped(ring_sum, P("data", "model"), P("data", "model")), (blocks,)),
+        "page: shard_map of an exchange": (
+            mapped(lambda x: lax.all_to_all(x, "model", 0, 1, tiled=True), P("model", None), P(None, "model")),
+            (split_rows,),
+        ),
+    }
+
+
+# A result of XLA's collective, its kind, and its groups.
+_COLLECTIVE = re.compile(
+    r"= (\(?[^=]*?\)?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(.*"
+)
+_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
+_RESULT = re.compile(r"(f32|s32|u32|pred|bf16|u8)\[([\d,]*)\]")
+_RECEIVED = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: n - 1,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
+
+
+def received_by_xla(text: str) -> float:
+    """Bytes that a device receives in the collectives of a partitioned HLO."""
+    total = 0.0
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        groups = _GROUPS.search(line)
+        ranks = 2 if groups is None else int(groups[2]) if groups[2] else len(groups[3].split(","))
+        size = {"pred": 1, "u8": 1, "bf16": 2}
+        num_bytes = sum(
+            size.get(dtype, 4) * int(np.prod([int(n) for n in dims.split(",") if n]))
+            for dtype, dims in _RESULT.findall(match[1])
+        )
+        total += _RECEIVED[match[2]](ranks) * num_bytes
+    return total
 
 
 def outcome(fun: Callable[..., Any], args: tuple[tuple[np.ndarray, P], ...]) -> dict[str, Any]:
@@ -172,6 +278,8 @@ def outcome(fun: Callable[..., Any], args: tuple[tuple[np.ndarray, P], ...]) -> 
     return {
         "kinds": sorted({move.step.kind for move in notes.moves}),
         "xla": sorted({kind for name, kind in XLA_KINDS.items() if re.search(rf"= .*\b{name}(-start)?\(", text)}),
+        "bytes": sum(move.received_bytes for move in notes.moves),
+        "bytes of xla": received_by_xla(text),
         "gathered": notes.gathered,
     }
 

@@ -18,7 +18,6 @@ from ipujax.lowering.partition import MeshAxes, Notes, Shardings, partition
 from ipujax.lowering.partition.resharding import steps
 from ipujax.lowering.partition.specs import Spec, typed_spec
 from ipujax.lowering.passes.inline import inline
-from ipujax.runtime.errors import GraphError
 from tests.lowering.partition.partitioned_programs import programs
 
 SCRIPT = Path(__file__).parent / "partitioned_programs.py"
@@ -114,7 +113,7 @@ def test_equations_without_a_rule_gather_and_say_so() -> None:
     assert [move.step.kind for move in notes.moves].count("all_gather") >= 1
 
 
-def test_sums_that_a_result_leaves_are_refused() -> None:
+def test_sums_that_a_result_leaves_are_stacks_of_terms() -> None:
     explicit = AbstractMesh((2, 4), ("data", "model"), (AxisType.Explicit,) * 2)
     shape = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(explicit, P(None, "model")))
 
@@ -123,8 +122,16 @@ def test_sums_that_a_result_leaves_are_refused() -> None:
 
     with jax.sharding.use_abstract_mesh(explicit):
         jaxpr = inline(jax.jit(fun).trace(shape).jaxpr)
-    with pytest.raises(GraphError, match=r"result 0 is a sum that is left to be taken over axes .*model"):
-        partition(jaxpr)
+    notes = Notes()
+    (result,) = partition(jaxpr, notes=notes).out_avals
+    assert result.shape == (4, 8, 8)
+    assert notes.terms == [("model",)] and not notes.moves
+
+
+def test_dimensions_that_a_reshape_joins_are_split_in_contiguous_blocks() -> None:
+    after, notes = partitioned(lambda x: x.reshape(32), ((8, 4), P("data", "model")))
+    assert after.eqns[0].params["out_specs"] == (P("data"),)
+    assert [move.step.kind for move in notes.moves] == ["all_gather"]
 
 
 def test_types_over_one_device_leave_the_split_open() -> None:

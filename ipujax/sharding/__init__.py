@@ -1,0 +1,16 @@
+"""Shardings of calls, for the pass `partition`, and programs over the IPUs of a mesh."""
+
+from ipujax.sharding.call_shardings import (
+    NO_SHARDINGS as NO_SHARDINGS,
+    UNSET as UNSET,
+    CallShardings as CallShardings,
+    ShardingSettings as ShardingSettings,
+    in_explicit_mesh as in_explicit_mesh,
+)
+from ipujax.sharding.mesh_arrays import run_on_one_device as run_on_one_device
+from ipujax.sharding.meshes import (
+    in_words as in_words,
+    mesh_of_constraints as mesh_of_constraints,
+    without_splits as without_splits,
+)
+from ipujax.sharding.partitioning import Partitioning as Partitioning, check_split_alike as check_split_alike

@@ -1,0 +1,138 @@
+"""Estimate of the program of one IPU, without lowering it: its cycles, and the bytes that it needs at once.
+
+Input: a jaxpr after the pass `partition`. Multiply-adds cost their cycles at peak, other equations the words that they
+store, collectives the received bytes at the rate of the IPU-Links and a sync a round, arguments and results the rate
+of the host. The estimate ranks shardings of one program; it is a lower bound of neither cycles nor bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    closed,
+    jaxprs_in_params,
+    shape_of,
+)
+from ipujax.lowering.jaxpr import VIEWS
+from ipujax.lowering.partition.resharding import itemsize
+from ipujax.runtime.target import Target
+
+# Received blocks of the operand's size, and rounds of a ring, of `n` ranks.
+_COLLECTIVES: Mapping[str, Any] = {
+    "psum": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
+    "pmax": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
+    "pmin": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
+    "reduce_scatter": lambda n: ((n - 1) / n, n - 1),
+    "all_gather": lambda n: (n - 1, n - 1),
+    "all_to_all": lambda n: ((n - 1) / n, n - 1),
+    "ppermute": lambda n: (1, 1),
+}
+_PEAK_SHARE = 0.5  # assumed: of the peak rate of multiply-adds, for products as large as a layer's
+_OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an equation that computes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated cost of one call.
+
+    Args:
+        cycles: cycles of one IPU.
+        num_bytes: bytes of the values that one IPU has at once.
+    """
+
+    cycles: float
+    num_bytes: int
+
+
+def estimate(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
+    """Estimated cost of a program after the pass `partition`; of a program that it has not changed as it is."""
+    body = jaxpr.jaxpr
+    sizes: Mapping[str, int] = {}
+    if len(body.eqns) == 1 and body.eqns[0].primitive.name == "shard_map":
+        sizes = dict(body.eqns[0].params["mesh"].shape)
+        body = closed(body.eqns[0].params["jaxpr"]).jaxpr
+    host_bytes = sum(map(_bytes, (*body.invars, *body.outvars)))
+    host_cycles = target.clock_hz * host_bytes / target.host_bytes_per_second
+    return Estimate(_cycles(body, sizes, target) + host_cycles, _peak_bytes(body))
+
+
+def _cycles(jaxpr: Jaxpr, sizes: Mapping[str, int], target: Target) -> float:
+    return sum(_equation_cycles(eqn, sizes, target) for eqn in jaxpr.eqns)
+
+
+def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
+    name = eqn.primitive.name
+    params = eqn.params
+    if name == "scan":
+        return float(params["length"] * _cycles(params["jaxpr"].jaxpr, sizes, target))
+    if name == "cond":
+        return max(_cycles(branch.jaxpr, sizes, target) for branch in params["branches"])
+    if name in _COLLECTIVES:
+        return _collective_cycles(eqn, sizes, target)
+    macs = _macs(eqn)
+    tiles = target.tiles_per_ipu
+    if macs:
+        return macs / (tiles * target.fp32_amp_macs_per_cycle * _PEAK_SHARE) + _OVERHEAD_CYCLES
+    if name in VIEWS:
+        return 0.0
+    inner = [closed(jaxpr).jaxpr for jaxpr in jaxprs_in_params(params)]
+    if inner:
+        return sum(_cycles(body, sizes, target) for body in inner)
+    return sum(map(_bytes, eqn.outvars)) / (tiles * target.store_bytes_per_cycle) + _OVERHEAD_CYCLES
+
+
+def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
+    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    names = axes if isinstance(axes, tuple | list) else (axes,)
+    ranks = prod(sizes.get(name, 1) for name in names)
+    if ranks == 1:
+        return 0.0
+    blocks, rounds = _COLLECTIVES[eqn.primitive.name](ranks)
+    bytes_per_cycle = target.global_exchange_bytes_per_second / target.clock_hz
+    num_bytes = sum(map(_bytes, eqn.invars))
+    return float(blocks * num_bytes / bytes_per_cycle + rounds * (target.global_sync_cycles + _OVERHEAD_CYCLES))
+
+
+def _macs(eqn: JaxprEqn) -> int:
+    """Multiply-adds of a product or a convolution; 0 of other equations."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        shape = shape_of(eqn.invars[0])
+        return prod(shape_of(eqn.outvars[0])) * prod(shape[d] for d in contracted)
+    if name == "conv_general_dilated":
+        kernel = shape_of(eqn.invars[1])
+        out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return prod(shape_of(eqn.outvars[0])) * prod(kernel) // max(out_channels, 1)
+    return 0
+
+
+def _bytes(atom: Any) -> int:
+    if isinstance(atom, Literal | DropVar):
+        return 0
+    return prod(shape_of(atom)) * itemsize(atom.aval.dtype)
+
+
+def _peak_bytes(jaxpr: Jaxpr) -> int:
+    """Largest sum of live values before or after an equation; arguments live through, results to the end."""
+    last_use = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
+    live_through = {v for v in (*jaxpr.invars, *jaxpr.outvars) if isinstance(v, Var)}
+    live = sum(map(_bytes, jaxpr.invars))
+    peak = live
+    for n, eqn in enumerate(jaxpr.eqns):
+        is_view = eqn.primitive.name in VIEWS
+        live += 0 if is_view else sum(map(_bytes, eqn.outvars))
+        peak = max(peak, live)
+        ended = {v for v in eqn.invars if isinstance(v, Var) and last_use[v] == n and v not in live_through}
+        live -= 0 if is_view else sum(map(_bytes, ended))
+    return peak
