@@ -15,6 +15,7 @@ from importlib import import_module as _import_module
 
 from ipujax import distributed as distributed, optim as optim
 from ipujax.advice import Advice as Advice, AdviceRow as AdviceRow, advise as advise
+from ipujax.auto_shard import ShardingPlan as ShardingPlan, ShardingPlans as ShardingPlans, auto_shard as auto_shard
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device, make_mesh as make_mesh
 from ipujax.jit import jit as jit
 from ipujax.phases import phase as phase

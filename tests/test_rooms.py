@@ -108,7 +108,9 @@ ROOMS: dict[str, str] = {
     "lowering.outlining": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
     ),
-    "lowering.partition": ("lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.target"),
+    "lowering.partition": (
+        "lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info runtime.target"
+    ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.partition"
         " lowering.popops"
@@ -187,9 +189,11 @@ ROOMS: dict[str, str] = {
     ),
     "lowering": "",
     "ipujax.device": "runtime.signatures runtime.target",
+    "ipujax.sharding": "lowering.jax_compat lowering.jaxpr lowering.partition runtime.signatures",
     "ipujax.calls": (
-        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.partition lowering.refs lowering.replicas"
-        " lowering.source_info runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"
+        "ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
+        " lowering.replicas lowering.source_info runtime.logs runtime.options runtime.signatures runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -208,23 +212,28 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.stages": (
-        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
+        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit ipujax.sharding"
         " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup"
         " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.stages lowering.dumps"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding ipujax.stages"
+        " lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.partition lowering.passes"
         " lowering.recomputation lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs"
         " runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.jit": (
-        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs"
+        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.sharding"
+        " ipujax.stages lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs"
         " runtime.options runtime.report runtime.signatures"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
+    "ipujax.auto_shard": (
+        "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
+        " runtime.target"
+    ),
     "ipujax.advice": (
         "ipujax.calls ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
     ),
@@ -352,7 +361,7 @@ ROOMS: dict[str, str] = {
         "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.rules runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim"
+        "ipujax.advice ipujax.auto_shard ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim"
         " ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
         " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"

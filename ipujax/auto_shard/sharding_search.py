@@ -1,0 +1,104 @@
+"""Search over the specs of a program's arguments, by the estimated cost of the program of one IPU.
+
+Arguments are decided one after the other, largest first, while those that follow are left to propagation; a beam of
+the programs of least estimated cycles goes on to the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from ipujax.auto_shard.sharding_plans import short
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.partition import Estimate, Notes, Shardings, estimate, partition
+from ipujax.runtime.target import Target
+
+_BEAM = 4
+_SMALL_SHARE = 1 / 256  # of all arguments' bytes: one that is smaller is not worth a decision
+
+Specs = tuple[PartitionSpec | None, ...]  # of each leaf; None where it is left to propagation
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A program that was partitioned: the specs of its arguments, those of propagation too, and its estimate."""
+
+    specs: tuple[PartitionSpec, ...]
+    cost: Estimate
+    collectives: tuple[tuple[str, int], ...]
+
+    @property
+    def like(self) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+        """Equal for programs that the search cannot tell apart."""
+        return int(self.cost.cycles), self.cost.num_bytes, self.collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Search over the specs of the arguments of one jaxpr.
+
+    Args:
+        jaxpr: the program, inlined.
+        mesh: mesh of automatic axes.
+        target: the machine.
+        evaluated: programs so far, by the specs that were given.
+    """
+
+    jaxpr: ClosedJaxpr
+    mesh: AbstractMesh
+    target: Target
+    evaluated: dict[Specs, Candidate]
+
+    def ranked(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Candidate]:
+        """Distinct programs, those that may fit first, by estimated cycles; then the others, by bytes."""
+        num_bytes = [prod(x.shape) * x.dtype.itemsize for x in shapes]
+        order = sorted(range(len(shapes)), key=lambda n: -num_bytes[n])
+        beam: list[Specs] = [(None,) * len(shapes)]
+        for number in order:
+            if num_bytes[number] < _SMALL_SHARE * sum(num_bytes):
+                break
+            options = self._options(shapes[number].shape)
+            wider = [(*specs[:number], spec, *specs[number + 1 :]) for specs in beam for spec in options]
+            beam = sorted(wider, key=lambda specs: self._rank(self._candidate(specs)))[:_BEAM]
+        distinct = {candidate.specs: candidate for candidate in self.evaluated.values()}
+        return sorted(distinct.values(), key=self._rank)
+
+    def _rank(self, candidate: Candidate) -> tuple[bool, float]:
+        cost = candidate.cost
+        exceeds = cost.num_bytes > self.target.tiles_per_ipu * self.target.bytes_per_tile
+        return exceeds, cost.num_bytes if exceeds else cost.cycles
+
+    def _options(self, shape: Sequence[int]) -> list[PartitionSpec]:
+        """Specs of an argument: each axis along one dimension that it divides, or none."""
+        names = [name for name, size in self.mesh.shape.items() if size > 1]
+        options = []
+        for dims in product([None, *range(len(shape))], repeat=len(names)):
+            axes = [tuple(n for n, dim in zip(names, dims, strict=True) if dim == d) for d in range(len(shape))]
+            blocks = [prod(self.mesh.shape[name] for name in group) for group in axes]
+            if all(n % count == 0 for n, count in zip(shape, blocks, strict=True)):
+                options.append(short(PartitionSpec(*axes)))
+        return options
+
+    def _candidate(self, specs: Specs) -> Candidate:
+        if specs not in self.evaluated:
+            self.evaluated[specs] = self._partitioned(specs)
+        return self.evaluated[specs]
+
+    def _partitioned(self, specs: Specs) -> Candidate:
+        notes = Notes()
+        given = tuple(None if spec is None else NamedSharding(self.mesh, spec) for spec in specs)
+        after = partition(self.jaxpr, Shardings(given, (), self.target), notes)
+        chosen = [PartitionSpec()] * len(specs)
+        if after is not self.jaxpr:
+            (eqn,) = after.eqns
+            spec_of_var = dict(zip(eqn.invars, eqn.params["in_specs"], strict=True))
+            chosen = [short(spec_of_var.get(var, PartitionSpec())) for var in after.jaxpr.invars]
+        kinds = Counter(move.step.kind for move in notes.moves)
+        return Candidate(tuple(chosen), estimate(after, self.target), tuple(sorted(kinds.items())))
