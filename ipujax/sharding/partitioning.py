@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0
-from ipujax.lowering.partition import Notes, splits
+from ipujax.lowering.partition import Notes, explicit_axes, splits
 from ipujax.runtime.errors import ArgumentError
 from ipujax.sharding.call_shardings import CallShardings
 from ipujax.sharding.mesh_arrays import on_devices
@@ -102,7 +102,8 @@ class Partitioning:
         if typed is not None:
             return typed
         rank = len(aval.shape)
-        of_type = getattr(aval, "sharding", None)  # of some explicit axes
+        # The type has the explicit axes of a mesh that has automatic ones too.
+        of_type = getattr(aval, "sharding", None) if explicit_axes(aval) else None
         shardings = (of_type, *self.call.inputs)
         others = (sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding))
         equal = (s for s in others if len(s) <= rank and self._axes(s, rank) == self._axes(spec, rank))

@@ -10,6 +10,7 @@ from ipujax.lowering.partition.partition_pass import (
 )
 from ipujax.lowering.partition.specs import (
     MeshAxes as MeshAxes,
+    explicit_axes as explicit_axes,
     running_without_mesh as running_without_mesh,
     tracing_without_mesh as tracing_without_mesh,
 )

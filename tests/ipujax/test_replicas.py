@@ -281,8 +281,6 @@ def test_shard_map_that_cannot_be():
     x = np.ones(8, np.float32)
     with pytest.raises(GraphError, match="meshes of different sizes"):
         ipu.jit(lambda x: over(one, x) + over(other, x), device=device())(x)
-    with pytest.raises(GraphError, match="inside of a function of several replicas"):
-        replicated(partial(over, one))(np.ones(16, np.float32))
     with pytest.raises(ArgumentError, match=r"AbstractMesh, which jax.jit cannot run either[\s\S]*ipu.IPUModel"):
         ipu.jit(partial(over, other), device=ipu.CPU())(x)
     with pytest.raises(ArgumentError, match="4 replicas do not fit 2 IPUs"):
