@@ -196,9 +196,9 @@ def plan_convolution(
             "available_memory_proportion must be a proportion", expected="a number from 0 to 1", got=share
         )
     best = _plan_step(spec, target, share)
-    for axis in step_axes:
+    for axis in step_axes if best.memory_binds and share > 0 else ():
         for steps in _STEPS:
-            if not best.memory_binds or share == 0 or not _divides(list(spec.extents)[axis], steps, axis):
+            if not _divides(list(spec.extents)[axis], steps, axis):
                 break
             stacks = _stack_bytes(spec, axis, target) if is_loop else 0
             step_share = share - stacks / target.bytes_per_tile

@@ -162,6 +162,20 @@ def test_half_sums_of_larger_kernels():
     assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == 6 - 6 * (80 - 40)
 
 
+def test_steps_of_rows_and_of_columns_compete():
+    """Where memory limits a plan, that of the second axis is taken although steps of the first one fit."""
+    extents = Dims(1, 1, 8192, 1024, (1024,), (1,))
+    float32 = (np.dtype(np.float32),) * 4
+    spec = ConvSpec(extents, (1024,), (1,), (1,), (1,), *float32, True, True, is_product=True)
+    columns, rows, either, other = (
+        plan_convolution(spec, BOW, None, axes)
+        for axes in ((OUT_CHANNELS,), (FIELD,), (OUT_CHANNELS, FIELD), (FIELD, OUT_CHANNELS))
+    )
+    assert columns.steps > 1 and columns.memory_bound_met and rows.memory_bound_met
+    assert rows.total_cycles < columns.total_cycles
+    assert either.total_cycles == other.total_cycles == rows.total_cycles
+
+
 @pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])
 def test_split_candidates_have_all_largest_blocks(extent, grain):
     max_splits = -(-extent // grain)
