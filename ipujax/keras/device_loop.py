@@ -128,7 +128,7 @@ class Execution:
             batches = list(islice(reader, self._steps))
             if batches:
                 self._count_stages(state, batches[0])
-            calls = [call for _, group in groupby(batches, _shapes) for call in self._split_calls(list(group))]
+            calls = [call for _, group in groupby(batches, _shapes) for call in self._group_by_call(list(group))]
             # All are compiled before the first call donates the state: an error of compilation leaves it whole.
             compiled = [self._compile(named, call) for call in calls]
             for function, stacked in compiled:
@@ -172,8 +172,8 @@ class Execution:
         profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
         set_untracked(self._model, ipu_profiles=profiles, ipu_profile=profiles.get("train", profile))
 
-    def _split_calls(self, batches: list[Any]) -> Iterator[list[Any]]:
-        """Split batches of one shape into those of a call of the device each."""
+    def _group_by_call(self, batches: list[Any]) -> Iterator[list[Any]]:
+        """Group batches of one shape by the call of the device that takes them."""
         size = self.settings.batches_of_update
         remainder = len(batches) % size
         if remainder and self.kind == "train":

@@ -181,9 +181,9 @@ def _leaves(name: str, shardings: Tree, values: Tree) -> tuple[NamedSharding | N
     """Sharding of each leaf of a pytree, by a prefix of it."""
     if isinstance(values, tuple) and isinstance(shardings, list):
         shardings = tuple(shardings)
-    boxed = jax.tree.map(lambda s: _Box(_named(name, s)), shardings, is_leaf=_is_sharding)
+    prefix = jax.tree.map(lambda s: _Leaf(_named(name, s)), shardings, is_leaf=_is_sharding)
     try:
-        full = jax.tree.broadcast(boxed, values, is_leaf=lambda x: isinstance(x, _Box))
+        full = jax.tree.broadcast(prefix, values, is_leaf=lambda x: isinstance(x, _Leaf))
     except ValueError as error:
         raise ArgumentError(
             f"{name} do not match the structure of their arrays",
@@ -191,12 +191,12 @@ def _leaves(name: str, shardings: Tree, values: Tree) -> tuple[NamedSharding | N
             got=shardings,
             hint="one sharding, or None, for each argument or result, or for a subtree of it",
         ) from error
-    return tuple(box.sharding for box in jax.tree.leaves(full, is_leaf=lambda x: isinstance(x, _Box)))
+    return tuple(leaf.sharding for leaf in jax.tree.leaves(full, is_leaf=lambda x: isinstance(x, _Leaf)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Box:
-    """A leaf, as None is none of a pytree."""
+class _Leaf:
+    """Leaf with a sharding or None, which alone would be an empty subtree of a pytree."""
 
     sharding: NamedSharding | None
 

@@ -39,51 +39,53 @@ def tile_numbers(tiles: Any, name: str) -> tuple[int, ...]:
     return numbers
 
 
-def whole_numbers(values: Any, what: str) -> tuple[int, ...]:
+def whole_numbers(values: Any, argument: str) -> tuple[int, ...]:
     """Return whole numbers as a tuple; raises ArgumentTypeError for anything else."""
     numbers = np.asarray(list(values) if isinstance(values, range) else values)
     if numbers.size == 0:
         return ()
     if numbers.dtype.kind not in "iu" or numbers.ndim > 1:
-        raise ArgumentTypeError(what, expected="whole numbers, one dimension", got=repr(values))
+        raise ArgumentTypeError(argument, expected="whole numbers, one dimension", got=repr(values))
     return tuple(int(n) for n in numbers.reshape(-1))
 
 
-def tile_array(x: Any, num_tiles: int | None, name: str, what: str = "array") -> Any:
+def tile_array(x: Any, num_tiles: int | None, name: str, argument: str = "array") -> Any:
     """Return an array with a row for each tile.
 
     Args:
         x: array or anything that converts to one.
         num_tiles: number of tiles; any when None.
         name: name of the function in errors.
-        what: name of the argument.
+        argument: name of the argument in errors.
 
     Raises:
-        ArgumentTypeError: no array, or a scalar.
+        ArgumentTypeError: not an array, or a scalar.
         ArgumentValueError: another number of rows, or no elements.
     """
-    array = as_array(x, name, what)
+    array = as_array(x, name, argument)
     if array.ndim == 0:
         expected = "a leading axis with a row for each tile"
-        raise ArgumentTypeError(f"{name}: {what}", expected=expected, got=shown(array), hint="ipu.tile_put_replicated")
+        raise ArgumentTypeError(
+            f"{name}: {argument}", expected=expected, got=shown(array), hint="ipu.tile_put_replicated"
+        )
     if num_tiles is not None and array.shape[0] != num_tiles:
         raise ArgumentValueError(
-            f"{name}: leading axis of {what}",
+            f"{name}: leading axis of {argument}",
             expected=f"{num_tiles}, the number of tiles",
             got=f"{array.shape[0]}: {shown(array)}",
             hint="reshape it to a row for each tile, or ipu.tile_put_replicated for an array that all tiles need",
         )
     if 0 in array.shape:
-        raise ArgumentValueError(f"{name}: {what}", expected="elements on each tile", got=shown(array))
+        raise ArgumentValueError(f"{name}: {argument}", expected="elements on each tile", got=shown(array))
     return array
 
 
-def as_array(x: Any, name: str, what: str) -> Any:
+def as_array(x: Any, name: str, argument: str) -> Any:
     """Return anything as an array of JAX; raises ArgumentTypeError if it is none."""
     try:
         return jnp.asarray(x)
     except TypeError as error:
-        raise ArgumentTypeError(f"{name}: {what}", expected="an array", got=type(x).__name__) from error
+        raise ArgumentTypeError(f"{name}: {argument}", expected="an array", got=type(x).__name__) from error
 
 
 def shown(x: Any) -> str:

@@ -125,8 +125,10 @@ def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None
 
 
 def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
-    """Dimension of the variable that each dimension of a view runs along in steps of one, None for one of size 1."""
-    # None for a view that is no permutation of dimensions and slices.
+    """Dimension of the variable that each dimension of a view runs along, None for one of size 1.
+
+    A view that does more than permute and slice dimensions has none: the result is None.
+    """
     shape = view.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
     start = (0,) * len(shape) if view.is_empty else np.unravel_index(view.offset, shape)

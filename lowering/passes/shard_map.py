@@ -67,7 +67,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     in_dims = _split_inputs(jaxpr.jaxpr)
     out_dims = _split_results(jaxpr.jaxpr)
     inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
-    return _wrapped(inner, jaxpr, replicas, in_dims, out_dims)
+    return _as_replicated(inner, jaxpr, replicas, in_dims, out_dims)
 
 
 def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -103,7 +103,7 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         _composed(first, second, rank, function.replicas, devices)
         for (first, second), rank in zip(pairs, ranks, strict=True)
     )
-    return _wrapped(inner, jaxpr, total, splits[: len(in_dims)], splits[len(in_dims) :])
+    return _as_replicated(inner, jaxpr, total, splits[: len(in_dims)], splits[len(in_dims) :])
 
 
 def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
@@ -427,7 +427,9 @@ class _Mesh:
         return lax.ppermute(x, AXIS, [(group[source], replica) for group in groups for replica in group])
 
 
-def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Splits, out_dims: Splits) -> ClosedJaxpr:
+def _as_replicated(
+    inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Splits, out_dims: Splits
+) -> ClosedJaxpr:
     """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))

@@ -233,7 +233,7 @@ class EngineProgram:
         """Trace one step on `values`, which change; `live` are the variables that may be read after it."""
         match step:
             case Execute(compute_set) if self._clock is not None and compute_set in self._clock.readings:
-                self._clock.read(compute_set, values)
+                self._clock.write_counts(compute_set, values)
             case Execute(compute_set) if self._effects(step).writes & self._compared:
                 self._run_as_function(compute_set, step, values, self._effects(step).writes)
             case Copy() if self._effects(step).writes & self._compared:

@@ -54,8 +54,9 @@ class Interval:
 
 
 def _split_joined_dims(node: Affine, intervals: Sequence[Interval]) -> tuple[Affine, list[Interval]]:
-    """Split each dimension that joins several of the variable into these, where every interval is complete rows."""
-    dims, finer = list[Group](), list[Interval]()
+    """Split dimensions that join several of the variable into those, where each interval covers complete rows."""
+    dims = list[Group]()
+    finer = list[Interval]()
     for group, interval in zip(node.dims, intervals, strict=True):
         row = prod(size for size, _ in group[1:])
         if row > 1 and not np.any(interval.start % row) and not np.any(interval.length % row):

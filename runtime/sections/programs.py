@@ -122,6 +122,7 @@ class _Walk:
         return entry
 
     def activities(self, leaf: Leaf) -> list[Activity]:
+        """Return the exchanges, copies and computation of a step, in order."""
         cost = self.executable.costs[leaf]
         name = leaf.label
         match cost:

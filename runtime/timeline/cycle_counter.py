@@ -71,8 +71,8 @@ class CycleCounter:
             arrays[self.variable] = _advanced(arrays[self.variable], effect)
             self._waiting = identity
 
-    def read(self, compute_set: ComputeSet, arrays: Arrays) -> None:
-        """Write the clocks of the IPUs of vertices to the results of a compute set that reads them."""
+    def write_counts(self, compute_set: ComputeSet, arrays: Arrays) -> None:
+        """Write the clock of each vertex's IPU to the results of a compute set of cycle counters."""
         for group in self._graph.groups[compute_set]:
             (access,) = group.accesses
             ipus = group.tile.reshape(-1) // self._graph.target.tiles_per_ipu

@@ -96,16 +96,17 @@ def slide(
     before = padding[:rank]
     after = padding[rank:]
     counts = tuple(
-        _count(size, low, high, span, step, ceil_mode)
+        _window_count(size, low, high, span, step, ceil_mode)
         for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
     )
     return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
 
 
-def _count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
+def _window_count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
+    """Number of windows along an axis with padding; with `ceil_mode` the last may pass the end."""
     room = size + before + after - span
     if not ceil_mode:
         return room // stride + 1
     count = math.ceil(room / stride) + 1
-    # a window that would start in the padding behind the last element is left out
+    # A window that would start in the padding behind the last element is left out.
     return count - 1 if (count - 1) * stride >= size + before else count

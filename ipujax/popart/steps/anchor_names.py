@@ -100,7 +100,7 @@ def anchors_of(flow: DataFlow, tensors: Iterable[str], weights: Sequence[str], i
 
 
 def base_names(flow: DataFlow, tensors: Iterable[str]) -> list[str]:
-    """Return the names of the model's tensors that anchors depend on.
+    """Return the tensors of the model that anchors name, directly or by their gradients.
 
     Args:
         flow: of the session.

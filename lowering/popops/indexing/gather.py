@@ -110,7 +110,7 @@ class GatherSpec:
 
 def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec) -> Tensor:
     """Looks up slices of a table of `spec.table_shape`; the last dimension of `indices` has index vectors."""
-    # No tensor is empty.
+    # Callers have handled tensors without elements.
     graph = builder.graph
     table_dims, index_dims = spec.out_dims()
     out_shape = tuple(out_shape)

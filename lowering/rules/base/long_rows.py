@@ -62,7 +62,7 @@ def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, r
 
 
 def long_top_k(x: jax.Array, *, k: int, axis: int, parts: int) -> tuple[jax.Array, jax.Array]:
-    """Largest elements of rows, of equals the first, and their positions."""
+    """Largest k elements along an axis, of equal ones the first, and their positions; parts of rows come first."""
     rows = jnp.moveaxis(x, axis, -1)
     n = x.shape[axis]
     batch = rows.shape[:-1]
