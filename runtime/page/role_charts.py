@@ -130,7 +130,9 @@ def _stacked(view: MemoryView) -> Any:
     stop = np.minimum(start + width, len(order))
     names = [row.name for row in view.roles] or ["all"]
     parts = (view.by_role if view.roles else view.tile_bytes[None, view.listed])[:, columns]
-    figure = chart("roles", "tiles, fullest first", "bytes of a tile", 280, "hover,pan,xwheel_zoom,box_zoom")
+    count = len(view.tile_bytes)
+    tiles = "tiles" if len(order) == count else f"the {len(order):,} fullest of {count:,} tiles"
+    figure = chart("roles", f"{tiles}, fullest first", "bytes of a tile", 280, "hover,pan,xwheel_zoom,box_zoom")
     for name, top, number in zip(names, parts.cumsum(0), parts, strict=True):
         source = {"left": start, "right": stop, "top": top, "bottom": top - number, "bytes": number}
         source |= {"tile": view.listed[columns], "role": [name] * len(columns)}

@@ -147,6 +147,7 @@ def scatter_codelet(
         takes=("origins", "shapes"),
         moves=spec.kind == "scatter" and spec.function is None,
         compares=_MONOIDS.get(spec.kind) in SELECTING,
+        flops=partial(_update_flops, spec),
         parts=_lookups,
     )
 
@@ -215,6 +216,13 @@ def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockSh
     cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
     filled_bytes = total_elements(table) * element_bytes(dtype)
     return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
+
+
+def _update_flops(spec: ScatterSpec, shapes: BlockShapes) -> np.ndarray:
+    """Operations on the updates whose rows are expected in the block of the table."""
+    updates, table = shapes[-2:]
+    in_block = np.asarray(prod((table[d] for d in spec.indexed), start=np.ones((), np.int64)))
+    return total_elements(updates) * in_block // prod(spec.table_shape[d] for d in spec.indexed)
 
 
 def _lookups(shapes: BlockShapes, target: Target) -> np.ndarray:

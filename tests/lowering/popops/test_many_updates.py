@@ -282,3 +282,10 @@ def test_bounds_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def num_scatter_groups(program: LoweredProgram) -> int:
     """Number of vertex groups that scatter."""
     return sum("Scatter" in g.codelet.name for groups in program.graph.groups.values() for g in groups)
+
+
+def test_a_scatter_counts_one_operation_an_update() -> None:
+    """Each vertex looks at all updates, and computes those of its rows."""
+    args = embedding(304, 8, 64)
+    profile = ipu.jit(add_rows, device=ipu.IPUModel(tiles_per_ipu=16)).profile(*args)
+    assert sum(step.flops or 0 for step in profile.step_costs) == 64 * 8
