@@ -203,8 +203,12 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed": (
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
+    "ipujax.poplar.library": (
+        "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
+    ),
     "ipujax.popsparse": (
-        "ipujax.public lowering.jax_compat lowering.jaxpr lowering.popsparse lowering.rules runtime.target"
+        "ipujax.poplar.library ipujax.public lowering.emit lowering.jax_compat lowering.jaxpr lowering.layout"
+        " lowering.popsparse lowering.rules runtime.graph runtime.target runtime.tensor"
     ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (
@@ -329,9 +333,6 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar": (
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
-    ),
-    "ipujax.poplar.library": (
-        "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.popops": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"

@@ -21,16 +21,19 @@ _SUMS = np.dtype(np.float32)
 
 
 def bucket_product(
-    grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, is_dynamic: bool = False
+    grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, most_blocks: int | None = None
 ) -> jax.Array:
-    """The product [m, n] of blocks [cells · size, block, block] by x [k, n]; several terms are of dtype `terms`."""
+    """The product [m, n] of blocks [cells · size, block, block] by x [k, n]; several terms are of dtype `terms`.
+
+    At most `most_blocks` of a bucket of a dynamic pattern are not left out; None is a static pattern.
+    """
     cells = len(grid.reads)
     size, block = row.size // cells, blocks.shape[-1]
     operands = rows_of_cells(grid, grid.reads, x, block)
     dtype = blocks.dtype if grid.terms == 1 else terms
     number = number_type(grid)
     sums = _call(
-        block_products(blocks.dtype, number, grid.most_writes, dtype, is_dynamic),
+        block_products(blocks.dtype, number, grid.most_writes, dtype, most_blocks),
         grid.column_parts,
         [blocks.reshape(cells, size, block, block), operands, _numbers(row, number), _numbers(slot, number)],
         ((grid.most_writes, *operands.shape[2:]), dtype),
@@ -39,7 +42,9 @@ def bucket_product(
     return add_terms(grid, sums).astype(x.dtype)
 
 
-def bucket_samples(grid: Grid, block: int, left: jax.Array, right: jax.Array, row: Any, slot: Any) -> jax.Array:
+def bucket_samples(
+    grid: Grid, block: int, left: jax.Array, right: jax.Array, row: Any, slot: Any, most_blocks: int | None = None
+) -> jax.Array:
     """The blocks [cells · size, block, block] of left [m, n] · right [k, n]ᵀ; zeros for those left out."""
     cells, dtype = len(grid.reads), left.dtype
     size = row.size // cells
@@ -47,7 +52,7 @@ def bucket_samples(grid: Grid, block: int, left: jax.Array, right: jax.Array, ro
     number = number_type(grid)
     is_whole = grid.column_parts == 1
     samples = _call(
-        sampled_products(dtype, number, dtype if is_whole else _SUMS),
+        sampled_products(dtype, number, dtype if is_whole else _SUMS, most_blocks),
         grid.column_parts,
         [*rows, _numbers(slot, number), _numbers(row, number)],
         ((size, block, block), dtype if is_whole else _SUMS),

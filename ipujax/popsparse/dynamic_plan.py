@@ -2,11 +2,13 @@
 
 The matrix is cut into cells of equal sizes, each with a bucket that has room for somewhat more blocks than a cell has
 if the pattern is even. Blocks that a full bucket has no room for go to the next buckets that have some; a product
-passes all buckets on to the cells before, as many times as the plan says, and each cell multiplies its own blocks.
+passes all buckets on to the cells before, as many times as the plan says, and each cell multiplies its own blocks:
+in each of these steps at most as many as a bucket has room for beside those of an even pattern.
 
 Input: a `DynamicPlan`, and on the host a pattern and its blocks. Output: `SparseBlocks`, the arguments of a function.
 Source: Li et al. 2023, "PopSparse", section 3.3; PopLibs `popsparse/MatMul.hpp` (30 % more room).
-Limits: the cost of a product is that of full buckets, whatever the pattern; a pattern is encoded on the host.
+Limits: the cost of a product is that of the most blocks in each step, whatever the pattern; a pattern is encoded on the
+host.
 """
 
 from __future__ import annotations
@@ -103,9 +105,18 @@ class DynamicPlan:
         return _bucket_size(self.max_blocks, self.oversize, len(self.grid.reads))
 
     @property
+    def number(self) -> np.dtype[Any]:
+        """Dtype of the meta-information."""
+        return number_type(self.grid)
+
+    @property
     def steps(self) -> int:
         """Propagation steps that differ: one fewer than cells at most."""
         return min(self.propagation_steps, len(self.grid.reads) - 1)
+
+    def most_blocks(self, step: int) -> int:
+        """Blocks that a cell multiplies at most in a step of propagation: of its own bucket first."""
+        return _most_blocks(self.max_blocks, self.size, len(self.grid.reads), step)
 
     def encode(self, pattern: BlockPattern, values: Any) -> SparseBlocks:
         """The blocks of a pattern in the buckets of this plan, on the host.
@@ -133,7 +144,7 @@ class DynamicPlan:
         cell = _cells_of(grid, rows, columns)
         place = self._places(cell)
         bucket = place // size
-        number = number_type(grid)
+        number = self.number
         row = np.zeros(len(grid.reads) * size, number)
         row[place] = columns - first_rows(grid.reads)[cell]
         shape = self.steps + 1, len(grid.reads) * size
@@ -173,7 +184,7 @@ class DynamicPlan:
             first = np.searchsorted(np.sort(target), target)
             inverse = np.argsort(np.argsort(target, kind="stable"), kind="stable")
             position = used[target] + inverse - first
-            fits = position < size
+            fits = (position < size) & (inverse - first < self.most_blocks(step))
             placed = homeless[fits]
             place[placed] = target[fits] * size + position[fits]
             rank[placed] = 0
@@ -211,6 +222,10 @@ def _bucket_size(max_blocks: int, oversize: float, cells: int) -> int:
     return max(1, round(-(-max_blocks // cells) * (1 + oversize)))
 
 
+def _most_blocks(max_blocks: int, size: int, cells: int, step: int) -> int:
+    return size if step == 0 else max(1, size - -(-max_blocks // cells))
+
+
 @remembered
 def _grid(plan: DynamicPlan) -> Grid:
     """The grid of fewest estimated cycles, or of least memory if none fits."""
@@ -223,7 +238,9 @@ def _grid(plan: DynamicPlan) -> Grid:
         size = _bucket_size(plan.max_blocks, plan.oversize, bands * row_parts)
         reads, writes = -(-num_reads // bands), -(-num_rows // row_parts)
         sizes = CellSizes(plan.block, size, reads, writes, plan.columns // parts, bands, share)
-        return estimated_cost(sizes, plan.dtype, sums, min(plan.propagation_steps, bands * row_parts - 1) + 1, True)
+        steps = range(min(plan.propagation_steps, bands * row_parts - 1) + 1)
+        most = [_most_blocks(plan.max_blocks, size, bands * row_parts, step) for step in steps]
+        return estimated_cost(sizes, plan.dtype, sums, most)
 
     bands, row_parts, parts = min(
         (

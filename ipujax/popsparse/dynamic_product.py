@@ -40,22 +40,33 @@ def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax
         ArgumentTypeError: other dtypes, a plan or a matrix that are none.
         ArgumentValueError: a matrix of another plan, or an `x` whose shape does not match.
     """
+    _check("dynamic_matmul", plan, sparse, x, 1)
+    return _product(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, x)
+
+
+def dynamic_transposed_matmul(plan: DynamicPlan, sparse: SparseBlocks, y: jax.Array) -> jax.Array:
+    """The product [k, n] of the transposed block-sparse matrix with a dense one, [m, n]; else as `dynamic_matmul`."""
+    _check("dynamic_transposed_matmul", plan, sparse, y, 0)
+    return _transposed(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, y)
+
+
+def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, contracted: int) -> None:
     if not isinstance(plan, DynamicPlan) or not isinstance(sparse, SparseBlocks):
         got = f"{type(plan).__name__}, {type(sparse).__name__}"
-        raise ArgumentTypeError("dynamic_matmul", expected="a DynamicPlan and its SparseBlocks", got=got)
+        raise ArgumentTypeError(name, expected="a DynamicPlan and its SparseBlocks", got=got)
     if sparse.values.dtype != plan.dtype or x.dtype != plan.dtype:
         got = f"{sparse.values.dtype}, {x.dtype}"
-        raise ArgumentTypeError("dynamic_matmul: operands", expected=f"both {plan.dtype}", got=got)
+        raise ArgumentTypeError(f"{name}: operands", expected=f"both {plan.dtype}", got=got)
     grid = plan.grid
     shape = len(grid.reads) * plan.size, plan.block, plan.block
     if sparse.values.shape != shape or sparse.slot.shape[0] != plan.steps + 1:
         raise ArgumentValueError(
-            "dynamic_matmul: sparse is of another plan", expected=f"values {shape}", got=sparse.values.shape
+            f"{name}: sparse is of another plan", expected=f"values {shape}", got=sparse.values.shape
         )
-    if x.ndim != 2 or x.shape[0] != plan.shape[1] or x.shape[1] % grid.column_parts or not x.shape[1]:
-        expected = f"({plan.shape[1]}, n), n a multiple of {grid.column_parts}"
-        raise ArgumentValueError("dynamic_matmul: x", expected=expected, got=x.shape)
-    return _product(plan, (sparse.row, sparse.slot, sparse.column_slot), sparse.values, x)
+    length = plan.shape[contracted]
+    if x.ndim != 2 or x.shape[0] != length or x.shape[1] % grid.column_parts or not x.shape[1]:
+        expected = f"({length}, n), n a multiple of {grid.column_parts}"
+        raise ArgumentValueError(f"{name}: the dense operand", expected=expected, got=x.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -64,7 +75,7 @@ def _product(plan: DynamicPlan, meta: Meta, values: jax.Array, x: jax.Array) -> 
 
     def step_product(step: int) -> jax.Array:
         blocks, rows = (_passed(plan, array, step) for array in (values, row))
-        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, True)
+        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step))
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
@@ -81,7 +92,9 @@ def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) 
 
     def step_product(step: int) -> jax.Array:
         blocks = by_part(_passed(plan, values, step)).swapaxes(1, 2)
-        return bucket_product(grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, True)
+        return bucket_product(
+            grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, plan.most_blocks(step)
+        )
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
@@ -93,7 +106,8 @@ def _sampled(plan: DynamicPlan, meta: Meta, left: jax.Array, right: jax.Array) -
 
     def step_blocks(step: int) -> jax.Array:
         rows = _passed(plan, row, step)
-        return _passed(plan, bucket_samples(plan.grid, plan.block, left, right, rows, slot[step]), -step)
+        samples = bucket_samples(plan.grid, plan.block, left, right, rows, slot[step], plan.most_blocks(step))
+        return _passed(plan, samples, -step)
 
     return reduce(jnp.add, map(step_blocks, range(plan.steps + 1)))
 

@@ -6,6 +6,7 @@ the memory. Limits: no syncs, and the whole exchange of a tile at its own rate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +33,16 @@ class CellSizes:
     result_share: float  # elements of the result a tile
 
 
-def estimated_cost(sizes: CellSizes, dtype: Any, sums: Any, steps: int, is_dynamic: bool) -> tuple[bool, float]:
+def estimated_cost(
+    sizes: CellSizes, dtype: Any, sums: Any, most_blocks: Sequence[int] | None = None
+) -> tuple[bool, float]:
     """Whether a tile lacks the memory, then bytes if it does, else cycles: a key to compare plans by.
 
     Args:
         sizes: of the grid.
         dtype: of the operands.
         sums: dtype of terms.
-        steps: cells that a bucket goes through.
-        is_dynamic: whether the pattern is an argument.
+        most_blocks: of a dynamic pattern, the blocks that a cell multiplies in each step of propagation.
     """
     width, sums_width = np.dtype(dtype).itemsize, np.dtype(sums).itemsize
     operand = sizes.reads * sizes.block * sizes.columns * width
@@ -49,15 +51,17 @@ def estimated_cost(sizes: CellSizes, dtype: Any, sums: Any, steps: int, is_dynam
     cell_bytes = operand + bucket + partials
     if cell_bytes > _MEMORY_SHARE * MK2.bytes_per_tile:
         return True, cell_bytes
-    formula = dynamic_cycles if is_dynamic else static_cycles
-    rows = min(sizes.writes, sizes.blocks)
-    products = int(formula(MK2, dtype, sizes.block, np.int64(rows), np.int64(sizes.blocks), np.int64(sizes.columns)))
+    formula = static_cycles if most_blocks is None else dynamic_cycles
+    steps = most_blocks or [sizes.blocks]
+    products = sum(
+        int(formula(MK2, dtype, sizes.block, min(sizes.writes, blocks), blocks, sizes.columns)) for blocks in steps
+    )
     added = sizes.result_share * sizes.terms if sizes.terms > 1 else 0
     vector = MK2.vector_width_bytes // sums_width
-    exchanged = operand + steps * bucket + added * sums_width
+    exchanged = operand + len(steps) * bucket + added * sums_width
     # Sums of terms: each worker adds a vector a cycle.
     adding = issue_round_cycles(MK2) / MK2.worker_contexts * added / vector
-    return False, exchanged / MK2.exchange_bytes_per_cycle + steps * products + adding
+    return False, exchanged / MK2.exchange_bytes_per_cycle + products + adding
 
 
 def column_parts(columns: int, most: int) -> list[int]:

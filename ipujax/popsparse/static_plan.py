@@ -38,7 +38,7 @@ def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype:
         grid, most = candidate
         columns = num_columns // grid.column_parts
         sizes = CellSizes(pattern.block, most, grid.most_reads, grid.most_writes, columns, grid.terms, share)
-        return estimated_cost(sizes, dtype, dtype, 1, False)
+        return estimated_cost(sizes, dtype, dtype)
 
     grid, _ = min(_candidates(pattern, most_cells, num_columns), key=cost)
     return _with_blocks(pattern, grid)

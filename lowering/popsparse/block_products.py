@@ -29,10 +29,11 @@ _VECTOR_CYCLES = 1
 
 
 @remembered
-def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, is_dynamic: bool = False) -> Codelet:
+def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
     """Codelet of sums of block products, by slot.
 
     Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
+    A dynamic pattern names the most blocks that are not left out; None is a static one.
     """
 
     def compute(blocks: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
@@ -42,9 +43,11 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, is_dynam
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         (blocks, _, _), (_, _, n), *_ = shapes
-        formula = dynamic_cycles if is_dynamic else static_cycles
         block = int(np.max(shapes[0][1]))
-        return formula(target, dtype, block, np.minimum(slots, blocks), blocks, n)
+        if most_blocks is None:
+            return static_cycles(target, dtype, block, np.minimum(slots, blocks), blocks, n)
+        used = np.minimum(most_blocks, blocks)
+        return dynamic_cycles(target, dtype, block, np.minimum(slots, used), used, n)
 
     fields = (
         Field("blocks", "in", dtype),
@@ -53,15 +56,16 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, is_dynam
         Field("slot", "in", number),
         Field("out", "out", out_dtype),
     )
-    name = f"popsparse::{'Dynamic' if is_dynamic else 'Static'}BlockProducts<{dtype_name(dtype)}>"
+    name = f"popsparse::{'Static' if most_blocks is None else 'Dynamic'}BlockProducts<{dtype_name(dtype)}>"
     return Codelet(name, fields, compute, cycles, flops=_block_flops)
 
 
 @remembered
-def sampled_products(dtype: Any, number: Any, out_dtype: Any) -> Codelet:
+def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
     """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
 
     Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
+    At most `most_blocks` are not left out, if that is known.
     """
 
     def compute(left: jax.Array, right: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:
@@ -73,7 +77,8 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any) -> Codelet:
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         (_, m, n), *_, (blocks, _, k) = shapes
-        return _sampled_cycles(target, dtype, blocks, m, n, k)
+        used = blocks if most_blocks is None else np.minimum(most_blocks, blocks)
+        return _sampled_cycles(target, dtype, used, m, n, k)
 
     fields = (
         Field("left", "in", dtype),
