@@ -43,6 +43,7 @@ from ipujax.runtime.options import Options as Options
 from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
+from ipujax.storage import LoadedProgram as LoadedProgram, load as load
 
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
 _LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "popsparse", "poputil", "schedules")

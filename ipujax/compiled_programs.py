@@ -6,10 +6,11 @@ Limits: programs of other threads are listed only if these run in a copy of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.logs import Log
@@ -23,11 +24,11 @@ class CompiledProgram:
 
     Args:
         name: name of the function.
-        executable: the checked program with its costs and memory.
+        profile: returns the static profile of the program, a `Profile`.
     """
 
     name: str
-    executable: Executable
+    profile: Callable[[], Any]
 
 
 # Per context: programs that other threads compile at the same time are not the caller's.
@@ -45,11 +46,22 @@ def collected_programs() -> Iterator[list[CompiledProgram]]:
         _COLLECTED.reset(token)
 
 
-def announce(name: str, executable: Executable) -> None:
-    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any."""
-    # Called for the program that is run, not for attempts that did not fit.
+def bound_warnings(executable: Executable) -> tuple[str, ...]:
+    """Return a line for each memory bound that a program exceeds."""
     # Equal lines once: a bound is unmet again in each layer.
-    for line in dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds):
+    return tuple(dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds))
+
+
+def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any]) -> None:
+    """Warn of memory bounds that a program exceeds, and append it to the list of `collected_programs`, if any.
+
+    Args:
+        name: name of the function.
+        warnings: lines of `bound_warnings`.
+        profile: returns its static profile.
+    """
+    # Called for the program that is run, not for attempts that did not fit.
+    for line in warnings:
         _LOG.warning("%s", line)
     if (programs := _COLLECTED.get()) is not None:
-        programs.append(CompiledProgram(name, executable))
+        programs.append(CompiledProgram(name, profile))

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
+from ipujax.caching import find_or_lower
 from ipujax.calls import (
     CallArguments,
     FunctionName,
@@ -485,6 +486,10 @@ class IpuFunction(FunctionSettings, Generic[_P, _R]):
         line = self._line or calling_line()
         with tracing_without_mesh():
             plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
-            lowered = plan.lowered(first_choice(self._options, plan.argument_bytes_per_tile))
-        self.unused_ipus.check(device, lowered.graph.num_used_ipus, device.target.num_ipus)
+            lowered = find_or_lower(plan, lambda: self._lower_plan(plan))
+        self.unused_ipus.check(device, lowered.num_used_ipus, device.target.num_ipus)
         return lowered
+
+    def _lower_plan(self, plan: LoweringPlan) -> Lowered:
+        with collecting_rarely(), self._watching(sum(plan.timings.values())), tracing_without_mesh():
+            return plan.lowered(first_choice(self._options, plan.argument_bytes_per_tile))

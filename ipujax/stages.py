@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from ipujax.calls import (
     check_compiled_call,
     moves_apart,
 )
-from ipujax.compiled_programs import announce
+from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.dumps import LOWERED, TRACE, intermediate_json, tile_map, write_json
@@ -44,7 +44,7 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.compile import STEPS, Executable, cycle_counter
 from ipujax.runtime.engine import engine_function
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
@@ -57,8 +57,16 @@ from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.sharding import Partitioning, run_on_one_device
+from ipujax.storage import save_program
 
 Record = Callable[[Program, Any], None]
+
+
+class Store(Protocol):
+    """Where a compiled program and its profile go, once each is known; see `ipujax.caching`."""
+
+    def put_program(self, compiled: Compiled) -> None: ...
+    def put_profile(self, profile: Profile) -> None: ...
 
 
 class Lowered(Stage):
@@ -103,7 +111,11 @@ class Lowered(Stage):
         self._plan = plan
         self._may_offload = may_offload
         self.partitioning = partitioning
+        self.store: Store | None = None
         self._jaxprs = dict(jaxprs)
+        self._function = self._jaxprs[TRACE]
+        # Of the discharged jaxpr: the value of a Ref may be weakly typed, the Ref is not.
+        self._are_weak = tuple(aval.weak_type for aval in self._jaxprs["discharge"].out_avals)
         self._lowered = lowered
         self._refs = tuple(refs)
         self._constants = tuple(map(fetched, constants))
@@ -176,7 +188,7 @@ class Lowered(Stage):
             return self._tree_of_results(leaves, self._run_function)
         # XLA computes the program on device arrays; results return to their memories below.
         on_device = [to_device(x) for x in leaves]
-        outs = self._tree_of_results(on_device, lambda operands: self._run_program(operands, record))
+        outs = self._tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
         return outs if self.runs_apart(record) else self.to_memories(outs)
 
     def runs_apart(self, record: Record | None) -> bool:
@@ -200,8 +212,7 @@ class Lowered(Stage):
         refs = [x for x in inputs if is_ref(jax.typeof(x))]
         operands = [x[...] if is_ref(jax.typeof(x)) else x for x in inputs]
         outs = iter(run([*operands, *self._constants]))
-        # Of the discharged jaxpr: the value of a Ref may be weakly typed, the Ref is not.
-        are_weak = (aval.weak_type for aval in self._jaxprs["discharge"].out_avals)
+        are_weak = iter(self._are_weak)
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
             for aval in signature.out_avals
@@ -212,10 +223,18 @@ class Lowered(Stage):
         return jax.tree.unflatten(signature.out_tree, results)
 
     def _run_function(self, operands: list[Any]) -> Sequence[Any]:
-        return list(jaxpr_as_fun(self._jaxprs[TRACE])(*operands))
+        return list(jaxpr_as_fun(self._function)(*operands))
 
-    def _run_program(self, operands: list[Any], record: Record | None) -> Sequence[Any]:
-        """Compute the program on this process or, if replicas are spread, on all instances together."""
+    def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
+        """Compute the program on this process or, if replicas are spread, on all instances together.
+
+        Args:
+            operands: arrays of the inputs of the jaxpr.
+            record: as of `evaluate`.
+
+        Returns:
+            An array for each result of the jaxpr.
+        """
         program = self._lowered
         spread = self.spread
         instances = ALONE if spread is None else spread.instances
@@ -248,7 +267,7 @@ class Lowered(Stage):
         devices need not exist; where Python functions are called, whose exceptions are raised unchanged; and for uses
         of host memory that JAX does not compile, and where the cycle counter is read.
         """
-        names = set(primitive_names(self._jaxprs[TRACE].jaxpr))
+        names = self.primitives
         is_replicated = self.graph.replication_factor > 1 or "shard_map" in names
         is_apart = self.spread is not None or self.calls is not None or self.runs_apart(None) or bool(self._constants)
         return not (self._options.exact_splits or is_replicated or is_apart or "cycle_count" in names)
@@ -258,6 +277,21 @@ class Lowered(Stage):
         """Caller of the program's Python functions; None if it has none."""
         has_calls = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if has_calls else None
+
+    @property
+    def primitives(self) -> set[str]:
+        """Names of the primitives of the function as traced."""
+        return set(primitive_names(self._function.jaxpr))
+
+    @property
+    def num_used_ipus(self) -> int:
+        """IPUs of the device that the program uses."""
+        return self.graph.num_used_ipus
+
+    @property
+    def closes_over_host_arrays(self) -> bool:
+        """True if arrays in the host's memory, or Refs, are inputs beside the arguments."""
+        return bool(self._constants or self._refs)
 
     @property
     def untried(self) -> Untried:
@@ -274,8 +308,11 @@ class Lowered(Stage):
         with collecting_rarely(), watch_compilation(self.name, steps, self._options.progress, spent_seconds):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file, lowered.timings)
-        announce(self.name, executable)
-        return Compiled(lowered, executable)
+        compiled = Compiled(lowered, executable, self.store)
+        announce(self.name, bound_warnings(executable), lambda: compiled.profile)
+        if self.store is not None:
+            self.store.put_program(compiled)
+        return compiled
 
     def cost_analysis(self) -> dict[str, float]:
         """Return costs of one call, see `Compiled.cost_analysis`."""
@@ -320,8 +357,9 @@ class Compiled(Stage):
         pipelines: see `Lowered`.
     """
 
-    def __init__(self, lowered: Lowered, executable: Executable) -> None:
+    def __init__(self, lowered: Lowered, executable: Executable, store: Store | None = None) -> None:
         self.executable = executable
+        self._store = store
         self.pipelines = lowered.pipelines
         self.signature = lowered.signature
         self.partitioning = lowered.partitioning
@@ -342,7 +380,10 @@ class Compiled(Stage):
     @cached_property
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
-        return Profile(self.executable)
+        profile = Profile(self.executable)
+        if self._store is not None:
+            self._store.put_profile(profile)
+        return profile
 
     def cost_analysis(self) -> dict[str, float]:
         """Return "cycles", "seconds" and cycles by phase of one call; data-dependent trip counts need `Options`."""
@@ -418,6 +459,23 @@ class Compiled(Stage):
             jax.effects_barrier()  # decisions arrive by callbacks, which may run after the results are ready
             self._settled(outs)
             return outs, Profile(self.executable, self._decisions)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, which `ipu.load` reads: computation, profile and versions.
+
+        Args:
+            path: of the file; an existing one is replaced.
+
+        Raises:
+            ArgumentError: a program that calls Python functions, changes Refs, has arrays in the host's memory, or is
+                partitioned or spread over instances; or the path cannot be written.
+            ArgumentTypeError: arguments or results of a pytree that no file can describe, or `path` is not a path.
+        """
+        save_program(path, self._lowered, self.profile)
+
+    def __reduce__(self) -> NoReturn:
+        problem = f"{self._lowered.name} is compiled, and cannot be pickled"
+        raise ArgumentTypeError(problem, hint="compiled.save(path), and ipu.load(path)")
 
     def _settled(self, outs: Any) -> Any:
         calls = self._lowered.calls

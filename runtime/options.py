@@ -6,6 +6,7 @@ reports; none is accepted and ignored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -56,6 +57,9 @@ class Options:
         progress: show a line of progress on a terminal once compiling has taken two seconds; the program is the same.
         label: name of profiles of the program in titles and comparisons, besides that of their function; see also
             `profile.labelled`.
+        cache_dir: directory of a cache of compiled programs, created if absent; None is that of `IPUJAX_CACHE_DIR` in
+            the environment, "" no cache. Later processes read the profile of an equal program there, and lower it only
+            if its graph is read; numbers never depend on it. See docs/caching.md.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
@@ -74,6 +78,7 @@ class Options:
     prefetch_depth: int = 1
     progress: bool = True
     label: str = ""
+    cache_dir: str | None = None
 
     byte_price = renamed_property("options", "byte_price", "byte_cost")
 
@@ -88,6 +93,8 @@ class Options:
             raise ArgumentError(message, expected=expected, got=repr(self.partials), hint=hint)
         check_recompute("Options.recompute", self.recompute)
         check_label("Options.label", self.label)
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", _checked_folder(self.cache_dir))
         for name, lowest in (("io_tiles", 0), ("prefetch_depth", 1)):
             number = getattr(self, name)
             # A bool is an Integral, but nobody means it as a number.
@@ -137,6 +144,14 @@ def check_label(name: str, value: Any) -> None:
     if not isinstance(value, str) or len(value) > MAX_LABEL or not (value.isprintable() and value == value.strip()):
         expected = f"one line of at most {MAX_LABEL} characters, no spaces around it"
         raise ArgumentError(f"{name} must be a label", expected=expected, got=repr(value)[:MAX_LABEL])
+
+
+def _checked_folder(path: Any) -> str:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
+        expected = "a str or an os.PathLike, or None"
+        raise ArgumentError("Options.cache_dir must be the path of a folder", expected=expected, got=repr(path))
+    return text
 
 
 def _checked_byte_cost(cost: Any) -> float:

@@ -25,8 +25,13 @@ def line_number(line: str) -> tuple[str, int] | None:
 
 def source_texts(origins: Iterable[Origin]) -> dict[str, list[str]]:
     """Return the lines of the files of origins, by path, without newlines; origins without a file are left out."""
+    return current_texts(origin.file for origin in origins if origin.file)
+
+
+def current_texts(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Return the lines of files as they are now, by path, without newlines; missing and long files are left out."""
     texts: dict[str, list[str]] = {}
-    for path in dict.fromkeys(origin.file for origin in origins if origin.file):
+    for path in dict.fromkeys(paths):
         lines = linecache.getlines(path)
         if 0 < len(lines) <= MOST_LINES:
             texts[path] = [line.rstrip("\n") for line in lines]

@@ -215,8 +215,12 @@ ROOMS: dict[str, str] = {
         "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.logs runtime.memory"
         " runtime.options"
     ),
+    "ipujax.storage": (
+        "ipujax.calls lowering.jaxpr lowering.refs runtime.logs runtime.profile runtime.report runtime.signatures"
+    ),
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit ipujax.sharding"
+        " ipujax.storage"
         " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup"
         " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
@@ -228,8 +232,14 @@ ROOMS: dict[str, str] = {
         " lowering.recomputation lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs"
         " runtime.options runtime.target runtime.tensor"
     ),
+    "ipujax.caching": (
+        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
+        " lowering.jaxpr lowering.refs runtime.compile runtime.logs runtime.options runtime.profile runtime.report"
+        " runtime.sections runtime.sources runtime.timeline"
+    ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.sharding"
+        " ipujax.caching"
         " ipujax.stages lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs"
         " runtime.options runtime.report runtime.signatures"
     ),
@@ -366,13 +376,14 @@ ROOMS: dict[str, str] = {
         " ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
         " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"
-        " ipujax.tiles runtime.host runtime.options"
+        " ipujax.storage ipujax.tiles runtime.host runtime.options"
         " runtime.report runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit ipujax.onnx lowering.dumps"
-        " lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report runtime.target"
+        "ipujax.storage ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit ipujax.onnx"
+        " lowering.dumps lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report"
+        " runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

@@ -13,7 +13,6 @@ from ipujax.calls.offloaded import may_be_offloaded
 from ipujax.calls.traced_signature import Signature, Stage
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
-from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.sharding import NO_SHARDINGS, CallShardings
 
 
@@ -85,22 +84,13 @@ class Traced(Stage):
         )
 
     def lower(self, **settings: Any) -> Any:
-        """Lower the function for its device, once.
+        """Lower the function for its device, once; raises as `ipu.jit(fun).lower`.
 
         Args:
-            settings: none; `jax.export` gives the platforms to lower for.
-
-        Raises:
-            ArgumentError: with settings, or as `ipu.jit(fun).lower`.
+            settings: those of `jax.stages.Traced.lower`, as `jax.export.export` passes them. With any of them the
+                result is JAX's, `jax.stages.Lowered`, without a program for IPUs.
         """
-        if settings:
-            raise ArgumentTypeError(
-                f"{self.fun_name} is lowered for IPUs, not for platforms of XLA",
-                expected="traced.lower()",
-                got=f"traced.lower({', '.join(f'{name}=…' for name in settings)})",
-                hint="jax.export.export(jax.jit(fun)) exports the function; lowered.to_json(path) writes the program",
-            )
-        return self._lower(self)
+        return self._traced.lower(**settings) if settings else self._lower(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the function and run it on arguments of its signature, without the static ones."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from ipujax.cli import (
+    cache_command,
     demo_command,
     info_command,
     primitives_command,
@@ -45,6 +46,7 @@ _ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None
     profile_command.add,
     report_command.add,
     primitives_command.add,
+    cache_command.add,
     run_command.add,
 )
 

@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         with collected_programs() as programs:
             code = _run_script(command)
         names = _distinct([program.name for program in programs])
-        profiles = {name: Profile(program.executable) for name, program in zip(names, programs, strict=True)}
+        profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
     text = "\n".join([_heading(script, profiles), *_table(profiles, file)])
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)

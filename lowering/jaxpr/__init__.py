@@ -2,6 +2,12 @@
 
 from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
 from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
+from ipujax.lowering.jaxpr.fingerprint import (
+    CALLBACKS as CALLBACKS,
+    NoFingerprintError as NoFingerprintError,
+    digest_of as digest_of,
+    fingerprint as fingerprint,
+)
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
     equations as equations,

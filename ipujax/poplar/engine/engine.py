@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from ipujax.compiled_programs import announce
+from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.poplar.device import Device
 from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
 from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
@@ -160,7 +160,7 @@ class Engine:
         )
         with collecting_rarely():
             executable = compile(self._machine, sequence, options=options).named("", calling_file())
-        announce("engine", executable)
+        announce("engine", bound_warnings(executable), lambda: Profile(executable))
         return executable
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:

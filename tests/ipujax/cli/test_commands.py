@@ -23,7 +23,7 @@ from ipujax.runtime.target import PRESETS
 from tests.test_layering import ROOT
 
 Capture = pytest.CaptureFixture[str]
-NAMES = ("info", "demo", "profile", "report", "compare", "primitives", "run")
+NAMES = ("info", "demo", "profile", "report", "compare", "primitives", "cache", "run")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ipu.Profile]:
         compiled.profile.save(folder / name)
         found[str(folder / name)] = compiled.profile
     return found
+
+
+@pytest.mark.parametrize("where", ["option", "environment"])
+def test_cache_is_shown_and_cleared(capsys: Capture, monkeypatch, tmp_path, where) -> None:
+    folder = ["--dir", str(tmp_path)] if where == "option" else []
+    monkeypatch.setenv("IPUJAX_CACHE_DIR", "" if folder else str(tmp_path))
+    ipu.jit(jnp.tanh, device=ipu.IPUModel(tiles_per_ipu=8), options=ipu.Options(cache_dir=tmp_path)).lower(
+        1.0
+    ).compile()
+    assert main(["cache", *folder]) == 0 and "1 programs, 1 files" in capsys.readouterr().out
+    assert main(["cache", "--clear", *folder]) == 0 and "1 programs, 1 files" in capsys.readouterr().out
+    assert main(["cache", "--info", *folder]) == 0 and "0 programs" in capsys.readouterr().out
 
 
 # --- what commands print ----------------------------------------------------------------------------------------------

@@ -1,0 +1,13 @@
+"""Cache of compiled programs on disk: a traced function is looked up by its key, and lowered only if it is not there.
+
+LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: CachedLowered          a miss: Lowered, whose results are stored
+"""
+
+from ipujax.caching.cached_stages import (
+    CachedCompiled as CachedCompiled,
+    CachedLowered as CachedLowered,
+    CachedProfile as CachedProfile,
+    find_or_lower as find_or_lower,
+)
+from ipujax.caching.program_entry import CallFigures as CallFigures, ProgramEntry as ProgramEntry, entry_of as entry_of
+from ipujax.caching.program_key import program_key as program_key

@@ -1,0 +1,178 @@
+"""Stages of a function whose program is in the cache: it is lowered again only if its graph is read.
+
+Input: the figures of an entry, and a function that lowers. Output: `CachedLowered`, and `CachedCompiled` with profile
+and callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
+from ipujax.compiled_programs import announce
+from ipujax.lowering_plan import LoweringPlan
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.logs import Log, step
+from ipujax.runtime.report import Profile, SavedProfile
+from ipujax.runtime.sections.ids import Numbering
+from ipujax.runtime.sources import current_texts
+from ipujax.runtime.timeline import Timeline
+from ipujax.stages import Compiled, Lowered, Record
+from ipujax.storage import Computation, requested_directory
+
+_LOG = Log("cache")
+# Attributes of a `Lowered` that are read from the program lowered anew.
+_OF_GRAPH = frozenset(
+    {"jaxpr", "graph", "program", "pipelines", "choice", "trades", "_jaxprs", "_lowered", "_plan", "_may_offload"}
+)
+
+
+class CachedLowered(Lowered):
+    """A function whose program is in the cache."""
+
+    def __init__(
+        self,
+        plan: LoweringPlan,
+        entry: ProgramEntry,
+        figures: CallFigures,
+        timings: Mapping[str, float],
+        lower: Callable[[], Lowered],
+    ) -> None:
+        # Not that of `Lowered`, which takes the graph.
+        self.name = plan.name
+        self.signature = plan.signature
+        self.timings = MappingProxyType(dict(timings))
+        self.store = None
+        self.spread = None
+        self.partitioning = None
+        self._source = plan, entry, figures
+        self._options = plan.options
+        self._refs = ()
+        self._constants = ()
+        self._function = plan.jaxpr
+        self._are_weak = tuple(aval.weak_type for aval in plan.jaxpr.out_avals)
+        self._lower = lower
+        # In place of the cached properties of `Lowered`.
+        self.__dict__.update(computes_function=figures.computes_function, calls=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lowered_anew, name) if name in _OF_GRAPH else super().__getattr__(name)
+
+    @property
+    def num_used_ipus(self) -> int:
+        """IPUs of the device that the program uses."""
+        return self._source[2].used_ipus
+
+    @cached_property
+    def lowered_anew(self) -> Lowered:
+        """The function, lowered now."""
+        return self._lower()
+
+    @cached_property
+    def stored_computation(self) -> Computation | None:
+        return self._source[1].computation()
+
+    def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
+        """`Lowered.run_program`, by the stored computation if there is one."""
+        computation = self.stored_computation if record is None else None
+        return super().run_program(*operands, record=record) if computation is None else computation(*operands)
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        plan, entry, figures = self._source
+        fitting = CachedLowered(plan, entry, figures, self.timings, lambda: self.lowered_anew.compile().lowered)
+        compiled = CachedCompiled(fitting, entry, lambda: self.lowered_anew.compile().executable)
+        announce(self.name, figures.warnings, lambda: compiled.profile)
+        return compiled
+
+    def __repr__(self) -> str:
+        return f"Lowered({self.name}: in the cache)"
+
+
+class CachedCompiled(Compiled):
+    """A compiled function whose program is in the cache."""
+
+    def __init__(self, lowered: CachedLowered, entry: ProgramEntry, compile_anew: Callable[[], Executable]) -> None:
+        # Not that of `Compiled`, which takes the executable.
+        self.signature = lowered.signature
+        self.partitioning = None
+        self._store = entry
+        self._entry = entry
+        self._lowered = lowered
+        self._compile_anew = compile_anew
+        self._decisions = {}
+        self._profiling = Lock()
+
+    @cached_property
+    def executable(self) -> Executable:  # type: ignore[override]
+        """The checked program, compiled now."""
+        return self._compile_anew()
+
+    @cached_property
+    def pipelines(self) -> Any:  # type: ignore[override]
+        """See `Lowered`."""
+        return self._lowered.pipelines
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds of tracing, and of the search in the cache."""
+        return self._lowered.timings
+
+    @cached_property
+    def profile(self) -> Profile:
+        """Static profile: cycles, phases and memory of one call."""
+        data = self._entry.profile()
+        if data is not None:
+            return CachedProfile(data, lambda: self.executable)
+        profile = Profile(self.executable)
+        self._entry.put_profile(profile)
+        return profile
+
+
+class CachedProfile(SavedProfile):
+    """A profile from the cache; its program is compiled again if the executable or the timeline is read."""
+
+    def __init__(self, data: Any, compile_anew: Callable[[], Executable]) -> None:
+        super().__init__(data)
+        self.__dict__["_compile_anew"] = compile_anew  # figures are frozen
+
+    @property
+    def executable(self) -> Executable:
+        """The compiled program."""
+        executable: Executable = self.__dict__["_compile_anew"]()
+        return executable
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """`Figures.timeline`."""
+        return self.executable.timeline_of(None)
+
+    @cached_property
+    def numbering(self) -> Numbering:
+        """`Figures.numbering`."""
+        return Profile(self.executable).numbering
+
+    @cached_property
+    def sources(self) -> Mapping[str, list[str]]:
+        """The lines of the source files as they are now, by path."""
+        return current_texts(super().sources)
+
+
+def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
+    """Return the program of a plan from the cache of its options; without one, or if it is not there, lower it."""
+    directory = requested_directory(plan.options.cache_dir)
+    if directory is None:
+        return lower()
+    timings = dict(plan.timings)
+    with step(_LOG, "cache", timings):
+        entry = entry_of(plan, directory)
+        figures = None if entry is None else entry.figures()
+    if entry is not None and figures is not None:
+        return CachedLowered(plan, entry, figures, timings, lower)
+    lowered = lower()
+    lowered.store = entry
+    return lowered

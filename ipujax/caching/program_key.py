@@ -1,0 +1,68 @@
+"""Key of a program in the cache: a digest of everything that its numbers and its profile depend on.
+
+Input: a lowering plan. Output: 64 hexadecimal digits, or `NoFingerprintError` where something has no stable form.
+Limits: numbers and profile depend on nothing else only as long as each part of the compiler reads these values alone;
+files of ipujax itself count by name, size and time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from ipujax.lowering.dumps import DumpRequest
+from ipujax.lowering.jaxpr import NoFingerprintError, digest_of, fingerprint
+from ipujax.lowering.refs import is_ref
+from ipujax.lowering_plan import LoweringPlan
+from ipujax.runtime.options import Options
+from ipujax.storage import installed_versions
+from ipujax.storage.versions import source_state
+
+# Options without effect on numbers and profile.
+_WITHOUT_EFFECT = frozenset({"progress", "cache_dir"})
+# Settings of JAX that the lowering of a jaxpr reads.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)
+
+
+def program_key(plan: LoweringPlan) -> str:
+    """Return the key of a program.
+
+    Raises:
+        NoFingerprintError: it has none; the text says what is in the way.
+    """
+    signature = plan.signature
+    if plan.spread is not None:
+        raise NoFingerprintError("its replicas are on several instances")
+    if plan.mesh is not None or any(x is not None for x in (*plan.shardings.inputs, *plan.shardings.outputs)):
+        raise NoFingerprintError("shardings partition it")
+    if plan.refs or any(map(is_ref, signature.in_avals)):
+        raise NoFingerprintError("it changes a Ref")
+    request = DumpRequest.from_environment()
+    if request.dots or request.kinds:
+        raise NoFingerprintError("the environment asks for dumps of its compilation")
+    return digest_of(
+        installed_versions(),
+        source_state(),
+        {name: getattr(jax.config, name, None) for name in _SETTINGS},
+        plan.target.to_data(),
+        options_data(plan.options),
+        (str(plan.name), plan.name.file, plan.line),
+        (signature.donated, signature.offloaded, signature.used, signature.arguments, signature.leaf_names),
+        tuple(plan.positions),
+        fingerprint(plan.jaxpr),
+    )
+
+
+def options_data(options: Options) -> dict[str, object]:
+    """Return the options that numbers or profile depend on, by name."""
+    names = (field.name for field in dataclasses.fields(options))
+    return {name: getattr(options, name) for name in names if name not in _WITHOUT_EFFECT}

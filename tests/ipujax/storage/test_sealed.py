@@ -1,0 +1,63 @@
+"""Sealed files: what comes back is what was written, or nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from ipujax.storage import CacheDirectory, DamagedError, Head, seal, unseal
+
+KEY = "0" * 64
+HEAD = Head("program", KEY, {"figure": 3, "text": "é\n"})
+SECTIONS = {"one": b"\x00\n\xff", "two": b"", "three": bytes(range(256))}
+
+
+def test_round_trip():
+    head, sections = unseal(seal(HEAD, SECTIONS), "program", KEY)
+    assert head == HEAD and sections == SECTIONS
+
+
+def test_every_changed_byte_is_found():
+    content = seal(HEAD, SECTIONS)
+    generator = np.random.default_rng(0)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= int(generator.integers(1, 256))
+        with pytest.raises(DamagedError):
+            unseal(bytes(damaged), "program", KEY)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("profile", KEY), ("program", "1" * 64)])
+def test_other_program_is_refused(kind, key):
+    with pytest.raises(DamagedError, match="another program"):
+        unseal(seal(HEAD, SECTIONS), kind, key)
+
+
+def test_two_writers(tmp_path):
+    """Readers see whole files only, whoever wrote them last."""
+    directory = CacheDirectory(str(tmp_path))
+    contents = [{"one": bytes([n]) * 20_000} for n in range(2)]
+
+    def write(sections):
+        for _ in range(20):
+            CacheDirectory(str(tmp_path)).write(KEY, HEAD, sections)
+
+    threads = [threading.Thread(target=write, args=(sections,)) for sections in contents]
+    for thread in threads:
+        thread.start()
+    found = [directory.read(KEY, "program") for _ in range(50)]
+    for thread in threads:
+        thread.join()
+    assert all(file is None or file[1] in contents for file in found)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}-program.ipujax"]
+
+
+def test_clear_keeps_foreign_files(tmp_path):
+    directory = CacheDirectory(str(tmp_path))
+    directory.write(KEY, HEAD, SECTIONS)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert [file.path.name for file in directory.clear()] == [f"{KEY}-program.ipujax"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert CacheDirectory(str(tmp_path / "none")).files() == []
