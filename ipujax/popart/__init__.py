@@ -106,7 +106,12 @@ from ipujax.popart.options import (
     TensorLocation as TensorLocation,
     TensorLocationSettings as TensorLocationSettings,
 )
-from ipujax.popart.popart_log import Logger as Logger, getLogger as getLogger
+from ipujax.popart.popart_log import (
+    Logger as Logger,
+    closePoplarDebugInfo as closePoplarDebugInfo,
+    getLogger as getLogger,
+    initializePoplarDebugInfo as initializePoplarDebugInfo,
+)
 from ipujax.popart.reserved_names import prefix_functions as _prefix_functions
 from ipujax.popart.session import (
     IdentityLoss as IdentityLoss,

@@ -29,11 +29,11 @@ class popart_internal_exception(popart_exception):
 
 
 class poplar_exception(popart_exception):
-    """Never raised here; PopART programs name it in `except`."""
+    """A failure of the device, or a report that it does not have."""
 
 
-class poplar_runtime_error(poplar_exception):
-    """Never raised here; PopART programs name it in `except`."""
+class poplar_runtime_error(poplar_exception, RuntimeError):
+    """A program that an operation aborted."""
 
 
 class poplibs_exception(popart_exception):

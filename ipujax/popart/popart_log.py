@@ -11,9 +11,25 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from ipujax.popart.exceptions import unknown_name
+
+
+def initializePoplarDebugInfo(filename: str, format: str = "json") -> None:
+    """Warn: names of operations are in profiles, no file has them.
+
+    Args:
+        filename: is not written.
+        format: has no effect.
+    """
+    warnings.warn(f"initializePoplarDebugInfo has no effect here: {filename} is not written", UserWarning, stacklevel=2)
+
+
+def closePoplarDebugInfo() -> None:
+    """Do nothing, see `initializePoplarDebugInfo`."""
+
 
 LEVELS = {
     "TRACE": 5,

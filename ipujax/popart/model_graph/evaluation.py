@@ -81,7 +81,7 @@ def _run(
         operands: Sequence[Any] = [values[name] if name else None for name in node.inputs]
         check_operands(node, operands, opset)
         operands, dtype = common_type(node, operands)
-        with placement.scope(notes):
+        with placement.scope(node, notes):
             results = overridden(node, operands)
             try:
                 results = run_node(node, operands, values, _SETTINGS) if results is None else results

@@ -6,11 +6,13 @@ Input: annotations, and the options that say which of them count. Output: a scop
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from ipujax.onnx.graphs import Node
 from ipujax.phases import phase
 from ipujax.pipeline import stage
 from ipujax.popart.building import Annotations
@@ -27,14 +29,14 @@ class Placement:
     """Annotations that a session follows, as settings of stages and phases.
 
     Args:
-        stage_attribute: annotation of the stage; None where nodes have no stages.
+        stages: stage of each result that a stage computes, by its name; empty where nodes have no stages.
         has_phases: whether annotations of execution phases count.
         is_pipelined: whether stages work on several micro-batches at once.
         device_mapping: IPU of each stage; None for stage i on IPU i.
         found_stages: number of stages to find; None for those of the annotations.
     """
 
-    stage_attribute: str | None = None
+    stages: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     has_phases: bool = False
     is_pipelined: bool = False
     device_mapping: tuple[int, ...] | None = None
@@ -43,17 +45,19 @@ class Placement:
     @property
     def has_stages(self) -> bool:
         """True with several stages."""
-        return self.stage_attribute is not None or self.found_stages is not None
+        return bool(self.stages) or self.found_stages is not None
 
-    def scope(self, annotations: Annotations) -> ExitStack:
+    def scope(self, node: Node, annotations: Annotations) -> ExitStack:
         """Return the scope in which a node is traced.
 
         Args:
+            node: of the graph.
             annotations: of the node.
         """
         stack = ExitStack()
-        if self.stage_attribute is not None and self.stage_attribute in annotations:
-            stack.enter_context(stage(int(annotations[self.stage_attribute])))
+        number = next((self.stages[name] for name in node.outputs if name in self.stages), None)
+        if number is not None:
+            stack.enter_context(stage(number))
         if self.has_phases and EXECUTION_PHASE in annotations:
             stack.enter_context(phase(int(annotations[EXECUTION_PHASE])))
         return stack
@@ -85,7 +89,8 @@ def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceI
     if mode == VirtualGraphMode.Off:
         if options.enablePipelining:
             hint = "virtualGraphMode = VirtualGraphMode.Manual or Auto"
-            raise popart_exception("pipelining needs operations on several IPUs", got="VirtualGraphMode.Off", hint=hint)
+            sentence = "Pipelining requires more than one IPU: operations on several"
+            raise popart_exception(sentence, got="VirtualGraphMode.Off", hint=hint)
         return Placement()
     if mode == VirtualGraphMode.Auto:
         stages = max(ipus, 1)
@@ -96,10 +101,13 @@ def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceI
     if is_pipelined and _has(graph, PIPELINE_STAGE):
         _check_forward(graph)
         mapping = _device_mapping(graph)
-        return Placement(PIPELINE_STAGE, is_pipelined=True, device_mapping=mapping)
+        return Placement(_annotated_stages(graph), is_pipelined=True, device_mapping=mapping)
     if is_pipelined:
         _check_forward(graph, VIRTUAL_GRAPH)
-    return Placement(VIRTUAL_GRAPH if _count(graph, VIRTUAL_GRAPH) > 1 else None, is_pipelined=is_pipelined)
+    if len(_numbers(graph, VIRTUAL_GRAPH)) < 2:
+        return Placement(is_pipelined=is_pipelined)
+    by_result, on_ipus = _stages_of_ipus(graph)
+    return Placement(by_result, is_pipelined=is_pipelined, device_mapping=on_ipus)
 
 
 def _numbers(graph: AnnotatedGraph, attribute: str) -> set[int]:
@@ -110,8 +118,31 @@ def _has(graph: AnnotatedGraph, attribute: str) -> bool:
     return bool(_numbers(graph, attribute))
 
 
-def _count(graph: AnnotatedGraph, attribute: str) -> int:
-    return len(_numbers(graph, attribute))
+def _annotated_stages(graph: AnnotatedGraph) -> dict[str, int]:
+    rows = ((node, notes) for node, notes in graph.annotated_nodes() if PIPELINE_STAGE in notes)
+    return {name: int(notes[PIPELINE_STAGE]) for node, notes in rows for name in node.outputs if name}
+
+
+def _stages_of_ipus(graph: AnnotatedGraph) -> tuple[dict[str, int], tuple[int, ...] | None]:
+    """Return the stage of each result, and the IPU of each stage: several are on an IPU that values come back to."""
+    stages: dict[str, int] = {}
+    earliest: dict[str, int] = {}
+    ipus: list[int] = []
+    for node, notes in graph.annotated_nodes():
+        first = max((earliest.get(name, 0) for name in node.inputs), default=0)
+        if VIRTUAL_GRAPH in notes:
+            ipu = int(notes[VIRTUAL_GRAPH])
+            first = next((number for number in range(first, len(ipus)) if ipus[number] == ipu), len(ipus))
+            if first == len(ipus):
+                ipus.append(ipu)
+            stages |= dict.fromkeys(filter(None, node.outputs), first)
+        # A node without an IPU hands on the stage of its operands.
+        earliest |= dict.fromkeys(node.outputs, first)
+    return stages, _as_mapping(ipus)
+
+
+def _as_mapping(ipus: Sequence[int]) -> tuple[int, ...] | None:
+    return None if tuple(ipus) == tuple(range(len(ipus))) else tuple(ipus)
 
 
 def _check_phases(graph: AnnotatedGraph, phases: int) -> None:
@@ -139,8 +170,9 @@ def _check_forward(graph: AnnotatedGraph, attribute: str = PIPELINE_STAGE) -> No
         number = notes.get(attribute)
         for name in node.inputs:
             if number is not None and stages.get(name, 0) > int(number):
+                sentence = f"Tensor {name} is consumed in an earlier pipeline stage than it is produced"
                 raise popart_exception(
-                    f"stages run backwards: {node.op_type} reads {name!r} of a later stage",
+                    f"{sentence}: stages run backwards, {node.op_type} reads it",
                     expected=f"stage {stages[name]} or later",
                     got=f"stage {int(number)}",
                     hint="number the stages in the order in which operations depend on each other",
@@ -156,10 +188,9 @@ def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
             number = int(notes[PIPELINE_STAGE])
             ipu = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
             if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
-                message = f"stage {number} is on two IPUs"
+                message = f"Ops on IPUs {ipus[number]} and {ipu} have the same pipeline stage {number}, which is on one"
                 raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
-    mapping = tuple(ipus.get(number, number) for number in range(max(ipus) + 1))
-    return None if mapping == tuple(range(len(mapping))) else mapping
+    return _as_mapping([ipus.get(number, number) for number in range(max(ipus) + 1)])
 
 
 def pipeline_settings(placement: Placement) -> Mapping[str, Any]:

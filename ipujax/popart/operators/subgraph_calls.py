@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import CollectiveOperator
-from ipujax.popart.exceptions import popart_exception, popart_runtime_error
+from ipujax.popart.exceptions import popart_exception, poplar_runtime_error
 from ipujax.popart.operators.domain import graphcore
 from ipujax.popart.operators.randomness import node_key
 from ipujax.popart.operators.replication import REPLICA_AXIS, has_replicas
@@ -56,7 +56,7 @@ def abort(condition: Any = None, *, node_name: str = "") -> jax.Array:
 
     def check(value: Any) -> None:
         if value:
-            raise popart_runtime_error(f"the program was aborted by {node_name or 'abort'}")
+            raise poplar_runtime_error(f"Abort Program: the program was aborted by {node_name or 'abort'}")
 
     is_met = jnp.asarray(True) if condition is None else jnp.any(condition != 0)
     jax.debug.callback(check, is_met)

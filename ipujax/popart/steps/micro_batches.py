@@ -36,7 +36,7 @@ def reductions(anchors: Anchors, gradients: str = "sum") -> dict[str, Any]:
     by_name = {name: _REDUCTIONS.get(anchors.kinds[name].id(), "stack") for name in anchors.of_micro_batches}
     # An accumulator is a sum over the micro-batches before: all of their gradients are needed, whatever is returned.
     by_name |= dict.fromkeys((ACCUMULATOR + name for name in anchors.accumulators), "stack")
-    return {"anchors": by_name, "buffers": "last", "gradients": gradients, "loss scale": "last"}
+    return {"anchors": by_name, "buffers": "last", "gradients": gradients, "loss": "last"}
 
 
 def in_pipeline(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any], placement: Placement) -> MicroBatch:

@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec as P
 
 from ipujax.device import CPU, IPUModel
 from ipujax.jit import IpuFunction, jit
-from ipujax.popart.exceptions import OutOfMemoryException
+from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
 from ipujax.popart.operators.replication import REPLICA_AXIS
 from ipujax.popart.steps.inference_step import InferenceStep
 from ipujax.popart.steps.step_plan import StepPlan
 from ipujax.popart.steps.training_step import TrainingStep
-from ipujax.runtime.errors import StreamingMemoryError, TileMemoryError
+from ipujax.runtime.errors import IpuError, StreamingMemoryError, TileMemoryError
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 
@@ -125,6 +125,10 @@ class Runner:
             self._compiled = self._function.lower(*arguments, next(self._calls(rows))).compile()
         except (TileMemoryError, StreamingMemoryError) as error:
             raise OutOfMemoryException(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+        except IpuError as error:
+            if isinstance(error, popart_exception):
+                raise
+            raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
 
     @property
     def profile(self) -> Profile | None:

@@ -74,11 +74,13 @@ class TrainingStep:
             return scaled, (anchored, {**buffers, **evaluation.updates})
 
         differentiate = jax.value_and_grad(forward, argnums=(0, 1), has_aux=True)
-        (_, (anchored, updated)), (gradients, of_zeros) = differentiate(weights, zeros)
+        (loss, (anchored, updated)), (gradients, of_zeros) = differentiate(weights, zeros)
         by_name = {**gradients, **of_zeros}
         anchored |= {GRADIENT + name: by_name[name] for name in plan.anchors.gradients}
         anchored |= {ACCUMULATOR + name: gradients[name] for name in plan.anchors.accumulators}
-        return {"gradients": gradients, "anchors": anchored, "buffers": updated}
+        results = {"gradients": gradients, "anchors": anchored, "buffers": updated}
+        # The last stage may have the loss alone, which no gradient needs: without a result the stage would be empty.
+        return {**results, "loss": loss} if plan.placement.is_pipelined else results
 
     def batch(
         self, weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any

@@ -198,3 +198,54 @@ def test_accumulators_are_sums_of_gradients() -> None:
     got = train(model, batches=2, options=accumulating(3), anchors=anchors).anchors
     assert got[accumulator].shape == (2, 3, *first_weights(model)[name].shape)
     np.testing.assert_allclose(got[accumulator], got[gradient].cumsum(1), rtol=LIMIT, atol=1e-7)
+
+
+@pytest.mark.parametrize("ipus", [(1, 0, 1), (3, 2, 2)], ids=["back and forth", "from the last"])
+def test_shards_on_any_ipus_are_one_ipu(ipus: tuple[int, ...]) -> None:
+    """Values come back to an IPU, and IPUs are without operations."""
+
+    def losses(manual: bool) -> np.ndarray:
+        builder = popart.Builder()
+        x = builder.addInputTensor("FLOAT", [4])
+        w = builder.addInitializedInputTensor(np.linspace(0.1, 1, 4, dtype=np.float32))
+        with builder.virtualGraph(ipus[0]):
+            y = builder.aiOnnx.mul([x, w])
+        with builder.virtualGraph(ipus[1]):
+            y = builder.aiOnnx.sin([y])
+        with builder.virtualGraph(ipus[2]):
+            loss = builder.aiGraphcore.l1loss([builder.aiOnnx.add([x, y])], 1.0)
+        mode = popart.VirtualGraphMode.Manual if manual else popart.VirtualGraphMode.Off
+        device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 4, "tilesPerIPU": 4})
+        flow = popart.DataFlow(3, [loss])
+        options = with_options(virtualGraphMode=mode)
+        proto = builder.getModelProto()
+        session = popart.TrainingSession(proto, flow, loss, popart.ConstSGD(0.1), device, userOptions=options)
+        session.prepareDevice()
+        session.weightsFromHost()
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({x: np.linspace(0, 2, 12, dtype=np.float32)}, anchors))
+        return anchors[loss]
+
+    np.testing.assert_allclose(losses(True), losses(False), rtol=LIMIT)
+
+
+def test_a_stage_of_the_loss_alone_is_a_stage() -> None:
+    """No gradient needs the loss, and no anchor asks for it."""
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4])
+    w = builder.addInitializedInputTensor(np.ones(4, np.float32))
+    with builder.pipelineStage(0), builder.virtualGraph(0):
+        y = builder.aiOnnx.mul([x, w])
+    with builder.pipelineStage(1), builder.virtualGraph(1):
+        y = builder.aiOnnx.mul([y, w])
+    with builder.pipelineStage(2), builder.virtualGraph(0):
+        loss = builder.aiGraphcore.identityloss([y], popart.ReductionType.Sum)
+    options = accumulating(4, virtualGraphMode=popart.VirtualGraphMode.Manual, enablePipelining=True)
+    flow = popart.DataFlow(1, [w])
+    proto = builder.getModelProto()
+    session = popart.TrainingSession(proto, flow, loss, popart.ConstSGD(0.5), two_ipus(), userOptions=options)
+    session.prepareDevice()
+    session.weightsFromHost()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: np.ones((4, 4), np.float32)}, anchors))
+    np.testing.assert_allclose(anchors[w][-1], np.full(4, 1 - 0.5 * 4 * 2), rtol=LIMIT)

@@ -142,6 +142,12 @@ def test_deprecated_options_are_those_of_another_name() -> None:
     assert options.defaultBufferingDepth == 3
 
 
+def test_debug_information_is_not_written(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="has no effect"):
+        popart.initializePoplarDebugInfo(str(tmp_path / "debug.cbor"), "cbor")
+    popart.closePoplarDebugInfo()
+
+
 REFUSALS: list[tuple[Change, str]] = [
     (off_chip("activationTensorLocationSettings"), "activationTensorLocationSettings"),
     (off_chip("accumulatorTensorLocationSettings"), "accumulatorTensorLocationSettings"),
