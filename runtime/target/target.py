@@ -63,15 +63,30 @@ def constant(*, unit: str, doc: str, zero_ok: bool = False, maximum: float | Non
     return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum})
 
 
+_COUNTING_WORDS = frozenset({"num", "n", "number", "count", "per", "of"})
+
+
+def _words(name: str) -> list[str]:
+    """Words of a name that tell what it is, in the singular."""
+    return [word.removesuffix("s") for word in name.split("_") if word not in _COUNTING_WORDS]
+
+
+def _of_same_words(name: str, known_names: Iterable[str]) -> list[str]:
+    """Known names that share a word with `name`: those with fewest other words first, then those that begin with it."""
+    words = set(_words(name))
+    sharing = [other for other in known_names if words & set(_words(other))]
+    return sorted(sharing, key=lambda other: (len(set(_words(other)) - words), _words(other)[0] not in words, other))
+
+
 def nearest(name: object, known_names: Iterable[str]) -> str | None:
     """Return a hint that names the known name closest to `name`; None when none is close."""
     by_lower = {word.lower(): word for word in known_names}
     lower = str(name).lower()
-    # Names with swapped letters come before those that difflib finds similar.
-    anagrams = [word for word in by_lower if sorted(word) == sorted(lower)]
-    matches = anagrams or difflib.get_close_matches(lower, list(by_lower), n=1)
-    # A word of a longer name: `tiles` is nearest to `tiles_per_ipu`.
-    matches = matches or sorted((word for word in by_lower if lower in word.split("_")), key=len)
+    # Names with swapped letters come before those that difflib finds similar, and a shared word before little likeness.
+    matches = [word for word in by_lower if sorted(word) == sorted(lower)]
+    matches = matches or difflib.get_close_matches(lower, list(by_lower), n=1, cutoff=0.8)
+    matches = matches or _of_same_words(lower, by_lower)
+    matches = matches or difflib.get_close_matches(lower, list(by_lower), n=1)
     return f"{by_lower[matches[0]]!r}, the nearest known name" if matches else None
 
 

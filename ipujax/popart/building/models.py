@@ -61,7 +61,8 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
     for name in names:
         if name not in by_name:
             hint = nearest(name, list(by_name))
-            raise popart_exception(f"Tensor '{name}' is not an initializer", expected=", ".join(by_name), hint=hint)
+            problem = f"Tensor '{name}' is not an initializer"
+            raise popart_exception(problem, expected=", ".join(by_name), got=name, hint=hint)
         if by_name[name].data_location == onnx.TensorProto.EXTERNAL:
             raise popart_exception(f"Tensor '{name}' already has an external data_location", got=name)
     with path.open("wb") as file:

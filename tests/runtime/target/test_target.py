@@ -235,7 +235,16 @@ def test_replace_marks_its_source_and_leaves_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"), [("tile_per_ipu", "tiles_per_ipu"), ("clock", "clock_hz"), ("tiles", "tiles_per_ipu")]
+    ("typo", "meant"),
+    [
+        ("tile_per_ipu", "tiles_per_ipu"),
+        ("clock", "clock_hz"),
+        ("tiles", "tiles_per_ipu"),
+        ("num_tiles", "tiles_per_ipu"),
+        ("tile", "tiles_per_ipu"),
+        ("ipus", "num_ipus"),
+        ("workers", "worker_contexts"),
+    ],
 )
 def test_unknown_field_suggests_the_nearest(typo, meant):
     with pytest.raises(TargetError, match=f"no constant '{typo}'(.|\n)*'{meant}'"):
