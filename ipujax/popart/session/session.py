@@ -303,6 +303,7 @@ class Session(Reports):
             io_tiles=int(options.numIOTiles),
             partials=partials_of(self._settings, options.partialsTypeMatMuls),
             progress=False,
+            cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
         )
 
     def _offloaded(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ipujax.popart
@@ -19,7 +20,7 @@ from ipujax.popart.options import (
     WITHOUT_EFFECT,
     option_groups,
 )
-from tests.ipujax.popart.small_models import Perceptron, perceptron
+from tests.ipujax.popart.small_models import FEATURES, Perceptron, perceptron
 
 PACKAGE = Path(ipujax.popart.__file__).parent
 Change = Callable[[popart.SessionOptions], None]
@@ -62,18 +63,12 @@ def test_every_field_of_a_mapped_option_is_read_or_listed() -> None:
     assert fields - listed <= attributes_read()
 
 
-def set_cache(options: popart.SessionOptions) -> None:
-    options.enableEngineCaching = True
-    options.cachePath = "cache"
-
-
 def set_tiles(options: popart.SessionOptions) -> None:
     location = popart.TensorLocation(popart.TensorStorage.OffChip, popart.TileSet.IO)
     options.weightTensorLocationSettings = popart.TensorLocationSettings(location)
 
 
 LISTED: dict[str, tuple[Change, list[str]]] = {
-    "caching": (set_cache, ["cachePath", "enableEngineCaching"]),
     "reports": (lambda o: o.reportOptions.update(showVarStorage="true"), ["reportOptions"]),
     "engine": (
         lambda o: o.engineOptions.update({"debug.instrument": "true", "opt.x": "1"}),
@@ -238,3 +233,25 @@ def test_annotations_of_some_products_are_listed(second: str | None) -> None:
     listed = session_of(model=products("HALF", second)).optionsWithoutEffect
     assert "builder.setPartialsType" in listed
     assert ("builder.setAvailableMemoryProportion" in listed) == (second is None)
+
+
+def test_programs_are_cached_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later session of an equal model reads its program from `cachePath`."""
+    monkeypatch.setenv("IPUJAX_LOG_CONFIG", '{"cache": "INFO"}')
+    options = popart.SessionOptions()
+    options.enableEngineCaching = True
+    options.cachePath = str(tmp_path / "session_cache")
+    results = []
+    for _ in range(2):
+        model = perceptron()
+        session = session_of(options, model)
+        session.prepareDevice()
+        anchors = session.initAnchorArrays()
+        feeds = {model.data: np.ones((4, FEATURES), np.float32), model.labels: np.zeros(4, np.int32)}
+        session.weightsFromHost()
+        session.run(popart.PyStepIO(feeds, anchors))
+        results.append(anchors[model.hidden].copy())
+    assert capsys.readouterr().err.count("is in the cache") == 1
+    np.testing.assert_array_equal(results[0], results[1])
