@@ -18,7 +18,7 @@ from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs, is_on_host, without_float0
-from ipujax.lowering.jaxpr import check_values
+from ipujax.lowering.jaxpr import check_values, primitive_names
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import (
     BATCH_BYTES,
@@ -37,7 +37,6 @@ from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
-from ipujax.popsparse.jax_arrays import with_static_products
 from ipujax.runtime.compile import STEPS as COMPILE_STEPS
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -51,6 +50,16 @@ from ipujax.stages import Lowered, Traced
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
 _MAX_BATCH_SHARE = 1 / 64  # assumed: of a chip's memory, for one batch of loads, at the first cost per byte
+
+
+def _with_static_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a jaxpr with block-sparse products in place of those of sparse arrays with constant indices."""
+    # The library is imported for programs that need it alone.
+    if not any(name.startswith(("bcoo_dot", "bcsr_dot")) for name in primitive_names(jaxpr.jaxpr)):
+        return jaxpr
+    from ipujax.popsparse.jax_arrays import with_static_products
+
+    return with_static_products(jaxpr)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,7 +110,7 @@ class LoweringPlan:
         check_values(copy, name, traced.signature.leaf_names)
         check_asked_memories(name, copy)
         jaxpr, positions = without_float0(copy)
-        jaxpr, refs = with_state(with_static_products(jaxpr))
+        jaxpr, refs = with_state(_with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)
         inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
         outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings
