@@ -9,7 +9,7 @@ the iterations of the loops around its place.
 
 In one run of a function places only go forward, except in its loops. So a place that is not after that of the equation
 before it is in the next iteration of the innermost loop around both; without one the function runs another time, and
-its caller's loop is in the next iteration.
+its caller's loop is in the next iteration. At the next stage, `ipu.stage`, it is the loop around that one, if there is.
 A loop that traces equations at a single place never goes back: there the sequence of their primitives has a period.
 Limits: an iteration without equations is not seen. What a library calls several times, as `jax.tree.map` does, is in
 one iteration.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import CodeType
 
-from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around
+from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around, loops_of
 
 Place = tuple[CodeType, int]  # of a frame: its code, and the instruction that runs
 
@@ -105,11 +105,13 @@ class Moment:
 Moments = tuple[Moment, ...]  # of each call of an equation
 
 
-def moments_of_equations(frames: Sequence[Frames], operation_of: Callable[[int], Hashable]) -> list[Moments]:
-    """Return for each equation the moments of the functions that it was traced in."""
+def moments_of_equations(
+    frames: Sequence[Frames], stages: Sequence[int | None], operation_of: Callable[[int], Hashable]
+) -> list[Moments]:
+    """Return for each equation, of which stages are known, the moments of the functions that it was traced in."""
     # Consecutive equations of one place share an object. `operation_of`: number of an equation → equal keys if equal.
     walk = _Walk()
-    moments = [walk.advance(item) for item in frames]
+    moments = [walk.advance(item, stage) for item, stage in zip(frames, stages, strict=True)]
     start = 0
     for n in range(1, len(frames) + 1):
         if n == len(frames) or moments[n] is not moments[start]:
@@ -126,19 +128,21 @@ class _Walk:
         self._frames = Frames()
         self._running: list[Activation] = []
         self._moments: Moments = ()
+        self._stage: int | None = None
 
-    def advance(self, frames: Frames) -> Moments:
+    def advance(self, frames: Frames, stage: int | None) -> Moments:
         """Advance to the next equation; returns its moments."""
         if frames is self._frames or frames.runs == self._frames.runs:
             return self._moments
-        same = self._count_continued(frames)
+        same = self._count_continued(frames, stage != self._stage)
+        self._stage = stage
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
         self._frames = frames
         pairs = zip(self._running, frames.calls, strict=True)
         self._moments = tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
         return self._moments
 
-    def _count_continued(self, frames: Frames) -> int:
+    def _count_continued(self, frames: Frames, is_next_stage: bool) -> int:
         """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats."""
         before = self._frames.calls
         after = frames.calls
@@ -146,7 +150,7 @@ class _Walk:
         differs = (n for n in range(length) if before[n].place != after[n].place or before[n].run != after[n].run)
         same = next(differs, length)
         if same < length and before[same].run != after[same].run:
-            return self._repeat_call(frames, same)
+            return self._repeat_call(frames, same, is_next_stage)
         if same == length or before[same].place[0] is not after[same].place[0]:
             return same
         code, place = after[same].place
@@ -154,16 +158,18 @@ class _Walk:
             return same + 1
         loop = loop_around(code, place, before[same].place[1])
         if loop is None:
-            return self._repeat_call(frames, same)
-        self._running[same].next_iteration(loop)
-        return same + 1
+            return self._repeat_call(frames, same, is_next_stage)
+        return self._repeat_loop(frames, same, loop, is_next_stage)
 
-    def _repeat_call(self, frames: Frames, number: int) -> int:
+    def _repeat_call(self, frames: Frames, number: int, is_next_stage: bool) -> int:
         """Advance the loop that calls a function again; returns the number of calls that continue."""
         repeated = _find_repeating_loop(frames, number - 1)
-        if repeated is None:
-            return number
-        level, loop = repeated
+        return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage)
+
+    def _repeat_loop(self, frames: Frames, level: int, loop: Loop, is_next_stage: bool) -> int:
+        """Advance a loop, or the one around it at the next stage; returns the number of calls that continue."""
+        around = _find_loop_around(frames, level, loop) if is_next_stage else None
+        level, loop = around or (level, loop)
         self._running[level].next_iteration(loop)
         return level + 1
 
@@ -178,6 +184,12 @@ def _find_repeating_loop(frames: Frames, level: int) -> tuple[int, Loop] | None:
         if loop is not None:
             return number, loop
     return None
+
+
+def _find_loop_around(frames: Frames, level: int, loop: Loop) -> tuple[int, Loop] | None:
+    """Return the number of a call and its innermost loop around a loop of call `level`; None without one."""
+    outer = [x for x in loops_of(frames.calls[level].place[0]) if x != loop and x[0] <= loop[0] and loop[1] <= x[1]]
+    return (level, outer[0]) if outer else _find_repeating_loop(frames, level - 1)
 
 
 def _number_iterations(

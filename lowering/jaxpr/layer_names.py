@@ -153,7 +153,8 @@ class LayerNames:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         items = [self._equations[n] for n in numbers]
-        all_moments = moments_of_equations([item.frames for item in items], lambda n: _operation(items[n].eqn))
+        stages = [read_name(name_stack(item.eqn)).stage for item in items]
+        all_moments = moments_of_equations([x.frames for x in items], stages, lambda n: _operation(items[n].eqn))
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
         common = _CommonScopes({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         # Most equations of a layer have equal moments and scopes: their path is computed once.

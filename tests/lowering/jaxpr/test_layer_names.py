@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.passes.inline import inline, inline_and_name
 from ipujax.lowering.source_info import name_stack, origin_of
@@ -176,6 +177,34 @@ def test_nested_loops_have_two_numbers(wrap: Callable[..., Any]) -> None:
     expected = {f"loss/heads[{n}]/head[{k}]" for n in range(2) for k in range(2)}
     assert expected <= layers(grad, params(2), X, part="forward")
     assert layers(grad, params(2), X, part="backward") - {"loss", "loss/heads[0]", "loss/heads[1]"} == expected
+
+
+def test_layers_of_each_stage_are_numbered_from_zero() -> None:
+    def chain(ps: Any, x: jax.Array) -> jax.Array:
+        for p in ps:
+            x = dense(p, x)
+        return x
+
+    def loss(ps: Any, x: jax.Array) -> jax.Array:
+        for n, stage in enumerate(ps):
+            with ipu.stage(n):
+                x = chain(stage, x)
+        return x.sum()
+
+    def in_one_function(ps: Any, x: jax.Array) -> jax.Array:
+        for n, stage in enumerate(ps):
+            with ipu.stage(n):
+                for p in stage:
+                    x = dense(p, x)
+        return x.sum()
+
+    stages = [params(2), params(3)]
+    pairs = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    for part in ("forward", "backward"):
+        names = {f"loss/chain[{n}]/dense[{k}]" for n, k in pairs}
+        assert {x for x in layers(jax.grad(loss), stages, X, part=part) if "dense" in x} == names, part
+        names = {f"in_one_function/dense[{n}][{k}]" for n, k in pairs}
+        assert {x for x in layers(jax.grad(in_one_function), stages, X, part=part) if "dense" in x} == names, part
 
 
 def test_without_a_function_the_loop_is_numbered() -> None:
