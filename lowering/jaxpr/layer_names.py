@@ -186,12 +186,30 @@ class LayerNames:
             if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
                 outer = _path(self._equations[n].frames.calls[:count], indices[:count], depths[:count], scopes)
                 around[order] = outer, self.layers[n]
+        if not around:
+            self._add_groups_before(key)
         inner: dict[str, set[str]] = defaultdict(set)
         for outer, layer in around.values():
             inner[outer].add(layer)
         # The layer inside names the key if it is the only one; else only the frames of the key do.
         for order, (outer, layer) in around.items():
             path = layer if len(inner[outer]) == 1 else outer
+            self._add_forward(key, path, self._forward_equations[order].number, order)
+
+    def _add_groups_before(self, key: _Key) -> None:
+        """Add to a key without any forward equation the last equation before its place in each run of its function."""
+        # As of a `custom_vjp` that computes nothing in the forward pass.
+        *outside, (code, place) = key[0] or ((None, 0),)
+        last = dict[str, int]()
+        for order, (n, _, indices, depths) in enumerate(self._forward_equations):
+            places = self._equations[n].frames.places
+            count = len(outside)
+            if self._scopes[n] != key[1] or len(places) <= count or list(places[:count]) != outside:
+                continue
+            if places[count][0] is code and places[count][1] < place:
+                calls = self._equations[n].frames.calls[: count + 1]
+                last[_path(calls, indices[: count + 1], depths[: count + 1], key[1])] = order
+        for path, order in last.items():
             self._add_forward(key, path, self._forward_equations[order].number, order)
 
     # --- recomputed and backward equations ---

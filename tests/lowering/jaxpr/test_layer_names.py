@@ -264,6 +264,26 @@ def test_a_gradient_by_custom_vjp_belongs_to_the_function() -> None:
         assert numbered("forward", 2) <= layers(grad, params(2), X, part=part)
 
 
+def test_a_gradient_by_custom_vjp_without_forward_equations_belongs_to_the_layer_before() -> None:
+    @jax.custom_vjp
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    same.defvjp(lambda x: (x, x), lambda x, g: (jnp.sin(jnp.cos(g)) * x,))
+
+    def layer(w: jax.Array, x: jax.Array, is_odd: bool) -> jax.Array:
+        x = jnp.tanh(x @ w)
+        return same(x) if is_odd else x
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for n, w in enumerate(ws):
+            x = layer(w, x, n == 1)
+        return x.sum()
+
+    equations = named(jax.grad(loss), [jnp.ones((4, 4))] * 4, X)
+    assert {x.layer for eqn, x in equations if eqn.primitive.name in ("sin", "cos")} == {"loss/layer[1]"}
+
+
 def test_scopes_that_tell_layers_apart_need_no_number() -> None:
     def loss(ps: list[dict[str, Any]], x: jax.Array) -> jax.Array:
         for n, p in enumerate(ps):
