@@ -181,12 +181,13 @@ def documented(rows: Any, blocks: Any, columns: Any, split_rows: Any) -> dict[st
     """Programs like those of JAX's pages on sharding, explicit sharding, and `shard_map`, written anew."""
     matrix = (values(16, 16), P("data", None))
     stack = (values(4, 8, 16), P(None, "data"))
+    tall = (values(16, 16), P("model", None))
     sums = (P("data", "model"), P("model", None))
     return {
         "page: sin of blocks": (lambda x: jnp.sin(x) * 2 + x, (blocks,)),
         "page: product of blocks": (
             lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=P("data")),
-            (blocks, split_rows),
+            (blocks, tall),
         ),
         "page: transposed sum": (lambda x: (x + reshard(x.T.T, P("data", "model"))).sum(0), (blocks,)),
         "page: outer sum": (lambda a, b: a[:, None] + b[None, :], ((values(8), P("data")), (values(4), P("model")))),
@@ -215,7 +216,7 @@ def documented(rows: Any, blocks: Any, columns: Any, split_rows: Any) -> dict[st
         "page: vmap over a stack": (lambda x: jax.vmap(lambda x: jnp.cumsum(x, 1))(x), (stack,)),
         "page: shard_map of a product": (
             mapped(lambda a, b: lax.psum_scatter(a @ b, "model", tiled=True), sums, P(("data", "model"))),
-            ((values(32, 16), P("data", "model")), split_rows),
+            ((values(32, 16), P("data", "model")), tall),
         ),
         "page: shard_map of a ring": (mapped(ring_sum, P("data", "model"), P("data", "model")), (blocks,)),
         "page: shard_map of an exchange": (

@@ -33,6 +33,18 @@ OTHER_KINDS = {
     "auto_axes": "XLA splits the product inside; here its operand is gathered once",
     "shard_map": "the sum is the user's own",
     "fft": "XLA of CPU gathers the operand, whose batch is split",
+    "page: layers in a scan": "XLA of CPU gathers the parameters as sums of padded blocks, and by permutes",
+    "page: loss of two layers": "XLA of CPU gathers the parameters as sums of padded blocks, and by permutes",
+    "page: shard_map of a product": "the collective is the user's own",
+    "page: shard_map of a ring": "the collective is the user's own",
+    "page: shard_map of an exchange": "the collective is the user's own",
+}
+# Programs of which a device receives more bytes than XLA's, with the reason.
+MORE_BYTES = {
+    "reductions": "a product over devices has no collective: its operand is gathered",
+    "reshard": "XLA moves one block as a permute",
+    # Collectives of the same kinds, of which XLA's text has fewer bytes.
+    **dict.fromkeys(("reshape", "gather, split rows", "scatter", "page: layer norm", "page: experts"), "not explained"),
 }
 
 
@@ -55,6 +67,13 @@ def test_partitioned_programs_have_the_numbers_and_shardings_of_jax(outcomes: di
 def test_collectives_have_the_kinds_of_xla(outcomes: dict[str, Any], name: str) -> None:
     if name not in OTHER_KINDS:
         assert outcomes[name]["kinds"] == outcomes[name]["xla"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", programs())
+def test_collectives_have_no_more_bytes_than_those_of_xla(outcomes: dict[str, Any], name: str) -> None:
+    if name not in MORE_BYTES:
+        assert outcomes[name]["bytes"] <= 1.05 * outcomes[name]["bytes of xla"]
 
 
 def kinds(before: Spec, after: Spec) -> list[str]:
