@@ -21,7 +21,7 @@ from ipujax.jit import jit as jit
 from ipujax.phases import phase as phase
 from ipujax.pipeline import pipeline as pipeline, stage as stage
 from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
-from ipujax.pipeline.tasks import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
+from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
 from ipujax.prefetching import prefetch as prefetch
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches

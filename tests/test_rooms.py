@@ -393,15 +393,13 @@ SAME_NAMES = {
     "each package has one": "__init__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
         "arg_reduce collectives convolution dynamic elementwise indexing iota matmul operands pad reductions"
-        " windows effects codelet codelets"
+        " windows codelet codelets"
     ),
     "the same thing as the runtime has it and as Poplar programs see it": (
-        "arguments device engine graph mapping options program summary types"
+        "arguments device engine graph mapping options program summary"
     ),
     "the same for several replicas": "replicated",
-    "the part of a room that is concerned with it: named by the room": "ipus liveness",
     "partial results, of reductions and of products": "partials",
-    "a task of its room": "tasks",
 }
 
 PACKAGES = {module.removesuffix(".__init__") for module in FILES if module.endswith(".__init__")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort, take_rows
 from ipujax.lowering.rules.base.context import Rule
-from ipujax.lowering.rules.flow import calls, codelet, collectives, control, effects, streaming
+from ipujax.lowering.rules.flow import calls, codelet, collectives, control, host_calls, streaming
 from ipujax.lowering.rules.numerics import (
     arg_reduce,
     cumulative,
@@ -38,7 +38,7 @@ _FAMILIES = (
     calls,
     codelet,
     collectives,
-    effects,
+    host_calls,
     streaming,
     tile_rules,
 )

@@ -18,7 +18,7 @@ from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Branch, Leaf, Loop, Program
 from ipujax.runtime.profile.attribution import label
 from ipujax.runtime.sections.ids import Json
-from ipujax.runtime.sections.liveness import liveness_tree
+from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.tensor import Origin, readable_name
 from ipujax.runtime.timeline import PHASES, Spans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC

@@ -37,7 +37,7 @@ from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.sections.ids import Numbering
-from ipujax.runtime.sections.liveness import liveness_section
+from ipujax.runtime.sections.live_variables import liveness_section
 from ipujax.runtime.sections.memory import region_bytes, vertex_type_bytes
 from ipujax.runtime.sections.programs import active_cycles, numbering
 from ipujax.runtime.sections.trace import program_trace

@@ -23,7 +23,7 @@ from ipujax.runtime.graph import NO_TILE, Execute, Leaf, Program, VertexGroup, i
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
-from ipujax.runtime.sections.liveness import liveness_tree
+from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype, part_of, visible_layer
 from ipujax.runtime.timeline import PHASES, Timeline

@@ -20,7 +20,7 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import NO_TILE, VertexGroup
 from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
 from ipujax.runtime.sections.ids import Json, Numbering
-from ipujax.runtime.sections.liveness import items_section, liveness_section
+from ipujax.runtime.sections.live_variables import items_section, liveness_section
 from ipujax.runtime.target import Target
 
 

@@ -16,10 +16,11 @@ from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.graph import Graph, Program
 from ipujax.runtime.verify.inventory import Inventory
-from ipujax.runtime.verify.ipus import cross_ipu
+from ipujax.runtime.verify.ipu_access import cross_ipu
 from ipujax.runtime.verify.races import read_write_race, write_race
 from ipujax.runtime.verify.replicas import cross_replica, divergent_control
-from ipujax.runtime.verify.types import (
+from ipujax.runtime.verify.undefined import undefined_read
+from ipujax.runtime.verify.well_formed import (
     mapping,
     missing_tile,
     out_of_tensor,
@@ -28,7 +29,6 @@ from ipujax.runtime.verify.types import (
     unknown_compute_set,
     unmapped_variable,
 )
-from ipujax.runtime.verify.undefined import undefined_read
 
 # By the name in `VerifyError.rule`, in the order in which they run.
 RULES: dict[str, Callable[[Inventory], Iterator[VerifyError]]] = {

@@ -1,1 +1,1 @@
-"""Rules of loops, branches and calls, of effects, streams and collectives, and of codelets of users."""
+"""Rules of loops, branches and calls, of callbacks, streams and collectives, and of codelets of users."""
