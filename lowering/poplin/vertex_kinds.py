@@ -215,8 +215,8 @@ def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Co
 
 def _rows_and_width(spec: ConvSpec, block: Block) -> tuple[Count, Count]:
     """Rows of output elements that meet non-zero elements of a dilated input, and their length."""
-    *outer, width = (ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True))
-    return block.batch * product(outer), width
+    lengths = [ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True)]
+    return block.batch * product(lengths[:-1]), lengths[-1] if lengths else 1
 
 
 def _outer_product(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
