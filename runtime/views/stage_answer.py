@@ -50,7 +50,7 @@ def stage_answer(profile: Figures) -> Answer:
         text = f"None alone: the slowest, {label}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
     slow = _slow_micro_batch(stages, cycles)
     waits = _longest_wait(stages, slowest, cycles) if is_uneven else _mean_waits(stages, len(by_ipu) * cycles)
-    text += f"{waits}.{_compute_shares(profile, stages)} {bubble_sentence(pipeline)}{slow}"
+    text += f"{waits}. {bubble_sentence(pipeline)}{_compute_shares(profile, stages)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
     return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, slowest), name, share, "stages")
 
@@ -73,9 +73,10 @@ def _compute_shares(profile: Figures, stages: list[StageCost]) -> str:
 def _compute_share(ipus: list[int], numbers: dict[int, list[int]], shares: dict[int, float]) -> str:
     stages = sorted(stage for ipu in ipus for stage in numbers[ipu])
     low, high = (f"{limit(shares[ipu] for ipu in ipus):.1%}" for limit in (min, max))
-    is_range = len(stages) > 2 and stages == list(range(stages[0], stages[-1] + 1))
-    listed = f"{stages[0]} to {stages[-1]}" if is_range else " and ".join(map(str, stages))
     several = len(stages) > 1
+    listed = " and ".join([", ".join(map(str, stages[:-1])), str(stages[-1])] if several else [str(stages[0])])
+    if len(stages) > 2 and stages == list(range(stages[0], stages[-1] + 1)):
+        listed = f"{stages[0]} to {stages[-1]}"
     return f"stage{'s' * several} {listed} compute{'s' * (not several)} {low if low == high else f'{low} to {high}'}"
 
 
