@@ -154,7 +154,7 @@ def _of_type(var: Any) -> Iterable[NamedSharding]:
 
 def splits(sharding: Any) -> bool:
     """True if devices of a named sharding have different parts of a value, or terms of a sum."""
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size <= 1:  # a mesh without axes has 0
         return False
     mesh = MeshAxes.of(sharding.mesh)
     return not spec_of(sharding.spec, len(sharding.spec.partitions), mesh).is_whole
