@@ -125,15 +125,17 @@ class CacheDirectory:
         return self.path / f"{key}-{kind}.ipujax"
 
     def _scan(self, pattern: re.Pattern[str]) -> list[CacheFile]:
-        files = []
         try:
-            with os.scandir(self.path) as entries:
-                for entry in entries:
-                    if pattern.fullmatch(entry.name):
+            directory = os.scandir(self.path)
+        except FileNotFoundError:  # nothing is stored yet
+            return []
+        files = []
+        with directory as entries:
+            for entry in entries:
+                if pattern.fullmatch(entry.name):
+                    with suppress(FileNotFoundError):  # another process has removed it meanwhile
                         stat = entry.stat()
                         files.append(CacheFile(Path(entry.path), stat.st_size, stat.st_mtime))
-        except FileNotFoundError:
-            pass  # no directory yet, or a file that another process has removed
         return files
 
     def _shrink(self) -> None:

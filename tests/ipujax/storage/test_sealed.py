@@ -61,3 +61,11 @@ def test_clear_keeps_foreign_files(tmp_path):
     assert [file.path.name for file in directory.clear()] == [f"{KEY}-program.ipujax"]
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert CacheDirectory(str(tmp_path / "none")).files() == []
+
+
+def test_file_that_is_removed_meanwhile_hides_no_other(tmp_path):
+    directory = CacheDirectory(str(tmp_path))
+    directory.write(KEY, HEAD, SECTIONS)
+    for digit in "12345678":  # entries of names, without files, as between a listing and a look at the file
+        (tmp_path / f"{digit * 64}-program.ipujax").symlink_to(tmp_path / "absent")
+    assert [file.path.name for file in directory.files()] == [f"{KEY}-program.ipujax"]
