@@ -277,7 +277,7 @@ def merge_runs(parts: Sequence[Runs], span: int) -> Runs:
         return runs
     if runs.weight is None and np.all(length == 1):
         return _merge_elements(key, span)
-    order = np.argsort(key)
+    order = np.argsort(key, kind="stable")
     key = key[order]
     reach = np.maximum.accumulate(key + length[order])
     first = np.append(True, key[1:] > reach[:-1])
@@ -311,7 +311,7 @@ def union_runs(runs: Runs, size: int) -> Runs:
         is_covered[runs.start] = True
         element = np.flatnonzero(is_covered)
         return Runs(np.zeros_like(element), element, np.ones(len(element), np.int64))
-    order = np.argsort(runs.start)
+    order = np.argsort(runs.start, kind="stable")  # merges the sorted runs of each block
     start = runs.start[order]
     end = start + runs.length[order]
     # Each run keeps the part behind all that start before it.
