@@ -230,7 +230,8 @@ class Evaluation:
         results = rule.compute(Blocks(eqn, arrays, result_shapes, decision.assignment, self.mesh))
         monoids = decision.reduced_axes(factors)
         blocks = [
-            _reduced(monoids, x, spec, carried, var) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)
+            self._reduced(monoids, x, spec, carried, eqn, var)
+            for x, spec, var in zip(results, specs, eqn.outvars, strict=True)
         ]
         return [
             block
@@ -238,6 +239,24 @@ class Evaluation:
             else self._to_required(block, spec, eqn)
             for block, spec, var in zip(blocks, required, eqn.outvars, strict=True)
         ]
+
+    def _reduced(
+        self, monoids: Mapping[str, str], x: Any, spec: Spec, carried: frozenset[str], eqn: JaxprEqn, var: Any
+    ) -> Block:
+        """Block of a result; sums are left to be taken, other reductions of devices are not."""
+        for monoid in sorted(set(monoids.values()) - {"add"}):
+            axes = tuple(axis for axis, other in monoids.items() if other == monoid)
+            self._note_reduction(monoid, axes, spec, eqn, var)
+            x = _REDUCED_OVER_DEVICES[monoid](x, axes, eqn)
+        sums = frozenset(axis for axis, monoid in monoids.items() if monoid == "add")
+        return Block(x, replace(spec, unreduced=sums | carried), var.aval)
+
+    def _note_reduction(self, monoid: str, axes: Axes, spec: Spec, eqn: JaxprEqn, var: Any) -> None:
+        step = Step("all_gather" if monoid == "own" else "all_reduce", axes)
+        num_bytes = prod(local_shape(var.aval.shape, spec, self.mesh)) * itemsize(var.aval.dtype)
+        received = int(received_blocks(step, self.mesh) * num_bytes)
+        why = f"terms of {eqn.primitive.name} over {', '.join(axes)} to {in_words(spec)}"
+        self.notes.moves.append(Move(eqn.primitive.name, source_line(eqn), step, num_bytes, received, why))
 
     def _terms_left(self, spec: Spec | None, var: Var) -> frozenset[str]:
         """Axes over which a result may stay a sum that is left to be taken."""
@@ -277,16 +296,6 @@ class Evaluation:
         return self.traced(fun, avals, jaxpr.jaxpr.outvars)
 
 
-def _reduced(monoids: Mapping[str, str], x: Any, spec: Spec, carried: frozenset[str], var: Any) -> Block:
-    """Block of a result; sums are left to be taken, the maximum of devices is not."""
-    for monoid, fun in (("max", lax.pmax), ("min", lax.pmin)):
-        axes = tuple(axis for axis, other in monoids.items() if other == monoid)
-        if axes:
-            x = _of_flags(fun, x, axes)
-    sums = frozenset(axis for axis, monoid in monoids.items() if monoid == "add")
-    return Block(x, replace(spec, unreduced=sums | carried), var.aval)
-
-
 def _check_no_statements(eqn: JaxprEqn) -> None:
     """Refuse shardings inside of an equation that is computed whole, such as a pipeline with stages.
 
@@ -305,6 +314,20 @@ def _check_no_statements(eqn: JaxprEqn) -> None:
 def _of_flags(fun: Any, x: Any, axes: Any) -> Any:
     """A maximum or minimum over devices; of flags, that of their numbers."""
     return fun(x.astype(jnp.int32), axes) != 0 if x.dtype == jnp.bool_ else fun(x, axes)
+
+
+def _of_gathered_terms(x: Any, axes: Axes, eqn: JaxprEqn) -> Any:
+    """The equation's own reduction, of the terms of all devices, for one that no collective takes."""
+    params = eqn.primitive.get_bind_params({**eqn.params, "axes": (0,)})
+    return eqn.primitive.bind(lax.all_gather(x, axes), **params)
+
+
+# By monoid of the terms.
+_REDUCED_OVER_DEVICES = {
+    "max": lambda x, axes, _: _of_flags(lax.pmax, x, axes),
+    "min": lambda x, axes, _: _of_flags(lax.pmin, x, axes),
+    "own": _of_gathered_terms,
+}
 
 
 def stacked(spec: Spec) -> Spec:

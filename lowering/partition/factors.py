@@ -31,7 +31,8 @@ class Factors:
         operands: for each operand the factors of each dimension.
         results: for each result likewise.
         sizes: length of each factor.
-        reductions: for each reduced factor that may be split, the monoid of its terms: "add", "max" or "min".
+        reductions: for each reduced factor that may be split, the monoid of its terms: "add", "max" or "min";
+            "own" for one without a collective, whose terms are gathered and reduced by the equation.
         macs: multiply-adds of one point of the index space; 0 for other equations.
     """
 

@@ -104,7 +104,6 @@ def _partitioned(
     # Terms of a sum that a result leaves to be taken leave as a stack.
     stacks = [Spec((axes, *spec.dims)) if axes else spec for spec, axes in zip(out_specs, notes.terms, strict=True)]
     return _traced(local, jaxpr, mesh, [spec.reduced() for spec in in_specs], stacks, axis)
-    return _traced(local, jaxpr, mesh, in_specs, out_specs)
 
 
 def _term(x: Any, spec: Spec, mesh: MeshAxes) -> Any:

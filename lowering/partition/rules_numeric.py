@@ -78,17 +78,16 @@ _MONOIDS = {
     "reduce_min": "min",
     "reduce_or": "max",
     "reduce_and": "min",
+    "reduce_prod": "own",
+    "reduce_xor": "own",
 }
 
 
 def _reduce(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
-    monoid = _MONOIDS.get(eqn.primitive.name)
-    # A product or an exclusive or of devices has no collective: it is computed whole.
-    operand = [None if d in axes and monoid is None else d for d in range(len(shape))]
-    factors = aligned(eqn, [operand], [[d for d in range(len(shape)) if d not in axes]])
-    return replace(factors, reductions={d: monoid for d in axes} if monoid else {})
+    factors = aligned(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
+    return replace(factors, reductions=dict.fromkeys(axes, _MONOIDS[eqn.primitive.name]))
 
 
 def _whole_axes(eqn: JaxprEqn) -> Factors:

@@ -226,11 +226,13 @@ def documented(rows: Any, blocks: Any, columns: Any, split_rows: Any) -> dict[st
     }
 
 
-# A result of XLA's collective, its kind, and its groups.
+# A result of XLA's collective, its kind, and its groups: [groups,ranks], a list of ranks, or axes of a mesh, of which
+# some may be parts of one: mesh['a'=2,'b'=4] {'b':(2)2}.
 _COLLECTIVE = re.compile(
     r"= (\(?[^=]*?\)?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(.*"
 )
-_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\})")
+_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]+)\}|mesh\[([^]]*)\][^{]*\{([^}]*)\})")
+_AXIS = re.compile(r"('[^']*')(?::\(\d+\)(\d+))?")
 _RESULT = re.compile(r"(f32|s32|u32|pred|bf16|u8)\[([\d,]*)\]")
 _RECEIVED = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -241,6 +243,18 @@ _RECEIVED = {
 }
 
 
+def ranks_of(line: str) -> int:
+    """Number of devices of each group of a collective."""
+    groups = _GROUPS.search(line)
+    assert groups is not None, line
+    if groups[2]:
+        return int(groups[2])
+    if groups[3]:
+        return len(groups[3].split(","))
+    sizes = dict(part.split("=") for part in groups[4].split(","))
+    return int(np.prod([int(part or sizes[axis]) for axis, part in _AXIS.findall(groups[5])]))
+
+
 def received_by_xla(text: str) -> float:
     """Bytes that a device receives in the collectives of a partitioned HLO."""
     total = 0.0
@@ -248,8 +262,7 @@ def received_by_xla(text: str) -> float:
         match = _COLLECTIVE.search(line)
         if match is None:
             continue
-        groups = _GROUPS.search(line)
-        ranks = 2 if groups is None else int(groups[2]) if groups[2] else len(groups[3].split(","))
+        ranks = ranks_of(line) if match[2] != "collective-permute" else 1
         size = {"pred": 1, "u8": 1, "bf16": 2}
         num_bytes = sum(
             size.get(dtype, 4) * int(np.prod([int(n) for n in dims.split(",") if n]))

@@ -26,7 +26,7 @@ AUTO = AbstractMesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
 # Programs whose collectives are of other kinds than XLA's, with the reason.
 OTHER_KINDS = {
     "dot_general, sharded parameters": "XLA of CPU has no reduce-scatter, and permutes around a ring",
-    "reductions": "a product over devices has no collective: its operand is gathered",
+    "reductions": "a product over devices has no collective: its terms are gathered",
     "cumulative, sort, arg": "XLA of CPU sorts whole rows on every device",
     "reshard": "XLA moves one block as a permute",
     "unreduced": "XLA of CPU has no reduce-scatter",
@@ -41,10 +41,8 @@ OTHER_KINDS = {
 }
 # Programs of which a device receives more bytes than XLA's, with the reason.
 MORE_BYTES = {
-    "reductions": "a product over devices has no collective: its operand is gathered",
+    "reductions": "a product over devices has no collective: its terms are gathered",
     "reshard": "XLA moves one block as a permute",
-    # Collectives of the same kinds, of which XLA's text has fewer bytes.
-    **dict.fromkeys(("reshape", "gather, split rows", "scatter", "page: layer norm", "page: experts"), "not explained"),
 }
 
 
