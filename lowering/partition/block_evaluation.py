@@ -148,7 +148,7 @@ class Evaluation:
         why = f"{in_words(block.spec)} to {in_words(spec)}"
         element_bytes = itemsize(block.aval.dtype)
         for step, before in transitions(block.spec, spec, self.mesh):
-            if step.kind != "slice":
+            if step.communicates:
                 num_bytes = prod(local_shape(block.aval.shape, before, self.mesh)) * element_bytes
                 received = int(received_blocks(step, self.mesh) * num_bytes)
                 self.notes.moves.append(Move(name, line, step, num_bytes, received, why))
@@ -235,7 +235,7 @@ class Evaluation:
         ]
         return [
             block
-            if var in self.sums and spec is not None and block.spec.dims == spec.dims
+            if var in self.sums and (spec is None or block.spec.dims == spec.dims)
             else self._to_required(block, spec, eqn)
             for block, spec, var in zip(blocks, required, eqn.outvars, strict=True)
         ]

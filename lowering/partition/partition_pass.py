@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
@@ -20,8 +19,9 @@ from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.propagation import Propagation
-from ipujax.lowering.partition.resharding import index_along
+from ipujax.lowering.partition.resharding import reshard
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
+from ipujax.lowering.partition.sums import left_by_reshards
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
@@ -92,10 +92,11 @@ def _partitioned(
     in_specs = tuple(_spec(specs, var) for var in jaxpr.jaxpr.invars)
     out_specs = _output_specs(jaxpr, shardings, specs, mesh)
     notes.terms.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
-    run = Evaluation(mesh, target, specs, notes)
+    run = Evaluation(mesh, target, specs, notes, sums=left_by_reshards(jaxpr.jaxpr, specs, mesh))
 
     def local(*arrays: Any) -> list[Any]:
-        terms = [_term(x, spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
+        # The first device has all of an argument that is a sum left to be taken.
+        terms = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
         blocks = [Block(x, s, aval) for x, s, aval in zip(terms, in_specs, jaxpr.in_avals, strict=True)]
         results = run.run(jaxpr, blocks)
         wanted = [run.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
@@ -104,12 +105,6 @@ def _partitioned(
     # Terms of a sum that a result leaves to be taken leave as a stack.
     stacks = [Spec((axes, *spec.dims)) if axes else spec for spec, axes in zip(out_specs, notes.terms, strict=True)]
     return _traced(local, jaxpr, mesh, [spec.reduced() for spec in in_specs], stacks, axis)
-
-
-def _term(x: Any, spec: Spec, mesh: MeshAxes) -> Any:
-    """A device's term of an argument that is a sum left to be taken: the first one has all of it."""
-    axes = tuple(axis for axis in mesh.names if axis in spec.unreduced)
-    return jnp.where(index_along(axes, mesh) == 0, x, jnp.zeros((), x.dtype)) if axes else x
 
 
 def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:

@@ -7,21 +7,18 @@ sum is taken once, after the last micro-batch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, closed
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed
 from ipujax.lowering.jaxpr import PIPELINE
 from ipujax.lowering.partition.resharding import reshard
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec
+from ipujax.lowering.partition.sums import values_that_stay_terms
 
-# Equations that keep the terms of a sum.
-_KEEPING_TERMS = frozenset({"transpose", "reshape", "squeeze", "convert_element_type", "copy", "sharding_constraint"})
-_SCALED_BY = frozenset({"mul", "div"})  # by a number, its second operand
 _SUMMED = frozenset({"sum", "mean"})
 
 
@@ -60,7 +57,8 @@ def pipeline_results(run: Any, eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[
     ]
     kinds = kinds_of_results(eqn)
     states = {result: in_specs[operand] for operand, result in spec.carries}
-    sums = _sums(jaxpr.jaxpr, [kind in _SUMMED for kind in kinds])
+    summed = [v for v, kind in zip(jaxpr.jaxpr.outvars, kinds, strict=True) if kind in _SUMMED]
+    sums = values_that_stay_terms(jaxpr.jaxpr, [v for v in summed if isinstance(v, Var)])
     inner = replace(run, resharded={}, sums=sums)
     out_specs: list[Spec] = []
 
@@ -90,19 +88,3 @@ def _rows(x: jax.Array, micro_batches: int, spec: Spec, mesh: MeshAxes) -> jax.A
     before = Spec(((), (), *spec.dims[1:]))
     part = reshard(stacks, before, replace(before, dims=((), *spec.dims)), mesh)
     return part.reshape(-1, *shape[1:])
-
-
-def _sums(jaxpr: Jaxpr, are_summed: Sequence[bool]) -> frozenset[Var]:
-    """Values whose terms may stay terms: results that are summed, which nothing else reads, and what becomes them."""
-    uses = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
-    uses.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
-    sums = {
-        var
-        for var, flag in zip(jaxpr.outvars, are_summed, strict=True)
-        if flag and isinstance(var, Var) and uses[var] == 1
-    }
-    for eqn in reversed(jaxpr.eqns):
-        is_scaled = eqn.primitive.name in _SCALED_BY and isinstance(eqn.invars[1], Literal)
-        if (is_scaled or eqn.primitive.name in _KEEPING_TERMS) and eqn.outvars[0] in sums:
-            sums.update(atom for atom in eqn.invars if isinstance(atom, Var) and uses[atom] == 1)
-    return frozenset(sums)

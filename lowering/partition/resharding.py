@@ -4,6 +4,9 @@ Sums that are left to be taken come first, as reduce-scatters where the wanted s
 one all-reduce. Then, as long as dimensions differ: an axis that moves to another dimension is an all-to-all; an axis
 that splits further is a slice, without communication; other axes are gathered, those of a dimension at once. Blocks of
 the same shapes on other devices are a permute.
+
+A value becomes a sum that is left to be taken without communication: over an axis that splits it, the term of a device
+is its block amid zeros; over another one the first device has the value, others have zeros.
 """
 
 from __future__ import annotations
@@ -15,18 +18,22 @@ from math import prod
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape
 from ipujax.runtime.target import Target
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice"]
+Kind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice", "amid_zeros", "first_alone"
+]
+_WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective, or a slice.
+    """One collective, or a change of a device's own block.
 
     Args:
         kind: its kind.
@@ -42,9 +49,14 @@ class Step:
     split_dim: int = -1
     pairs: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def communicates(self) -> bool:
+        """True for collectives."""
+        return self.kind not in _WITHOUT_COMMUNICATION
+
 
 def steps(before: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, ...]:
-    """Collectives from one spec to another; sums over axes that `after` still has unreduced stay."""
+    """Collectives from one spec to another; sums over axes that both have unreduced stay."""
     return tuple(step for step, _ in transitions(before, after, mesh))
 
 
@@ -61,14 +73,14 @@ def resharding_cycles(aval: Any, before: Spec, after: Spec, mesh: MeshAxes, targ
     cycles = 0.0
     for step, spec in transitions(before, after, mesh):
         local_bytes = prod(local_shape(aval.shape, spec, mesh)) * itemsize(aval.dtype)
-        if step.kind != "slice":
+        if step.communicates:
             cycles += target.global_sync_cycles + received_blocks(step, mesh) * local_bytes / bytes_per_cycle
     return cycles
 
 
 def received_blocks(step: Step, mesh: MeshAxes) -> float:
     """Received blocks, of the size before a step, of each device."""
-    return 0.0 if step.kind == "slice" else _RECEIVED_BLOCKS[step.kind](mesh.size(step.axes))
+    return _RECEIVED_BLOCKS[step.kind](mesh.size(step.axes)) if step.communicates else 0.0
 
 
 def itemsize(dtype: Any) -> int:
@@ -97,10 +109,28 @@ def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Ste
     if remaining:
         yield Step("all_reduce", remaining), spec
         spec = replace(spec, unreduced=spec.unreduced - set(remaining))
+    added = after.unreduced - before.unreduced
+    for step, following in _amid_zeros(spec, added):
+        yield step, spec
+        spec = following
     while spec.dims != after.dims:
         step, following = _next_step(spec, after, mesh)
         yield step, spec
         spec = following
+    alone = tuple(axis for axis in mesh.names if axis in after.unreduced - spec.unreduced)
+    if alone:
+        yield Step("first_alone", alone), spec
+
+
+def _amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
+    """The minor axes of each dimension that become axes of a sum."""
+    for dim, axes in enumerate(spec.dims):
+        kept = len(axes)
+        while kept and axes[kept - 1] in added:
+            kept -= 1
+        if kept < len(axes):
+            spec = _with_dim(replace(spec, unreduced=spec.unreduced | set(axes[kept:])), dim, axes[:kept])
+            yield Step("amid_zeros", axes[kept:], dim), spec
 
 
 def _scatters(spec: Spec, after: Spec, pending: frozenset[str], mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
@@ -226,6 +256,17 @@ def _sliced(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
     return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
 
 
+def _block_amid_zeros(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    size = x.shape[step.dim]
+    shape = [n * mesh.size(step.axes) if d == step.dim else n for d, n in enumerate(x.shape)]
+    starts = [index_along(step.axes, mesh) * size if d == step.dim else 0 for d in range(x.ndim)]
+    return lax.dynamic_update_slice(jnp.zeros(shape, x.dtype), x, starts, allow_negative_indices=False)
+
+
+def _first_alone(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+    return jnp.where(index_along(step.axes, mesh) == 0, x, jnp.zeros((), x.dtype))
+
+
 _APPLY = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
@@ -233,4 +274,6 @@ _APPLY = {
     "all_to_all": _all_to_all,
     "permute": _permute,
     "slice": _sliced,
+    "amid_zeros": _block_amid_zeros,
+    "first_alone": _first_alone,
 }

@@ -107,6 +107,34 @@ def calls() -> dict[str, Callable[[], Any]]:
     }
 
 
+def sums() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
+    """Functions with an argument whose results are sums left to be taken (`unreduced`), by name."""
+    row = jax.device_put(np.arange(8.0, dtype=np.float32), P())
+    reduced = jax.device_put(np.arange(8.0, dtype=np.float32), P(reduced={"x"}))
+    split = jax.device_put(np.arange(8, dtype=np.int32), P("x"))
+    left = P(unreduced={"x"})
+    return {
+        "of a whole value": (lambda x: jax.sharding.reshard(x, left), row),
+        "of a split value": (lambda x: jax.sharding.reshard(x, left), split),
+        "gradient of a sum": (jax.grad(lambda x: (x + x).reshape(4, 2).sum()), reduced),
+        "gradient of a split": (jax.grad(lambda x: jax.sharding.reshard(x, P("x")).sum()), reduced),
+        "counts": (lambda x: jnp.bincount(x, length=8, out_sharding=left), split),
+    }
+
+
+def terms_of_sums() -> dict[str, Any]:
+    """Whether each device has the term of `jax.jit`, by name; True, or both."""
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Explicit,))
+    equal: dict[str, Any] = {}
+    with jax.set_mesh(mesh):
+        for name, (fun, x) in sums().items():
+            got, want = (
+                [shard.data.tolist() for shard in jit(fun)(x).addressable_shards] for jit in (ipu_jit, jax.jit)
+            )
+            equal[f"terms: {name}"] = got == want or [got, want]
+    return equal
+
+
 def outcome(call: Callable[[], Any]) -> dict[str, Any]:
     try:
         result = call()
@@ -117,4 +145,4 @@ def outcome(call: Callable[[], Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    print(json.dumps({name: outcome(call) for name, call in calls().items()}))
+    print(json.dumps({name: outcome(call) for name, call in calls().items()} | terms_of_sums()))

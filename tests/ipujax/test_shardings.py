@@ -56,6 +56,7 @@ SPLIT = (
     *("argument", "argument, explicit", "keyword", "second call", "compiled", "in_shardings", "out_shardings"),
     *("constraint", "inner jit", "shapes"),
 )
+TERMS = ("of a whole value", "of a split value", "gradient of a sum", "gradient of a split", "counts")
 REFUSED = {
     "replicas": "argument x of sine is sharded over 4 devices",
     "a Ref": "argument ref of <lambda> is sharded over 4 devices",
@@ -82,8 +83,14 @@ def test_arrays_of_several_devices_that_nothing_partitions_are_refused(outcomes:
     assert re.search(REFUSED[name], outcomes[name]["error"])
 
 
+@pytest.mark.parametrize("name", TERMS)
+def test_devices_have_the_terms_of_jax_of_sums_that_are_left_to_be_taken(outcomes: dict[str, Any], name: str):
+    assert outcomes[f"terms: {name}"] is True
+
+
 def test_every_call_of_the_script_is_looked_at(outcomes: dict[str, Any]):
-    assert set(outcomes) == {*REFUSED, *(f"whole: {n}" for n in WHOLE), *(f"split: {n}" for n in SPLIT)}
+    groups = {"whole": WHOLE, "split": SPLIT, "terms": TERMS}
+    assert set(outcomes) == {*REFUSED, *(f"{group}: {name}" for group, names in groups.items() for name in names)}
 
 
 # --- shardings inside of a function, over meshes without devices ---
