@@ -8,21 +8,16 @@
     def step(params, batch): ...
 
 step.profile(params, batch).summary() says what the machine would do; step(params, batch) computes it.
+
+`import ipujax` imports no part of the compiler: that, and most names below, are imported when they are first needed.
 """
 
 import typing as _typing
 from importlib import import_module as _import_module
 
-from ipujax import distributed as distributed, optim as optim
-from ipujax.advice import Advice as Advice, AdviceRow as AdviceRow, advise as advise
-from ipujax.auto_shard import ShardingPlan as ShardingPlan, ShardingPlans as ShardingPlans, auto_shard as auto_shard
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device, make_mesh as make_mesh
 from ipujax.jit import jit as jit
-from ipujax.phases import phase as phase
 from ipujax.pipeline import pipeline as pipeline, stage as stage
-from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
-from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
-from ipujax.prefetching import prefetch as prefetch
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
 from ipujax.runtime.errors import (
@@ -38,20 +33,13 @@ from ipujax.runtime.errors import (
     TileMemoryError as TileMemoryError,
     VerifyError as VerifyError,
 )
-from ipujax.runtime.host import HostData as HostData
 from ipujax.runtime.options import Options as Options
-from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
 from ipujax.runtime.target import Target as Target
-from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
-from ipujax.storage import LoadedProgram as LoadedProgram, load as load
-
-# Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
-_LAZY_MODULES = ("poplar", "poplin", "popnn", "popops", "poprand", "popsolver", "popsparse", "poputil", "schedules")
-_TILE_NAMES = ("tile_map", "tile_put_sharded", "tile_put_replicated", "tile_gather", "tile_barrier", "cycle_count")
-_LAZY_NAMES = {"codelet_call": "codelet_calls", **dict.fromkeys(_TILE_NAMES, "tiles")}
 
 if _typing.TYPE_CHECKING:
     from ipujax import (
+        distributed as distributed,
+        optim as optim,
         poplar as poplar,
         poplin as poplin,
         popnn as popnn,
@@ -62,7 +50,21 @@ if _typing.TYPE_CHECKING:
         poputil as poputil,
         schedules as schedules,
     )
+    from ipujax.advice import Advice as Advice, AdviceRow as AdviceRow, advise as advise
+    from ipujax.auto_sharding import (
+        ShardingPlan as ShardingPlan,
+        ShardingPlans as ShardingPlans,
+        auto_shard as auto_shard,
+    )
     from ipujax.codelet_calls import codelet_call as codelet_call
+    from ipujax.phases import phase as phase
+    from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
+    from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
+    from ipujax.prefetching import prefetch as prefetch
+    from ipujax.runtime.host import HostData as HostData
+    from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
+    from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
+    from ipujax.storage import LoadedProgram as LoadedProgram, load as load
     from ipujax.tiles import (
         cycle_count as cycle_count,
         tile_barrier as tile_barrier,
@@ -73,7 +75,48 @@ if _typing.TYPE_CHECKING:
     )
 
     __version__: str
-else:  # a type checker would accept any name after a `__getattr__`
+
+# Imported when they are asked for. No function has the name of its module, which an import would put in its place.
+_LAZY_MODULES = (
+    "distributed",
+    "optim",
+    "poplar",
+    "poplin",
+    "popnn",
+    "popops",
+    "poprand",
+    "popsolver",
+    "popsparse",
+    "poputil",
+    "schedules",
+)
+_LAZY_NAMES = {
+    name: module
+    for module, names in {
+        "advice": ("Advice", "AdviceRow", "advise"),
+        "auto_sharding": ("ShardingPlan", "ShardingPlans", "auto_shard"),
+        "codelet_calls": ("codelet_call",),
+        "phases": ("phase",),
+        "pipeline.plan": ("PipelinePlan", "pipeline_plan"),
+        "pipeline.task_times": ("TaskTime", "pipeline_tasks"),
+        "prefetching": ("prefetch",),
+        "runtime.host": ("HostData",),
+        "runtime.report": ("Comparison", "Profile", "compare"),
+        "stages": ("Compiled", "Lowered", "Traced"),
+        "storage": ("LoadedProgram", "load"),
+        "tiles": (
+            "cycle_count",
+            "tile_barrier",
+            "tile_gather",
+            "tile_map",
+            "tile_put_replicated",
+            "tile_put_sharded",
+        ),
+    }.items()
+    for name in names
+}
+
+if not _typing.TYPE_CHECKING:  # a type checker would accept any name after a `__getattr__`
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LAZY_MODULES:
@@ -85,4 +128,4 @@ else:  # a type checker would accept any name after a `__getattr__`
         raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
 
 
-__dir__ = _public_names(globals(), *_LAZY_MODULES, *_LAZY_NAMES, "__version__", "distributed", "optim")
+__dir__ = _public_names(globals(), *_LAZY_MODULES, *_LAZY_NAMES, "__version__")

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import as_numbers
+from ipujax.arguments import as_numbers
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction
 from ipujax.lowering.jaxpr import PIPELINE, equations

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ipujax.calls import FunctionName, Signature, may_be_offloaded
+from ipujax.arguments import FunctionName
+from ipujax.calls import Signature, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps

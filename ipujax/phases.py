@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import jax
 
-from ipujax.calls import whole_number
+from ipujax.arguments import whole_number
 from ipujax.lowering.jaxpr import phase_scope
 from ipujax.runtime.signatures import checking_calls
 

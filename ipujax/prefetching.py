@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeAlias, TypeVar
 
-from ipujax.calls import whole_number
+from ipujax.arguments import whole_number
 from ipujax.runtime.host import HostData
 from ipujax.runtime.signatures import checking_calls
 

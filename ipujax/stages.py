@@ -17,8 +17,8 @@ from typing import Any, NoReturn, Protocol
 import jax
 import numpy as np
 
+from ipujax.arguments import FunctionName
 from ipujax.calls import (
-    FunctionName,
     Signature,
     Stage,
     Traced as Traced,

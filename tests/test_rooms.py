@@ -190,10 +190,10 @@ ROOMS: dict[str, str] = {
     "lowering": "",
     "ipujax.device": "runtime.signatures runtime.target",
     "ipujax.sharding": "lowering.jax_compat lowering.jaxpr lowering.partition runtime.signatures",
+    "ipujax.arguments": "ipujax.device runtime.signatures runtime.target",
     "ipujax.calls": (
-        "ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
-        " lowering.replicas lowering.source_info runtime.logs runtime.options runtime.signatures runtime.target"
-        " runtime.tensor"
+        "ipujax.arguments ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
+        " lowering.replicas lowering.source_info runtime.logs runtime.signatures runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -201,7 +201,8 @@ ROOMS: dict[str, str] = {
     "ipujax.public": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
     "ipujax.distributed": (
-        "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
+        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host"
+        " runtime.signatures"
     ),
     "ipujax.poplar.library": (
         "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
@@ -210,7 +211,7 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.library ipujax.public lowering.emit lowering.jax_compat lowering.jaxpr lowering.layout"
         " lowering.popsparse lowering.rules runtime.graph runtime.target runtime.tensor"
     ),
-    "ipujax.optim": "ipujax.calls ipujax.public lowering.passes lowering.replicas lowering.source_info",
+    "ipujax.optim": "ipujax.arguments ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (
         "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.logs runtime.memory"
         " runtime.options"
@@ -219,47 +220,48 @@ ROOMS: dict[str, str] = {
         "ipujax.calls lowering.jaxpr lowering.refs runtime.logs runtime.profile runtime.report runtime.signatures"
     ),
     "ipujax.stages": (
-        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit ipujax.sharding"
-        " ipujax.storage"
-        " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs"
-        " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup"
-        " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
+        " ipujax.sharding ipujax.storage lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower"
+        " lowering.recomputation lowering.refs runtime.compile runtime.engine runtime.graph runtime.host"
+        " runtime.logs runtime.markup runtime.memory runtime.options runtime.report runtime.signatures"
+        " runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding ipujax.stages"
-        " lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.partition lowering.passes"
-        " lowering.recomputation lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs"
-        " runtime.options runtime.target runtime.tensor"
+        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding"
+        " ipujax.stages lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload"
+        " lowering.partition lowering.passes lowering.recomputation lowering.refs lowering.replicas runtime.compile"
+        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.caching": (
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
         " lowering.jaxpr lowering.refs runtime.compile runtime.logs runtime.options runtime.profile runtime.report"
         " runtime.sections runtime.sources runtime.timeline"
     ),
-    "ipujax.jit": (
-        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.sharding"
-        " ipujax.caching"
-        " ipujax.stages lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs"
-        " runtime.options runtime.report runtime.signatures"
+    "ipujax.functions": (
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit"
+        " ipujax.lowering_plan ipujax.sharding ipujax.stages lowering.jax_compat lowering.partition lowering.replicas"
+        " runtime.host runtime.logs runtime.options"
     ),
-    "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
-    "ipujax.auto_shard": (
+    "ipujax.jit": (
+        "ipujax.arguments ipujax.calls ipujax.device ipujax.functions ipujax.sharding ipujax.stages runtime.options"
+        " runtime.report runtime.signatures runtime.target"
+    ),
+    "ipujax.phases": "ipujax.arguments lowering.jaxpr runtime.signatures",
+    "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
         " runtime.target"
     ),
     "ipujax.advice": (
-        "ipujax.calls ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.pipeline": (
-        "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
+        "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
-        " runtime.signatures"
-        " runtime.target"
+        " runtime.signatures runtime.target"
     ),
-    "ipujax.prefetching": "ipujax.calls runtime.host runtime.signatures",
+    "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.keras": (
-        "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.jaxpr"
+        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.jaxpr"
         " lowering.replicas lowering.schedules runtime.host runtime.logs runtime.options runtime.report"
         " runtime.signatures runtime.target"
     ),
@@ -372,12 +374,11 @@ ROOMS: dict[str, str] = {
         "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.rules runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.auto_shard ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim"
-        " ipujax.phases"
-        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.popsolver"
-        " ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages"
-        " ipujax.storage ipujax.tiles runtime.host runtime.options"
-        " runtime.report runtime.target"
+        "ipujax.advice ipujax.auto_sharding ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit"
+        " ipujax.optim ipujax.phases ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops"
+        " ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public"
+        " ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report"
+        " runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (

@@ -1,22 +1,5 @@
 """Arguments of a call: their checks, differences of pytrees, and how `in_specs` split them over replicas."""
 
-from ipujax.calls.arguments import (
-    argument_places as argument_places,
-    as_names as as_names,
-    as_numbers as as_numbers,
-    by_position as by_position,
-    check_arguments as check_arguments,
-    check_function as check_function,
-    check_optimizer as check_optimizer,
-    check_settings as check_settings,
-    dynamic_arguments as dynamic_arguments,
-    floating_dtype as floating_dtype,
-    function_name as function_name,
-    has_tracer as has_tracer,
-    shown_array as shown_array,
-    static_keywords as static_keywords,
-    whole_number as whole_number,
-)
 from ipujax.calls.call_arguments import CallArguments as CallArguments
 from ipujax.calls.closures import check_live as check_live, check_live_arguments as check_live_arguments
 from ipujax.calls.compiled_call import check_compiled_call as check_compiled_call
@@ -27,7 +10,6 @@ from ipujax.calls.in_specs import (
     leaf_dims as leaf_dims,
     split_dims as split_dims,
 )
-from ipujax.calls.jit_keywords import FunctionSettings as FunctionSettings, Settings as Settings
 from ipujax.calls.memory_kinds import (
     RunsApart as RunsApart,
     check_memories as check_memories,
@@ -36,7 +18,6 @@ from ipujax.calls.memory_kinds import (
 )
 from ipujax.calls.nesting import (
     Compilation as Compilation,
-    FunctionName as FunctionName,
     compiling as compiling,
     compiling_for as compiling_for,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ipujax.calls.arguments import argument_places, static_keywords
+from ipujax.arguments import argument_places, static_keywords
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.calls.arguments import has_tracer
+from ipujax.arguments import has_tracer
 from ipujax.lowering.refs import is_ref
 
 

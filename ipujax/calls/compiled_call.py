@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ipujax.calls.arguments import has_tracer, short_type, shown_array
+from ipujax.arguments import has_tracer, short_type, shown_array
 from ipujax.calls.closures import check_live_arguments
 from ipujax.calls.shardings import check_whole
 from ipujax.calls.traced_signature import Signature

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls.arguments import whole_number
+from ipujax.arguments import whole_number
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     is_float0,
@@ -60,8 +60,9 @@ class Replication:
     warned: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @staticmethod
-    def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
+    def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = None) -> Replication | None:
         """Check settings of `ipu.jit` and return them; None for a function without an axis of replicas."""
+        axis_name = AXIS if axis_name is None else axis_name
         if not isinstance(axis_name, str) or not axis_name:
             raise ArgumentTypeError("axis_name of ipu.jit", expected="a string", got=repr(axis_name))
         if replicas is None:

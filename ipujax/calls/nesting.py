@@ -7,47 +7,17 @@ two once, and later calls of them show nothing but the equation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
-from ipujax.calls.arguments import function_file, function_name
+from ipujax.arguments import FunctionName
 from ipujax.device import Device
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
-from ipujax.runtime.errors import ArgumentError, calling_file
-
-
-class FunctionName(str):
-    """Name of an `ipu.jit` function, which JAX copies to every equation that calls it.
-
-    Args:
-        name: the name.
-        device: the function's device; None for that of the outer function.
-        replicas: its number of replicas; likewise.
-        file: name of its file for profiles; empty when unknown.
-    """
-
-    def __new__(
-        cls, name: str, device: Device | None = None, replicas: int | None = None, file: str = ""
-    ) -> FunctionName:
-        self = super().__new__(cls, name)
-        self.device = device
-        self.replicas = replicas
-        self.file = file
-        return self
-
-    @classmethod
-    def of(cls, fun: Callable[..., Any], device: Device | None, replicas: int | None) -> FunctionName:
-        """Return the name of a function with its file, or the calling file if a library defines the function."""
-        return cls(function_name(fun), device, replicas, function_file(fun) or calling_file())
-
-    device: Device | None
-    replicas: int | None
-    file: str
+from ipujax.runtime.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)

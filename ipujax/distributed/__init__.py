@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls import has_tracer, split_dims
+from ipujax.arguments import has_tracer
+from ipujax.calls import split_dims
 from ipujax.distributed.instance import (
     EXIT_CODE,
     Facts,

@@ -21,7 +21,7 @@ from typing import Any
 
 import keras
 
-from ipujax.calls import whole_number
+from ipujax.arguments import whole_number
 from ipujax.keras.attributes import replace_attribute, set_untracked
 from ipujax.keras.settings import clear_functions
 from ipujax.pipeline import stage

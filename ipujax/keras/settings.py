@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipujax.calls import as_numbers, whole_number
+from ipujax.arguments import as_numbers, whole_number
 from ipujax.keras.attributes import set_untracked
 from ipujax.lowering.schedules import as_schedule
 from ipujax.runtime.errors import ArgumentError

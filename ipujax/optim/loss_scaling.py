@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.calls import check_optimizer, floating_dtype
+from ipujax.arguments import check_optimizer, floating_dtype
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`

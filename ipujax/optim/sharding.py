@@ -33,7 +33,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls import check_optimizer, whole_number
+from ipujax.arguments import check_optimizer, whole_number
 from ipujax.lowering.passes import MOST_BYTES
 from ipujax.lowering.replicas import Path, ReplicaArray, Shards
 from ipujax.lowering.replicas.sharded_eval import sharded_eval

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_IMPORT_SECONDS = 0.5  # over `import jax`; assumed: what a user does not notice beside jax itself (about 1 s)
+MAX_IMPORT_SECONDS = 0.15  # of the processor, over `import jax`; assumed: what nobody notices beside JAX (about 1 s)
 
 # Imports every module of the package, then prints where the package was found.
 IMPORT_ALL = """
@@ -61,10 +61,41 @@ def test_import_in_hostile_folder(hostile: Path):
     assert found.name == "__init__.py" and not found.is_relative_to(hostile)
 
 
-def test_import_brings_no_framework(tmp_path: Path):
-    frameworks = {"bokeh", "equinox", "flax", "haiku", "keras", "onnx", "optax", "orbax", "tensorflow", "torch"}
-    code = f"import sys, ipujax; print(*sorted({frameworks}.intersection(sys.modules)), ipujax.__file__)"
-    assert run_python(code, tmp_path, ROOT) == str(ROOT / "ipujax" / "__init__.py")
+# Prints what `import ipujax` and settings of functions import, beside what JAX does.
+IMPORTED = """
+import sys
+import jax
+before = set(sys.modules)
+import ipujax as ipu
+@ipu.jit(device=ipu.IPUModel(num_ipus=2), options=ipu.Options(recompute="auto"), donate_argnums=0)
+def step(x): return x + 1
+ipu.jit(lambda key, x: x, static_argnames="key", offload_argnums=1), ipu.CPU(), ipu.make_mesh((2,), ("x",)), dir(ipu)
+print(*sorted(name for name in sys.modules if name not in before), ipu.__file__)
+"""
+LIGHT_ROOMS = {
+    *("arguments", "device", "functions", "jit", "pipeline", "public"),
+    *(f"runtime.{room}" for room in ("cache", "deprecated_names", "errors", "options", "signatures", "target")),
+}
+
+
+def test_import_and_decorating_bring_neither_compiler_nor_framework(tmp_path: Path):
+    *modules, file = run_python(IMPORTED, tmp_path, ROOT).split()
+    assert file == str(ROOT / "ipujax" / "__init__.py")
+    packages = {name.partition(".")[0] for name in modules}
+    assert packages <= {"ipujax", "numpy"}, "neither frameworks nor parts of JAX that JAX imports at need"
+    rooms = {name.removeprefix("ipujax.") for name in modules if name.startswith("ipujax.")} - {"runtime"}
+    assert {room for room in rooms if not any(f"{room}.".startswith(f"{light}.") for light in LIGHT_ROOMS)} == set()
+
+
+@pytest.mark.slow
+def test_the_compiler_may_be_imported_while_jax_traces(tmp_path: Path):
+    code = (
+        "import jax, ipujax as ipu\n"
+        "with jax.checking_leaks():\n"
+        "    print(jax.jit(jax.grad(ipu.jit(lambda x: x * x)))(3.0))\n"
+        "print(ipu.jit(lambda x: x * x)(3.0))"
+    )
+    assert run_python(code, tmp_path, ROOT).split() == ["6.0", "9.0"]
 
 
 def source_modules() -> set[str]:
@@ -123,10 +154,10 @@ def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_import_costs_little_over_jax(tmp_path: Path):
-    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
     seconds: dict[str, list[float]] = {"jax": [], "jax, ipujax": []}
-    for _ in range(7):  # interleaved, so that a busy machine slows both
+    for _ in range(9):  # interleaved, so that a busy machine slows both
         for what, samples in seconds.items():
-            samples.append(float(run_python(code.format(what), tmp_path)))
+            samples.append(float(run_python(code.format(what), tmp_path, ROOT)))
     base, ours = (statistics.median(samples) for samples in seconds.values())
-    assert ours - base < MAX_IMPORT_SECONDS, f"import ipujax took {ours:.2f} s, import jax {base:.2f} s"
+    assert ours - base < MAX_IMPORT_SECONDS, f"import ipujax took {ours:.3f} s, import jax {base:.3f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import subprocess
@@ -61,6 +62,15 @@ def test_libraries_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     with pytest.raises(AttributeError, match="has no attribute 'popsparse_'"):
         ipu.popsparse_  # noqa: B018
+
+
+def test_type_checkers_know_the_names_that_are_imported_late() -> None:
+    tree = ast.parse(Path(ipu.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and "not" not in ast.unparse(node.test))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    known = {(f"{node.module}.", alias.asname) for node in imports for alias in node.names}
+    late = {("ipujax.", name) for name in ipu._LAZY_MODULES}
+    assert known == late | {(f"ipujax.{module}.", name) for name, module in ipu._LAZY_NAMES.items()}
 
 
 def test_there_is_one_version() -> None:

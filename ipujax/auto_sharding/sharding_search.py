@@ -15,7 +15,7 @@ from math import prod
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from ipujax.auto_shard.sharding_plans import short
+from ipujax.auto_sharding.sharding_plans import short
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.partition import Estimate, Notes, Shardings, estimate, partition
 from ipujax.runtime.target import Target

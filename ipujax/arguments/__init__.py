@@ -1,0 +1,21 @@
+"""Settings that name arguments of a function, checks of arguments, and the names of functions; no compiler."""
+
+from ipujax.arguments.arguments import (
+    argument_places as argument_places,
+    as_names as as_names,
+    as_numbers as as_numbers,
+    by_position as by_position,
+    check_arguments as check_arguments,
+    check_function as check_function,
+    check_optimizer as check_optimizer,
+    check_settings as check_settings,
+    dynamic_arguments as dynamic_arguments,
+    floating_dtype as floating_dtype,
+    function_name as function_name,
+    has_tracer as has_tracer,
+    short_type as short_type,
+    shown_array as shown_array,
+    static_keywords as static_keywords,
+    whole_number as whole_number,
+)
+from ipujax.arguments.function_names import FunctionName as FunctionName

@@ -1,0 +1,330 @@
+"""Compiler of one `ipu.jit` function for the devices of its calls.
+
+A call is one of `jax.jit`, with JAX's own cache, donation and dispatch. Only its first trace for new shapes differs: it
+lowers the user's function, checks that the program fits the machine, and emits the operations for XLA, those of the
+function or of the program; see `Lowered.computes_function`.
+
+Input: settings of the function, and arguments of calls. Output: results, `Traced`, `Lowered`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import jax
+
+from ipujax.arguments import (
+    argument_places,
+    check_arguments,
+    dynamic_arguments,
+    has_tracer,
+    static_keywords,
+)
+from ipujax.caching import find_or_lower
+from ipujax.calls import (
+    CallArguments,
+    Compilation,
+    Places,
+    Replication,
+    RunsApart,
+    UnusedIpus,
+    check_jaxpr,
+    check_live,
+    check_live_arguments,
+    check_memories,
+    check_mesh_of_devices,
+    check_whole,
+    compiling,
+    compiling_for,
+    explaining_axis_errors,
+    offloaded_arguments,
+    with_host_shapes,
+)
+from ipujax.device import CPU, Device, IPUModel, current_device
+from ipujax.distributed.instance import Operands, Spread, received, to_local
+from ipujax.fit import first_choice
+from ipujax.functions.function_settings import FunctionSettings
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
+from ipujax.lowering.partition import tracing_without_mesh
+from ipujax.lowering.replicas import evaluate, replicated_p
+from ipujax.lowering_plan import STEPS, LoweringPlan
+from ipujax.runtime.errors import ArgumentError, calling_line
+from ipujax.runtime.garbage import collecting_rarely
+from ipujax.runtime.host import HostCalls, wait_for_calls
+from ipujax.runtime.logs import Log, step, watch_compilation
+from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
+from ipujax.stages import Lowered, Traced
+
+_LOG = Log("jit")
+_IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
+_DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
+
+
+class FunctionCompiler:
+    """Compiler of one function.
+
+    Args:
+        settings: settings of the function.
+
+    Attributes:
+        unused_ipus: warning of devices that have more IPUs than the function uses.
+    """
+
+    def __init__(self, settings: FunctionSettings) -> None:
+        fun = settings.fun
+        self._fun = fun
+        self._name = settings.name
+        self._settings = settings
+        self._device = settings.device
+        self._replication = settings.replication
+        self._shardings = settings.shardings or UNSET
+        # A lambda: `_jitted` renames it, and must not rename the user's function.
+        self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
+        self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
+        self._runners: dict[Device, Callable[..., Any]] = {}
+        self._tracers: dict[IPUModel, Any] = {}
+        # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
+        self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
+        self.unused_ipus = UnusedIpus(settings.name)
+        self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function for the arguments of a call."""
+        # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
+        # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
+        if (outer := compiling()) is not None:
+            outer.check_inner(self._name)  # inlined into the outer function: one program
+            return self._one_replica(*args, **kwargs)
+        device = self._device or current_device()
+        partitions = not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
+        is_traced = not is_evaluating()
+        if is_traced and not partitions:  # without arguments, a function may close over what is traced
+            leaves = jax.tree.leaves((args, kwargs))
+            is_traced = not leaves or has_tracer(leaves)
+        if partitions and not is_traced:
+            positional, named = self._dynamic(args, kwargs)
+            return self.lower(args, kwargs).compile()(*positional.values(), **named)
+        if self._spread is not None:
+            return self._call_together(self._spread, device, args, kwargs, is_traced)
+        if is_traced:
+            _LOG.info(_IS_PLAIN, self._name)
+        run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
+        try:
+            outs = run(*args, **kwargs)
+        except RunsApart as apart:  # raised while `run` is traced, which then is not cached: each call comes here
+            dynamic_args, dynamic_kwargs = self._dynamic(args, kwargs)
+            return apart.compiled(*dynamic_args.values(), **dynamic_kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
+            raise
+        return outs if is_traced or self._calls is None else wait_for_calls(outs, self._calls)
+
+    def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise an error with function, argument and remedy in place of JAX's, if JAX refused the arguments."""
+        check_mesh_of_devices(self._name, error, where)
+        is_donated_twice = all(words in str(error) for words in _DONATED_TWICE)
+        if is_donated_twice and not (traced := self.trace(args, kwargs)).closes_over_tracers:
+            traced.signature.check_donated(self._name, jax.tree.leaves(self._dynamic(args, kwargs)))
+        if not isinstance(error, jax.errors.JaxRuntimeError):  # raised by a run, which has deleted donated arguments
+            check_memories(self._name, error)
+            check_arguments(self._fun, args, kwargs, *self._settings.static)
+
+    def _call_together(self, spread: Spread, device: Device, args: Any, kwargs: Any, is_traced: bool) -> Any:
+        """Run the function on all instances together, each with its share of the arguments."""
+        if is_traced or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            problem = f"{self._name} runs on several instances together, which no transformation of JAX can trace"
+            raise ArgumentError(problem, hint="differentiate inside of the function, or leave out replicas=")
+        try:
+            operands = self._operands(spread, args, kwargs)
+            spread.meet(operands)
+            return to_local(self._runner(device)(*operands.args, **operands.kwargs))
+        except (TypeError, ValueError, RuntimeError) as error:
+            self._explain(error, device, args, kwargs)
+            raise
+
+    def _operands(
+        self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
+    ) -> Operands:
+        """Return the arguments as arrays of all instances, of which this one has its share."""
+        keywords = static_keywords(self._fun, *self._settings.static)
+        return spread.operands(args, kwargs, self._places(args), keywords, shapes_only)
+
+    @functools.cached_property
+    def _spread(self) -> Spread | None:
+        """Distribution of replicas over instances; None if all are on this one."""
+        return Spread.of(self._name, self._replication)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+        """Trace for the shapes of arguments; see `IpuFunction.trace`."""
+        self._check_whole(args, kwargs)
+        check_live_arguments(args, kwargs)
+        dynamic = None if self._settings.computes_whole else self._dynamic(args, kwargs)
+        shardings, shapes, named_shapes = self._shardings.shaped(self._name, args, kwargs, dynamic)
+        try:
+            operands: Any = with_host_shapes(shapes, named_shapes)
+            if self._spread is not None:
+                global_operands = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
+                operands = global_operands.args, global_operands.kwargs
+            with self._watching():
+                traced = self._trace(self._settings.current_device, operands[0], operands[1], shardings)
+            if traced.closes_over_tracers:
+                check_live(self._plain, args, kwargs, *self._dynamic(args, kwargs))
+            return traced
+        except (TypeError, ValueError) as error:
+            check_memories(self._name, error)
+            check_arguments(self._fun, args, kwargs, *self._settings.static, shapes=True)
+            raise
+
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+        """Lower for the shapes of arguments; see `IpuFunction.lower`."""
+        with self._watching():
+            return self.trace(args, kwargs).lower()
+
+    def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return shapes and dtypes of the results; see `IpuFunction.eval_shape`."""
+        if compiling() is not None:
+            return self._one_replica.eval_shape(*args, **kwargs)
+        results = self.trace(args, kwargs).out_info
+        return results if self._spread is None else self._spread.local_results(results)
+
+    def clear_cache(self) -> None:
+        """Drop all traces, lowered programs and compiled computations of the function."""
+        self._one_replica.clear_cache()
+        self._plain.clear_cache()
+        self._runners.clear()
+        self._tracers.clear()
+        self._lowered.clear()
+
+    def _all_replicas(self, replication: Replication) -> Any:
+        """Return the jitted function in plain JAX, with the results of all replicas."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = received((args, kwargs))
+            do = evaluate if self._spread is None else self._spread.evaluate
+            return replication.apply(do, self._fun, args, kwargs, self._places(args), self._name)
+
+        return self._jitted(run)
+
+    def _check_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not isinstance(self._settings.current_device, CPU):
+            check_whole(self._name, lambda: self._places(args)[0], args, kwargs, self._replication is None)
+
+    def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
+        """Log and show the progress of the compilation inside, on which `spent_seconds` were spent before."""
+        return watch_compilation(self._name, STEPS, self._settings.options.progress, spent_seconds)
+
+    def _runner(self, device: Device) -> Callable[..., Any]:
+        """Return the jitted function of a device, which lowers while it is traced; on a `CPU` the plain one."""
+        if isinstance(device, CPU):
+            return self._runners.setdefault(device, self._plain)
+        if device not in self._runners:
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+                    return self._plain(*args, **kwargs)
+                args, kwargs = received((args, kwargs))
+                with self._watching():
+                    traced = self._trace(device, args, kwargs)
+                    compiled = None if traced.closes_over_tracers else traced.lower().compile()
+                if compiled is None:
+                    _LOG.info(_IS_PLAIN, self._name)
+                    return self._plain(*args, **kwargs)
+                lowered = compiled.lowered
+                if lowered.runs_apart(None):
+                    raise RunsApart(compiled)
+                if lowered.calls is not None:
+                    self._calls = self._calls or WeakSet()
+                    self._calls.add(lowered.calls)
+                # All arrays are tracers here, and static arguments never are.
+                leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
+                if len(leaves) != len(lowered.signature.in_avals):
+                    return self._fun(*args, **kwargs)  # `jax.debug_nans` runs it op by op to locate the first NaN
+                return lowered.evaluate(*leaves)
+
+            self._runners.setdefault(device, self._jitted(run))
+        return self._runners[device]
+
+    def _tracer(self, device: IPUModel) -> Any:
+        """Return the jitted function to trace for a device; each has its own traces, which check inner devices."""
+        if device not in self._tracers:
+
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                replication = self._replication
+                with compiling_for(self._compilation(device)):
+                    if replication is None:
+                        return self._fun(*args, **kwargs)
+                    places = self._places(args)
+                    return replication.apply(replicated_p.bind, self._fun, args, kwargs, places, self._name)
+
+            self._tracers.setdefault(device, self._jitted(traced))
+        return self._tracers[device]
+
+    def _jitted(self, wrapper: Callable[..., Any]) -> Any:
+        """Return a wrapper of the function with its name and signature, jitted with its settings."""
+        functools.update_wrapper(wrapper, self._fun, updated=())
+        wrapper.__name__ = self._name
+        return jax.jit(wrapper, **self._settings.named)
+
+    def _trace(
+        self,
+        device: Device,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shardings: CallShardings = NO_SHARDINGS,
+    ) -> Traced:
+        timings: dict[str, float] = {}
+        jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
+        explaining = explaining_axis_errors(self._replication)
+        with collecting_rarely(), step(_LOG, "trace", timings), explaining, in_explicit_mesh(shardings):
+            traced = jitted.trace(*args, **kwargs)
+        names, static = self._places(args)
+        arguments = tuple(name for n, name in enumerate(names) if n not in static)
+        offloaded = offloaded_arguments(self._name, self._settings.offload, len(args), static)
+        call = CallArguments.of_call(self._fun, *self._dynamic(args, kwargs), args, self._settings.donated)
+        lower = functools.partial(self._lower, device)
+        return Traced(traced, arguments, call, timings, lower, offloaded, shardings)
+
+    def _lower(self, device: Device, traced: Traced) -> Lowered:
+        """Lower once for each trace; JAX traces once for each signature."""
+        if isinstance(device, CPU):
+            problem = f"{self._name} runs on ipu.CPU(), which computes numbers only"
+            raise ArgumentError(problem, hint="give ipu.jit an ipu.IPUModel")
+        if traced.closes_over_tracers:
+            problem = f"{self._name} uses values that a transformation of JAX is tracing"
+            raise ArgumentError(problem, hint="lower it outside of that transformation, or make them arguments")
+        # The jaxpr itself is the key: JAX caches one for each combination of shapes, static values and settings such as
+        # `jax.enable_x64`.
+        programs = self._lowered.setdefault(traced.jaxpr, {})
+        # Shardings over automatic axes are no part of types.
+        key = traced.shardings.inputs, traced.result_shardings, traced.shardings.mesh
+        if key not in programs:
+            with collecting_rarely(), self._watching(sum(traced.timings.values())):
+                programs.setdefault(key, self._lower_anew(device, traced))
+        return programs[key]
+
+    def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+        self._compilation(device).check(traced.jaxpr)
+        check_jaxpr(self._name, traced.jaxpr, None if self._replication is None else self._replication.axis_name)
+        line = self._settings.line or calling_line()
+        with tracing_without_mesh():
+            plan = LoweringPlan.of(self._name, traced, line, device.target, self._settings.options, self._spread)
+            lowered = find_or_lower(plan, lambda: self._lower_plan(plan))
+        self.unused_ipus.check(device, lowered.num_used_ipus, device.target.num_ipus)
+        return lowered
+
+    def _lower_plan(self, plan: LoweringPlan) -> Lowered:
+        with collecting_rarely(), self._watching(sum(plan.timings.values())), tracing_without_mesh():
+            return plan.lowered(first_choice(self._settings.options, plan.argument_bytes_per_tile))
+
+    def _places(self, args: Sequence[Any]) -> Places:
+        return argument_places(self._fun, args, *self._settings.static)
+
+    def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
+        return dynamic_arguments(self._fun, args, kwargs, *self._settings.static)
+
+    def _compilation(self, device: IPUModel) -> Compilation:
+        return Compilation(device, self._replication.replicas if self._replication else 1)

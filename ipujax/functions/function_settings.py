@@ -1,0 +1,86 @@
+"""Settings of an `ipu.jit` function.
+
+Input: keywords of `ipu.jit`. Output: checked values, which the compiler of the function reads. Nothing of the compiler
+is imported here: a program that only decorates functions does not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ipujax.arguments import FunctionName
+from ipujax.device import CPU, Device, current_device
+from ipujax.runtime.options import Options
+
+if TYPE_CHECKING:
+    from ipujax.calls import Replication
+    from ipujax.sharding import ShardingSettings
+
+
+# `jit` itself has no annotations: its overloads take these, so that both forms of the decorator have one list.
+class Settings(TypedDict, total=False):
+    """Keywords of `jit`."""
+
+    device: Device | None
+    replicas: int | None
+    in_specs: Any
+    out_specs: Any
+    axis_name: str | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    offload_argnums: int | Sequence[int]
+    in_shardings: Any
+    out_shardings: Any
+    options: Options | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionSettings:
+    """Settings of an `ipu.jit` function.
+
+    Args:
+        fun: the user's function.
+        name: its name.
+        line: line of `ipu.jit`, the origin of equations without a line of the user's.
+        device: device that was given to `ipu.jit`; None for the default device of each call.
+        options: compiler options.
+        named: donated and static arguments, by the keywords of `jax.jit`; None where unset: only then does JAX derive
+            positions from names, and names from positions.
+        replication: None for a function without an axis of replicas.
+        offload: positional arguments in streaming memory.
+        shardings: None without any in `ipu.jit`.
+    """
+
+    fun: Callable[..., Any]
+    name: FunctionName
+    line: str
+    device: Device | None
+    options: Options
+    named: dict[str, Any]
+    replication: Replication | None
+    offload: tuple[int, ...]
+    shardings: ShardingSettings | None
+
+    @property
+    def static(self) -> tuple[Any, Any]:
+        """Positions and names of static arguments."""
+        return self.named["static_argnums"], self.named["static_argnames"]
+
+    @property
+    def donated(self) -> tuple[Any, Any]:
+        """Positions and names of donated arguments."""
+        return self.named["donate_argnums"], self.named["donate_argnames"]
+
+    @property
+    def current_device(self) -> Device:
+        """Device of the next call."""
+        return self.device or current_device()
+
+    @property
+    def computes_whole(self) -> bool:
+        """True if no sharding partitions the function: replicas split its arguments, or a `CPU` computes it."""
+        return self.replication is not None or isinstance(self.current_device, CPU)
