@@ -109,7 +109,8 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
     ),
     "lowering.partition": (
-        "lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info"
+        " runtime.target"
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.partition"

@@ -9,7 +9,8 @@ first; nothing is run.
 
 Each mesh axis splits one dimension of an argument, or none. Arguments are decided one after the other, largest first,
 while those that follow are left to propagation; a beam of the programs of least estimated cycles goes on to the next
-one. The best are compiled. Small arguments, such as biases, are left to propagation.
+one. The best of these, and of the programs with one argument split alone, are improved one argument at a time; then the
+best are compiled. Small arguments, such as biases, are left to propagation.
 
 Limits: results are where propagation has them; an axis splits each argument along one dimension; dimensions that the
 axis does not divide stay whole.

@@ -1,13 +1,14 @@
 """Search over the specs of a program's arguments, by the estimated cost of the program of one IPU.
 
 Arguments are decided one after the other, largest first, while those that follow are left to propagation; a beam of
-the programs of least estimated cycles goes on to the next one.
+the programs of least estimated cycles goes on to the next one. Beside them are the programs with one argument split
+alone, such as the batch. The best of all are improved by other specs of one argument at a time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -21,6 +22,7 @@ from ipujax.lowering.partition import Estimate, Notes, Shardings, estimate, part
 from ipujax.runtime.target import Target
 
 _BEAM = 4
+_STARTS = 2  # programs that are improved, one argument at a time
 _SMALL_SHARE = 1 / 256  # of all arguments' bytes: one that is smaller is not worth a decision
 
 Specs = tuple[PartitionSpec | None, ...]  # of each leaf; None where it is left to propagation
@@ -38,6 +40,10 @@ class Candidate:
     def like(self) -> tuple[int, int, tuple[tuple[str, int], ...]]:
         """Equal for programs that the search cannot tell apart."""
         return int(self.cost.cycles), self.cost.num_bytes, self.collectives
+
+
+def _with(specs: Specs, number: int, spec: PartitionSpec) -> Specs:
+    return (*specs[:number], spec, *specs[number + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +65,36 @@ class Search:
     def ranked(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Candidate]:
         """Distinct programs, those that may fit first, by estimated cycles; then the others, by bytes."""
         num_bytes = [prod(x.shape) * x.dtype.itemsize for x in shapes]
-        order = sorted(range(len(shapes)), key=lambda n: -num_bytes[n])
+        least = _SMALL_SHARE * sum(num_bytes)
+        order = sorted((n for n, size in enumerate(num_bytes) if size >= least), key=lambda n: -num_bytes[n])
+        options = {number: self._options(shapes[number].shape) for number in order}
         beam: list[Specs] = [(None,) * len(shapes)]
         for number in order:
-            if num_bytes[number] < _SMALL_SHARE * sum(num_bytes):
-                break
-            options = self._options(shapes[number].shape)
-            wider = [(*specs[:number], spec, *specs[number + 1 :]) for specs in beam for spec in options]
-            beam = sorted(wider, key=lambda specs: self._rank(self._candidate(specs)))[:_BEAM]
+            beam = self._best(_with(specs, number, spec) for specs in beam for spec in options[number])[:_BEAM]
+        whole = tuple(PartitionSpec() if n in options else None for n in range(len(shapes)))
+        alone = [_with(whole, number, spec) for number in order for spec in options[number]]
+        for start in self._best([*beam, *alone])[:_STARTS]:
+            self._improve(self._decided(start, order), options)
         distinct = {candidate.specs: candidate for candidate in self.evaluated.values()}
         return sorted(distinct.values(), key=self._rank)
+
+    def _improve(self, specs: Specs, options: Mapping[int, Sequence[PartitionSpec]]) -> None:
+        """Evaluates other specs of each argument, from the best ones so far, until none is better."""
+        while True:
+            others = [_with(specs, number, spec) for number in options for spec in options[number]]
+            best = self._best([specs, *others])[0]
+            if best == specs:
+                return
+            specs = best
+
+    def _best(self, programs: Iterable[Specs]) -> list[Specs]:
+        """Programs by rank; of equal ones the first."""
+        return sorted(programs, key=lambda specs: self._rank(self._candidate(specs)))
+
+    def _decided(self, specs: Specs, numbers: Sequence[int]) -> Specs:
+        """Specs with those that propagation has chosen for some arguments."""
+        chosen = self._candidate(specs).specs
+        return tuple(chosen[n] if n in numbers else spec for n, spec in enumerate(specs))
 
     def _rank(self, candidate: Candidate) -> tuple[bool, float]:
         cost = candidate.cost

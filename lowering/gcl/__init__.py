@@ -5,6 +5,7 @@ least cost on the links of the machine, `rounds` adds it to a program, `stacked`
 and `collectives` has the functions for lowering rules and Poplar programs.
 """
 
+from ipujax.lowering.gcl.cheapest import estimated_cycles as estimated_cycles
 from ipujax.lowering.gcl.collective_params import (
     AXIS as AXIS,
     COLLECTIVES as COLLECTIVES,

@@ -30,6 +30,13 @@ def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -
 
 
 @remembered
+def estimated_cycles(system: Target, groups: Groups, num_bytes: int, reduces_all: bool) -> int:
+    """Estimated cycles of the schedule that `choose` takes, on a machine whose ranks are its IPUs."""
+    schedules = candidates(system, 1, groups, reduces_all)
+    return min(_cycles(schedule, num_bytes, system, 1, reduces_all) for schedule in schedules)
+
+
+@remembered
 def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduces_all: bool) -> Schedule:
     system = of_replicas(target, replicas)
     schedules = list(candidates(system, target.num_ipus, groups, reduces_all))

@@ -1,17 +1,20 @@
 """Estimate of the program of one IPU, without lowering it: its cycles, and the bytes that it needs at once.
 
 Input: a jaxpr after the pass `partition`. Multiply-adds cost their cycles at peak, other equations the words that they
-store, collectives the received bytes at the rate of the IPU-Links and a sync a round, arguments and results the rate
-of the host. The estimate ranks shardings of one program; it is a lower bound of neither cycles nor bytes.
+store, collectives their rounds on the IPU-Links, arguments and results the rate of the host. The estimate ranks
+shardings of one program; it is a lower bound of neither cycles nor bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
+from ipujax.lowering.gcl import Groups, estimated_cycles
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -27,15 +30,16 @@ from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.partition.resharding import itemsize
 from ipujax.runtime.target import Target
 
-# Received blocks of the operand's size, and rounds of a ring, of `n` ranks.
+# Bytes of the value that a collective cuts into chunks, one a rank, as multiples of the operand; whether it sums.
 _COLLECTIVES: Mapping[str, Any] = {
-    "psum": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
-    "pmax": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
-    "pmin": lambda n: (2 * (n - 1) / n, 2 * (n - 1)),
-    "reduce_scatter": lambda n: ((n - 1) / n, n - 1),
-    "all_gather": lambda n: (n - 1, n - 1),
-    "all_to_all": lambda n: ((n - 1) / n, n - 1),
-    "ppermute": lambda n: (1, 1),
+    "psum": (lambda n: 1, True),
+    "pmax": (lambda n: 1, True),
+    "pmin": (lambda n: 1, True),
+    "reduce_scatter": (lambda n: 1, False),
+    "all_gather": (lambda n: n, False),
+    "all_to_all": (lambda n: 1, False),
+    # One round, as that of two ranks.
+    "ppermute": (lambda n: 2, False),
 }
 _PEAK_SHARE = 0.5  # assumed: of the peak rate of multiply-adds, for products as large as a layer's
 _OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an equation that computes
@@ -94,13 +98,23 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
 def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     names = axes if isinstance(axes, tuple | list) else (axes,)
-    ranks = prod(sizes.get(name, 1) for name in names)
+    split = [name for name in names if sizes.get(name, 1) > 1]
+    ranks = prod(sizes[name] for name in split)
     if ranks == 1:
         return 0.0
-    blocks, rounds = _COLLECTIVES[eqn.primitive.name](ranks)
-    bytes_per_cycle = target.global_exchange_bytes_per_second / target.clock_hz
-    num_bytes = sum(map(_bytes, eqn.invars))
-    return float(blocks * num_bytes / bytes_per_cycle + rounds * (target.global_sync_cycles + _OVERHEAD_CYCLES))
+    chunks, reduces_all = _COLLECTIVES[eqn.primitive.name]
+    num_bytes = chunks(ranks) * sum(map(_bytes, eqn.invars))
+    groups = _groups(split, sizes) if eqn.primitive.name != "ppermute" else ((0, 1),)
+    return float(estimated_cycles(target, groups, num_bytes, reduces_all))
+
+
+def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> Groups:
+    """Ranks that meet in a collective over axes of a mesh."""
+    ranks = np.arange(prod(sizes.values())).reshape(tuple(sizes.values()))
+    places = [list(sizes).index(name) for name in names]
+    last = range(-len(places), 0)
+    count = prod(sizes[name] for name in names)
+    return tuple(tuple(group) for group in np.moveaxis(ranks, places, last).reshape(-1, count).tolist())
 
 
 def _macs(eqn: JaxprEqn) -> int:
