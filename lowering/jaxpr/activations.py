@@ -11,18 +11,21 @@ In one run of a function places only go forward, except in its loops. So a place
 before it is in the next iteration of the innermost loop around both; without one the function runs another time, and
 its caller's loop is in the next iteration. At the next stage, `ipu.stage`, it is the loop around that one, if there is.
 A loop that traces equations at a single place never goes back: there the sequence of their primitives has a period.
+Without any loop it is C code that repeats the call, as `functools.reduce` and `map` do: a loop at one place.
 Limits: an iteration without equations is not seen. What a library calls several times, as `jax.tree.map` does, is in
-one iteration.
+one iteration. The first place of a nested loop without equations around it is not known here, see `hidden_runs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import CodeType
+from typing import NamedTuple
 
 from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around, loops_of
+from ipujax.runtime.errors import is_installed
 
 Place = tuple[CodeType, int]  # of a frame: its code, and the instruction that runs
 
@@ -105,18 +108,47 @@ class Moment:
 Moments = tuple[Moment, ...]  # of each call of an equation
 
 
-def moments_of_equations(
-    frames: Sequence[Frames], stages: Sequence[int | None], operation_of: Callable[[int], Hashable]
-) -> list[Moments]:
-    """Return for each equation, of which stages are known, the moments of the functions that it was traced in."""
-    # Consecutive equations of one place share an object. `operation_of`: number of an equation → equal keys if equal.
+class Traced(NamedTuple):
+    """What is known of an equation, in the order of tracing.
+
+    Args:
+        frames: frames that it was traced in.
+        stage: number of its stage; None outside of stages.
+        operation: name of its primitive, and its results' shapes and dtypes: equal for equations of equal iterations.
+        inputs: names of the inputs of the program that it reads, each as a path: `ps[3]["w"]` is `("ps", "[3]", …)`.
+    """
+
+    frames: Frames
+    stage: int | None
+    operation: tuple[Hashable, ...]
+    inputs: tuple[tuple[Hashable, ...], ...]
+
+
+class Restart(NamedTuple):
+    """Iteration of a loop that begins at an equation: number of the call that has the loop, and the loop."""
+
+    level: int
+    loop: Loop
+
+
+_NO_RESTARTS: Mapping[int, Restart] = {}
+
+
+def moments_of_equations(items: Sequence[Traced], restarts: Mapping[int, Restart] = _NO_RESTARTS) -> list[Moments]:
+    """Return for each equation the moments of the functions that it was traced in.
+
+    Args:
+        items: the equations.
+        restarts: iterations that the order does not tell, by the number of the equation with which they begin.
+    """
+    # Consecutive equations of one place share an object.
     walk = _Walk()
-    moments = [walk.advance(item, stage) for item, stage in zip(frames, stages, strict=True)]
+    moments = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
     start = 0
-    for n in range(1, len(frames) + 1):
-        if n == len(frames) or moments[n] is not moments[start]:
+    for n in range(1, len(items) + 1):
+        if n == len(items) or moments[n] is not moments[start]:
             if n - start > 1 and moments[start]:
-                _number_iterations(moments, frames[start], range(start, n), operation_of)
+                _number_iterations(moments, items, range(start, n))
             start = n
     return moments
 
@@ -129,26 +161,45 @@ class _Walk:
         self._running: list[Activation] = []
         self._moments: Moments = ()
         self._stage: int | None = None
+        self._waiting: tuple[Frames, list[Activation]] | None = None
 
-    def advance(self, frames: Frames, stage: int | None) -> Moments:
+    def advance(self, item: Traced, restart: Restart | None) -> Moments:
         """Advance to the next equation; returns its moments."""
-        if frames is self._frames or frames.runs == self._frames.runs:
+        frames = item.frames
+        if restart is None and (frames is self._frames or frames.runs == self._frames.runs):
             return self._moments
-        same = self._count_continued(frames, stage != self._stage)
-        self._stage = stage
+        is_next_stage = item.stage != self._stage
+        if restart is not None:
+            same = self._repeat_loop(frames, restart.level, restart.loop, is_next_stage=False)
+        else:
+            has_returned = self._return_to_waiting(frames)
+            same = self._count_continued(frames, is_next_stage, has_returned)
+        self._stage = item.stage
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
         self._frames = frames
         pairs = zip(self._running, frames.calls, strict=True)
         self._moments = tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
         return self._moments
 
-    def _count_continued(self, frames: Frames, is_next_stage: bool) -> int:
+    def _return_to_waiting(self, frames: Frames) -> bool:
+        """Return to functions that wait for equations of C code that called them, as `sum` of a generator does."""
+        runs, before = frames.runs, self._frames.runs
+        if len(runs) < len(before) and before[: len(runs)] == runs:
+            self._waiting = self._frames, list(self._running)
+        elif self._waiting is not None and runs[: len(before)] == before:
+            self._frames, self._running = self._waiting
+            return True
+        else:
+            self._waiting = None
+        return False
+
+    def _count_continued(self, frames: Frames, is_next_stage: bool, has_returned: bool) -> int:
         """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats."""
         before = self._frames.calls
         after = frames.calls
         length = min(len(before), len(after))
         differs = (n for n in range(length) if before[n].place != after[n].place or before[n].run != after[n].run)
-        same = next(differs, length)
+        same = next(differs, length - has_returned)
         if same < length and before[same].run != after[same].run:
             return self._repeat_call(frames, same, is_next_stage)
         if same == length or before[same].place[0] is not after[same].place[0]:
@@ -163,7 +214,7 @@ class _Walk:
 
     def _repeat_call(self, frames: Frames, number: int, is_next_stage: bool) -> int:
         """Advance the loop that calls a function again; returns the number of calls that continue."""
-        repeated = _find_repeating_loop(frames, number - 1)
+        repeated = find_repeating_loop(frames, number - 1) or _find_calling_place(frames, number - 1)
         return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage)
 
     def _repeat_loop(self, frames: Frames, level: int, loop: Loop, is_next_stage: bool) -> int:
@@ -174,43 +225,82 @@ class _Walk:
         return level + 1
 
 
-def _find_repeating_loop(frames: Frames, level: int) -> tuple[int, Loop] | None:
+def find_repeating_loop(frames: Frames, level: int) -> Restart | None:
     """Return the number of a call and its innermost loop that can repeat calls inside; None if a loop of JAX may."""
     for number in range(level, -1, -1):
-        inside = frames.calls[number + 1].before if number + 1 < len(frames.calls) else frames.tail
-        if any(loop_around(*place) for place in inside):
-            return None  # JAX may repeat the call itself, as `jax.tree.map` does
+        if _is_in_loop_of_jax(frames, number):
+            return None
         loop = loop_around(*frames.calls[number].place)
         if loop is not None:
-            return number, loop
+            return Restart(number, loop)
     return None
 
 
-def _find_loop_around(frames: Frames, level: int, loop: Loop) -> tuple[int, Loop] | None:
+def _find_calling_place(frames: Frames, level: int) -> Restart | None:
+    """Return the innermost call of the user's that calls another one with nothing of JAX between, as a loop there."""
+    for number in range(min(level, len(frames.calls) - 2), -1, -1):
+        if _is_in_loop_of_jax(frames, number):
+            return None
+        code, place = frames.calls[number].place
+        if not frames.calls[number + 1].before and not is_installed(code.co_filename):
+            return Restart(number, (place, place))
+    return None
+
+
+def _is_in_loop_of_jax(frames: Frames, number: int) -> bool:
+    # JAX may repeat the call itself, as `jax.tree.map` does.
+    inside = frames.calls[number + 1].before if number + 1 < len(frames.calls) else frames.tail
+    return any(loop_around(*place) for place in inside)
+
+
+def _find_loop_around(frames: Frames, level: int, loop: Loop) -> Restart | None:
     """Return the number of a call and its innermost loop around a loop of call `level`; None without one."""
-    outer = [x for x in loops_of(frames.calls[level].place[0]) if x != loop and x[0] <= loop[0] and loop[1] <= x[1]]
-    return (level, outer[0]) if outer else _find_repeating_loop(frames, level - 1)
+    around = loop_outside(frames.calls[level].place[0], loop)
+    return Restart(level, around) if around else find_repeating_loop(frames, level - 1)
 
 
-def _number_iterations(
-    moments: list[Moments], frames: Frames, numbers: range, operation_of: Callable[[int], Hashable]
-) -> None:
+def loop_outside(code: CodeType, loop: Loop) -> Loop | None:
+    """Return the innermost loop around another loop of a function; None without one."""
+    return next((x for x in loops_of(code) if x != loop and x[0] <= loop[0] and loop[1] <= x[1]), None)
+
+
+def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers: range) -> None:
     """Number consecutive equations of one place by iteration, if their operations have a period."""
-    repeated = _find_repeating_loop(frames, len(frames.calls) - 1)
-    if repeated is None:
+    frames = items[numbers[0]].frames
+    innermost = len(frames.calls) - 1
+    repeated = find_repeating_loop(frames, innermost)
+    calling = _find_calling_place(frames, innermost) if repeated is None else None
+    if (repeated or calling) is None:
         return
-    level, loop = repeated
+    level, loop = repeated or calling or Restart(0, (0, 0))
     first = moments[numbers[0]]
     if loop in first[level].activation.repeating:
         return  # the loop goes back at another place, which has numbered its iterations
-    operations = [operation_of(n) for n in numbers]
-    count = len(numbers)
-    period = next(n for n in range(1, count + 1) if count % n == 0 and operations[n:] == operations[: count - n])
-    if period == count:
+    period = _period([items[n].operation for n in numbers])
+    starts = numbers[::period]
+    # One function may trace equal operations at one place: calls by C code read different inputs too.
+    read = [{x for n in range(start, start + period) for x in items[n].inputs} for start in starts]
+    if len(starts) == 1 or (calling is not None and not all(x.difference(*read[:n]) for n, x in enumerate(read))):
         return
     first[level].activation.repeating.add(loop)
-    for start in range(0, count, period):
-        moment = replace(first[level], iterations=first[level].iterations | {loop: start // period})
+    for iteration, start in enumerate(starts):
+        moment = replace(first[level], iterations=first[level].iterations | {loop: iteration})
         item = (*first[:level], moment, *first[level + 1 :])
-        for n in numbers[start : start + period]:
+        for n in range(start, start + period):
             moments[n] = item
+
+
+def _period(operations: Sequence[tuple[Hashable, ...]]) -> int:
+    """Return the length of the shortest part whose repetition is all operations, or is but for their shapes."""
+    count = len(operations)
+    lengths = [n for n in range(1, count // 2 + 1) if count % n == 0]
+    exact = (n for n in lengths if operations[n:] == operations[:-n])
+    # A layer that is wider than the others has equal names; that a part repeats tells that its names are all of it.
+    names = [operation[0] for operation in operations]
+    wider = (n for n in lengths if names[n:] == names[:-n] and _repeats_at_an_end(operations, n))
+    return next(exact, None) or next(wider, count)
+
+
+def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) -> bool:
+    first, second = operations[:length], operations[length : 2 * length]
+    return first == second or operations[-length:] == operations[-2 * length : -length]

@@ -6,6 +6,7 @@ of their layers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.source_info import Note, name_stack, noted, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
 
+_PART_OF_NAME = re.compile(r"\.?\w+|\[[^\]]*\]")
 _CHECKPOINTS = ("remat2", "checkpoint")
 
 
@@ -130,7 +132,8 @@ class CallSites:
             results: results of the jaxpr.
         """
         pairs = list(zip(eqns, self._sites, strict=True))
-        names = LayerNames([TracedEquation(eqn, site.frames, site.repetition) for eqn, site in pairs], self._gradient)
+        equations = [TracedEquation(eqn, site.frames, site.repetition) for eqn, site in pairs]
+        names = LayerNames(equations, self._gradient, _input_names(self._jaxpr))
         if self._gradient is None:
             self._bodies.gradients.add(self._jaxpr, names, results)
         notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal notes are one object, quick to compare
@@ -141,6 +144,16 @@ class CallSites:
                 notes[key] = noted(eqn.source_info.name_stack, Note(layer, lines=site.lines))
             labelled.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
         return labelled
+
+
+def _input_names(jaxpr: Jaxpr) -> dict[Var, tuple[str, ...]]:
+    """Return the names of inputs in the user's code as paths: `ps[3].w` is `("ps", "[3]", ".w")`."""
+    names = jaxpr.debug_info.arg_names or ()
+    return {
+        var: tuple(_PART_OF_NAME.findall(name)) or (name,)
+        for var, name in zip(jaxpr.invars, names, strict=False)
+        if name
+    }
 
 
 def _nest_call(site: CallSite, call: OmittedCall) -> CallSite:

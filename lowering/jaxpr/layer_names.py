@@ -20,20 +20,17 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from sys import maxsize
-from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, moments_of_equations
+from ipujax.lowering.jaxpr.activations import Activation, Frames, Moments, Place, Traced
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
-from ipujax.lowering.jaxpr.loops_of_code import Loop
+from ipujax.lowering.jaxpr.hidden_runs import moments_with_hidden_runs
+from ipujax.lowering.jaxpr.layer_paths import LayerPath, LayerPaths, Step
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.source_info import name_stack, scopes_of
-from ipujax.runtime.cache import remembered_small
-from ipujax.runtime.errors import is_installed
 
 _MAX_READERS = 64  # a value with more distinguishes no iterations: a mask of all layers, a constant
-_UPDATE = re.compile(r"\.<locals>\.update\w*$")  # update function of an optimiser, nested in its constructor
 _NUMBER = re.compile(r"(\[\d+\])+$")
 
 
@@ -88,10 +85,10 @@ class _ForwardGroup:
 class _ForwardEquation(NamedTuple):
     number: int
     moments: Moments
-    indices: list[tuple[int, ...]]  # of its frames, see `_path`
-    depths: list[int]
+    path: LayerPath
 
 
+_NO_INPUTS: Mapping[Var, tuple[Hashable, ...]] = {}
 _Key = tuple[tuple[Place, ...], tuple[str, ...]]  # frames and scopes: equal for forward and backward equations
 
 
@@ -101,10 +98,17 @@ class LayerNames:
     Args:
         equations: all equations of the jaxpr, in order.
         gradient: forward bodies that a body of a gradient derives from, as it has no forward equations itself.
+        inputs: names of the inputs of the jaxpr, each as a path: `ps[3]["w"]` is `("ps", "[3]", "['w']")`.
     """
 
-    def __init__(self, equations: Sequence[TracedEquation], gradient: GradientBody[LayerNames] | None = None) -> None:
+    def __init__(
+        self,
+        equations: Sequence[TracedEquation],
+        gradient: GradientBody[LayerNames] | None = None,
+        inputs: Mapping[Var, tuple[Hashable, ...]] = _NO_INPUTS,
+    ) -> None:
         self._equations = equations
+        self._inputs = dict(inputs)
         self._scopes = [_scopes_of(x) for x in equations]
         self._groups: dict[_Key, dict[str, _ForwardGroup]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _ForwardGroup]]] = defaultdict(list)
@@ -153,19 +157,25 @@ class LayerNames:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         items = [self._equations[n] for n in numbers]
-        stages = [read_name(name_stack(item.eqn)).stage for item in items]
-        all_moments = moments_of_equations([x.frames for x in items], stages, lambda n: _operation(items[n].eqn))
+        all_moments = moments_with_hidden_runs([self._traced(item) for item in items])
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
-        common = _CommonScopes({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
+        paths = LayerPaths({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         # Most equations of a layer have equal moments and scopes: their path is computed once.
-        paths: dict[tuple[Moments, tuple[str, ...]], tuple[str, list[tuple[int, ...]], list[int]]] = {}
+        of_pair: dict[tuple[Moments, tuple[str, ...]], tuple[LayerPath, str]] = {}
         for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
-            if pair not in paths:
-                indices, depths = common.of(pair[0], items[order].frames.codes)
-                paths[pair] = _path(items[order].frames.calls, indices, depths, pair[1]), indices, depths
-            self.layers[n], indices, depths = paths[pair]
-            self._forward_equations.append(_ForwardEquation(n, pair[0], indices, depths))
+            if pair not in of_pair:
+                path = paths.of(*pair, items[order].frames.codes)
+                of_pair[pair] = path, path.text()
+            path, self.layers[n] = of_pair[pair]
+            self._forward_equations.append(_ForwardEquation(n, pair[0], path))
             self._add_forward(self._key(n), self.layers[n], n, order)
+
+    def _traced(self, item: TracedEquation) -> Traced:
+        operands = dict.fromkeys(x for x in item.eqn.invars if isinstance(x, Var))
+        names = tuple(self._inputs[x] for x in operands if x in self._inputs)
+        if len(operands) == len(names) == 1:  # a cast of a weight, or a view, stands for the weight
+            self._inputs.update((var, names[0]) for var in item.eqn.outvars)
+        return Traced(item.frames, read_name(name_stack(item.eqn)).stage, _operation(item.eqn), names)
 
     def _add_forward(self, key: _Key, layer: str, number: int, order: int) -> None:
         group = self._groups[key].setdefault(layer, _ForwardGroup(layer, order, ()))
@@ -182,10 +192,9 @@ class LayerNames:
         calls, scopes = key
         count = len(calls)
         around = dict[int, tuple[str, str]]()
-        for order, (n, _, indices, depths) in enumerate(self._forward_equations):
+        for order, (n, _, path) in enumerate(self._forward_equations):
             if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
-                outer = _path(self._equations[n].frames.calls[:count], indices[:count], depths[:count], scopes)
-                around[order] = outer, self.layers[n]
+                around[order] = path.text(count), self.layers[n]
         if not around:
             self._add_groups_before(key)
         inner: dict[str, set[str]] = defaultdict(set)
@@ -193,24 +202,23 @@ class LayerNames:
             inner[outer].add(layer)
         # The layer inside names the key if it is the only one; else only the frames of the key do.
         for order, (outer, layer) in around.items():
-            path = layer if len(inner[outer]) == 1 else outer
-            self._add_forward(key, path, self._forward_equations[order].number, order)
+            name = layer if len(inner[outer]) == 1 else outer
+            self._add_forward(key, name, self._forward_equations[order].number, order)
 
     def _add_groups_before(self, key: _Key) -> None:
         """Add to a key without any forward equation the last equation before its place in each run of its function."""
         # As of a `custom_vjp` that computes nothing in the forward pass.
         *outside, (code, place) = key[0] or ((None, 0),)
         last = dict[str, int]()
-        for order, (n, _, indices, depths) in enumerate(self._forward_equations):
+        for order, (n, _, path) in enumerate(self._forward_equations):
             places = self._equations[n].frames.places
             count = len(outside)
             if self._scopes[n] != key[1] or len(places) <= count or list(places[:count]) != outside:
                 continue
             if places[count][0] is code and places[count][1] < place:
-                calls = self._equations[n].frames.calls[: count + 1]
-                last[_path(calls, indices[: count + 1], depths[: count + 1], key[1])] = order
-        for path, order in last.items():
-            self._add_forward(key, path, self._forward_equations[order].number, order)
+                last[path.text(count + 1)] = order
+        for name, order in last.items():
+            self._add_forward(key, name, self._forward_equations[order].number, order)
 
     # --- recomputed and backward equations ---
 
@@ -289,8 +297,8 @@ class LayerNames:
         return matches
 
     def _unnumbered(self, number: int) -> str:
-        calls = self._equations[number].frames.calls
-        return _path(calls, [()] * len(calls), [0] * len(calls), self._scopes[number])
+        steps = tuple(map(Step, self._equations[number].frames.codes))
+        return LayerPath(steps, self._scopes[number]).text()
 
 
 def _run(group: _ForwardGroup, repetition: Repetition) -> Activation | None:
@@ -298,7 +306,7 @@ def _run(group: _ForwardGroup, repetition: Repetition) -> Activation | None:
     return group.moments[repetition.depth].activation if repetition.depth < len(group.moments) else None
 
 
-def _operation(eqn: JaxprEqn) -> Hashable:  # equal for the same equation of different iterations
+def _operation(eqn: JaxprEqn) -> tuple[Hashable, ...]:  # equal for the same equation of different iterations
     return eqn.primitive.name, *(var.aval for var in eqn.outvars)
 
 
@@ -309,114 +317,6 @@ def _scopes_of(item: TracedEquation) -> tuple[str, ...]:
         return scopes
     twice = (n for n in range(len(scopes) // 2, 0, -1) if scopes[:n] == scopes[n : 2 * n])
     return scopes[next(twice, 0) :]
-
-
-class _CommonScopes:
-    """Scopes around runs of functions and around iterations: the longest prefix common to all equations in them."""
-
-    def __init__(self, pairs: Mapping[tuple[Moments, tuple[str, ...]], Sequence[CodeType]]) -> None:
-        self._around: dict[Activation, tuple[str, ...]] = {}
-        iterations: dict[tuple[Activation, Loop], dict[int, tuple[str, ...]]] = defaultdict(dict)
-        calls: dict[tuple[Activation, CodeType], dict[int, tuple[str, ...]]] = defaultdict(dict)
-        for (moments, scopes), codes in pairs.items():
-            for moment in moments:
-                _narrow_prefix(self._around, moment.activation, scopes)
-                for loop in moment.loops:
-                    _narrow_prefix(iterations[moment.activation, loop], moment.iterations.get(loop, 0), scopes)
-            for moment, callee in zip(moments, codes[1:], strict=False):
-                if _is_layer(callee):
-                    _narrow_prefix(calls[moment.activation, callee], moment.place, scopes)
-        # Loops whose iterations have a scope each: their numbers would say it twice.
-        self._named = {key for key, scopes in iterations.items() if len(set(scopes.values())) == len(scopes)}
-        # Places at which a run of a function calls another, in order, unless each has a scope.
-        self._places = {key: list(scopes) for key, scopes in calls.items() if len(set(scopes.values())) < len(scopes)}
-
-    def of(self, moments: Moments, codes: Sequence[CodeType]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Return for each call the numbers of iterations and callees that have no scope, and the number of scopes."""
-        indices = [
-            tuple(x.iterations.get(loop, 0) for loop in x.loops if (x.activation, loop) not in self._named)
-            for x in moments
-        ]
-        for n, (moment, callee) in enumerate(zip(moments, codes[1:], strict=False)):
-            if (places := self._places.get((moment.activation, callee))) is not None:
-                indices[n] += (places.index(moment.place),)
-        return indices, [len(self._around[x.activation]) for x in moments]
-
-
-def _narrow_prefix(prefixes: dict[Any, tuple[str, ...]], key: Hashable, scopes: tuple[str, ...]) -> None:
-    """Shorten the prefix of a key to the part that it has in common with `scopes`."""
-    prefix = prefixes.setdefault(key, scopes)
-    if prefix is not scopes and prefix != scopes[: len(prefix)]:
-        length = min(len(prefix), len(scopes))
-        prefixes[key] = prefix[: next((n for n in range(length) if prefix[n] != scopes[n]), length)]
-
-
-def _path(
-    calls: Sequence[Call], indices: Sequence[tuple[int, ...]], depths: Sequence[int], scopes: Sequence[str]
-) -> str:
-    """Return the path of a layer, from frames of calls and scopes of its name stack, both outermost first."""
-    # `indices` are the numbers of the iterations of loops, which number callees; `depths` the numbers of scopes around.
-    names = list[str]()
-    used = 0  # number of scopes in `names`
-    pending = ""  # numbers of the frames around, for the next name
-    codes = tuple(call.place[0] for call in calls)
-    called = [n for n in range(1, len(codes)) if not depths[n] and _is_numbered(codes, indices, n - 1)]
-    last_outside = max(called, default=-1)  # last numbered function outside of all scopes
-    for n, (name, numbers, depth) in enumerate(zip(_names_in_path(codes), indices, depths, strict=True)):
-        if name and (pending or not scopes or n <= last_outside):
-            names += scopes[used:depth]
-            used = max(depth, used)
-            if depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
-                name = names.pop()
-            names.append(name + pending)
-        if name:
-            pending = ""
-        if _is_numbered(codes, indices, n):
-            pending += "".join(f"[{number}]" for number in numbers)
-    names += scopes[used:]
-    if pending and used < len(scopes):
-        names[-1] += pending
-    elif pending:
-        names.append(f"loop{pending}")
-    return "/".join(names)
-
-
-def _is_numbered(codes: Sequence[CodeType], indices: Sequence[tuple[int, ...]], number: int) -> bool:
-    # Loops of the user's functions number all callees, those of a library's only modules.
-    if not indices[number]:
-        return False
-    inside = codes[number + 1].co_name if number + 1 < len(codes) else ""
-    return inside == "__call__" or not is_installed(codes[number].co_filename)
-
-
-def _is_layer(code: CodeType) -> bool:
-    # Calls at several places are numbered for the user's functions, and for modules of libraries.
-    return code.co_name == "__call__" or not (is_installed(code.co_filename) or code.co_name.startswith("<"))
-
-
-@remembered_small
-def _names_in_path(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
-    """Return the names of functions in a path, "" for lambdas and helpers of libraries."""
-    users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
-    inside = range(users[-1] + 1 if users else 0, len(codes))
-    in_path = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
-    updates = [n for n in inside if _UPDATE.search(codes[n].co_qualname)]
-    public = [n for n in inside if not codes[n].co_name.startswith(("<", "_"))]
-    # Without a module: an optimiser's update, else the innermost public function.
-    if not in_path.intersection(inside):
-        in_path.update(updates[-1:] or public[-1:])
-    return tuple(_function_name(code) if n in in_path else "" for n, code in enumerate(codes))
-
-
-def _function_name(code: CodeType) -> str:
-    """Return `block`, the class of a `__call__`, or the optimiser of an update; "" for a lambda or comprehension."""
-    maker, _, inner = code.co_qualname.rpartition(".<locals>.")
-    if inner.startswith("update") and maker and is_installed(code.co_filename):
-        return maker.rpartition(".")[2]
-    owner, _, name = inner.rpartition(".")
-    if name == "__call__" and owner:
-        return owner.rpartition(".")[2]
-    return "" if name.startswith("<") else name
 
 
 def _common_path(layers: Sequence[str]) -> str:

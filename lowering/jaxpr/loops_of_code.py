@@ -1,4 +1,4 @@
-"""Loops in the bytecode of Python functions: the innermost loop around given instructions."""
+"""Loops and `with` blocks in the bytecode of Python functions: those around given instructions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _MAX_FUNCTIONS = 4096  # functions in the cache of loops
 # Backward jumps but those of `yield from` and `await`.
 _BACKWARD = frozenset(n for name, n in dis.opmap.items() if "BACKWARD" in name and "NO_INTERRUPT" not in name)
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
+_ENDS_WITH = dis.opmap["WITH_EXCEPT_START"]  # second instruction of the handler of a `with` block
 _CACHE = bytes([dis.opmap["CACHE"]])
 
 
@@ -44,3 +45,33 @@ def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
 def loop_around(code: CodeType, *places: int) -> Loop | None:
     """Return the innermost loop of a function around all places, None if there is none."""
     return next((loop for loop in loops_of(code) if all(loop[0] <= x <= loop[1] for x in places)), None)
+
+
+@lru_cache(maxsize=_MAX_FUNCTIONS)
+def _protected_ranges(code: CodeType) -> tuple[tuple[int, int, int, bool], ...]:
+    """Return first place, end, handler, and whether it is a `with` block's, of each protected range of a function."""
+    # Format of Python's Objects/exception_handling_notes.txt: numbers of 6 bits a byte, in units of two bytes of code.
+    numbers = list[int]()
+    has_more = False
+    for byte in code.co_exceptiontable:
+        bits = byte & 63
+        numbers = [*numbers[:-1], numbers[-1] << 6 | bits] if has_more else [*numbers, bits]
+        has_more = bool(byte & 64)
+    ranges = list[tuple[int, int, int, bool]]()
+    for start, length, handler in zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True):
+        is_with = code.co_code[2 * handler + 2] == _ENDS_WITH
+        ranges.append((2 * start, 2 * (start + length), 2 * handler, is_with))
+    return tuple(ranges)
+
+
+def with_blocks_around(code: CodeType, place: int) -> tuple[int, ...]:
+    """Return the first place of each `with` block around a place, outermost first."""
+    if not code.co_exceptiontable:  # true of most functions
+        return ()
+    ranges = _protected_ranges(code)
+    blocks = list[int]()
+    while (handlers := [(x[2], x[3]) for x in ranges if x[0] <= place < x[1] and x[2] > place]) != []:
+        place, is_with = handlers[0]  # the handler of a block is in the block around it
+        if is_with:
+            blocks.insert(0, min(x[0] for x in ranges if x[2] == place))
+    return tuple(blocks)

@@ -37,7 +37,7 @@ class LayerNode:
         peak_bytes: of these and of variables that are live at the peak.
         limiting_cycles: cycles on the limiting IPU; None if unknown.
         lines: lines of source of the layer without those inside it, most expensive first.
-        children: the layers inside it by name, in program order.
+        children: the layers inside it by name, in program order; numbered ones by number.
     """
 
     name: str
@@ -74,7 +74,21 @@ def layer_tree(layers: Sequence[LayerCost]) -> LayerNode:
             node = node.children.setdefault(name, LayerNode(name, path))
             _add(node, row)
         node.lines = tuple(dict.fromkeys((*node.lines, *row.lines)))
+    for node in list(root.walk()):
+        node.children = _in_order(node.children)
     return root
+
+
+def _in_order(children: dict[str, LayerNode]) -> dict[str, LayerNode]:
+    """Sort names that differ in numbers alone by these, at the place of the first."""
+    # A function that several layers call is in the program once: its first call may not be the first layer.
+    kinds = list(dict.fromkeys(_NUMBER.sub("*", name) for name in children))
+    order = {kind: n for n, kind in enumerate(kinds)}
+    return dict(sorted(children.items(), key=lambda item: (order[_NUMBER.sub("*", item[0])], _numbers(item[0]))))
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBER.findall(name)))
 
 
 def _add(node: LayerNode, row: LayerCost) -> None:

@@ -1,0 +1,269 @@
+"""Paths of layers: which scopes, functions and numbers name an equation.
+
+Input: the moments, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
+
+A number tells iterations of a loop, places at which a function calls another, `with` blocks that open the same scope,
+or depths of a recursion apart, where no scope does. It follows the name of what repeats: a function, a scope that is
+opened inside the loop, else `loop`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from ipujax.lowering.jaxpr.activations import Activation, Moment, Moments
+from ipujax.lowering.jaxpr.loops_of_code import Loop, with_blocks_around
+from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.errors import is_installed
+
+_UPDATE = re.compile(r"\.<locals>\.update\w*$")  # update function of an optimiser, nested in its constructor
+
+Scopes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Call in the path of a layer.
+
+    Args:
+        code: code of the function.
+        numbers: of iterations and callees, for what it calls.
+        depth: number of scopes around its run.
+        around_loop: number of scopes around its loop; None if unknown.
+        opens_scope: whether its loop opens the scope after these.
+        recursion: number among the depths at which it calls itself; None without recursion.
+    """
+
+    code: CodeType
+    numbers: tuple[int, ...] = ()
+    depth: int = 0
+    around_loop: int | None = None
+    opens_scope: bool = False
+    recursion: int | None = None
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether it is a library's, not the user's."""
+        return is_installed(self.code.co_filename)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPath:
+    """Calls and scopes of an equation, both outermost first."""
+
+    steps: tuple[Step, ...]
+    scopes: Scopes
+
+    def text(self, count: int | None = None) -> str:
+        """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone."""
+        steps = _fold_recursions(self.steps[:count])
+        names = list[str]()
+        used = 0  # number of scopes in `names`
+        pending = ""  # numbers of the frames around, for the next name
+        codes = tuple(step.code for step in steps)
+        called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
+        last_outside = max(called, default=-1)  # last numbered function outside of all scopes
+        position: int | None = None  # number of scopes around the loop that numbers
+        opens_scope = False
+        for n, (name, step) in enumerate(zip(_names_in_path(codes), steps, strict=True)):
+            if name and (pending or not self.scopes or n <= last_outside):
+                names += self.scopes[used : step.depth]
+                used = max(step.depth, used)
+                if step.depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
+                    name = names.pop()
+                names.append(name + pending)
+            if name:
+                pending = ""
+            if _is_numbered(steps, n):
+                pending += "".join(f"[{number}]" for number in step.numbers)
+                position, opens_scope = step.around_loop, step.opens_scope
+        if not pending:
+            return "/".join((*names, *self.scopes[used:]))
+        if position is None:  # the last scope is inside the loop
+            position, opens_scope = max(len(self.scopes) - 1, 0), used < len(self.scopes)
+        names += self.scopes[used:position]
+        used = max(used, position)
+        if opens_scope and used < len(self.scopes):
+            names.append(self.scopes[used] + pending)
+            used += 1
+        else:
+            names.append(f"loop{pending}")
+        return "/".join((*names, *self.scopes[used:]))
+
+
+def _fold_recursions(steps: Sequence[Step]) -> list[Step]:
+    """Replace calls of a function by itself by the innermost of them; its caller gets the number of its depth."""
+    folded = list[Step]()
+    for n, step in enumerate(steps):
+        if n + 1 < len(steps) and step.recursion is not None and steps[n + 1].code is step.code:
+            continue
+        if step.recursion is not None:
+            folded[-1] = replace(folded[-1], numbers=(*folded[-1].numbers, step.recursion))
+        folded.append(step)
+    return folded
+
+
+def _is_numbered(steps: Sequence[Step], number: int) -> bool:
+    # Loops of the user's functions number all callees, those of a library's only modules.
+    step = steps[number]
+    if not step.numbers:
+        return False
+    inside = steps[number + 1].code.co_name if number + 1 < len(steps) else ""
+    return inside == "__call__" or not step.is_of_library
+
+
+class LayerPaths:
+    """Paths of all forward equations of a jaxpr.
+
+    Args:
+        codes: for the moments and scopes of each equation the codes of its frames.
+    """
+
+    def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
+        self._blocks = _WithBlocks(codes)
+        self._around: dict[Activation, Scopes] = {}
+        self._around_iteration: dict[Hashable, Scopes] = {}
+        self._opened: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
+        self._depths: dict[Activation, dict[int, None]] = defaultdict(dict)  # of recursions, by their first run
+        iterations: dict[Hashable, dict[int, set[Scopes]]] = defaultdict(lambda: defaultdict(set))
+        calls: dict[tuple[Activation, CodeType], dict[int, Scopes]] = defaultdict(dict)
+        for (moments, plain_scopes), functions in codes.items():
+            scopes = self._blocks.numbered(moments, plain_scopes)
+            for n, (moment, code) in enumerate(zip(moments, functions, strict=True)):
+                _narrow_prefix(self._around, moment.activation, scopes)
+                blocks = with_blocks_around(code, moment.place) if moment.loops else ()
+                for run, loop in _runs_of_loops(moment):
+                    iteration = moment.iterations.get(loop, 0)
+                    iterations[run][iteration].add(scopes)
+                    # Only a function that has the equations itself opens all scopes inside its loop.
+                    if all(x.co_name.startswith("<") for x in functions[n + 1 :]):
+                        _narrow_prefix(self._around_iteration, (run, iteration), scopes)
+                        inside = {block for block in blocks if loop[0] <= block <= loop[1]}
+                        self._opened[run] = self._opened.get(run, inside) & inside
+            for moment, callee in zip(moments, functions[1:], strict=False):
+                if _is_layer(callee):
+                    _narrow_prefix(calls[moment.activation, callee], moment.place, scopes)
+            for first, last in _recursions(functions):
+                self._depths[moments[first].activation].setdefault(last - first)
+        # Loops whose iterations have scopes of their own: their numbers would say it twice.
+        self._named = {key for key, scopes in iterations.items() if _are_disjoint(scopes.values())}
+        # Places at which a run of a function calls another, in order, unless each has a scope.
+        self._places = {key: list(scopes) for key, scopes in calls.items() if len(set(scopes.values())) < len(scopes)}
+
+    def of(self, moments: Moments, plain_scopes: Scopes, codes: Sequence[CodeType]) -> LayerPath:
+        """Return the path of an equation."""
+        steps = list[Step]()
+        for n, (moment, code) in enumerate(zip(moments, codes, strict=True)):
+            runs = [(run, loop) for run, loop in _runs_of_loops(moment) if run not in self._named]
+            numbers = tuple(moment.iterations.get(loop, 0) for _, loop in runs)
+            callee = codes[n + 1] if n + 1 < len(codes) else None
+            if callee is not None and (places := self._places.get((moment.activation, callee))) is not None:
+                numbers += (places.index(moment.place),)
+            step = Step(code, numbers, len(self._around[moment.activation]))
+            if runs and (around := self._around_iteration.get((runs[-1][0], numbers[len(runs) - 1]))) is not None:
+                opens_scope = bool(self._opened[runs[-1][0]]) and bool(around)
+                step = replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
+            steps.append(step)
+        for first, last in _recursions(codes):
+            depths = list(self._depths[moments[first].activation])
+            is_plain = not any(step.numbers for step in steps[first:last])
+            if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
+                for n in range(first, last + 1):
+                    number = depths.index(n - first) if n - first in depths else None
+                    steps[n] = replace(steps[n], recursion=number)
+        return LayerPath(tuple(steps), self._blocks.numbered(moments, plain_scopes))
+
+
+class _WithBlocks:
+    """Numbers of `with` blocks of one function that open the same scope."""
+
+    def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
+        self._codes = {moments: functions for (moments, _), functions in codes.items()}
+        self._prefixes: dict[tuple[Hashable, ...], Scopes] = {}
+        for (moments, scopes), functions in codes.items():
+            for moment, code in zip(moments, functions, strict=True):
+                for block in _blocks_of(moment, code):
+                    _narrow_prefix(self._prefixes, block, scopes)
+        self._numbers: dict[tuple[Hashable, Scopes], list[Hashable]] = defaultdict(list)
+        for block, prefix in self._prefixes.items():
+            self._numbers[block[:-1], prefix].append(block)
+
+    def numbered(self, moments: Moments, scopes: Scopes) -> Scopes:
+        """Return scopes with the numbers of those that several blocks of a function open."""
+        numbered = list(scopes)
+        for moment, code in zip(moments, self._codes[moments], strict=True):
+            for depth, block in enumerate(_blocks_of(moment, code), 1):
+                prefix = self._prefixes[block]
+                alike = self._numbers[block[:-1], prefix]
+                # A block that opens no scope, as `ipu.stage`, has the prefix of what is around it.
+                if len(alike) > 1 and len(prefix) >= depth and prefix[-1] in code.co_consts:
+                    numbered[len(prefix) - 1] += f"[{alike.index(block)}]"
+        return tuple(numbered)
+
+
+def _blocks_of(moment: Moment, code: CodeType) -> list[tuple[Hashable, ...]]:
+    """Return the keys of the `with` blocks around a place, outermost first; each begins with that of the one around."""
+    blocks = with_blocks_around(code, moment.place)
+    iterations = tuple(moment.iterations.get(loop, 0) for loop in moment.loops) if blocks else ()
+    return [(moment.activation, iterations, *blocks[: n + 1]) for n in range(len(blocks))]
+
+
+def _recursions(codes: Sequence[CodeType]) -> list[tuple[int, int]]:
+    """Return the numbers of the first and last of neighbouring calls of each function, also of a single call."""
+    firsts = [n for n, code in enumerate(codes) if n == 0 or codes[n - 1] is not code]
+    lasts = [n for n, code in enumerate(codes) if n + 1 == len(codes) or codes[n + 1] is not code]
+    return list(zip(firsts, lasts, strict=True))
+
+
+def _runs_of_loops(moment: Moment) -> list[tuple[Hashable, Loop]]:
+    """Return the loops around a moment, each with a key of its run: the iterations of the loops around it."""
+    loops = moment.loops
+    numbers = [moment.iterations.get(loop, 0) for loop in loops]
+    return [((moment.activation, loop, *numbers[:n]), loop) for n, loop in enumerate(loops)]
+
+
+def _are_disjoint(sets: Collection[set[Scopes]]) -> bool:
+    return sum(map(len, sets)) == len(set[Scopes]().union(*sets))
+
+
+def _narrow_prefix(prefixes: dict[Any, Scopes], key: Hashable, scopes: Scopes) -> None:
+    """Shorten the prefix of a key to the part that it has in common with `scopes`."""
+    prefix = prefixes.setdefault(key, scopes)
+    if prefix is not scopes and prefix != scopes[: len(prefix)]:
+        length = min(len(prefix), len(scopes))
+        prefixes[key] = prefix[: next((n for n in range(length) if prefix[n] != scopes[n]), length)]
+
+
+def _is_layer(code: CodeType) -> bool:
+    # Calls at several places are numbered for the user's functions, and for modules of libraries.
+    return code.co_name == "__call__" or not (is_installed(code.co_filename) or code.co_name.startswith("<"))
+
+
+@remembered_small
+def _names_in_path(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
+    """Return the names of functions in a path, "" for lambdas and helpers of libraries."""
+    users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
+    inside = range(users[-1] + 1 if users else 0, len(codes))
+    in_path = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
+    updates = [n for n in inside if _UPDATE.search(codes[n].co_qualname)]
+    public = [n for n in inside if not codes[n].co_name.startswith(("<", "_"))]
+    # Without a module: an optimiser's update, else the innermost public function.
+    if not in_path.intersection(inside):
+        in_path.update(updates[-1:] or public[-1:])
+    return tuple(_function_name(code) if n in in_path else "" for n, code in enumerate(codes))
+
+
+def _function_name(code: CodeType) -> str:
+    """Return `block`, the class of a `__call__`, or the optimiser of an update; "" for a lambda or comprehension."""
+    maker, _, inner = code.co_qualname.rpartition(".<locals>.")
+    if inner.startswith("update") and maker and is_installed(code.co_filename):
+        return maker.rpartition(".")[2]
+    owner, _, name = inner.rpartition(".")
+    if name == "__call__" and owner:
+        return owner.rpartition(".")[2]
+    return "" if name.startswith("<") else name
