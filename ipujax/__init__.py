@@ -57,6 +57,7 @@ if _typing.TYPE_CHECKING:
         auto_shard as auto_shard,
     )
     from ipujax.codelet_calls import codelet_call as codelet_call
+    from ipujax.jax_scripts import ProfilingRun as ProfilingRun, profiling as profiling
     from ipujax.phases import phase as phase
     from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
     from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
@@ -96,6 +97,7 @@ _LAZY_NAMES = {
         "advice": ("Advice", "AdviceRow", "advise"),
         "auto_sharding": ("ShardingPlan", "ShardingPlans", "auto_shard"),
         "codelet_calls": ("codelet_call",),
+        "jax_scripts": ("ProfilingRun", "profiling"),
         "phases": ("phase",),
         "pipeline.plan": ("PipelinePlan", "pipeline_plan"),
         "pipeline.task_times": ("TaskTime", "pipeline_tasks"),

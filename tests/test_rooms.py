@@ -247,6 +247,11 @@ ROOMS: dict[str, str] = {
         "ipujax.arguments ipujax.calls ipujax.device ipujax.functions ipujax.sharding ipujax.stages runtime.options"
         " runtime.report runtime.signatures runtime.target"
     ),
+    "ipujax.jax_scripts": (
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.fit ipujax.lowering_plan"
+        " lowering.jax_compat lowering.jaxpr lowering.partition runtime.logs runtime.options runtime.profile"
+        " runtime.report runtime.signatures"
+    ),
     "ipujax.phases": "ipujax.arguments lowering.jaxpr runtime.signatures",
     "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
@@ -376,6 +381,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit"
+        " ipujax.jax_scripts"
         " ipujax.optim ipujax.phases ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops"
         " ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public"
         " ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report"
@@ -384,6 +390,7 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
         "ipujax.storage ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit ipujax.onnx"
+        " ipujax.jax_scripts"
         " lowering.dumps lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report"
         " runtime.target"
     ),

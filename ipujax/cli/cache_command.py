@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 
 from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import say, table
+from ipujax.cli.terminal import say
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.profile import text_table
 from ipujax.storage import CACHE_BYTES, CACHE_DIR, CacheFile, requested_directory
 
 _HELP = f"""
@@ -51,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     rows = [("directory", str(directory.path)), ("files", _amount(files)), ("bound", f"{directory.max_bytes:,} bytes")]
     if files:
         rows += [("last use", f"{_day(files[0])} to {_day(files[-1])}")]
-    say("\n".join(table(rows)))
+    say("\n".join(text_table(rows)))
     return 0
 
 

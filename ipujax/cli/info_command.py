@@ -10,8 +10,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from ipujax.cli.command_parser import Commands, add_command
-from ipujax.cli.terminal import Row, say, table
+from ipujax.cli.terminal import say
 from ipujax.device import IPUModel, current_device
+from ipujax.runtime.profile import Row, text_table
 from ipujax.runtime.target import PRESETS, Target
 
 _PACKAGES = ("ipujax", "jax", "jaxlib", "numpy")
@@ -35,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     default = current_device()
     default_name = default.target.name if isinstance(default, IPUModel) else None
     rows = [_machine(name, target, name == default_name) for name, target in PRESETS.items()]
-    say("\n".join(["Versions:", *table(versions), "", "Machines:", *table([head, *rows]), ""]))
+    say("\n".join(["Versions:", *text_table(versions), "", "Machines:", *text_table([head, *rows]), ""]))
     say(f"Default device:\n  {default!r}")
     return 0
 

@@ -12,33 +12,36 @@ must be set before. Programs that other threads compile are not listed.
 from __future__ import annotations
 
 import argparse
-import runpy
+import os
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
+from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
-from ipujax.cli.terminal import Row, table
 from ipujax.compiled_programs import collected_programs
+from ipujax.device import IPUModel
+from ipujax.jax_scripts import PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
 from ipujax.lowering.dumps import DumpRequest
-from ipujax.runtime.errors import ArgumentError, ProfileError
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import check_environment
-from ipujax.runtime.profile import coloured, duration, size, wants_colours
+from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
 from ipujax.runtime.report import Profile
+from ipujax.runtime.target import PRESETS
 
 _SUFFIX = ".profile"
-_INTERRUPTED = 130  # as a shell has it: 128 and the signal
-_HEAD: Row = ("function", "device", "cycles", "time", "fullest tile", "limited by")
+_HEAD: Row = ("function", "device", *PROGRAM_HEAD)
 _HELP = """
-Runs a script, unchanged, and lists every program that it compiled, with `ipu.jit`, Keras or a Poplar engine: cycles of
-a call, the fullest tile, and the line of source that takes most. The table goes to standard error. The exit code is
-that of the script. An ONNX model in its place is called once on random data. --save writes a profile of each, for
-`ipujax report` and `ipujax compare`.
+Runs a script, unchanged, and lists every program that it compiled: with `ipu.jit`, Keras or a Poplar engine, and, for
+scripts that know nothing of IPUs, with `jax.jit`, `flax.nnx.jit` or `equinox.filter_jit`. JAX computes functions of
+`jax.jit` as ever; those that matter are compiled for --device when the script has ended. The table goes to standard
+error, with cycles of a call, the fullest tile, and the line of source that takes most. The exit code is that of the
+script. An ONNX model in its place is called once on random data. --save writes a profile of each, for `ipujax report`
+and `ipujax compare`; --html writes the page of the function of most cycles.
 """
 
 
@@ -51,11 +54,19 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         summary="run a script and show what each program that it compiles costs",
         description=_HELP,
         example="ipujax profile --save profiles train.py --epochs 1",
-        usage="ipujax profile [--save DIR] SCRIPT [argument ...]\n"
-        "       ipujax profile [--save DIR] -m MODULE [argument ...]\n"
+        usage="ipujax profile [options] SCRIPT [argument ...]\n"
+        "       ipujax profile [options] -m MODULE [argument ...]\n"
         "       ipujax profile [--save DIR] [--shape NAME=SIZES] [--static NAME=VALUES] MODEL.onnx",
     )
-    parser.add_argument("--save", metavar="DIR", help="write a profile of each program to this folder")
+    add = parser.add_argument
+    add("--save", metavar="DIR", help="write a profile of each program to this folder")
+    add("--device", choices=list(PRESETS), help="the machine that functions of jax.jit are compiled for (default mk2)")
+    add("--all", action="store_true", help="compile all functions of jax.jit, also small ones")
+    add("--min-flops", type=float, metavar="N", help="compile those with at least N floating-point operations a call")
+    add(
+        "--only", action="append", default=[], metavar="NAME", help="compile those of this name; may come several times"
+    )
+    add("--html", metavar="PATH", help="write the page of the function of jax.jit with most cycles of all calls")
     add_onnx_arguments(parser)
     add_script_arguments(parser)
 
@@ -64,82 +75,72 @@ def _run(args: argparse.Namespace) -> int:
     check_environment()  # a wrong log level is an error of this command, not a traceback of the script
     DumpRequest.from_environment()
     command = script_command(args)
-    folder = None if args.save is None else _folder(args.save)
+    if args.save is not None:
+        _make_folder(args.save)
     is_module = command[0] == "-m"
     script = command[is_module]
     if is_onnx_file(script) and not is_module:
-        profile = onnx_profile(script, args)
-        code = 0
-        profiles = {Path(script).stem: profile}
-    else:
-        check_no_onnx_arguments(args)
-        with collected_programs() as programs:
-            code = _run_script(command)
-        names = _distinct([program.name for program in programs])
-        profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
+        _check_no_jax_arguments(args)
+        _show(script, Path(script).name, {Path(script).stem: onnx_profile(script, args)}, None, args)
+        return 0
+    check_no_onnx_arguments(args)
+    process = os.getpid()
+    device = None if args.device is None else IPUModel(arch=args.device)
+    with collected_programs() as programs, _profiling(args, device) as run:
+        code = run_script(command)
+    if os.getpid() != process:  # a child that the script has forked: the table is its parent's
+        return code
+    names = _distinct([program.name for program in programs])
+    profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
-    text = "\n".join([_heading(script, profiles), *_table(profiles, file)])
-    print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
-    if folder is not None:
-        for name, profile in profiles.items():
-            path = folder / f"{name}{_SUFFIX}"
-            profile.save(path)
-            print(f"  saved {path}", file=sys.stderr)
+    _show(script, file, profiles, run, args)
     return code
 
 
-def _folder(path: str) -> Path:
+def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
+    return profiling(device, every=args.all, min_flops=args.min_flops, only=tuple(args.only))
+
+
+def _check_no_jax_arguments(args: argparse.Namespace) -> None:
+    """Refuse options of functions of `jax.jit` where the profiled file is an ONNX model."""
+    for option in ("device", "all", "min_flops", "only", "html"):
+        if getattr(args, option):
+            name = option.replace("_", "-")
+            raise ArgumentError(f"--{name} is for functions of jax.jit", expected="a Python file", got=args.script)
+
+
+def _make_folder(path: str) -> None:
     try:  # before the script runs: a wrong folder must not cost a run
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"--save cannot make the folder {path}"
         raise ArgumentError(problem, expected="a folder that can be written", got=error.strerror) from error
-    return Path(path)
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
-
-
-def _run_script(command: Sequence[str]) -> int:
-    """Run a script as Python would, and return its exit code."""
-    arguments = sys.argv
-    path = list(sys.path)
-    try:
-        if command[0] == "-m":
-            sys.argv = [*command[1:]]
-            sys.path = ["", *path]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = [*command]
-            sys.path = [str(Path(command[0]).resolve().parent), *path]
-            runpy.run_path(command[0], run_name="__main__")
-        return 0
-    except SystemExit as end:
-        return _exit_code(end.code)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Exception as error:  # of the script: printed as Python prints it
-        traceback.print_exception(type(error), error, _of_script(error.__traceback__))
-        return 1
-    finally:
-        sys.argv = arguments
-        sys.path = path
-
-
-def _exit_code(status: object) -> int:
-    """Return the exit code of `sys.exit(status)`, which prints a status that is not a number."""
-    if status is None or isinstance(status, int):
-        return status or 0
-    print(status, file=sys.stderr)
-    return 1
-
-
-def _of_script(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that run the script."""
-    runner_files = (__file__, runpy.__file__, "<frozen runpy>")
-    while frames is not None and frames.tb_frame.f_code.co_filename in runner_files:
-        frames = frames.tb_next
-    return frames
+def _show(
+    script: str, file: str, profiles: Mapping[str, Profile], run: ProfilingRun | None, args: argparse.Namespace
+) -> None:
+    """Print the tables, and write the files that are asked for."""
+    has_functions = run is not None and bool(run.functions)
+    parts = [] if has_functions and not profiles else [_heading(script, profiles), *_table(profiles, file)]
+    parts += [str(run)] if has_functions else []
+    text = "\n".join(parts)
+    print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
+    if run is not None:
+        compiled = [row for row in run.functions if row.profile is not None]
+        profiles = {**profiles, **_distinct_profiles(compiled, profiles)}
+        for name in sorted(set(args.only) - {row.name for row in run.functions}):
+            print(f"  no function named {name} was called", file=sys.stderr)
+        if args.html is not None and compiled:
+            run.to_html(args.html)
+            print(f"  wrote {args.html}, the page of {compiled[0].name}", file=sys.stderr)
+        elif args.html is not None:
+            print(f"  {args.html} is not written: no function of jax.jit was compiled", file=sys.stderr)
+    if args.save is not None:
+        for name, profile in profiles.items():
+            path = Path(args.save) / f"{name}{_SUFFIX}"
+            profile.save(path)
+            print(f"  saved {path}", file=sys.stderr)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -156,6 +157,12 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
+def _distinct_profiles(rows: Sequence[ProfiledCalls], others: Mapping[str, Profile]) -> dict[str, Profile]:
+    """Return the profiles of functions by names that no other program has."""
+    names = _distinct([*others, *(row.name for row in rows)])[len(others) :]
+    return {name: row.profile for name, row in zip(names, rows, strict=True) if row.profile is not None}
+
+
 def _heading(script: str, profiles: Mapping[str, Profile]) -> str:
     """Return a title with the script and the day of its run."""
     days = list(dict.fromkeys(profile.identity.day for profile in profiles.values()))
@@ -165,7 +172,7 @@ def _heading(script: str, profiles: Mapping[str, Profile]) -> str:
 def _table(profiles: Mapping[str, Profile], file: str) -> list[str]:
     if not profiles:
         return ["  none: nothing was compiled by ipu.jit, Keras or a Poplar engine in the script's own thread"]
-    return table([_HEAD, *(_row(_name(name, profile, file), profile) for name, profile in profiles.items())])
+    return text_table([_HEAD, *(_row(_name(name, profile, file), profile) for name, profile in profiles.items())])
 
 
 def _name(name: str, profile: Profile, script: str) -> str:
@@ -176,14 +183,4 @@ def _name(name: str, profile: Profile, script: str) -> str:
 
 
 def _row(name: str, profile: Profile) -> Row:
-    memory = profile.memory
-    device = profile.device
-    tile = f"{size(memory.max_tile_bytes)} of {size(profile.target.bytes_per_tile)}, tile {memory.worst_tile}"
-    try:
-        cycles = f"{profile.cycles:,}"
-        time = duration(profile.seconds)
-        slowest = profile.operations(1)
-    except ProfileError:  # a trip count is data
-        return name, device, "depend on data", "", tile, "Options(trip_counts=…) makes them known"
-    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
-    return name, device, cycles, time, tile, "".join(limit).rstrip(", ")
+    return name, profile.device, *program_cells(profile)

@@ -1,24 +1,13 @@
-"""Output of commands: tables, and texts whose headings are coloured on a terminal.
+"""Output of commands: texts whose headings are coloured on a terminal.
 
-Input: rows, or a text with headings that are not indented. Output: lines on standard output.
+Input: a text with headings that are not indented. Output: lines on standard output.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from ipujax.runtime.profile import coloured, wants_colours
-
-Row = tuple[str, ...]
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table; rows have equally many texts, columns the width of their widest one."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def say(text: str) -> None:

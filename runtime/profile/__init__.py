@@ -30,8 +30,10 @@ from ipujax.runtime.profile.stage_figures import (
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
 from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
 from ipujax.runtime.profile.text import (
+    Row as Row,
     coloured as coloured,
     duration as duration,
     size as size,
+    text_table as text_table,
     wants_colours as wants_colours,
 )

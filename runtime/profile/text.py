@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+Row = tuple[str, ...]
+
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """Return a heading, and under it a line with label and value for each row."""
@@ -37,6 +39,14 @@ def duration(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:,.3f} {unit}"
     return f"{seconds / 1e-9:,.1f} ns"
+
+
+def text_table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table; rows have equally many texts, columns the width of their widest one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 BOLD, CYAN, GREEN, RED = "1", "36", "32", "31"

@@ -101,7 +101,6 @@ def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
         ("import sys; sys.exit(7)", 7, ""),
         ("import sys; sys.exit()", 0, ""),
         ("import sys; sys.exit('in words')", 1, "in words\n"),
-        ("raise KeyboardInterrupt", 130, ""),
         (
             "assert __name__ == '__main__'; import sys; assert sys.path[0] in __file__ and sys.argv[0] == __file__",
             0,
@@ -113,6 +112,12 @@ def test_the_exit_code_is_that_of_the_script(source, code, error, tmp_path, caps
     assert main(["profile", written(tmp_path, source)]) == code
     said = capsys.readouterr().err
     assert error in said and "Programs of " in said and "Traceback" not in said
+
+
+def test_an_interrupt_ends_the_script(tmp_path, capsys: Capture) -> None:
+    assert main(["profile", written(tmp_path, "raise KeyboardInterrupt")]) == 130
+    said = capsys.readouterr().err
+    assert said.index("KeyboardInterrupt") < said.index("Programs of ")
 
 
 def test_an_exception_is_shown_as_python_shows_it_and_what_was_compiled_is_listed(tmp_path, capsys: Capture) -> None:

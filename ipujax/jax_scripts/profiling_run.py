@@ -1,0 +1,181 @@
+"""`ipu.profiling`: every function that JAX compiles while some code runs, compiled for an IPU afterwards.
+
+    with ipu.profiling(device=ipu.IPUModel(arch="bow")) as run:
+        train()
+    print(run)
+
+Input: code that uses `jax.jit`, `flax.nnx.jit`, `equinox.filter_jit` or Keras. Output: a table of its functions by
+cycles, and a profile of each.
+
+JAX computes every call, so numbers, speed and exceptions of the code are its own. What is recorded is the trace of each
+signature, which JAX has made anyway; IPU programs are compiled from these traces when the code has ended, in their
+order of cost. Nothing of the code runs twice.
+Limits: see `replaced_names`; functions of other processes are not seen. Loops that depend on data are run once more, on
+the arguments of their first call, unless they call Python functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from ipujax.device import Device, IPUModel, check_device, current_device
+from ipujax.jax_scripts.compiling import profile_of
+from ipujax.jax_scripts.program_row import PROGRAM_HEAD, program_cells
+from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
+from ipujax.jax_scripts.replaced_names import replaced_names
+from ipujax.jax_scripts.selection import Selection
+from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
+from ipujax.runtime.logs import Log
+from ipujax.runtime.profile import FilePath, Row, text_table
+from ipujax.runtime.report import Profile
+from ipujax.runtime.signatures import checking_calls
+
+_LOG = Log("profiling")
+_MOST_ROWS = 20  # of functions that stay JAX's, before the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledCalls:
+    """A function with one signature, and its calls in a run.
+
+    Args:
+        name: name of the function.
+        calls: number of calls.
+        flops: floating-point operations of a call, from shapes.
+        profile: profile of a call; None if the function stays JAX's.
+        reason: reason for which it stays JAX's; "" if it is compiled.
+    """
+
+    name: str
+    calls: int
+    flops: int
+    profile: Profile | None
+    reason: str = ""
+
+    @property
+    def total_cycles(self) -> int:
+        """Cycles of all calls; 0 if unknown."""
+        if self.profile is None:
+            return 0
+        try:
+            return self.calls * self.profile.cycles
+        except ProfileError:  # a trip count is data
+            return 0
+
+
+class ProfilingRun:
+    """Functions that JAX compiled while some code ran; `ipu.profiling` yields it."""
+
+    def __init__(self, device: IPUModel, selection: Selection) -> None:
+        self.device = device
+        self._selection = selection
+        self._recorder = Recorder()
+
+    @cached_property
+    def functions(self) -> tuple[ProfiledCalls, ...]:
+        """Functions by cycles of all calls, the most expensive first; then those that stay JAX's, by FLOPs.
+
+        Raises:
+            ArgumentError: the code is still running.
+        """
+        if self._recorder.is_active:
+            raise ArgumentError("functions of ipu.profiling are known when its block has ended")
+        records = [record for record in self._recorder.records if record.calls]
+        reasons = self._selection.reasons(records)
+        rows = [self._row(record, reason) for record, reason in zip(records, reasons, strict=True)]
+        return tuple(sorted(rows, key=lambda row: (row.profile is None, -row.total_cycles, -row.calls * row.flops)))
+
+    def _row(self, record: FunctionRecord, reason: str) -> ProfiledCalls:
+        profile: Profile | None = None
+        if not reason:
+            try:
+                profile = profile_of(record, self.device)
+            except IpuError as error:
+                reason = error.what
+            except Exception as error:  # of one function: the others are compiled, and its row says why it is not
+                _LOG.error("%s cannot be compiled: %r", record.name, error)
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return ProfiledCalls(str(record.name), record.calls, record.flops, profile, reason)
+
+    @checking_calls("run.profile")
+    def profile(self, name: str | None = None) -> Profile:
+        """Return the profile of a function.
+
+        Args:
+            name: name of the function; None for that with most cycles of all calls.
+
+        Raises:
+            ArgumentError: no function of that name was compiled.
+        """
+        profiles = {row.name: row.profile for row in reversed(self.functions) if row.profile is not None}
+        if name is None and profiles:
+            return list(profiles.values())[-1]
+        if name not in profiles:
+            expected = ", ".join(reversed(profiles)) or "at least one call of a function of jax.jit"
+            raise ArgumentError("no such function was compiled", expected=expected, got=repr(name))
+        return profiles[name]
+
+    @checking_calls("run.to_html")
+    def to_html(self, path: FilePath, name: str | None = None) -> None:
+        """Write the page of a function, see `Profile.to_html`; `name` as of `profile`."""
+        self.profile(name).to_html(path)
+
+    def __str__(self) -> str:
+        target = self.device.target
+        compiled = [row for row in self.functions if row.profile is not None]
+        others = [row for row in self.functions if row.profile is None]
+        lines = [f"Functions of JAX, compiled for {target.num_ipus} × {target.name} ({self._selection}):"]
+        head: Row = ("function", "calls", "cycles of all", *PROGRAM_HEAD)
+        lines += text_table([head, *map(_cells, compiled)]) if compiled else ["  none"]
+        if others:
+            lines.append("Computed by JAX alone:")
+            rows = [(row.name, f"{row.calls:,}", f"{row.flops:,}", row.reason) for row in others[:_MOST_ROWS]]
+            lines += text_table([("function", "calls", "FLOPs a call", "reason"), *rows])
+            lines += [f"  and {len(others) - _MOST_ROWS} more"] if len(others) > _MOST_ROWS else []
+        return "\n".join(lines)
+
+    __repr__ = object.__repr__
+
+
+def _cells(row: ProfiledCalls) -> Row:
+    assert row.profile is not None
+    return row.name, f"{row.calls:,}", f"{row.total_cycles:,}" if row.total_cycles else "", *program_cells(row.profile)
+
+
+@contextmanager
+def profiling(
+    device: Device | None = None,
+    *,
+    every: bool = False,
+    min_flops: float | None = None,
+    only: str | tuple[str, ...] = (),
+) -> Iterator[ProfilingRun]:
+    """Record all calls of jitted functions inside, and compile the expensive ones for an IPU afterwards.
+
+    Args:
+        device: `IPUModel(...)`; the default device when None.
+        every: compile every function; otherwise those with at least 1 % of the floating-point operations of the run.
+        min_flops: compile those with at least so many floating-point operations a call instead.
+        only: compile those of this name, or of these, instead.
+
+    Yields:
+        A `ProfilingRun`: a table of all functions, and profiles, once the block has ended.
+
+    Raises:
+        ArgumentError: no device with a machine model, or more than one rule.
+    """
+    target = current_device() if device is None else device
+    check_device(target, "ipu.profiling")
+    if not isinstance(target, IPUModel):
+        raise ArgumentError("ipu.CPU() has no machine model to profile", expected="ipu.IPUModel(...)")
+    names = (only,) if isinstance(only, str) else tuple(only)
+    if every + (min_flops is not None) + bool(names) > 1:
+        problem = "ipu.profiling takes one rule that chooses functions"
+        got = f"every={every}, min_flops={min_flops}, only={names}"
+        raise ArgumentError(problem, expected="every, min_flops or only", got=got)
+    run = ProfilingRun(target, Selection(every, min_flops, names))
+    with replaced_names(run._recorder):
+        yield run

@@ -1,0 +1,118 @@
+"""Replacement of `jax.jit` and `jax.pmap` while some code runs.
+
+JAX has no hook that sees every call of a compiled function: compiled calls never come back to Python. So the public
+name is replaced. `flax.nnx.jit`, `equinox.filter_jit` and the trainer of Keras call `jax.jit` by that name, and
+`from jax import jit` inside of the run takes the replacement. Functions of JAX itself keep the original.
+Functions that were jitted before are replaced too, where global names of the user's modules have them, or are classes
+or objects with them as attributes, as those of `nnx.jit` and `filter_jit`.
+
+Limits: functions jitted before that are local variables, or deeper in objects, are not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import jax
+
+from ipujax.arguments import FunctionName, function_name, has_tracer
+from ipujax.jax_scripts.profiled_function import ProfiledFunction
+from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
+from ipujax.lowering.jax_compat import is_evaluating
+from ipujax.runtime.errors import is_installed
+
+_OWN = ("jax", "jaxlib", "ipujax")  # packages whose calls of jax.jit are no functions of the script
+_PMAP = "jax.pmap places its parts on devices of JAX; jax.jit, or ipu.jit(replicas=), can be compiled"
+
+
+@contextmanager
+def replaced_names(recorder: Recorder) -> Iterator[None]:
+    """Record all calls of functions that are jitted inside, and restore every name at the end."""
+    original_jit = jax.jit
+    original_pmap = jax.pmap
+
+    @functools.wraps(original_jit)
+    def jit(*args: Any, **settings: Any) -> Any:
+        jitted = original_jit(*args, **settings)
+        return jitted if _is_called_by_own_code() else _profiled(jitted, recorder, settings)
+
+    @functools.wraps(original_pmap)
+    def pmap(*args: Any, **settings: Any) -> Any:
+        mapped = original_pmap(*args, **settings)
+        return mapped if _is_called_by_own_code() else _counted(mapped, recorder, _PMAP)
+
+    replaced = list(_jitted_before())
+    try:
+        jax.jit = jit
+        jax.pmap = pmap
+        for space, name, value in replaced:
+            _set(space, name, ProfiledFunction(value, recorder))
+        yield
+    finally:
+        recorder.is_active = False
+        jax.jit = original_jit
+        jax.pmap = original_pmap
+        for space, name, value in replaced:
+            if isinstance(vars(space).get(name), ProfiledFunction):  # else the code inside has set it anew
+                _set(space, name, value)
+
+
+def _is_called_by_own_code() -> bool:
+    package = str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
+    return package in _OWN
+
+
+def _profiled(jitted: Any, recorder: Recorder, settings: Mapping[str, Any]) -> Any:
+    """Return a profiled function, or the decorator that `jax.jit` returns without one."""
+    if hasattr(jitted, "trace"):
+        return ProfiledFunction(jitted, recorder, settings)
+    return lambda fun: ProfiledFunction(jitted(fun), recorder, settings)
+
+
+def _counted(mapped: Any, recorder: Recorder, reason: str) -> Callable[..., Any]:
+    """Return a function whose calls are counted under the reason for which it is not compiled."""
+    name = FunctionName(function_name(getattr(mapped, "__wrapped__", mapped)))
+
+    class Counted(ProfiledFunction):
+        def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_evaluating() and not has_tracer(jax.tree.leaves((args, kwargs))):
+                recorder.count(recorder.add(FunctionRecord(name, None, reason=reason)))
+
+    return Counted(mapped, recorder)
+
+
+def _jitted_before() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the user's modules, classes and objects that have a jitted function, with its name there."""
+    kind = type(jax.jit(lambda: None))
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or not _is_of_user(module):
+            continue
+        for space in (module, *(x for x in list(vars(module).values()) if _may_hold_functions(x, module))):
+            yield from ((space, name, x) for name, x in list(vars(space).items()) if isinstance(x, kind))
+
+
+def _may_hold_functions(x: Any, module: ModuleType) -> bool:
+    """Return whether a value is a class of the module, or an object with attributes, as `nnx.jit` returns."""
+    if inspect.isclass(x):
+        return x.__module__ == module.__name__
+    return isinstance(getattr(x, "__dict__", None), dict) and not isinstance(x, ModuleType | FunctionType)
+
+
+def _set(space: Any, name: str, value: Any) -> None:
+    if inspect.isclass(space):
+        setattr(space, name, value)
+    else:  # frozen objects too
+        vars(space)[name] = value
+
+
+def _is_of_user(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module.__name__ == "__main__"
+    return not is_installed(file)

@@ -1,0 +1,199 @@
+"""`ipujax profile` of scripts that know nothing of ipujax: they run as under `python`; a table has their functions."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import pytest
+
+import ipujax as ipu
+from ipujax.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+SCRIPT = """
+    import sys
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+    from jax import jit
+
+    @jit
+    def step(weights, x):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum())(weights)
+        return weights - 0.1 * gradient, loss
+
+    @partial(jax.jit, static_argnames="exponent")
+    def power(x, exponent):
+        return x**exponent
+
+    class Model:
+        @jax.jit(static_argnums=0)
+        def twice(self, x):
+            return 2 * step(x, x)[1]
+
+    weights = jnp.ones((8, 8))
+    for _ in range(3):
+        weights, loss = step(weights, jnp.ones((4, 8)))
+    print(loss, power(weights, 2).sum(), power(weights, exponent=3).sum(), Model().twice(weights), sys.argv)
+    jax.grad(lambda x: power(x, 2).sum())(weights)
+"""
+
+
+def written(tmp_path: Path, source: str) -> str:
+    path = tmp_path / "plain.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return str(path)
+
+
+def table_of(said: str, heading: str) -> dict[str, list[str]]:
+    """The cells of each row under a heading, by the first; of functions with several signatures the last."""
+    rows: dict[str, list[str]] = {}
+    for line in said[said.index(heading) :].splitlines()[2:]:
+        if not line.startswith("  ") or line.startswith("  wrote"):
+            break
+        name, *cells = re.split(r"  +", line.strip())
+        rows[name] = cells
+    return rows
+
+
+def test_profile_command_compiles_functions_that_matter(tmp_path: Path, capsys: Capture) -> None:
+    before = jax.jit, jax.pmap
+    script = written(tmp_path, SCRIPT)
+    assert main(["profile", "--min-flops", "500", script, "--lr", "1"]) == 0
+    assert (jax.jit, jax.pmap) == before
+    said = capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, "--lr", "1"])
+        exec(compile(Path(script).read_text(encoding="utf-8"), script, "exec"), {"__name__": "__main__"})
+    assert said.out == capsys.readouterr().out
+    compiled = table_of(said.err, "Functions of JAX")
+    assert list(compiled) == ["step", "twice"] and compiled["step"][0] == "3"
+    assert compiled["step"][1] == f"{3 * int(compiled['step'][2].replace(',', '')):,}"
+    assert compiled["step"][-1].endswith("%") or "plain.py:" in compiled["step"][-1]
+    others = table_of(said.err, "Computed by JAX alone")
+    assert others == {"power": ["1", "64", "fewer than 500 FLOPs a call"]}
+    assert said.err.count("  power ") == 2  # a signature for each static value
+
+
+def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
+    def refuse(record: object, device: object) -> None:
+        raise ValueError("no such program\nat all")
+
+    monkeypatch.setattr("ipujax.jax_scripts.profiling_run.profile_of", refuse)
+    source = """
+        import jax, jax.numpy as jnp
+        jax.jit(jnp.sin)(jnp.ones(4))
+        jax.pmap(jnp.cos)(jnp.ones((1, 4)))
+        raise KeyError("of the script")
+    """
+    assert main(["profile", "--all", "--only", "tan", written(tmp_path, source)]) == 2
+    assert "one rule" in capsys.readouterr().err
+    assert main(["profile", "--all", written(tmp_path, source)]) == 1
+    said = capsys.readouterr().err
+    assert said.index("KeyError: 'of the script'") < said.index("Functions of JAX")
+    others = table_of(said, "Computed by JAX alone")
+    assert others["sin"] == ["1", "4", "ValueError: no such program"] and others["cos"][2].startswith("jax.pmap places")
+
+
+def test_profile_command_leaves_tracebacks_to_the_script(tmp_path: Path, capsys: Capture) -> None:
+    source = """
+        import jax
+        @jax.jit
+        def step(x):
+            raise KeyError("inside")
+        step(1.0)
+    """
+    path = written(tmp_path, source)
+    assert main(["profile", path]) == 1
+    said = capsys.readouterr().err
+    assert set(re.findall(r'^  File "(.*)", line', said, re.MULTILINE)) == {path}
+    assert "none: nothing was compiled" in said
+
+
+@jax.jit
+def matrix_step(x: jax.Array) -> jax.Array:
+    return x @ x
+
+
+def test_profiling_of_a_block() -> None:
+    plain = matrix_step
+    x = jax.numpy.ones((8, 8))
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4)) as run:
+        assert matrix_step is not plain
+        with pytest.raises(ipu.ArgumentError, match="when its block has ended"):
+            run.profile()
+        count = jax.jit(lambda x: jax.lax.while_loop(lambda x: x[0] < 9, lambda x: x + 1, x))
+        matrix_step(x)
+        matrix_step(x)
+        count(x[0])
+    assert matrix_step is plain
+    count(x[0])  # no longer counted
+    (row, loop) = run.functions
+    assert (row.name, row.calls, row.flops) == ("matrix_step", 2, 1024) and row.total_cycles == 2 * run.profile().cycles
+    assert (loop.name, loop.calls) == ("<lambda>", 1) and loop.profile is None
+    with pytest.raises(ipu.ArgumentError, match="no such function"):
+        run.profile("<lambda>")
+    with pytest.raises(ipu.ArgumentError, match="no machine model"), ipu.profiling(ipu.CPU()):
+        pass
+
+
+def test_profiling_runs_loops_on_data_once_more() -> None:
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True) as run:
+        jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: x + 1, x), donate_argnums=0)(jax.numpy.ones(()))
+    assert run.functions[0].total_cycles > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(7)",
+        "sys.exit('in words')",
+        "raise KeyError('x')",
+        "os._exit(3) if os.fork() == 0 else print(os.wait()[1])",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(1), print(step(x)[0, 0]))).start()",
+        "import multiprocessing as m; p = m.get_context('spawn').Process(target=main); p.start(); p.join()",
+        "import pickle; print(pickle.loads(pickle.dumps(step))(x)[0, 0], __file__, sys.argv, sys.path[0])",
+    ],
+)
+def test_profile_command_has_the_output_and_exit_code_of_python(ending: str, tmp_path: Path) -> None:
+    source = f"""
+        import os, sys
+        import jax, jax.numpy as jnp
+        @jax.jit
+        def step(x):
+            return x @ x
+        if "fork" in {ending!r} and os.fork() == 0:
+            sys.exit(4)  # before JAX has threads
+        def main():
+            print("main", step(jnp.ones((4, 4)))[0, 0])
+        if __name__ == "__main__":
+            x = jnp.ones((4, 4))
+            main()
+            sys.stdout.flush()
+            {ending}
+    """
+    path = Path(written(tmp_path, source)).name
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, [*sys.path[:1], os.getcwd()]))}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, *command, path, "--epochs", "2"]
+        return subprocess.run(
+            arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=100
+        )
+
+    plain = run()
+    profiled = run("-m", "ipujax", "profile")
+    assert (profiled.returncode, profiled.stdout) == (plain.returncode, plain.stdout)
+    error, _, table = profiled.stderr.partition("Functions of JAX")
+    assert table.splitlines()[2].split()[0] == "step"
+    if "KeyError" in ending:
+        assert error == plain.stderr
