@@ -20,6 +20,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
+from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 
 if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
@@ -184,7 +185,11 @@ class IpuFunction(Generic[_P, _R]):
         return self._made_compiler
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        result: _R = self._compiler(args, kwargs)
+        try:
+            result: _R = self._compiler(args, kwargs)
+        except Exception as error:
+            show_user_frames(error)
+            raise
         return result
 
     @property
@@ -264,6 +269,7 @@ class IpuFunction(Generic[_P, _R]):
         """Bind to an instance as a method, whose first argument it becomes, as with `jax.jit`."""
         return self if instance is None else MethodType(self, instance)
 
+    @showing_user_frames
     def trace(self, *args: _P.args, **kwargs: _P.kwargs) -> Traced:
         """Trace for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
@@ -274,6 +280,7 @@ class IpuFunction(Generic[_P, _R]):
         """
         return self._compiler.trace(args, kwargs)
 
+    @showing_user_frames
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
         """Lower for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
@@ -283,10 +290,12 @@ class IpuFunction(Generic[_P, _R]):
         """
         return self._compiler.lower(args, kwargs)
 
+    @showing_user_frames
     def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
         """Return the static profile of a call, `.lower(*args).compile().profile`, with its errors; nothing is run."""
         return self.lower(*args, **kwargs).compile().profile
 
+    @showing_user_frames
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         """Return shapes and dtypes of the results, a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
 

@@ -56,6 +56,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
+from ipujax.runtime.tracebacks import showing_user_frames
 from ipujax.sharding import Partitioning, run_on_one_device
 from ipujax.storage import save_program
 
@@ -427,6 +428,7 @@ class Compiled(Stage):
     def _record(self, node: Program, decision: Any) -> None:
         self._decisions.setdefault(node, []).append(int(decision))
 
+    @showing_user_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on arguments of the compiled signature, without static ones, as in `jax.stages`.
 
@@ -443,6 +445,7 @@ class Compiled(Stage):
         spread.meet(operands)
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
+    @showing_user_frames
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
         """Run the function and return its results with the profile of this run; donated arguments stay valid.
 
@@ -460,6 +463,7 @@ class Compiled(Stage):
             self._settled(outs)
             return outs, Profile(self.executable, self._decisions)
 
+    @showing_user_frames
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, which `ipu.load` reads: computation, profile and versions.
 

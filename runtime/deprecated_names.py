@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ipujax.runtime.tracebacks import show_user_frames
+
 _C = TypeVar("_C", bound=type)
 
 
@@ -24,7 +26,11 @@ def with_renamed_keyword(owner: str, old: str, new: str) -> Callable[[_C], _C]:
             if old in kwargs and new not in kwargs:
                 warnings.warn(f"{owner}({old}=) is now {owner}({new}=)", DeprecationWarning, stacklevel=2)
                 kwargs[new] = kwargs.pop(old)
-            init(self, *args, **kwargs)
+            try:
+                init(self, *args, **kwargs)
+            except Exception as error:
+                show_user_frames(error)
+                raise
 
         cls.__init__ = renaming  # type: ignore[misc]
         return cls

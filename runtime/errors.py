@@ -23,7 +23,8 @@ from ipujax.runtime.cache import remembered_small
 
 # Files that are not the user's: ipujax, JAX, generated code ("<string>", "<frozen …>"), and the standard library.
 _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
-_SKIPPED_FILES = (_IPUJAX, f"{Path(jax.__file__).parent}{os.sep}", "<")
+_JAX = f"{Path(jax.__file__).parent}{os.sep}"
+_SKIPPED_FILES = (_IPUJAX, _JAX, "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
 _CONSOLE_CELL = re.compile(r"<ipython-input-(\d+)-")  # file name of a cell of an IPython console
@@ -123,6 +124,16 @@ def is_of_user(file: str) -> bool:
     # Packages may be installed in a folder of the standard library.
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return file.startswith(_TYPED_IN) or (not is_standard and not file.startswith(_SKIPPED_FILES))
+
+
+def is_of_ipujax(file: str) -> bool:
+    """Return whether a file is of ipujax."""
+    return file.startswith(_IPUJAX)
+
+
+def is_of_jax(file: str) -> bool:
+    """Return whether a file is of JAX."""
+    return file.startswith(_JAX)
 
 
 @remembered_small

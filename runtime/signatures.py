@@ -15,6 +15,7 @@ import jax
 
 from ipujax.runtime.errors import ArgumentTypeError, shortened
 from ipujax.runtime.target import nearest
+from ipujax.runtime.tracebacks import show_user_frames
 
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -24,7 +25,9 @@ _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
 def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO_HINTS) -> Callable[[_F], _F]:
-    """Return a decorator for a function or class of ipujax that checks its calls, as `check_call` does.
+    """Return a decorator for a public function or class that checks its calls, as `check_call` does.
+
+    Its errors leave it as `show_user_frames` says.
 
     Args:
         who: its name for users, `ipu.jit`.
@@ -41,8 +44,12 @@ def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO
 
         @functools.wraps(fun)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            check_call(who, users_signature, args[is_method:], kwargs, hints)
-            return fun(*args, **kwargs)
+            try:
+                check_call(who, users_signature, args[is_method:], kwargs, hints)
+                return fun(*args, **kwargs)
+            except Exception as error:
+                show_user_frames(error)
+                raise
 
         if isinstance(target, type):
             target.__init__ = checked  # type: ignore[misc]

@@ -31,9 +31,10 @@ ROOMS: dict[str, str] = {
     "runtime.cache": "",
     "runtime.garbage": "",
     "runtime.errors": "",
-    "runtime.deprecated_names": "",
     "runtime.target": "",
-    "runtime.signatures": "runtime.target",
+    "runtime.tracebacks": "",
+    "runtime.deprecated_names": "runtime.tracebacks",
+    "runtime.signatures": "runtime.target runtime.tracebacks",
     "runtime.logs": "runtime.target",
     "runtime.markup": "",
     "runtime.tensor": "runtime.markup",
@@ -194,7 +195,7 @@ ROOMS: dict[str, str] = {
     "ipujax.arguments": "ipujax.device runtime.signatures runtime.target",
     "ipujax.calls": (
         "ipujax.arguments ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
-        " lowering.replicas lowering.source_info runtime.logs runtime.signatures runtime.tensor"
+        " lowering.replicas lowering.source_info runtime.logs runtime.signatures runtime.tensor runtime.tracebacks"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -225,7 +226,7 @@ ROOMS: dict[str, str] = {
         " ipujax.sharding ipujax.storage lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower"
         " lowering.recomputation lowering.refs runtime.compile runtime.engine runtime.graph runtime.host"
         " runtime.logs runtime.markup runtime.memory runtime.options runtime.report runtime.signatures"
-        " runtime.target"
+        " runtime.target runtime.tracebacks"
     ),
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding"
@@ -245,7 +246,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.functions ipujax.sharding ipujax.stages runtime.options"
-        " runtime.report runtime.signatures runtime.target"
+        " runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.fit ipujax.lowering_plan"
@@ -263,7 +264,7 @@ ROOMS: dict[str, str] = {
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
-        " runtime.signatures runtime.target"
+        " runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.keras": (

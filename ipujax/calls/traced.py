@@ -13,6 +13,7 @@ from ipujax.calls.offloaded import may_be_offloaded
 from ipujax.calls.traced_signature import Signature, Stage
 from ipujax.lowering.jax_compat import argument_names, used_inputs
 from ipujax.lowering.jaxpr import has_phases, results_in_memories
+from ipujax.runtime.tracebacks import showing_user_frames
 from ipujax.sharding import NO_SHARDINGS, CallShardings
 
 
@@ -83,6 +84,7 @@ class Traced(Stage):
             tuple(argument_names(self.jaxpr)),
         )
 
+    @showing_user_frames
     def lower(self, **settings: Any) -> Any:
         """Lower the function for its device, once; raises as `ipu.jit(fun).lower`.
 

@@ -33,6 +33,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValu
 from ipujax.runtime.options import check_recompute
 from ipujax.runtime.signatures import describe
 from ipujax.runtime.target import nearest
+from ipujax.runtime.tracebacks import showing_user_frames
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -81,6 +82,7 @@ def pipelined(
     jitted = jax.jit(call)  # traced once, also where a pipeline is called outside of a jitted function
 
     @functools.wraps(fun, updated=())
+    @showing_user_frames
     def of_batches(*args: _P.args, **kwargs: _P.kwargs) -> Any:
         # Roles go by position: an argument passed by name has the role of its parameter.
         return jitted(*by_position(fun, args, kwargs))
