@@ -139,11 +139,9 @@ class Lowered(Stage):
         if after is None or after == LOWERED:
             return listing(self.graph, self.program)
         if after not in self._jaxprs:
-            names = (*self._jaxprs, LOWERED)
-            expected = f"one of {', '.join(names)}"
-            raise ArgumentError(
-                f"no pass is called {after!r}", expected=expected, got=repr(after), hint=nearest(after, names)
-            )
+            names = ", ".join((*self._jaxprs, LOWERED))
+            hint = nearest(after, (*self._jaxprs, LOWERED))
+            raise ArgumentError(f"no pass is called {after!r}", expected=f"one of {names}", got=repr(after), hint=hint)
         return str(self._jaxprs[after])
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
@@ -493,8 +491,7 @@ class Compiled(Stage):
             avals = signature.in_avals
             return avals if spread is None else spread.local_avals(avals, args, kwargs, signature.arguments)
 
-        lowered = self._lowered
-        return check_compiled_call(lowered.name, signature, args, kwargs, local_avals, lowered.partitioning)
+        return check_compiled_call(self._lowered.name, signature, args, kwargs, local_avals, self.partitioning)
 
     def _repr_html_(self) -> str:
         return join_markup([tag("p", f"Compiled {self._lowered.name}"), Markup(self.profile._repr_html_())])
