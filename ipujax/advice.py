@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,9 +25,9 @@ from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction
 from ipujax.lowering.jaxpr import PIPELINE, equations
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
-from ipujax.runtime.options import RECOMPUTATIONS, Options
+from ipujax.runtime.options import RECOMPUTATIONS, Options, Recompute
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Arch, Target
 
 _DEFAULT = Options()
 
@@ -181,7 +181,7 @@ def _with_more_ipus(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Va
     if not any(spec.stages == "auto" for spec in specs):
         return []
     target = fun.target
-    device = IPUModel(2 * target.num_ipus, target.name, **target.changes())
+    device = IPUModel(2 * target.num_ipus, cast(Arch, target.name), **target.changes())
     return [_Variant(f"device={_device_as_code(target)}", fun.with_options(_fitting(fun.options), device=device), args)]
 
 
@@ -194,7 +194,7 @@ def _fitting(options: Options) -> Options:
     return replace(options, allow_out_of_memory=False)
 
 
-def _recomputing(fun: IpuFunction[Any, Any], mode: str) -> IpuFunction[Any, Any]:
+def _recomputing(fun: IpuFunction[Any, Any], mode: Recompute) -> IpuFunction[Any, Any]:
     return fun.with_options(replace(_fitting(fun.options), recompute=mode))
 
 

@@ -13,13 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 
 from jax.sharding import AbstractMesh, AxisType
 
 from ipujax.runtime.errors import ArgumentError, TargetError
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import PRESETS, Target, nearest, preset
+from ipujax.runtime.target import PRESETS, Arch, Target, TargetChanges, nearest, preset
 
 
 @checking_calls("ipu.IPUModel")
@@ -42,7 +42,7 @@ class IPUModel:
 
     __slots__ = ("_hash", "_target")
 
-    def __init__(self, num_ipus: int = 1, arch: str = "mk2", **changes: Any) -> None:
+    def __init__(self, num_ipus: int = 1, arch: Arch = "mk2", **changes: Unpack[TargetChanges]) -> None:
         if isinstance(num_ipus, str) and num_ipus in PRESETS:
             problem = "ipu.IPUModel takes the number of IPUs first"
             raise TargetError(problem, expected="a whole number", got=repr(num_ipus), hint=f"arch={num_ipus!r}")

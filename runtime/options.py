@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ipujax.runtime.deprecated_names import renamed_property, with_renamed_keyword
 from ipujax.runtime.errors import ArgumentError
@@ -20,8 +20,10 @@ from ipujax.runtime.target import nearest
 
 MAX_BYTE_COST = 1e12  # cycles; memory then outweighs everything else
 MAX_LABEL = 200  # characters
-RECOMPUTATIONS = ("none", "all", "standard", "auto")
-PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
+Recompute = Literal["none", "all", "standard", "auto"]
+Partials = Literal["float32", "float16"]  # dtypes of partial results that a program may choose
+RECOMPUTATIONS: tuple[Recompute, ...] = get_args(Recompute)
+PARTIALS: tuple[Partials, ...] = get_args(Partials)
 
 
 @with_renamed_keyword("ipu.Options", "byte_price", "byte_cost")
@@ -71,9 +73,9 @@ class Options:
     allow_out_of_memory: bool = False
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
-    partials: str | None = None
+    partials: Partials | None = None
     byte_cost: float | None = None
-    recompute: str = "none"
+    recompute: Recompute = "none"
     io_tiles: int = 0
     prefetch_depth: int = 1
     progress: bool = True

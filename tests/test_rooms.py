@@ -313,7 +313,7 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.phases"
         " ipujax.pipeline ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.operators ipujax.popart.options"
-        " ipujax.popart.tensor_info"
+        " ipujax.popart.tensor_info runtime.options"
     ),
     "ipujax.popart.steps": (
         "ipujax.device ipujax.jit ipujax.pipeline ipujax.popart.enumerations"

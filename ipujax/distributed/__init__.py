@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice, repeat
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +140,7 @@ def broadcast(tree: Any, root: int = 0) -> Any:
     return _together(f"ipu.distributed.broadcast from instance {root}", _share_of, tree, repeat(root))
 
 
-def all_reduce(tree: Any, op: str = "mean") -> Any:
+def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> Any:
     """Reduce arrays over instances, on the host.
 
     Args:

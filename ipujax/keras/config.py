@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipujax.device import IPUModel
 from ipujax.runtime.errors import ArgumentAttributeError, ArgumentError
-from ipujax.runtime.options import RECOMPUTATIONS, Options
-from ipujax.runtime.target import CHIP_NAMES, nearest
+from ipujax.runtime.options import RECOMPUTATIONS, Options, Recompute
+from ipujax.runtime.target import CHIP_NAMES, TargetChanges, nearest
 
 
 class _Setting(NamedTuple):
@@ -130,7 +130,7 @@ class IPUConfig(_Category):
     """
 
     auto_select_ipus: int
-    allow_recompute: bool | str
+    allow_recompute: bool | Recompute
     io_tiles: IoTilesConfig
     ipu_model: IpuModelConfig
     _path = "IPUConfig"
@@ -165,7 +165,7 @@ class IPUConfig(_Category):
             TargetError: the chip cannot have that number of tiles.
         """
         tiles = self.ipu_model.tiles_per_ipu
-        changes = {"tiles_per_ipu": int(tiles)} if tiles else {}
+        changes: TargetChanges = {"tiles_per_ipu": int(tiles)} if tiles else {}
         return IPUModel(int(self.auto_select_ipus), CHIP_NAMES[self.ipu_model.version], **changes)
 
     @property

@@ -12,7 +12,7 @@ from ipujax.arguments import as_numbers, whole_number
 from ipujax.keras.attributes import set_untracked
 from ipujax.lowering.schedules import as_schedule
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.options import check_recompute
+from ipujax.runtime.options import Recompute, check_recompute
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
@@ -47,7 +47,7 @@ class ModelSettings:
     replicas: int = 1
     schedule: Any = None
     device_mapping: tuple[int, ...] | None = None
-    recompute: str | None = None
+    recompute: Recompute | None = None
     prefetch_depth: int = 0
     outfeed: str = "last"
     stages: int = 0
@@ -140,7 +140,7 @@ def set_pipelining_options(
     gradient_accumulation_reduction_method: str | None = None,
     schedule: Any = None,
     device_mapping: Any = None,
-    recompute: str | None = None,
+    recompute: Recompute | None = None,
 ) -> None:
     """Set the pipeline of a model with stages; arguments that are None leave a setting unchanged.
 

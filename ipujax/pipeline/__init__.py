@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import jax
 
@@ -20,7 +20,8 @@ from ipujax.arguments import whole_number
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:
-    from ipujax.lowering.schedules import Schedule
+    from ipujax.lowering.schedules import Schedule, ScheduleName
+    from ipujax.runtime.options import Recompute
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,15 +32,15 @@ def pipeline(
     fun: Callable[_P, _R],
     *,
     micro_batches: int,
-    schedule: str | Schedule | None = None,
-    stages: int | str | None = None,
+    schedule: ScheduleName | Schedule | None = None,
+    stages: int | Literal["auto"] | None = None,
     device_mapping: Sequence[int] | None = None,
     batch_argnums: int | Sequence[int] = -1,
     rng_argnums: int | Sequence[int] = (),
     carry: Mapping[int, Any] | None = None,
     reduce: Any = "mean",
     accumulate_dtype: Any = None,
-    recompute: str | None = None,
+    recompute: Recompute | None = None,
 ) -> Callable[_P, _R]:
     """Apply a function to a batch one micro-batch at a time, and reduce its results.
 

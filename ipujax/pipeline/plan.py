@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ipujax.device import IPUModel, check_device, current_device
 from ipujax.jit import jit
-from ipujax.lowering.schedules import SCHEDULES, Schedule, as_schedule
+from ipujax.lowering.schedules import SCHEDULE_NAMES, Schedule, ScheduleName, as_schedule
 from ipujax.pipeline import pipeline
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.options import Options
@@ -96,8 +96,8 @@ def pipeline_plan(
     fun: Callable[..., Any],
     *args: Any,
     micro_batches: int | Sequence[int],
-    schedules: str | Schedule | Sequence[str | Schedule] = tuple(SCHEDULES),
-    stages: int | str | Sequence[int | str] | None = None,
+    schedules: ScheduleName | Schedule | Sequence[ScheduleName | Schedule] = SCHEDULE_NAMES,
+    stages: int | Literal["auto"] | Sequence[int | Literal["auto"]] | None = None,
     device: IPUModel | None = None,
     show: bool = True,
     **settings: Any,

@@ -10,15 +10,16 @@ Source: Poplar & PopLibs user guide, "Programming with Poplar"; names of getters
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import CHIP_NAMES, Target as RuntimeTarget, nearest, preset
+from ipujax.runtime.target import CHIP_NAMES, Arch, IpuVersion, Target as RuntimeTarget, nearest, preset
 
-_TYPES = ("IPU_MODEL", "CPU")  # there is no hardware to list
+DeviceType = Literal["IPU_MODEL", "CPU"]  # there is no hardware to list
+_TYPES: tuple[DeviceType, ...] = get_args(DeviceType)
 _CPU_BYTES = 2**40  # assumed: more than any program here needs
 
 
@@ -169,7 +170,7 @@ class IPUModel:
         min_ipu_sync_delay: cycles of a sync of an IPU's tiles; those of the machine when None.
     """
 
-    ipu_version: str = "ipu2"
+    ipu_version: IpuVersion | Arch = "ipu2"
     num_ipus: int = 1
     tiles_per_ipu: int | None = None
     bytes_per_tile: int | None = None
@@ -218,7 +219,7 @@ class DeviceManager:
         """Return the number of devices."""
         return len(self._devices)
 
-    def get_devices(self, target_type: str | None = None, num_ipus: int | None = None) -> tuple[Device, ...]:
+    def get_devices(self, target_type: DeviceType | None = None, num_ipus: int | None = None) -> tuple[Device, ...]:
         """Return the devices by number, or only those of a type ("IPU_MODEL" or "CPU") and of a number of IPUs.
 
         Raises:

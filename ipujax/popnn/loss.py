@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,14 @@ def _of_logits(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 # Loss of each sample and its gradient, from outputs and targets [batch, classes].
+LossType = Literal[
+    "sum_squared",
+    "mean_squared",
+    "cross_entropy",
+    "softmax_cross_entropy",
+    "cross_entropy_of_probabilities",
+    "cross_entropy_of_logits",
+]
 LOSSES: dict[str, Loss] = {
     "sum_squared": _sum_squared,
     "mean_squared": _mean_squared,
@@ -69,7 +77,7 @@ def calc_loss(
     expected: Tensor,
     loss: Tensor,
     deltas: Tensor,
-    loss_type: str,
+    loss_type: LossType,
     prog: Program,
     name: str = "loss",
     *,

@@ -6,7 +6,7 @@ Source: popnn `NonLinearityDef.hpp`, `NonLinearity.hpp`, `LogSoftmax.hpp`; formu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 # By PopLibs' names; softmax is over the last dimension, and always in its stable form.
+NonLinearity = Literal["sigmoid", "hard_sigmoid", "relu", "tanh", "gelu", "swish", "softmax"]
 NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sigmoid": jax.nn.sigmoid,
     "hard_sigmoid": lambda x: jnp.clip(x * 0.2 + 0.5, 0, 1),  # slope and offset of popnn's
@@ -35,18 +36,25 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
+def non_linearity(graph: Graph, kind: NonLinearity, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
     """Return a non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
     return _adder(kind)(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
-def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
+def non_linearity_in_place(
+    graph: Graph, kind: NonLinearity, x: Tensor, prog: Program, name: str = "non_linearity"
+) -> None:
     """Overwrite a tensor by a non-linearity of it; kinds as of `non_linearity`."""
     _adder(kind)(graph, look_up(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
 
 
 def non_linearity_input_gradient(
-    graph: Graph, kind: str, activations: Tensor, gradient: Tensor, prog: Program, name: str = "non_linearity_gradient"
+    graph: Graph,
+    kind: NonLinearity,
+    activations: Tensor,
+    gradient: Tensor,
+    prog: Program,
+    name: str = "non_linearity_gradient",
 ) -> Tensor:
     """Return the gradient of a non-linearity's operand.
 
@@ -67,7 +75,7 @@ def non_linearity_input_gradient(
     return _adder(kind)(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
 
 
-def _adder(kind: str) -> Callable[..., Any]:
+def _adder(kind: NonLinearity) -> Callable[..., Any]:
     # A softmax reduces rows, so its layout is planned.
     return add if kind == "softmax" else add_elementwise
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class PoolParams:
         padding_upper: padding after it, 0 when empty.
     """
 
-    pooling_type: str
+    pooling_type: Literal["max", "avg", "sum"]
     kernel_shape: tuple[int, ...]
     stride: tuple[int, ...]
     padding_lower: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 # Elementwise non-linearities with gradients by result: only results are among the intermediates.
+Activation = Literal["sigmoid", "hard_sigmoid", "relu", "tanh"]
 ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}
 
 
@@ -51,8 +52,8 @@ class RecurrentParams:
     var_time_steps: Tensor | None = None
     output_full_sequence: bool = True
     calc_input_gradients: bool = True
-    activation: str = "tanh"
-    recurrent_activation: str = "sigmoid"
+    activation: Activation = "tanh"
+    recurrent_activation: Activation = "sigmoid"
     cell_order: tuple[str, ...] = ()
 
     UNITS: ClassVar[tuple[str, ...]] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 Scale = float | Tensor
 
+Reduction = Literal["add", "mul", "max", "min", "logical_and", "logical_or", "square_add", "log_add"]
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "add": jnp.sum,
     "mul": jnp.prod,
@@ -41,7 +42,7 @@ def reduce(
     graph: Graph,
     x: Tensor,
     dims: Sequence[int],
-    operation: str,
+    operation: Reduction,
     prog: Program,
     name: str = "reduce",
     *,
@@ -89,7 +90,7 @@ def reduce_with_output(
     x: Tensor,
     out: Tensor,
     dims: Sequence[int],
-    operation: str,
+    operation: Reduction,
     prog: Program,
     name: str = "reduce",
     *,
@@ -114,7 +115,7 @@ def reduce_with_output(
     add(graph, reduce_scaled, [x, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [out])
 
 
-def _reduce_array(a: jax.Array, dims: Sequence[int], operation: str, scale: Any, dtype: Any) -> jax.Array:
+def _reduce_array(a: jax.Array, dims: Sequence[int], operation: Reduction, scale: Any, dtype: Any) -> jax.Array:
     # A sum of halves with a float result is not rounded to half on the way.
     widens = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
     result = _REDUCTIONS[operation](a.astype(dtype) if widens else a, axis=tuple(dims)).astype(dtype)
@@ -137,7 +138,7 @@ class SingleReduceOp:
 
     x: Tensor
     dims: Sequence[int]
-    operation: str
+    operation: Reduction
     scale: Scale | None = None
     update: bool = False
     out_type: Any = None
@@ -184,7 +185,7 @@ def reduce_many(
     return list(outputs)
 
 
-def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
+def _check(name: str, x: Tensor, dims: Sequence[int], operation: Reduction, *, summing: bool) -> None:
     check_tensors(name, x)
     look_up(operation, _REDUCTIONS, f"operation of {name}")
     if summing and operation not in _SUMS:

@@ -14,7 +14,9 @@ from ipujax.lowering.schedules.common import (
 from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved as Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.names import (
+    SCHEDULE_NAMES as SCHEDULE_NAMES,
     SCHEDULES as SCHEDULES,
+    ScheduleName as ScheduleName,
     as_schedule as as_schedule,
     default_schedule as default_schedule,
 )

@@ -5,6 +5,8 @@ A schedule with parameters is here with their defaults; others of its class are 
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from ipujax.lowering.schedules.common import EagerOneForwardOneBackward, GPipe, OneForwardOneBackward, Sequential
 from ipujax.lowering.schedules.graphcore import Grouped, Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
@@ -13,6 +15,8 @@ from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.target import GlobalExchange, nearest
 
+ScheduleName = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "grouped", "interleaved", "looped-1f1b", "zb-h1"]
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -46,7 +46,8 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Recording, TaskSpans, Timeline, TimelineStep
 
-LINES = ("user", "library")  # owners of the lines of source that `Figures.operations` lists
+Lines = Literal["user", "library"]
+LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that `Figures.operations` lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,7 @@ class Figures:
         """Operations whose plans exceed the planners' bound of a tile's memory, in the order they were added."""
         return tuple(self.executable.graph.unmet_bounds)
 
-    def operations(self, n: int | None = None, *, lines: str = "user") -> tuple[Operation, ...]:
+    def operations(self, n: int | None = None, *, lines: Lines = "user") -> tuple[Operation, ...]:
         """Return the costliest lines of source, costliest first; lines without cycles are left out.
 
         Args:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.options import check_label
 from ipujax.runtime.page import profile_page
-from ipujax.runtime.profile.figures import Figures
+from ipujax.runtime.profile.figures import Figures, Lines
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import (
     VERSION,
@@ -202,8 +202,8 @@ class Profile(Figures):
         self,
         operations: int = 5,
         *,
-        by: str = "line",
-        lines: str = "user",
+        by: Literal["line", "layer"] = "line",
+        lines: Lines = "user",
         show_execution_steps: bool = False,
         show_var_storage: bool = False,
         show_optimizations: bool = False,

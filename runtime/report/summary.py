@@ -16,6 +16,7 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
+from ipujax.runtime.profile.figures import Lines
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
@@ -101,7 +102,7 @@ def _join_first(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def execution(profile: Figures, operations: int, lines: str) -> str:
+def execution(profile: Figures, operations: int, lines: Lines) -> str:
     """List cycles of a run, phases by IPU, cycles of all tiles, and the costliest vertex types and source lines."""
     try:
         cycles = profile.cycles

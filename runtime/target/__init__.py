@@ -4,9 +4,17 @@ from ipujax.runtime.target.presets import (
     CHIP_NAMES as CHIP_NAMES,
     IPU_VERSIONS as IPU_VERSIONS,
     PRESETS as PRESETS,
+    Arch as Arch,
+    IpuVersion as IpuVersion,
     preset as preset,
 )
-from ipujax.runtime.target.target import GlobalExchange as GlobalExchange, Target as Target, nearest as nearest
+from ipujax.runtime.target.target import (
+    GlobalExchange as GlobalExchange,
+    SyncPattern as SyncPattern,
+    Target as Target,
+    nearest as nearest,
+)
+from ipujax.runtime.target.target_changes import TargetChanges as TargetChanges
 from ipujax.runtime.target.tile_rates import (
     issue_round_cycles as issue_round_cycles,
     load_cycles as load_cycles,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.target.target import Source, SourceKind, Target, nearest
@@ -241,11 +241,13 @@ def _target(rows: Mapping[str, Row]) -> Target:
 
 
 # Built at import: a row without a source, or a value out of range, fails every test.
+Arch = Literal["mk1", "mk2", "bow"]
 PRESETS: Mapping[str, Target] = MappingProxyType({"mk1": _target(_MK1), "mk2": _target(_MK2), "bow": _target(_BOW)})
+IpuVersion = Literal["ipu1", "ipu2", "ipu21"]
 # Preset by Poplar's name of the IPU version, which PopART and Graphcore's TensorFlow use too.
-IPU_VERSIONS: Mapping[str, str] = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow"})
+IPU_VERSIONS: Mapping[str, Arch] = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow"})
 # Preset by any name of a chip that front ends accept.
-CHIP_NAMES: Mapping[str, str] = MappingProxyType({**IPU_VERSIONS, **{name: name for name in PRESETS}})
+CHIP_NAMES: Mapping[str, Arch] = MappingProxyType({**IPU_VERSIONS, **{name: name for name in get_args(Arch)}})
 
 
 def preset(name: str, num_ipus: int = 1) -> Target:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
+
+import ipujax as ipu
+from ipujax import distributed
+from ipujax.lowering.schedules import SCHEDULE_NAMES, SCHEDULES
+from ipujax.popnn.loss import LOSSES, LossType
+from ipujax.popnn.non_linearity import NON_LINEARITIES, NonLinearity
+from ipujax.popnn.recurrent import ACTIVATIONS, Activation
+from ipujax.popops.reductions import _REDUCTIONS, Reduction
+from ipujax.runtime.target import IPU_VERSIONS, PRESETS, Arch, IpuVersion, TargetChanges
 
 ROOT = Path(__file__).resolve().parents[2]
 api = pytest.importorskip("mypy.api")
@@ -48,6 +60,19 @@ Model().step(x, 1)
 pipelined(3)
 ipu.jit(add, donate_argnum=0)
 ipu.jti
+ipu.IPUModel(arch="mk3")
+ipu.IPUModel(tiles_per_ipux=2)
+ipu.IPUModel(bytes_per_tile="large")
+ipu.IPUModel(global_exchange="locked")
+ipu.Options(recompute="al")
+ipu.Options(partials="float8")
+ipu.pipeline(add, micro_batches=2, schedule="1f1bb")
+ipu.pipeline(add, micro_batches=2, stages="automatic")
+ipu.pipeline_plan(add, x, micro_batches=2, schedules=["gpip"])
+ipu.distributed.all_reduce(x, "average")
+bare.profile(x).summary(by="lines")
+ipu.poplar.IPUModel("ipu3")
+ipu.popnn.PoolParams(pooling_type="maximum")
 """
 REVEALED = ["tuple[Array, int]", "dict[str, Array]", "Array", "int", "float", "Array"]
 WRONG = {
@@ -58,6 +83,19 @@ WRONG = {
     "pipelined": 'incompatible type "int"; expected "Array"',
     "ipu.jit(": "No overload variant",
     "ipu.jti": "has no attribute",
+    "ipu.IPUModel(arch": "expected \"Literal['mk1', 'mk2', 'bow']\"",
+    "ipu.IPUModel(tiles_per_ipux": 'Unexpected keyword argument "tiles_per_ipux"',
+    "ipu.IPUModel(bytes": 'incompatible type "str"; expected "int"',
+    "ipu.IPUModel(global": "expected \"Literal['lockstep', 'buffered']\"",
+    "ipu.Options(recompute": "expected \"Literal['none', 'all', 'standard', 'auto']\"",
+    "ipu.Options(partials": "expected \"Literal['float32', 'float16'] | None\"",
+    "ipu.pipeline(add, micro_batches=2, schedule": "'1f1b'",
+    "ipu.pipeline(add, micro_batches=2, stages": "'auto'",
+    "ipu.pipeline_plan": "'gpipe'",
+    "ipu.distributed": "'mean', 'sum', 'max', 'min'",
+    "bare.profile": "'line', 'layer'",
+    "ipu.poplar": "'ipu1', 'ipu2', 'ipu21'",
+    "ipu.popnn": "'max', 'avg', 'sum'",
 }
 
 
@@ -86,3 +124,26 @@ def test_wrong_arguments_are_reported(report: list[str], call: str) -> None:
     after = source.index("reveal_type(ipu.codelet_call)")
     number = next(n for n, line in enumerate(source, 1) if n > after and line.startswith(call))
     assert any(f"snippet.py:{number}: error" in line and WRONG[call] in line for line in report)
+
+
+def test_changes_of_a_target_are_its_fields() -> None:
+    constants = {field.name for field in fields(ipu.Target)} - {"num_ipus", "sources"}
+    types = get_type_hints(ipu.Target)
+    assert get_type_hints(TargetChanges) == {name: types[name] for name in constants}
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (get_args(Arch), PRESETS),
+        (get_args(IpuVersion), IPU_VERSIONS),
+        (SCHEDULE_NAMES, SCHEDULES),
+        (get_args(get_type_hints(distributed.all_reduce)["op"]), distributed._OPERATIONS),
+        (get_args(LossType), LOSSES),
+        (get_args(NonLinearity), NON_LINEARITIES),
+        (get_args(Activation), ACTIVATIONS),
+        (get_args(Reduction), _REDUCTIONS),
+    ],
+)
+def test_words_of_options_are_those_that_are_accepted(words: Collection[Any], names: Collection[str]) -> None:
+    assert sorted(words) == sorted(names)

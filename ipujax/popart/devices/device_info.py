@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
 from ipujax.device import CPU, IPUModel
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceType, SyncPattern
-from ipujax.runtime.target import IPU_VERSIONS
+from ipujax.runtime.target import IPU_VERSIONS, SyncPattern as TargetSyncPattern
 
 # PopART's pattern → `Target.sync_pattern`.
-SYNC_PATTERNS = MappingProxyType(
+SYNC_PATTERNS: Mapping[SyncPattern, TargetSyncPattern] = MappingProxyType(
     {
         SyncPattern.Full: "full",
         SyncPattern.SinglePipeline: "single_pipeline",
         SyncPattern.ReplicaAndLadder: "ping_pong",
     }
 )
-_VERSIONS = MappingProxyType({preset: version for version, preset in IPU_VERSIONS.items()})
+_VERSIONS: Mapping[str, str] = MappingProxyType({preset: version for version, preset in IPU_VERSIONS.items()})
 
 
 class DeviceInfo:

@@ -13,10 +13,11 @@ from typing import Any
 from ipujax.popart.building.annotations import AVAILABLE_MEMORY, PARTIALS_TYPE
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
+from ipujax.runtime.options import Partials
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN"})
 # PopART's name of an element type of partial results → that of `Options.partials`.
-_PARTIALS: Mapping[str, str | None] = MappingProxyType(
+_PARTIALS: Mapping[str, Partials | None] = MappingProxyType(
     {"": None, "float": "float32", "FLOAT": "float32", "half": "float16", "HALF": "float16"}
 )
 SETTINGS = (PARTIALS_TYPE, AVAILABLE_MEMORY)
@@ -33,7 +34,7 @@ def common_settings(graph: AnnotatedGraph) -> dict[str, Any]:
     return {name: next(iter(found)) for name, found in values.items() if len(found) == 1 and None not in found}
 
 
-def partials_of(settings: Mapping[str, Any], option: str) -> str | None:
+def partials_of(settings: Mapping[str, Any], option: str) -> Partials | None:
     """Return the dtype of partial results, as `Options.partials` takes it; annotations go before the option.
 
     Args:

@@ -38,11 +38,11 @@ from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
-from ipujax.runtime.options import Options
+from ipujax.runtime.options import Options, Recompute
 
 _LOG = logger("session")
 # PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
-_RECOMPUTE = {
+_RECOMPUTE: dict[RecomputationType, Recompute] = {
     RecomputationType.NoRecompute: "none",
     RecomputationType.Standard: "standard",
     RecomputationType.NormOnly: "standard",
