@@ -47,12 +47,25 @@ def stage_answer(profile: Figures) -> Answer:
     if is_uneven:
         text = f"{label.capitalize().replace('ipu', 'IPU')} limits: {busy}, {ratio:.1f} times the mean of all IPUs"
     else:
-        text = f"None alone: the slowest, {label}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
+        text = (
+            f"None alone: the slowest, {label}, is within {_UNEVEN - 1:.0%} of the mean; {busy}{_longest_tasks(stages)}"
+        )
     slow = _slow_micro_batch(stages, cycles)
     waits = _longest_wait(stages, slowest, cycles) if is_uneven else _mean_waits(stages, len(by_ipu) * cycles)
     text += f"{waits}. {bubble_sentence(pipeline)}{_compute_shares(profile, stages)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
     return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, slowest), name, share, "stages")
+
+
+def _longest_tasks(stages: list[StageCost]) -> str:
+    """Name the IPU with the longest tasks, if it is slower but for the host exchanges of the others; "" without one."""
+    by_ipu = {row.ipu: sum(x.task_cycles for x in stages if x.ipu == row.ipu) for row in stages}
+    ipu = max(by_ipu, key=lambda ipu: by_ipu[ipu])
+    ratio = by_ipu[ipu] / max(1.0, sum(by_ipu.values()) / len(by_ipu))
+    if ratio <= _UNEVEN:
+        return ""
+    numbers = " and ".join(str(row.stage) for row in stages if row.ipu == ipu)
+    return f"; of tasks alone those of stage {numbers} (IPU {ipu}) take most, {ratio:.1f} times the mean"
 
 
 def _compute_shares(profile: Figures, stages: list[StageCost]) -> str:

@@ -280,6 +280,5 @@ def test_streamed_transfers_are_host_exchange_of_the_stages_that_read() -> None:
     profile = profile_of(training, 16, 4)
     host = {row.stage: row.phases["host"] for row in profile.stages}
     assert host[0] > 4 * host[1] and host[3] > 4 * host[2]
-    assert sum(row.phases["host"] for row in profile.stages) == sum(
-        phases["host_exchange"] for phases in profile.ipu_phase_cycles
-    )
+    # Parameters are loaded and stored outside of the pipeline.
+    assert sum(host.values()) < sum(phases["host_exchange"] for phases in profile.ipu_phase_cycles)
