@@ -267,10 +267,34 @@ ROOMS: dict[str, str] = {
         " runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
+    "ipujax.keras.backend": "",
+    "ipujax.keras.ops": "",
+    "ipujax.keras.model_state": (
+        "ipujax.arguments lowering.schedules runtime.logs runtime.options runtime.signatures runtime.target"
+    ),
+    "ipujax.keras.config": "ipujax.device runtime.options runtime.target",
+    "ipujax.keras.utils": "ipujax.keras.config ipujax.public runtime.signatures",
+    "ipujax.keras.callbacks": "runtime.host runtime.logs",
+    "ipujax.keras.stages": (
+        "ipujax.arguments ipujax.device ipujax.keras.model_state ipujax.pipeline lowering.jaxpr lowering.schedules"
+        " runtime.logs runtime.signatures"
+    ),
+    "ipujax.keras.execution": (
+        "ipujax.device ipujax.jit ipujax.keras.model_state ipujax.keras.stages ipujax.pipeline ipujax.prefetching"
+        " lowering.replicas runtime.host runtime.logs runtime.options runtime.report runtime.target"
+    ),
+    "ipujax.keras.serving": (
+        "ipujax.arguments ipujax.jit ipujax.keras.execution ipujax.keras.model_state ipujax.keras.stages ipujax.storage"
+        " runtime.signatures"
+    ),
+    "ipujax.keras.ipu_strategy": (
+        "ipujax.device ipujax.keras.config ipujax.keras.execution ipujax.keras.model_state ipujax.keras.serving"
+        " ipujax.keras.stages runtime.logs runtime.options"
+    ),
+    "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (
-        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.jaxpr"
-        " lowering.replicas lowering.schedules runtime.host runtime.logs runtime.options runtime.report"
-        " runtime.signatures runtime.target"
+        "ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy ipujax.keras.keras"
+        " ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils ipujax.public"
     ),
     "ipujax.onnx.onnx_errors": "",
     "ipujax.onnx.graphs": "",

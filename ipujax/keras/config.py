@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from enum import Enum
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,6 +116,41 @@ class IoTilesConfig(_Category):
     }
 
 
+class DeviceConnectionType(Enum):
+    """When a program takes hold of its IPUs."""
+
+    ALWAYS = "always"
+    ON_DEMAND = "on_demand"
+    PRE_COMPILE = "pre_compile"
+    NEVER = "never"
+
+
+_CONNECTED = (DeviceConnectionType.ALWAYS, DeviceConnectionType.ON_DEMAND)
+
+
+class DeviceConnectionConfig(_Category):
+    """Options of the connection to IPUs: simulated ones are always there, so each option has but these values.
+
+    Attributes:
+        type: `DeviceConnectionType.ALWAYS` or `ON_DEMAND`, which are the same here.
+        enable_remote_buffers: True: streaming memory can always be used.
+    """
+
+    type: DeviceConnectionType
+    enable_remote_buffers: bool
+    _path = "IPUConfig.device_connection"
+    _settings = {  # noqa: RUF012 - a table
+        "type": _Setting(
+            DeviceConnectionType.ALWAYS,
+            "DeviceConnectionType.ALWAYS or ON_DEMAND, as models of simulated IPUs are compiled when they run",
+            lambda value: value in _CONNECTED,
+        ),
+        "enable_remote_buffers": _Setting(
+            True, "True, as streaming memory of simulated IPUs can always be used", lambda value: value is True
+        ),
+    }
+
+
 class IPUConfig(_Category):
     """The IPUs of a program, and the compiler options of its models.
 
@@ -122,6 +158,7 @@ class IPUConfig(_Category):
         auto_select_ipus: number of IPUs, a power of two.
         allow_recompute: True for recomputation where a model does not fit otherwise ("auto"), False for none, or a
             value of `ipu.Options.recompute`.
+        device_connection: see `DeviceConnectionConfig`.
         io_tiles: see `IoTilesConfig`.
         ipu_model: see `IpuModelConfig`.
 
@@ -131,6 +168,7 @@ class IPUConfig(_Category):
 
     auto_select_ipus: int
     allow_recompute: bool | Recompute
+    device_connection: DeviceConnectionConfig
     io_tiles: IoTilesConfig
     ipu_model: IpuModelConfig
     _path = "IPUConfig"
@@ -146,12 +184,13 @@ class IPUConfig(_Category):
     def __init__(self) -> None:
         super().__init__()
         # Past `__setattr__`, which refuses to replace a category.
+        object.__setattr__(self, "device_connection", DeviceConnectionConfig())
         object.__setattr__(self, "io_tiles", IoTilesConfig())
         object.__setattr__(self, "ipu_model", IpuModelConfig())
         _CURRENT.set(self)
 
     def _names(self) -> set[str]:
-        return {*self._settings, "io_tiles", "ipu_model"}
+        return {*self._settings, "device_connection", "io_tiles", "ipu_model"}
 
     def configure_ipu_system(self) -> None:
         """Make this the configuration of strategies without one, in place of a later one."""

@@ -12,21 +12,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from operator import index
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, SupportsIndex
 from weakref import WeakSet
 
 import keras
 
 from ipujax.device import IPUModel
-from ipujax.keras import layer_stages as stages, settings as model_settings
-from ipujax.keras.attributes import replace_attribute, set_untracked
 from ipujax.keras.config import IPUConfig, get_ipu_config
-from ipujax.keras.device_loop import Execution, execution_key
-from ipujax.keras.model_steps import predict_step, test_step, train_step
-from ipujax.keras.scope_attributes import explain_missing
-from ipujax.keras.settings import settings_of
-from ipujax.keras.update_counts import CheckUpdates, check_last_batch
+from ipujax.keras.execution.device_loop import Execution, execution_key
+from ipujax.keras.execution.model_steps import predict_step, test_step, train_step
+from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
+from ipujax.keras.model_state import settings as model_settings
+from ipujax.keras.model_state.attributes import replace_attribute, set_untracked
+from ipujax.keras.model_state.scope_attributes import explain_missing
+from ipujax.keras.model_state.settings import settings_of
+from ipujax.keras.serving import exporter
+from ipujax.keras.stages import layer_stages, stage_assignment
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
@@ -40,10 +43,10 @@ _OPTIONS: Mapping[str, Callable[..., Any]] = {
     "set_pipelining_options": model_settings.set_pipelining_options,
     "set_infeed_queue_options": model_settings.set_infeed_queue_options,
     "set_outfeed_queue_options": model_settings.set_outfeed_queue_options,
-    "set_pipeline_stage_assignment": stages.set_pipeline_stage_assignment,
-    "get_pipeline_stage_assignment": stages.get_pipeline_stage_assignment,
-    "print_pipeline_stage_assignment_summary": stages.print_pipeline_stage_assignment_summary,
-    "reset_pipeline_stage_assignment": stages.reset_pipeline_stage_assignment,
+    "set_pipeline_stage_assignment": stage_assignment.set_pipeline_stage_assignment,
+    "get_pipeline_stage_assignment": stage_assignment.get_pipeline_stage_assignment,
+    "print_pipeline_stage_assignment_summary": stage_assignment.print_pipeline_stage_assignment_summary,
+    "reset_pipeline_stage_assignment": stage_assignment.reset_pipeline_stage_assignment,
 }
 explain_missing(keras.Model)
 
@@ -119,6 +122,8 @@ class IPUStrategy:
         keras_fit = keras.Model.fit
 
         def compile(model: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(steps := kwargs.get("steps_per_execution"), SupportsIndex):
+                kwargs["steps_per_execution"] = index(steps)  # the cardinality of a `tf.data.Dataset` is a tensor
             keras_compile(model, *args, **kwargs)
             self._models.add(model)
 
@@ -139,7 +144,7 @@ class IPUStrategy:
         def make(model: Any, force: bool = False) -> Any:
             settings = settings_of(model)
             if model.run_eagerly:
-                if settings.batches_of_update > 1 or stages.has_stages(model):
+                if settings.batches_of_update > 1 or layer_stages.has_stages(model):
                     problem = f"{model.name} is run eagerly, step by step in JAX"
                     raise ArgumentError(problem, expected="run_eagerly=False, for stages, accumulation or replicas")
                 _LOG.warning("%s runs without an IPU: it was compiled with run_eagerly=True", model.name)
@@ -164,6 +169,9 @@ class IPUStrategy:
             return None
 
         return make
+
+
+keras.Model.export_for_ipu_serving = exporter(IPUStrategy)  # programs call it behind the scope
 
 
 def _add_check(callbacks: Any) -> Any:

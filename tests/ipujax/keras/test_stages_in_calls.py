@@ -12,15 +12,19 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError
-from ipujax.keras.layer_stages import get_pipeline_stage_assignment
-from ipujax.keras.settings import ModelSettings
-from ipujax.keras.stage_trace import with_stages
+from ipujax.keras.model_state.settings import ModelSettings
+from ipujax.keras.stages.stage_assignment import get_pipeline_stage_assignment
+from ipujax.keras.stages.stage_trace import with_stages
 from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classifier, scope
 from tests.ipujax.keras.test_strategy import strategy
 
 RNG = np.random.default_rng(4)
 X, Y = RNG.random((28, 10), np.float32), RNG.integers(0, 3, 28)
 BATCH, ACCUMULATED, ROWS = 4, 3, 24  # the last batch but one is evaluated and predicted alone
+
+
+def stages_of(model: Any) -> list[int | None]:
+    return [assignment.pipeline_stage for assignment in get_pipeline_stage_assignment(model)]
 
 
 def used(model: Any, steps: int, batch: int) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def test_several_updates_of_an_execution_stay_a_pipeline_on_the_ipus_that_are_ma
     """Six batches in a call of Keras are two pipelines, of four stages on two IPUs."""
     model = check_runs(Subclassed, 2, steps=2 * ACCUMULATED, device_mapping=[0, 1, 1, 0])
     assert len(model.ipu_profile.memory.tile_bytes) == 16 and min(bytes_of_ipus(model, 2)) > 0
-    assert get_pipeline_stage_assignment(model) == [0, 1, 2, 3]
+    assert stages_of(model) == [0, 1, 1, 2, 2, 2, 3]
 
 
 @pytest.mark.slow
@@ -131,19 +135,19 @@ def test_layers_tell_their_stages() -> None:
     with strategy(4).scope():
         model, lines = Subclassed(True), list[str]()
         model(X)
-        assert model.get_pipeline_stage_assignment() == [0, 1, 2, 3]
+        assert stages_of(model) == [0, 1, 1, 2, 2, 2, 3]
         model.print_pipeline_stage_assignment_summary(print_fn=lines.append)
         assert lines[2].split() == ["subclassed/b", "Dense", "1,", "2"]
         model.reset_pipeline_stage_assignment()
-        assert model.get_pipeline_stage_assignment() == [None] * 4
+        assert stages_of(model) == [0, 1, 1, 2, 2, 2, 3]  # scopes inside its call remain
         plain = Subclassed(False)
         plain.set_pipeline_stage_assignment([0, 1, 1, 2])
-        assert plain.get_pipeline_stage_assignment() == [0, 1, 1, 2]
+        assert stages_of(plain) == [0, 1, 1, 2]
 
 
 def test_a_model_that_was_not_called_says_what_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
     with strategy(4).scope():
-        assert Subclassed(True).get_pipeline_stage_assignment() == [None] * 4
+        assert stages_of(Subclassed(True)) == [None] * 4
     assert "no layer of subclassed is known to be in a stage" in caplog.text
 
 
@@ -219,4 +223,4 @@ def test_a_layer_of_its_own_stages_has_none_in_an_assignment() -> None:
     with strategy(2).scope():
         model = blocks_in_a_row()
         model.set_pipeline_stage_assignment([None, 1])
-        assert model.get_pipeline_stage_assignment() == [None, 1]
+        assert stages_of(model) == [None, 1]

@@ -13,8 +13,8 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError, IPUModel, Options, TileMemoryError
-from ipujax.keras.memory_remedies import _model_remedies
-from ipujax.keras.settings import ModelSettings
+from ipujax.keras.execution.memory_remedies import _model_remedies
+from ipujax.keras.model_state.settings import ModelSettings
 from tests.ipujax.keras.test_strategy import strategy
 
 X, Y = np.ones((24, 6), np.float32), np.arange(24) % 3

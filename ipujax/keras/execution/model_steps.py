@@ -20,8 +20,8 @@ import keras
 import numpy as np
 from jax import lax
 
-from ipujax.keras.layer_stages import in_stages
-from ipujax.keras.settings import ModelSettings
+from ipujax.keras.model_state.settings import ModelSettings
+from ipujax.keras.stages.layer_stages import in_stages
 from ipujax.lowering.replicas import AXIS
 from ipujax.pipeline import pipeline
 from ipujax.runtime.errors import ArgumentError

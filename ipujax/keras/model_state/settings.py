@@ -6,16 +6,19 @@ Input: arguments of a model's `set_…_options`. Output: `ModelSettings`, frozen
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from ipujax.arguments import as_numbers, whole_number
-from ipujax.keras.attributes import set_untracked
+from ipujax.keras.model_state.attributes import set_untracked
 from ipujax.lowering.schedules import as_schedule
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Recompute, check_recompute
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
+_LOG = Log("keras")
 REDUCTIONS = ("mean", "sum", "running_mean")
 OUTFEEDS = ("last", "all")
 KINDS = ("train", "test", "predict")  # of functions that Keras' loops call
@@ -139,6 +142,7 @@ def set_pipelining_options(
     *,
     gradient_accumulation_reduction_method: str | None = None,
     schedule: Any = None,
+    pipeline_schedule: Any = None,
     device_mapping: Any = None,
     recompute: Recompute | None = None,
 ) -> None:
@@ -149,12 +153,13 @@ def set_pipelining_options(
         gradient_accumulation_steps_per_replica: micro-batches for each update, each of one batch.
         gradient_accumulation_reduction_method: as `set_gradient_accumulation_options`.
         schedule: as `ipu.pipeline` takes it.
+        pipeline_schedule: a member of `ipu.ops.pipelining_ops.PipelineSchedule`, in place of `schedule`.
         device_mapping: IPU of each stage.
         recompute: as `ipu.pipeline` takes it.
 
     Raises:
-        ArgumentError: a value that its setting does not accept, or a number of batches other than that of
-            `set_gradient_accumulation_options`.
+        ArgumentError: a value that its setting does not accept, both forms of the schedule, or a number of batches
+            other than that of `set_gradient_accumulation_options`.
     """
     # Stages are known at the first batch: settings that need some are refused there, see `stage_trace`.
     changes: dict[str, Any] = {}
@@ -162,6 +167,12 @@ def set_pipelining_options(
         changes |= _accumulation_changes(model, gradient_accumulation_steps_per_replica, "set_pipelining_options")
     if gradient_accumulation_reduction_method is not None:
         changes["reduction"] = _parse_choice(_METHOD, gradient_accumulation_reduction_method, REDUCTIONS)
+    if pipeline_schedule is not None:
+        if schedule is not None:
+            got = f"schedule={schedule!r}, pipeline_schedule={pipeline_schedule!r}"
+            problem = "set_pipelining_options has two schedules"
+            raise ArgumentError(problem, expected="schedule= or pipeline_schedule=", got=got)
+        schedule = pipeline_schedule.value if isinstance(pipeline_schedule, Enum) else pipeline_schedule
     if schedule is not None:
         changes["schedule"] = as_schedule(schedule)
     if device_mapping is not None:
@@ -187,16 +198,21 @@ def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
 
 
 @checking_calls("model.set_outfeed_queue_options", first="model")
-def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last") -> None:
+def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last", buffer_depth: int | None = None) -> None:
     """Set the logs that an execution of several steps sends to the host.
 
     Args:
         model: a Keras model.
         outfeed_mode: "last" for those of the last step, "all" for those of all: `model.ipu_outfeed` has a row a step.
+        buffer_depth: results that a queue on the host would have space for: without effect, which a warning says.
 
     Raises:
-        ArgumentError: the mode is neither.
+        ArgumentError: the mode is neither, or the depth is not an integer from 1.
     """
+    if buffer_depth is not None:
+        depth = whole_number("buffer_depth", buffer_depth, 1)
+        text = "buffer_depth=%d of set_outfeed_queue_options has no effect: the host takes all results of an execution"
+        _LOG.warning(text, depth)
     _change_settings(model, outfeed=_parse_choice("outfeed_mode", outfeed_mode, OUTFEEDS))
 
 

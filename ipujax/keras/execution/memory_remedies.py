@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipujax.device import IPUModel
-from ipujax.keras.settings import ModelSettings
+from ipujax.keras.model_state.settings import ModelSettings
 from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.target import preset
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ipujax.keras.device_loop import Execution
-from ipujax.keras.settings import ModelSettings, settings_of
+from ipujax.keras.execution.device_loop import Execution
+from ipujax.keras.model_state.settings import ModelSettings, settings_of
 from ipujax.runtime.errors import ArgumentError
 
 _BATCH_SIZE = 32  # default of `keras.Model.fit` for arrays

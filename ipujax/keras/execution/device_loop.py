@@ -22,13 +22,13 @@ from jax.sharding import PartitionSpec as P
 
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
-from ipujax.keras.attributes import set_untracked
-from ipujax.keras.fit_time import FitTime
-from ipujax.keras.memory_remedies import with_keras_remedies
-from ipujax.keras.model_steps import Step, first_of
-from ipujax.keras.named_state import Named, StateNames
-from ipujax.keras.settings import ModelSettings, settings_of
-from ipujax.keras.stage_trace import shape_of, with_stages
+from ipujax.keras.execution.fit_time import FitTime
+from ipujax.keras.execution.memory_remedies import with_keras_remedies
+from ipujax.keras.execution.model_steps import Step, first_of
+from ipujax.keras.model_state.attributes import set_untracked
+from ipujax.keras.model_state.named_state import Named, StateNames
+from ipujax.keras.model_state.settings import ModelSettings, settings_of
+from ipujax.keras.stages.stage_trace import shape_of, with_stages
 from ipujax.lowering.replicas import AXIS
 from ipujax.runtime.errors import ArgumentError, TileMemoryError
 from ipujax.runtime.logs import Log

@@ -15,8 +15,8 @@ import jax
 import keras
 
 from ipujax.device import IPUModel
-from ipujax.keras.layer_stages import clear_calls, in_stages
-from ipujax.keras.settings import ModelSettings
+from ipujax.keras.model_state.settings import ModelSettings
+from ipujax.keras.stages.layer_stages import clear_calls, in_stages
 from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.schedules import as_schedule, schedule_plan
 from ipujax.runtime.errors import ArgumentError
