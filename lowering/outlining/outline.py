@@ -23,6 +23,7 @@ from ipujax.lowering.jaxpr import (
     EquationNumbers,
     Rewrite,
     StageName,
+    equations_inside,
     has_stages,
     once,
     phase_of,
@@ -137,4 +138,4 @@ def _groups(jaxpr: Jaxpr) -> np.ndarray:
 
 def _is_apart(eqn: JaxprEqn) -> bool:
     """True if an equation is in no run: it has effects, or moves data to other replicas or streaming memory."""
-    return bool(eqn.effects) or is_collective(eqn) or eqn.primitive in MOVES
+    return bool(eqn.effects) or is_collective(eqn) or any(x.primitive in MOVES for x in (eqn, *equations_inside(eqn)))

@@ -106,6 +106,21 @@ def test_separates_stages_and_skips_equations_without_one() -> None:
     assert [eqn.primitive.name for eqn in jaxpr.eqns].count("sin") == 2
 
 
+def test_skips_branches_that_put_values_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function runs as one piece, without transfers to streaming memory."""
+    share_all(monkeypatch)
+    host = jax.memory.Space.Host
+
+    def branches(x: jax.Array) -> jax.Array:
+        on_host = lax.cond(x[0, 0] > 0, lambda y: jax.device_put(-y, host), lambda y: jax.device_put(y, host), x)
+        return block(W, jax.device_put(on_host, jax.memory.Space.Device))
+
+    def fun(x: jax.Array) -> jax.Array:
+        return branches(branches(x))
+
+    np.testing.assert_allclose(ipu.jit(fun)(X), jax.jit(fun)(X), rtol=1e-5)
+
+
 def test_names_functions_and_calls() -> None:
     """A function has its name and the common scopes of its calls; each call keeps its own."""
 
