@@ -24,8 +24,8 @@ from ipujax.runtime.errors import IpuError
 
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
-# Errors of JAX and NumPy for operands of wrong shapes, dtypes and values.
-_OPERAND_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AssertionError, KeyError)
+# Errors that JAX and NumPy raise for operands of wrong shapes, dtypes and values. Others are faults of an operator.
+_OPERAND_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError)
 
 
 @dataclass(frozen=True, slots=True)
