@@ -26,8 +26,9 @@ class BlockPattern:
         columns: for each of them, the number of its column of blocks.
 
     Raises:
-        ArgumentValueError: a block that does not divide the shape, or is twice, or outside of the matrix.
-        ArgumentTypeError: numbers that are no whole numbers, or are not known while a function is traced.
+        ArgumentValueError: a block size that does not divide the shape; a block outside of the matrix or given
+            twice.
+        ArgumentTypeError: numbers that are traced, or not whole.
     """
 
     shape: tuple[int, int]
@@ -42,7 +43,8 @@ class BlockPattern:
         if m % self.block or k % self.block or min(m, k) < 1:
             expected = f"multiples of the block, {self.block}"
             raise ArgumentValueError("shape of a pattern", expected=expected, got=f"{m}, {k}")
-        rows, columns = _numbers(self.rows, "rows of a pattern"), _numbers(self.columns, "columns of a pattern")
+        rows = _numbers(self.rows, "rows of a pattern")
+        columns = _numbers(self.columns, "columns of a pattern")
         if len(rows) != len(columns):
             raise ArgumentValueError(
                 "rows and columns of a pattern", expected="equally many", got=(len(rows), len(columns))
@@ -52,7 +54,7 @@ class BlockPattern:
                 got = f"{min(numbers)} … {max(numbers)}"
                 raise ArgumentValueError(f"{name} of a pattern", expected=f"0 … {count - 1}", got=got)
         if len(set(zip(rows, columns, strict=True))) < len(rows):
-            raise ArgumentValueError("a pattern has a block twice", expected="each block once")
+            raise ArgumentValueError("rows and columns of a pattern have a block twice", expected="each block once")
         for name, value in (("shape", (m, k)), ("rows", rows), ("columns", columns)):
             object.__setattr__(self, name, value)
 
@@ -85,7 +87,8 @@ class BlockPattern:
 
     def blocks_of(self, dense: jax.Array) -> jax.Array:
         """The values of a dense matrix [m, k] in the blocks of the pattern, [blocks, block, block]."""
-        (m, k), b = self.shape, self.block
+        m, k = self.shape
+        b = self.block
         if dense.shape != self.shape:
             raise ArgumentValueError("a dense matrix of a pattern", expected=self.shape, got=dense.shape)
         tiles = dense.reshape(m // b, b, k // b, b).swapaxes(1, 2)
@@ -93,21 +96,24 @@ class BlockPattern:
 
     def dense(self, blocks: jax.Array) -> jax.Array:
         """The matrix [m, k] of blocks [blocks, block, block]; zero elsewhere."""
-        (m, k), b = self.shape, self.block
+        m, k = self.shape
+        b = self.block
         tiles = jnp.zeros((m // b, k // b, b, b), blocks.dtype)
         tiles = tiles.at[np.array(self.rows, int), np.array(self.columns, int)].set(blocks)
         return tiles.swapaxes(1, 2).reshape(m, k)
 
 
-def _numbers(values: Sequence[Any], what: str) -> tuple[int, ...]:
-    _refuse_traced(values, what)
+def _numbers(values: Sequence[Any], label: str) -> tuple[int, ...]:
+    _refuse_traced(values, label)
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise ArgumentTypeError(what, expected="whole numbers", got=repr(values))
+        raise ArgumentTypeError(label, expected="whole numbers", got=repr(values))
     return tuple(int(n) for n in array.tolist())
 
 
-def _refuse_traced(values: Any, what: str) -> None:
+def _refuse_traced(values: Any, label: str) -> None:
     several = values if isinstance(values, tuple | list) else [values]
     if any(isinstance(x, jax.core.Tracer) for x in several):
-        raise ArgumentTypeError(f"{what} is traced", expected="numbers that are known when the function is traced")
+        raise ArgumentTypeError(
+            f"{label} cannot be traced", expected="numbers that are known when the function is traced"
+        )

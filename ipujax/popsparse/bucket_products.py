@@ -1,4 +1,4 @@
-"""Products of buckets of blocks, on the cells of a grid: what static and dynamic patterns share.
+"""Products of buckets of blocks, on the cells of a grid, for static and dynamic patterns.
 
 A bucket is [size] blocks of one cell; `row` and `slot`, [cells, size], are their rows of blocks of the operand and of
 the result, counted from the first of the cell. A slot past the last leaves a block out. Arrays of NumPy are constants,
@@ -23,12 +23,13 @@ _SUMS = np.dtype(np.float32)
 def bucket_product(
     grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, most_blocks: int | None = None
 ) -> jax.Array:
-    """The product [m, n] of blocks [cells · size, block, block] by x [k, n]; several terms are of dtype `terms`.
+    """Multiply blocks [cells · size, block, block] by x [k, n] → [m, n]; terms of several bands are of dtype `terms`.
 
-    At most `most_blocks` of a bucket of a dynamic pattern are not left out; None is a static pattern.
+    In a dynamic pattern at most `most_blocks` of a bucket are multiplied; None is a static pattern.
     """
     cells = len(grid.reads)
-    size, block = row.size // cells, blocks.shape[-1]
+    size = row.size // cells
+    block = blocks.shape[-1]
     operands = rows_of_cells(grid, grid.reads, x, block)
     dtype = blocks.dtype if grid.terms == 1 else terms
     number = number_type(grid)
@@ -45,8 +46,9 @@ def bucket_product(
 def bucket_samples(
     grid: Grid, block: int, left: jax.Array, right: jax.Array, row: Any, slot: Any, most_blocks: int | None = None
 ) -> jax.Array:
-    """The blocks [cells · size, block, block] of left [m, n] · right [k, n]ᵀ; zeros for those left out."""
-    cells, dtype = len(grid.reads), left.dtype
+    """Return the blocks [cells · size, block, block] of left [m, n] · right [k, n]ᵀ, zeros for slots past the last."""
+    cells = len(grid.reads)
+    dtype = left.dtype
     size = row.size // cells
     rows = [rows_of_cells(grid, spans, y, block) for spans, y in ((grid.writes, left), (grid.reads, right))]
     number = number_type(grid)

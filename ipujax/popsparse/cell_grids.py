@@ -1,4 +1,4 @@
-"""Grids of cells of a block-sparse matrix: which rows of blocks of the dense operand and the result each cell meets.
+"""Grids of cells of a block-sparse matrix: the rows of blocks of the dense operand and of the result of each cell.
 
 Columns of blocks are cut into bands, and in each band rows of blocks into parts; columns of the dense operand are
 divided too. A cell is a part of a band: one tile has its blocks, its rows of the operand, and its sums, for one part
@@ -62,30 +62,35 @@ def balanced_spans(loads: np.ndarray, parts: int) -> list[Span]:
     cuts = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
     cuts = np.maximum.accumulate(np.maximum(cuts - np.arange(1, parts), 0)) + np.arange(1, parts)
     cuts = np.minimum(cuts, length - parts + np.arange(1, parts))
-    ends = [0, *cuts.tolist(), length]
-    return list(pairwise(ends))
+    bounds = [0, *cuts.tolist(), length]
+    return list(pairwise(bounds))
 
 
 def first_rows(spans: tuple[Span, ...]) -> np.ndarray:
-    """The first row of blocks of each cell, which has as many as the largest: a shorter span has some beside it too."""
-    width, count = max(stop - start for start, stop in spans), max(stop for _, stop in spans)
+    """Return the first row of blocks that each cell reads: all cells read as many rows as the longest span has."""
+    # A shorter span is read with some rows beside it, which no block of the cell uses.
+    width = max(stop - start for start, stop in spans)
+    count = max(stop for _, stop in spans)
     return np.array([min(start, count - width) for start, _ in spans])
 
 
 def rows_of_cells(grid: Grid, spans: tuple[Span, ...], x: jax.Array, block: int) -> jax.Array:
-    """Rows of blocks of spans, by part of the columns and cell: [parts · cells, rows, block, columns of a part]."""
+    """Return the rows of blocks of each span, for each part of the columns.
+
+    [m, n] → [column parts · cells, rows of blocks, block, columns of a part].
+    """
     width = max(stop - start for start, stop in spans)
     columns = x.shape[1] // grid.column_parts
     parts = x.reshape(-1, block, grid.column_parts, columns).transpose(2, 0, 1, 3)
     numbers = (
         np.arange(grid.column_parts)[:, None, None] * parts.shape[1] + first_rows(spans)[:, None] + np.arange(width)
     )
-    taken = take(parts.reshape(-1, block, columns), numbers)
-    return taken.reshape(grid.column_parts * len(spans), width, block, columns)
+    rows = take(parts.reshape(-1, block, columns), numbers)
+    return rows.reshape(grid.column_parts * len(spans), width, block, columns)
 
 
 def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
-    """The result of the sums of all cells, [column parts · cells, rows, block, columns] → [m, n]."""
+    """Add the partial results of all bands: [column parts · cells, rows of blocks, block, columns] → [m, n]."""
     _, slots, block, columns = sums.shape
     cells = sums.reshape(grid.column_parts, len(grid.writes), slots, block, columns)
     by_row = cells.transpose(1, 2, 0, 3, 4).reshape(-1, grid.column_parts, block, columns)
@@ -97,6 +102,6 @@ def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, rows: np.ndarray) -> jax.Array:
-    """Rows of an array by constant numbers, as a view."""
-    (taken,) = take_rows_p.bind(x, rows=tuple(rows.ravel().tolist()))
-    return jnp.asarray(taken)
+    """Return rows of an array by constant numbers, as a view."""
+    (view,) = take_rows_p.bind(x, rows=tuple(rows.ravel().tolist()))
+    return jnp.asarray(view)

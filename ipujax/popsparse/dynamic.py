@@ -58,7 +58,7 @@ class MatMulParams:
     def create_with_num_non_zero_values(
         cls, sparsity_params: SparsityParams, num_non_zero_elems: int, groups: int, m: int, k: int, n: int
     ) -> MatMulParams:
-        """Sizes, with the most values."""
+        """Return the parameters of a product of a pattern with at most `num_non_zero_elems` values."""
         high, wide = sparsity_params.block_dimensions
         if groups != 1 or high != wide:
             got = f"{groups} groups, blocks of {high} x {wide}"
@@ -66,7 +66,7 @@ class MatMulParams:
         return cls(sparsity_params, num_non_zero_elems, groups, m, k, n)
 
     def plan(self, dtype: Any, tiles: int) -> DynamicPlan:
-        """Buckets for that many tiles."""
+        """Return the buckets of such a product on `tiles` tiles."""
         block = self.sparsity_params.block_dimensions[0]
         return DynamicPlan(
             (self.m, self.k), block, ceil(self.num_non_zero_values / block**2), self.n, dtype, buckets=tiles
@@ -80,14 +80,14 @@ class Partitioner:
         self.plan = params.plan(dtype, target.tiles_per_ipu)
 
     def create_sparsity_data_impl(self, matrix: COOMatrix | CSRMatrix) -> SparsityDataImpl:
-        """Values and meta-information of a matrix."""
+        """Return the values and the meta-information of a matrix."""
         blocks = self.plan.encode(matrix.pattern(), matrix.blocks())
         meta = [np.asarray(array).ravel() for array in (blocks.row, blocks.slot, blocks.column_slot)]
         return SparsityDataImpl(np.asarray(blocks.values), np.concatenate(meta))
 
 
 def create_sparse_dense_mat_mul_lhs(graph: Graph, dtype: Any, params: MatMulParams, name: str = "lhs") -> SparseTensor:
-    """Create the sparse operand; the host writes what `Partitioner` makes of a matrix."""
+    """Create the sparse operand; the host writes the values and meta-information that `Partitioner` returns."""
     plan = params.plan(dtype, graph.target.tiles_per_ipu)
     cells = len(plan.grid.reads)
     values = linear_variable(graph, (cells * plan.size, plan.block, plan.block), plan.dtype, f"{name}/nzValues")
@@ -115,12 +115,14 @@ def sparse_dense_mat_mul(
     expected = params.groups, params.m if transpose_lhs else params.k, params.n
     if rhs.shape != expected:
         raise ArgumentValueError(f"{name}: rhs", expected=expected, got=rhs.shape)
-    cells, steps = len(plan.grid.reads), plan.steps + 1
+    cells = len(plan.grid.reads)
+    steps = plan.steps + 1
     meta_info = lhs.meta_info_tensor
     assert meta_info is not None
 
     def product(values: jax.Array, meta: jax.Array, x: jax.Array) -> jax.Array:
-        row, slots = meta[: cells * plan.size], meta[cells * plan.size :].reshape(2, steps, cells, plan.size)
+        row = meta[: cells * plan.size]
+        slots = meta[cells * plan.size :].reshape(2, steps, cells, plan.size)
         sparse = SparseBlocks(values, row.reshape(cells, plan.size), slots[0], slots[1])
         multiply = dynamic_transposed_matmul if transpose_lhs else dynamic_matmul
         return multiply(plan, sparse, x[0])[None]

@@ -1,9 +1,9 @@
 """Plan and encoding of a dynamic pattern: buckets of one size for all patterns of at most so many blocks.
 
-The matrix is cut into cells of equal sizes, each with a bucket that has room for somewhat more blocks than a cell has
-if the pattern is even. Blocks that a full bucket has no room for go to the next buckets that have some; a product
-passes all buckets on to the cells before, as many times as the plan says, and each cell multiplies its own blocks:
-in each of these steps at most as many as a bucket has room for beside those of an even pattern.
+The matrix is cut into cells of equal sizes. Each cell has a bucket with room for the blocks of an even pattern, and
+for some more (`oversize`). A block whose bucket is full goes to the next bucket with room. A product passes each bucket
+on to the cell before, as many times as the plan has propagation steps; in each step a cell multiplies its own blocks,
+after the first step at most as many as `oversize` adds to a bucket.
 
 Input: a `DynamicPlan`, and on the host a pattern and its blocks. Output: `SparseBlocks`, the arguments of a function.
 Source: Li et al. 2023, "PopSparse", section 3.3; PopLibs `popsparse/MatMul.hpp` (30 % more room).
@@ -34,14 +34,16 @@ _OVERSIZE = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SparseBlocks:
-    """A block-sparse matrix in the buckets of a plan; a pytree of arrays, made by `DynamicPlan.encode`.
+    """A block-sparse matrix in the buckets of a plan: a pytree of arrays, the result of `DynamicPlan.encode`.
 
     Args:
         values: [cells · size, block, block]; zeros where a bucket has room.
-        row: [cells, size], the row of blocks of the dense operand that each block meets, counted within its cell.
-        slot: [steps + 1, cells, size], by step of propagation, the row of blocks of the result, counted within the
-            cell that has the bucket in that step; past the last for blocks of other cells.
-        column_slot: the same of the transposed product: rows of blocks of its result, within the cell of the step.
+        row: [cells, size], the row of blocks of the dense operand that each block is multiplied by, counted from the
+            first row of its cell.
+        slot: [steps + 1, cells, size], for each propagation step the row of blocks of the result that each block is
+            added to, counted from the first row of the cell that has the bucket in that step; past the last row for
+            blocks of other cells.
+        column_slot: `slot` of the transposed product.
     """
 
     values: jax.Array
@@ -79,16 +81,16 @@ class DynamicPlan:
 
     def __post_init__(self) -> None:
         BlockPattern(self.shape, self.block, (), ())
-        most = self.shape[0] // self.block * (self.shape[1] // self.block)
-        for name, value, least, limit in (
-            ("max_blocks", self.max_blocks, 1, most),
+        all_blocks = self.shape[0] // self.block * (self.shape[1] // self.block)
+        for name, value, minimum, limit in (
+            ("max_blocks", self.max_blocks, 1, all_blocks),
             ("columns", self.columns, 1, None),
             ("propagation_steps", self.propagation_steps, 0, None),
             ("oversize", self.oversize, 0, None),
             ("buckets", self.buckets, 1, None),
         ):
-            if value < least or (limit is not None and value > limit):
-                expected = f"at least {least}" if limit is None else f"{least} … {limit}"
+            if value < minimum or (limit is not None and value > limit):
+                expected = f"at least {minimum}" if limit is None else f"{minimum} … {limit}"
                 raise ArgumentValueError(f"DynamicPlan: {name}", expected=expected, got=value)
         if np.dtype(self.dtype) not in (np.float32, np.float16):
             raise ArgumentTypeError("DynamicPlan: dtype", expected="float32 or float16", got=self.dtype)
@@ -96,7 +98,7 @@ class DynamicPlan:
 
     @property
     def grid(self) -> Grid:
-        """Cells, of equal sizes."""
+        """Grid of cells of equal sizes."""
         return _grid(self)
 
     @property
@@ -111,36 +113,38 @@ class DynamicPlan:
 
     @property
     def steps(self) -> int:
-        """Propagation steps that differ: one fewer than cells at most."""
+        """Propagation steps: at most one fewer than cells, after which each bucket has passed all cells."""
         return min(self.propagation_steps, len(self.grid.reads) - 1)
 
     def most_blocks(self, step: int) -> int:
-        """Blocks that a cell multiplies at most in a step of propagation: of its own bucket first."""
+        """Return the most blocks that a cell multiplies in a propagation step; step 0 is that of its own bucket."""
         return _most_blocks(self.max_blocks, self.size, len(self.grid.reads), step)
 
     def encode(self, pattern: BlockPattern, values: Any) -> SparseBlocks:
-        """The blocks of a pattern in the buckets of this plan, on the host.
+        """Put the blocks of a pattern into the buckets of this plan, on the host.
 
         Args:
             pattern: of the plan's shape and block.
             values: the blocks, [blocks, block, block].
 
         Raises:
-            ArgumentTypeError: a pattern that is none, or values that are traced.
-            ArgumentValueError: another shape or block, more blocks than the plan has room for, or a pattern so uneven
-                that its buckets need more propagation steps.
+            ArgumentTypeError: `pattern` is not a BlockPattern, or `values` are traced.
+            ArgumentValueError: another shape or block size, more blocks than the plan has room for, or a pattern so
+                uneven that its buckets need more propagation steps.
         """
         if not isinstance(pattern, BlockPattern) or isinstance(values, jax.core.Tracer):
             raise ArgumentTypeError(
-                "DynamicPlan.encode: a pattern is encoded on the host",
+                "DynamicPlan.encode needs a pattern and values that are not traced",
                 expected="a BlockPattern, and an array",
                 got=f"{type(pattern).__name__}, {type(values).__name__}",
                 hint="encode outside of the function, and pass it the SparseBlocks",
             )
         blocks = np.asarray(values)
         self._check(pattern, blocks)
-        grid, size = self.grid, self.size
-        rows, columns = np.array(pattern.rows, int), np.array(pattern.columns, int)
+        grid = self.grid
+        size = self.size
+        rows = np.array(pattern.rows, int)
+        columns = np.array(pattern.columns, int)
         cell = _cells_of(grid, rows, columns)
         place = self._places(cell)
         bucket = place // size
@@ -148,25 +152,27 @@ class DynamicPlan:
         row = np.zeros(len(grid.reads) * size, number)
         row[place] = columns - first_rows(grid.reads)[cell]
         shape = self.steps + 1, len(grid.reads) * size
-        slot, column_slot = np.full(shape, grid.most_writes, number), np.full(shape, grid.most_reads, number)
+        slot = np.full(shape, grid.most_writes, number)
+        column_slot = np.full(shape, grid.most_reads, number)
         step = (bucket - cell) % len(grid.reads)
         # In step s a cell has the bucket of the s-th cell behind it.
-        here = (place - step * size) % shape[1]
-        slot[step, here] = rows - first_rows(grid.writes)[cell]
-        column_slot[step, here] = row[place]
-        full = np.zeros((shape[1], self.block, self.block), self.dtype)
-        full[place] = blocks
+        place_in_step = (place - step * size) % shape[1]
+        slot[step, place_in_step] = rows - first_rows(grid.writes)[cell]
+        column_slot[step, place_in_step] = row[place]
+        values_by_place = np.zeros((shape[1], self.block, self.block), self.dtype)
+        values_by_place[place] = blocks
         by_cell = (len(grid.reads), size)
         return SparseBlocks(
-            jax.numpy.asarray(full),
+            jax.numpy.asarray(values_by_place),
             jax.numpy.asarray(row.reshape(by_cell)),
             jax.numpy.asarray(slot.reshape(-1, *by_cell)),
             jax.numpy.asarray(column_slot.reshape(-1, *by_cell)),
         )
 
     def _places(self, cell: np.ndarray) -> np.ndarray:
-        """Where each block is in the buckets: in its own, or the next one behind with room."""
-        count, size = len(self.grid.reads), self.size
+        """Return the place of each block in the buckets, int[blocks]: in its own bucket, or the next one with room."""
+        count = len(self.grid.reads)
+        size = self.size
         order = np.argsort(cell, kind="stable")
         load = np.bincount(cell, minlength=count)
         rank = np.empty(len(cell), int)
@@ -180,7 +186,7 @@ class DynamicPlan:
                 break
             steps = step
             target = (cell[homeless] + step) % count
-            # Blocks of one cell look for room in one bucket: all its own blocks are in already.
+            # In one step, blocks of one cell go to one bucket, and each bucket receives blocks of one cell.
             first = np.searchsorted(np.sort(target), target)
             inverse = np.argsort(np.argsort(target, kind="stable"), kind="stable")
             position = used[target] + inverse - first
@@ -200,7 +206,8 @@ class DynamicPlan:
 
     def _check(self, pattern: BlockPattern, blocks: np.ndarray) -> None:
         if (pattern.shape, pattern.block) != (tuple(self.shape), self.block):
-            expected, got = f"{self.shape}, block {self.block}", f"{pattern.shape}, block {pattern.block}"
+            expected = f"{self.shape}, block {self.block}"
+            got = f"{pattern.shape}, block {pattern.block}"
             raise ArgumentValueError("DynamicPlan.encode: pattern", expected=expected, got=got)
         if pattern.num_blocks > self.max_blocks:
             raise ArgumentValueError(
@@ -212,7 +219,7 @@ class DynamicPlan:
 
 
 def _cells_of(grid: Grid, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The cell of each block, of a grid whose bands have the same parts."""
+    """Return the cell of each block, int[blocks], in a grid whose bands have the same parts of rows."""
     parts = len(grid.reads) // grid.terms
     band = np.searchsorted([stop for _, stop in grid.reads[::parts]], columns, side="right")
     return band * parts + np.searchsorted([stop for _, stop in grid.writes[:parts]], rows, side="right")
@@ -228,7 +235,7 @@ def _most_blocks(max_blocks: int, size: int, cells: int, step: int) -> int:
 
 @remembered
 def _grid(plan: DynamicPlan) -> Grid:
-    """The grid of fewest estimated cycles, or of least memory if none fits."""
+    """Return the grid of fewest estimated cycles, or of fewest bytes if no grid fits the memory of a tile."""
     num_rows, num_reads = (n // plan.block for n in plan.shape)
     share = plan.shape[0] * plan.columns / plan.buckets
     sums = np.dtype(np.float32)
@@ -236,11 +243,12 @@ def _grid(plan: DynamicPlan) -> Grid:
     def cost(choice: tuple[int, int, int]) -> tuple[bool, float]:
         bands, row_parts, parts = choice
         size = _bucket_size(plan.max_blocks, plan.oversize, bands * row_parts)
-        reads, writes = -(-num_reads // bands), -(-num_rows // row_parts)
+        reads = -(-num_reads // bands)
+        writes = -(-num_rows // row_parts)
         sizes = CellSizes(plan.block, size, reads, writes, plan.columns // parts, bands, share)
         steps = range(min(plan.propagation_steps, bands * row_parts - 1) + 1)
-        most = [_most_blocks(plan.max_blocks, size, bands * row_parts, step) for step in steps]
-        return estimated_cost(sizes, plan.dtype, sums, most)
+        most_blocks = [_most_blocks(plan.max_blocks, size, bands * row_parts, step) for step in steps]
+        return estimated_cost(sizes, plan.dtype, sums, most_blocks)
 
     bands, row_parts, parts = min(
         (

@@ -1,4 +1,4 @@
-"""Products with block-sparse matrices of a dynamic pattern: the pattern is an argument, its most blocks are known.
+"""Products with block-sparse matrices of a dynamic pattern: the pattern is an argument, the plan has its most blocks.
 
     plan = popsparse.DynamicPlan((m, k), block=16, max_blocks=500, columns=n)
     y = ipu.jit(partial(popsparse.dynamic_matmul, plan))(plan.encode(pattern, values), x)
@@ -29,7 +29,7 @@ def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax
     """The product of a block-sparse matrix with a dense one; differentiable in `sparse.values` and `x`.
 
     Args:
-        plan: what `sparse` was encoded with.
+        plan: the plan that `sparse` was encoded with.
         sparse: the matrix, [m, k]: `plan.encode(pattern, values)`, of any pattern in the limits of the plan.
         x: dense matrix, [k, n], of the plan's dtype.
 
@@ -37,7 +37,7 @@ def dynamic_matmul(plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array) -> jax
         [m, n], of the same dtype; sums are float32.
 
     Raises:
-        ArgumentTypeError: other dtypes, a plan or a matrix that are none.
+        ArgumentTypeError: other dtypes, or arguments that are not a DynamicPlan and its SparseBlocks.
         ArgumentValueError: a matrix of another plan, or an `x` whose shape does not match.
     """
     _check("dynamic_matmul", plan, sparse, x, 1)
@@ -61,7 +61,9 @@ def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, con
     shape = len(grid.reads) * plan.size, plan.block, plan.block
     if sparse.values.shape != shape or sparse.slot.shape[0] != plan.steps + 1:
         raise ArgumentValueError(
-            f"{name}: sparse is of another plan", expected=f"values {shape}", got=sparse.values.shape
+            f"{name}: the sparse matrix was encoded with another plan",
+            expected=f"values {shape}",
+            got=sparse.values.shape,
         )
     length = plan.shape[contracted]
     if x.ndim != 2 or x.shape[0] != length or x.shape[1] % grid.column_parts or not x.shape[1]:
@@ -113,7 +115,7 @@ def _sampled(plan: DynamicPlan, meta: Meta, left: jax.Array, right: jax.Array) -
 
 
 def _passed(plan: DynamicPlan, array: jax.Array, step: int) -> jax.Array:
-    """Buckets after that many steps: a cell has that of the cell behind it."""
+    """Return the buckets after `step` propagation steps: cell n then has the bucket of cell n + `step`."""
     return jnp.roll(array, -step * (len(array) // len(plan.grid.reads)), 0)
 
 

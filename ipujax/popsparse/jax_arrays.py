@@ -83,7 +83,7 @@ def _dtype(atom: Any) -> np.dtype[Any]:
 
 def _dense_product(pattern: BlockPattern, order: np.ndarray, transposed: bool) -> Callable[..., jax.Array]:
     def bcoo_matmul(values: jax.Array, x: jax.Array) -> jax.Array:
-        blocks = _taken(values, order).reshape(-1, pattern.block, pattern.block)
+        blocks = _rows(values, order).reshape(-1, pattern.block, pattern.block)
         if transposed:
             return static_matmul(pattern.transposed(), blocks.swapaxes(1, 2), x)
         return static_matmul(pattern, blocks, x)
@@ -93,14 +93,14 @@ def _dense_product(pattern: BlockPattern, order: np.ndarray, transposed: bool) -
 
 def _sampled(pattern: BlockPattern, order: np.ndarray) -> Callable[..., jax.Array]:
     def bcoo_sampled(left: jax.Array, right: jax.Array) -> jax.Array:
-        return _taken(static_sampled_matmul(pattern, left, right.T).ravel(), np.argsort(order))
+        return _rows(static_sampled_matmul(pattern, left, right.T).ravel(), np.argsort(order))
 
     return bcoo_sampled
 
 
-def _taken(values: jax.Array, order: np.ndarray) -> jax.Array:
-    (taken,) = take_rows_p.bind(values, rows=tuple(order.tolist()))
-    return jnp.asarray(taken)
+def _rows(values: jax.Array, order: np.ndarray) -> jax.Array:
+    (view,) = take_rows_p.bind(values, rows=tuple(order.tolist()))
+    return jnp.asarray(view)
 
 
 def _elements(name: str, meta: list[np.ndarray], shape: tuple[int, ...]) -> tuple[BlockPattern, np.ndarray] | None:

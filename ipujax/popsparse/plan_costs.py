@@ -1,7 +1,7 @@
-"""Estimated cycles of a block-sparse product by its grid, for an IPU of Mk2: what planners compare.
+"""Estimated cycles of a block-sparse product by its grid, for an IPU of Mk2, by which planners compare grids.
 
 Input: sizes of the largest cell. Output: cycles of exchange, products, and the addition of terms; None if a tile lacks
-the memory. Limits: no syncs, and the whole exchange of a tile at its own rate.
+the memory. Limits: syncs are left out, and a tile exchanges all its bytes at its own rate.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ _MEMORY_SHARE = 0.6  # of a tile, for one product; the default of PopLibs' `avai
 
 @dataclass(frozen=True, slots=True)
 class CellSizes:
-    """The largest cell, and what all cells add up."""
+    """Sizes of the largest cell of a grid, and of the sums of all cells."""
 
     block: int
     blocks: int
     reads: int  # rows of blocks of the operand
     writes: int  # rows of blocks of the result
     columns: int  # of the operand
-    terms: int
+    terms: int  # bands, whose partial results are added
     result_share: float  # elements of the result a tile
 
 
 def estimated_cost(
     sizes: CellSizes, dtype: Any, sums: Any, most_blocks: Sequence[int] | None = None
 ) -> tuple[bool, float]:
-    """Whether a tile lacks the memory, then bytes if it does, else cycles: a key to compare plans by.
+    """Return a key that orders plans: (False, cycles) of a plan that fits a tile, else (True, bytes of the cell).
 
     Args:
-        sizes: of the grid.
-        dtype: of the operands.
+        sizes: sizes of the grid.
+        dtype: dtype of the operands.
         sums: dtype of terms.
         most_blocks: of a dynamic pattern, the blocks that a cell multiplies in each step of propagation.
     """
-    width, sums_width = np.dtype(dtype).itemsize, np.dtype(sums).itemsize
+    width = np.dtype(dtype).itemsize
+    sums_width = np.dtype(sums).itemsize
     operand = sizes.reads * sizes.block * sizes.columns * width
     bucket = sizes.blocks * sizes.block**2 * width
     partials = sizes.writes * sizes.block * sizes.columns * sums_width
@@ -64,11 +65,11 @@ def estimated_cost(
     return False, exchanged / MK2.exchange_bytes_per_cycle + products + adding
 
 
-def column_parts(columns: int, most: int) -> list[int]:
-    """Numbers of equal parts of columns to try, at most `most`."""
-    return [n for n in range(1, min(columns, most) + 1) if columns % n == 0]
+def column_parts(columns: int, limit: int) -> list[int]:
+    """Return the numbers, up to `limit`, of equal parts that columns can be cut into."""
+    return [n for n in range(1, min(columns, limit) + 1) if columns % n == 0]
 
 
-def some_counts(most: int) -> list[int]:
-    """Counts to try, closer together where they are small: the powers of √2 up to `most`."""
-    return sorted({min(round(2 ** (n / 2)), most) for n in range(2 * most.bit_length() + 1)})
+def some_counts(limit: int) -> list[int]:
+    """Return counts to try, the powers of √2 up to `limit` and `limit` itself: close together where they are small."""
+    return sorted({min(round(2 ** (n / 2)), limit) for n in range(2 * limit.bit_length() + 1)})

@@ -20,8 +20,8 @@ from ipujax.runtime.tensor import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class COOMatrix:
-    """A matrix by coordinates: blocks of values, and the column and row of each."""
+class _BlockMatrix:
+    """Fields that both storage formats have, in PopLibs' order."""
 
     num_rows: int
     num_columns: int
@@ -30,61 +30,68 @@ class COOMatrix:
     row_indices: Any
     block_dimensions: tuple[int, int] = (1, 1)
 
-    def pattern(self) -> BlockPattern:
-        """Which blocks have values."""
-        return _pattern(self, np.asarray(self.row_indices, int), np.asarray(self.column_indices, int))
-
     def blocks(self) -> np.ndarray:
-        """The values, [blocks, block, block]."""
+        """Return the values, [blocks, block, block]."""
         return np.asarray(self.nz_values).reshape(-1, *self.block_dimensions)
+
+    def _pattern_at(self, rows: np.ndarray) -> BlockPattern:
+        """Return the pattern of blocks that begin in `rows`, int[blocks], and the columns of the matrix."""
+        block, width = self.block_dimensions
+        if block != width:
+            raise ArgumentValueError("block_dimensions", expected="square blocks", got=self.block_dimensions)
+        columns = np.asarray(self.column_indices, int)
+        outside_grid = [*rows[rows % block != 0], *columns[columns % block != 0]]
+        if outside_grid:
+            got = ", ".join(map(str, outside_grid[:8]))
+            raise ArgumentValueError("indices of blocks", expected=f"multiples of the block size {block}", got=got)
+        shape = self.num_rows, self.num_columns
+        return BlockPattern(shape, block, tuple((rows // block).tolist()), tuple((columns // block).tolist()))
 
 
 @dataclass(frozen=True, eq=False)
-class CSRMatrix:
-    """A matrix by rows: blocks of values, the column of each, and for each row of blocks its first value."""
-
-    num_rows: int
-    num_columns: int
-    nz_values: Any
-    column_indices: Any
-    row_indices: Any
-    block_dimensions: tuple[int, int] = (1, 1)
+class COOMatrix(_BlockMatrix):
+    """A matrix by coordinates: blocks of values, and the column and row of each."""
 
     def pattern(self) -> BlockPattern:
-        """Which blocks have values."""
+        """Return the positions of the blocks."""
+        return self._pattern_at(np.asarray(self.row_indices, int))
+
+
+@dataclass(frozen=True, eq=False)
+class CSRMatrix(_BlockMatrix):
+    """A matrix by rows: blocks of values, the column of each, and for each row of blocks its first value."""
+
+    def pattern(self) -> BlockPattern:
+        """Return the positions of the blocks."""
         block = self.block_dimensions[0]
         lengths = np.diff(np.asarray(self.row_indices, int)) // (block * self.block_dimensions[1])
         if len(lengths) * block != self.num_rows or lengths.sum() != len(self.column_indices):
             expected = f"{self.num_rows // block + 1} starts of rows, for {len(self.column_indices)} blocks"
             raise ArgumentValueError("CSRMatrix: row_indices", expected=expected, got=list(self.row_indices)[:8])
         rows = np.repeat(np.arange(len(lengths)) * block, lengths)
-        return _pattern(self, rows, np.asarray(self.column_indices, int))
-
-    def blocks(self) -> np.ndarray:
-        """The values, [blocks, block, block]."""
-        return np.asarray(self.nz_values).reshape(-1, *self.block_dimensions)
+        return self._pattern_at(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class SparseTensor:
-    """The sparse operand of a product: values, meta-information of a dynamic pattern, and what it was created for."""
+    """The sparse operand of a product: its values, the meta-information of a dynamic pattern, and its plan."""
 
     nz_values_tensor: Tensor
     meta_info_tensor: Tensor | None
     plan: Any
 
     def get_nz_values_tensor(self) -> Tensor:
-        """The values."""
+        """Return the values."""
         return self.nz_values_tensor
 
     def get_meta_info_tensor(self) -> Tensor | None:
-        """The meta-information; None for a static pattern."""
+        """Return the meta-information; None for a static pattern."""
         return self.meta_info_tensor
 
 
 @dataclass(frozen=True, eq=False)
 class SparsityDataImpl:
-    """What the host writes to a sparse tensor."""
+    """Values and meta-information that the host writes to a sparse tensor."""
 
     nz_values: np.ndarray
     meta_info: np.ndarray | None = None
@@ -92,18 +99,8 @@ class SparsityDataImpl:
 
 def linear_variable(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
     """Add an operand that is spread evenly over the tiles."""
-    # That of Poplar's graphs has the dtype first.
+    # Called on the base class: `add_variable` of Poplar's graphs has the dtype first.
     tensor = Graph.add_variable(graph, shape, np.dtype(dtype), name)
     with placing(graph):
         map_linearly(graph, tensor)
     return tensor
-
-
-def _pattern(matrix: COOMatrix | CSRMatrix, rows: np.ndarray, columns: np.ndarray) -> BlockPattern:
-    high, wide = matrix.block_dimensions
-    if high != wide:
-        raise ArgumentValueError("block_dimensions", expected="square blocks", got=matrix.block_dimensions)
-    if (rows % high).any() or (columns % high).any():
-        raise ArgumentValueError("indices of blocks", expected=f"multiples of the block, {high}", got="others")
-    shape = matrix.num_rows, matrix.num_columns
-    return BlockPattern(shape, high, tuple((rows // high).tolist()), tuple((columns // high).tolist()))

@@ -46,7 +46,8 @@ class Partitioner:
     """Puts values of matrices of one pattern in the order of the device."""
 
     def __init__(self, params: MatMulParams, dtype: Any, target: Any = None) -> None:
-        self.params, self.dtype = params, np.dtype(dtype)
+        self.params = params
+        self.dtype = np.dtype(dtype)
 
     def create_sparsity_data_impl(self, matrix: COOMatrix | CSRMatrix) -> SparsityDataImpl:
         """The values of a matrix."""

@@ -20,24 +20,24 @@ from ipujax.runtime.cache import remembered
 
 @dataclass(frozen=True, slots=True)
 class StaticPlan:
-    """Cells with room for as many blocks each as the fullest has; what is left free has a slot past the last."""
+    """Buckets of equal size, one a cell, as large as the fullest; a free place has a slot past the last."""
 
     grid: Grid
     order: np.ndarray  # [cells, size], numbers of blocks
     place: np.ndarray  # [blocks], where each block is in `order`
-    row: np.ndarray  # [cells, size], rows of blocks of the operand, counted from that of `first_rows`
-    slot: np.ndarray  # [cells, size], rows of blocks of the result, likewise
+    row: np.ndarray  # [cells, size], rows of blocks of the operand, counted from `first_rows` of the cell
+    slot: np.ndarray  # [cells, size], rows of blocks of the result, counted from `first_rows` of the cell
 
 
 @remembered
 def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype: Any) -> StaticPlan:
-    """The grid of fewest estimated cycles, or of least memory if none fits."""
+    """Return the plan of fewest estimated cycles, or of fewest bytes if no grid fits the memory of a tile."""
     share = pattern.shape[0] * num_columns / most_cells
 
     def cost(candidate: tuple[Grid, int]) -> tuple[bool, float]:
-        grid, most = candidate
+        grid, most_blocks = candidate
         columns = num_columns // grid.column_parts
-        sizes = CellSizes(pattern.block, most, grid.most_reads, grid.most_writes, columns, grid.terms, share)
+        sizes = CellSizes(pattern.block, most_blocks, grid.most_reads, grid.most_writes, columns, grid.terms, share)
         return estimated_cost(sizes, dtype, dtype)
 
     grid, _ = min(_candidates(pattern, most_cells, num_columns), key=cost)
@@ -45,9 +45,10 @@ def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype:
 
 
 def _candidates(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[Grid, int]]:
-    """Grids, each with the blocks of its fullest cell."""
+    """Yield grids, each with the number of blocks of its fullest cell."""
     num_rows, num_reads = (n // pattern.block for n in pattern.shape)
-    rows, columns = np.array(pattern.rows), np.array(pattern.columns)
+    rows = np.array(pattern.rows)
+    columns = np.array(pattern.columns)
     for bands in some_counts(min(num_reads, most_cells)):
         spans = balanced_spans(np.bincount(columns, minlength=num_reads), bands)
         loads = np.bincount(_part(spans, columns) * num_rows + rows, minlength=bands * num_rows).reshape(bands, -1)
@@ -55,13 +56,14 @@ def _candidates(pattern: BlockPattern, most_cells: int, num_columns: int) -> Ite
             row_parts = min(most_cells // (bands * parts), num_rows)
             writes = [balanced_spans(band, row_parts) for band in loads]
             starts = np.array([[start for start, _ in cuts] for cuts in writes]) + np.arange(bands)[:, None] * num_rows
-            most = int(np.add.reduceat(loads.ravel(), starts.ravel()).max())
+            most_blocks = int(np.add.reduceat(loads.ravel(), starts.ravel()).max())
             reads = tuple(span for span in spans for _ in range(row_parts))
-            yield Grid(reads, tuple(span for cuts in writes for span in cuts), bands, parts), most
+            yield Grid(reads, tuple(span for cuts in writes for span in cuts), bands, parts), most_blocks
 
 
 def _with_blocks(pattern: BlockPattern, grid: Grid) -> StaticPlan:
-    rows, columns = np.array(pattern.rows), np.array(pattern.columns)
+    rows = np.array(pattern.rows)
+    columns = np.array(pattern.columns)
     parts = len(grid.reads) // grid.terms
     band = _part(list(grid.reads[::parts]), columns)
     cell = np.empty(len(rows), int)
@@ -84,5 +86,5 @@ def _with_blocks(pattern: BlockPattern, grid: Grid) -> StaticPlan:
 
 
 def _part(spans: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
-    """The part that each number is in."""
+    """Return the span that each number is in, int[numbers]."""
     return np.searchsorted([stop for _, stop in spans], numbers, side="right")

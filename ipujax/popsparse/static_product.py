@@ -40,7 +40,7 @@ def static_matmul(pattern: BlockPattern, values: jax.Array, x: jax.Array, *, buc
         [m, n], of the same dtype; sums are float32.
 
     Raises:
-        ArgumentTypeError: other dtypes, or a pattern that is none.
+        ArgumentTypeError: other dtypes, or `pattern` is not a BlockPattern.
         ArgumentValueError: shapes that do not match the pattern, or fewer than one bucket.
     """
     _check("static_matmul", pattern, buckets, values, x)
@@ -68,7 +68,7 @@ def static_sampled_matmul(
         The blocks, [blocks, block, block], of the same dtype; sums are float32.
 
     Raises:
-        ArgumentTypeError: other dtypes, or a pattern that is none.
+        ArgumentTypeError: other dtypes, or `pattern` is not a BlockPattern.
         ArgumentValueError: shapes that do not match the pattern, or fewer than one bucket.
     """
     _check("static_sampled_matmul", pattern, buckets, left, right)

@@ -30,7 +30,7 @@ def static_softmax(pattern: BlockPattern, values: jax.Array) -> jax.Array:
         Blocks of the same shape and dtype; the elements of each row add up to 1. Sums are float32.
 
     Raises:
-        ArgumentTypeError: another dtype, or a pattern that is none.
+        ArgumentTypeError: another dtype, or `pattern` is not a BlockPattern.
         ArgumentValueError: a shape that does not match the pattern.
     """
     if not isinstance(pattern, BlockPattern):
@@ -52,14 +52,14 @@ def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.
     """[blocks, b, b] → [rows of blocks with values, most blocks of a row, b, b]."""
     numbers, _ = _places(pattern)
     filled = jnp.concatenate([blocks, jnp.full((1, *blocks.shape[1:]), fill, blocks.dtype)])
-    return _taken(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
+    return _rows(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_order(pattern: BlockPattern, rows: jax.Array) -> jax.Array:
     """The blocks of `_side_by_side` in the order of the pattern."""
     _, places = _places(pattern)
-    return _taken(rows.reshape(-1, *rows.shape[2:]), places)
+    return _rows(rows.reshape(-1, *rows.shape[2:]), places)
 
 
 _side_by_side.defvjp(
@@ -74,7 +74,8 @@ _in_order.defvjp(
 
 @remembered
 def _places(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the blocks of each row, the number of blocks where it has fewer; and where each block is in them."""
+    """Return the numbers of the blocks of each row, int[rows, most blocks], and the place of each block in them."""
+    # A row with fewer blocks is filled up with the number of blocks, that of the block of `fill`.
     count = pattern.num_blocks
     order = np.lexsort((np.array(pattern.columns), np.array(pattern.rows)))
     _, row, lengths = np.unique(np.array(pattern.rows)[order], return_inverse=True, return_counts=True)
@@ -84,5 +85,5 @@ def _places(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
     return numbers, place[np.argsort(order)]
 
 
-def _taken(blocks: jax.Array, numbers: np.ndarray) -> Any:
+def _rows(blocks: jax.Array, numbers: np.ndarray) -> Any:
     return take_rows_p.bind(blocks, rows=tuple(numbers.ravel().tolist()))[0]

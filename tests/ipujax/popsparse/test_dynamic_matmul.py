@@ -84,7 +84,7 @@ def test_wrong_arguments():
         (lambda: DynamicPlan((8, 8), 4, 2, columns=0), "columns"),
         (lambda: DynamicPlan((8, 8), 4, 2, columns=2, dtype=int), "float32 or float16"),
         (lambda: plan.encode(None, values), "a BlockPattern"),
-        (lambda: jax.jit(lambda v: plan.encode(pattern, v).values)(values), "encoded on the host"),
+        (lambda: jax.jit(lambda v: plan.encode(pattern, v).values)(values), "values that are not traced"),
         (lambda: plan.encode(pattern, values[0]), "values"),
         (lambda: plan.encode(BlockPattern((8, 8), 4, (0, 0, 1), (0, 1, 1)), np.ones((3, 4, 4))), "at most 2"),
         (lambda: plan.encode(BlockPattern((8, 8), 8, (0,), (0,)), np.ones((1, 8, 8))), "pattern"),
