@@ -39,11 +39,6 @@ class StagedPipeline:
     trades: tuple[ChainTrade, ...] = ()  # trade-offs of recomputation in each stage whose mode is "auto"
 
     @cached_property
-    def part_of(self) -> Mapping[TaskKind, StagePart]:
-        """The part of each kind of task."""
-        return {part.task: part for part in self.parts}
-
-    @cached_property
     def defining_part(self) -> Mapping[Var, StagePart]:
         """The part that defines each value that is handed on; a state is defined in the stage that holds it."""
         parts_of_values: dict[Var, StagePart] = {
@@ -153,18 +148,18 @@ def _recomputed(
     trades: list[ChainTrade],
 ) -> Partition:
     """The partition with backward parts that recompute values of their forward parts."""
-    part_of = {part.task: part.eqns for part in partitioned.parts}
+    eqns_of_task = {part.task: part.eqns for part in partitioned.parts}
     results = {var for terms in partitioned.results for var in variables(terms)}
     results |= set(variables(partitioned.jaxpr.jaxpr.outvars))
     for stage in range(partitioned.num_stages if partitioned.training else 0):
         forward = (stage, FORWARD)
         backward = (stage, BACKWARD)
-        other_eqns = (eqns for task, eqns in part_of.items() if task not in (forward, backward))
+        other_eqns = (eqns for task, eqns in eqns_of_task.items() if task not in (forward, backward))
         sent = {var for eqns in other_eqns for eqn in eqns for var in variables(eqn.invars)}
-        gradients = {var for eqn in part_of[backward] for var in eqn.outvars}
+        gradients = {var for eqn in eqns_of_task[backward] for var in eqn.outvars}
         forward_eqns, backward_eqns = recomputed_parts(
-            part_of[forward],
-            part_of[backward],
+            eqns_of_task[forward],
+            eqns_of_task[backward],
             results | (sent & gradients),
             recomputation,
             trades,
@@ -173,8 +168,8 @@ def _recomputed(
             is_summed=True,
             feeds_loss=stage == partitioned.num_stages - 1,
         )
-        part_of |= {forward: tuple(forward_eqns), backward: tuple(backward_eqns)}
-    return replace(partitioned, parts=tuple(Part(task, eqns) for task, eqns in part_of.items()))
+        eqns_of_task |= {forward: tuple(forward_eqns), backward: tuple(backward_eqns)}
+    return replace(partitioned, parts=tuple(Part(task, eqns) for task, eqns in eqns_of_task.items()))
 
 
 def ipus_of_stages(

@@ -85,10 +85,6 @@ class ExecutionTrace:
             return f"{iterations:,} iterations of {name}, folded"
         return f"{name}, most of {program_steps:,} steps, folded" if program_steps > 1 else name
 
-    def rows_of(self, step: int) -> tuple[int, ...]:
-        """Return the rows of operations of a step by its number; see `rows`."""
-        return self.row_sets[self.rows[step]]
-
     def data(self) -> Json:
         """Return the columns as JSON-able data."""
         columns = {item.name: getattr(self, item.name) for item in fields(self)}

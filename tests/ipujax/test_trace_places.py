@@ -56,7 +56,7 @@ def test_steps_of_one_row_add_up_to_it(profile):
     cycles = Counter()
     shared = set()
     for step, work in zip(trace.step.tolist(), trace.work.sum(1).tolist(), strict=True):
-        first, *others = trace.rows_of(step)
+        first, *others = trace.row_sets[trace.rows[step]]
         cycles[first] += work
         shared |= {first, *others} if others else set()
     alone = cycles.keys() - shared

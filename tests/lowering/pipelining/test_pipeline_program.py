@@ -201,7 +201,7 @@ def test_stashes_hold_residuals_of_micro_batches_in_flight(name: str, schedule: 
 
 def residuals_of(staged: StagedPipeline, stage: int) -> dict[Any, list[Any]]:
     """Residuals of a stage, each with the later parts that read it."""
-    forward = staged.part_of[stage, FORWARD]
+    (forward,) = (part for part in staged.parts if part.task == (stage, FORWARD))
     readers = dict[Any, list[Any]]()
     inputs = set(staged.partition.jaxpr.jaxpr.invars) | {v for e, _ in staged.partition.shared for v in e.outvars}
     for part in staged.parts:

@@ -132,7 +132,7 @@ def test_slices_of_the_trace_have_their_rows(profile, text):
     data, trace = data_of(text)["trace"], profile.execution_trace
     assert len(data["ipu"]) == int(trace.work.any(1).sum())
     for step, rows in enumerate(data["rows"]):
-        assert tuple(data["sets"][rows]) == trace.rows_of(step)
+        assert tuple(data["sets"][rows]) == trace.row_sets[trace.rows[step]]
 
 
 def test_the_search_box_is_there_for_all_tables(text):

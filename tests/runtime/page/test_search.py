@@ -64,7 +64,7 @@ def test_a_row_leads_to_its_slices_and_back(page, profile):
     find(page, f"#op-{number} .to-trace").send_keys("\n")  # by the keyboard
     until(lambda: is_in_view(page, "#chart-trace"))
     trace, row = profile.execution_trace, profile.step_costs[number]
-    spans = [n for n, step in enumerate(trace.step.tolist()) if number in trace.rows_of(step)]
+    spans = [n for n, step in enumerate(trace.step.tolist()) if number in trace.row_sets[trace.rows[step]]]
     assert page.execute_script(MARKED) == len(spans) and f"slice 1 of {len(spans)} of {row.name}" in picked(page)
     first = min(spans, key=lambda n: (trace.start[n], trace.ipu[n]))
     start, end = shown(page)
@@ -89,7 +89,7 @@ def test_a_click_on_a_slice_names_its_operation_line_and_layer(page, profile):
     label = trace.label(int(trace.step[span]))
     until(lambda: picked(page).startswith(f"{label} on IPU {trace.ipu[span]}"))
     assert page.execute_script(MARKED) == 1
-    rows = [profile.step_costs[n] for n in trace.rows_of(int(trace.step[span]))]
+    rows = [profile.step_costs[n] for n in trace.row_sets[trace.rows[int(trace.step[span])]]]
     for row in rows[:3]:
         assert row.name in picked(page) and str(row.origin) in picked(page) and row.origin.layer in picked(page)
     page.execute_script("arguments[0].click()", find(page, "[data-pick='none']"))
@@ -124,7 +124,7 @@ def test_one_box_searches_all_tables_and_marks_the_trace(page, profile):
     ]
     assert len(page.execute_script(ROWS % "#operations")) >= len(meant) > 0
     trace = profile.execution_trace
-    spans = sum(any(n in trace.rows_of(step) for n in meant) for step in trace.step.tolist())
+    spans = sum(any(n in trace.row_sets[trace.rows[step]] for n in meant) for step in trace.step.tolist())
     assert page.execute_script(MARKED) == spans and f"Trace {spans}" in find(page, "#found").text
     write(page, "no such name")
     assert page.execute_script(ROWS % "#operations") == page.execute_script(ROWS % "#fullest-items") == []
