@@ -88,7 +88,7 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs among values of a function that runs in parts, which have no state. `how` is the access to them."""
+    """Refuses Refs among values of a function that runs in parts, which have no state; `how` says how it gets them."""
     for value in values:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
             raise ArgumentError(
@@ -152,12 +152,14 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
     _check_memories(opened)
     inner: Any = jaxpr_as_fun(opened)
 
-    def run(inputs: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-        def into(refs: tuple[Sequence[Any], Sequence[Any]]) -> None:
-            for place, value in zip(refs[1], inner(*(ref[...] for ref in refs[0])), strict=True):
-                place[...] = checkpoint_name(value, _RESULT) if jax.typeof(value).weak_type else value
+    def run(inputs: Sequence[Any], initial_results: Sequence[Any]) -> Sequence[Any]:
+        def write_results(refs: tuple[Sequence[Any], Sequence[Any]]) -> None:
+            input_refs, result_refs = refs
+            for result_ref, value in zip(result_refs, inner(*(ref[...] for ref in input_refs)), strict=True):
+                result_ref[...] = checkpoint_name(value, _RESULT) if jax.typeof(value).weak_type else value
 
-        return run_state(into)((inputs, results))[1]
+        _, results = run_state(write_results)((inputs, initial_results))
+        return results
 
     def of_values(*values: Any) -> list[Any]:
         return eval_jaxpr(staged, values, lambda eqn, xs: eqn.primitive.impl(*xs, **eqn.params), lambda x: x)
@@ -169,7 +171,7 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
         traced = make(of_values)(*avals[0], *avals[1])
     except NotImplementedError as error:
         raise _refusal(jaxpr.jaxpr, error) from error
-    # Inputs of the trace that were the initial values of results: nothing reads them, so they are cut off below.
+    # The last inputs of the trace are initial values of results, which nothing reads.
     body = eliminate_dead_code(_with_results_as_computed(traced.jaxpr))
     assert not any(used_inputs(body)[len(avals[0]) :]), "initial values of results are overwritten"
     body = body.replace(
@@ -181,22 +183,23 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
 
 
 def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
-    """Jaxpr with named results in place of their copies in Refs, which are never weakly typed."""
+    """Returns the jaxpr with weakly typed results in place of their copies in Refs, which are strongly typed."""
+    # A copy is `name=ipu_result` of the result, which `convert_element_type` may follow.
     producers: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
     def operand_of(primitive: str, atom: Atom) -> Atom | None:
         eqn = producers.get(atom) if isinstance(atom, Var) else None
         return eqn.invars[0] if eqn is not None and eqn.primitive.name == primitive else None
 
-    def named(atom: Atom) -> Atom | None:
+    def named_value(atom: Atom) -> Atom | None:
         is_result = isinstance(atom, Var) and atom in producers and producers[atom].params.get("name") == _RESULT
         return operand_of("name", atom) if is_result else None
 
-    def computed(atom: Atom) -> Atom:
+    def weak_result(atom: Atom) -> Atom:
         cast_operand = operand_of("convert_element_type", atom)
-        return named(atom) or (named(cast_operand) if cast_operand is not None else None) or atom
+        return named_value(atom) or (named_value(cast_operand) if cast_operand is not None else None) or atom
 
-    return jaxpr.replace(outvars=[computed(atom) for atom in jaxpr.outvars])
+    return jaxpr.replace(outvars=[weak_result(atom) for atom in jaxpr.outvars])
 
 
 def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
@@ -227,12 +230,12 @@ def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:
     candidates = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users
     line = next((line for eqn in candidates if (line := source_line(eqn))), None)
     return GraphError(
-        f"a Ref is used by {candidates[0].primitive} in a way that JAX cannot do without it"
+        f"JAX cannot replace the Ref that {candidates[0].primitive} uses by values"
         if candidates
-        else "Refs stay",
+        else "JAX cannot replace a Ref by values",
         where=line,
         got=str(error) or None,
-        hint="read the Ref before and write it behind, or make what changes a result, or the carry of the loop",
+        hint="read the Ref before this operation and write it after, or return the new value, in a loop as its carry",
     )
 
 
