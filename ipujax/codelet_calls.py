@@ -71,7 +71,11 @@ def codelet_call(
     counts = {x.shape[0] for x, rows in zip(operands, stacked, strict=True) if rows}
     if len(counts) > 1 or 0 in counts or any(0 in x.shape for x in operands):
         got = [x.shape for x in operands]
-        raise ArgumentError(f"codelet_call of {cls.vertex_name}", expected="equally many rows, and elements", got=got)
+        raise ArgumentError(
+            f"codelet_call of {cls.vertex_name}",
+            expected="arrays with equally many rows, and elements in each row",
+            got=got,
+        )
     num_vertices = counts.pop() if counts else 1
     shapes = [x.shape[1:] if rows else x.shape for x, rows in zip(operands, stacked, strict=True)]
     params = _params(cls, shapes, state) | {"num_vertices": num_vertices, "tiles": _tiles(cls, tiles, num_vertices)}

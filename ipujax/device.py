@@ -176,7 +176,7 @@ def make_mesh(
     names = tuple(axis_names)
     if len(sizes) != len(names) or len(set(names)) != len(names) or any(size < 1 for size in sizes):
         raise ArgumentError(
-            "ipu.make_mesh needs a size from 1 and a name of its own for each axis",
+            "ipu.make_mesh needs a size of at least 1 and a distinct name for each axis",
             expected='ipu.make_mesh((2, 4), ("data", "model"))',
             got=f"ipu.make_mesh({sizes}, {names}), of {prod(sizes)} IPUs",
         )

@@ -74,7 +74,9 @@ def _check_probability(name: str, probability: float) -> None:
 
 def _check_floats(name: str, dtype: Any) -> None:
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise GraphError(f"{name} draws floats", expected="FLOAT or HALF", got=dtype_name(np.dtype(dtype)))
+        raise GraphError(
+            f"{name}: dtype must be floating-point", expected="FLOAT or HALF", got=dtype_name(np.dtype(dtype))
+        )
 
 
 def _check_deviation(name: str, std_dev: float) -> None:

@@ -75,7 +75,7 @@ def _make_linear_mapping(graph: Graph, size: int, dtype: Any, minimum: int | Non
     minimum = -(-MIN_BYTES_PER_TILE // element_bytes(dtype)) if minimum is None else minimum
     if minimum < 1 or grain < 1:
         got = f"{minimum} elements a tile, grains of {grain}"
-        raise GraphError("a linear mapping", expected="at least 1 of both", got=got)
+        raise GraphError("minimum and grain of a linear mapping", expected="at least 1", got=got)
     # The minimum is rounded up to grains, the number of tiles down: no tile has fewer elements, unless all have.
     parts = min(graph.target.tiles_per_ipu, max(1, size // (-(-minimum // grain) * grain)))
     bounds = even_cuts(size, parts, grain)

@@ -77,7 +77,11 @@ def emit(
         if target is not None and (target.shape, target.dtype) != (aval.shape, aval.dtype):
             expected = f"{dtype_name(aval.dtype)}{list(aval.shape)}"
             got = f"{dtype_name(target.dtype)}{list(target.shape)}"
-            raise GraphError(f"{name or 'the result'} is to be written to another tensor", expected=expected, got=got)
+            raise GraphError(
+                f"{name or 'the result'} cannot be written to a tensor of another shape or dtype",
+                expected=expected,
+                got=got,
+            )
     with placing(graph, [*operands, *(t for t in targets if t is not None)], keeps_layouts):
         if keeps_layouts and not into and operands and _is_computed(jaxpr):
             (aval,) = jaxpr.out_avals

@@ -120,8 +120,8 @@ def _check_conditions(jaxpr: Jaxpr) -> None:
                 raise GraphError(
                     "the condition of a loop reads a Ref that the loop changes",
                     where=source_line(eqn) or None,
-                    expected="a condition of values in the carry: jax.jit reads the same value for ever here",
-                    hint="the value read at the end of each iteration, as part of the carry",
+                    expected="a condition on values in the carry: jax.jit would read one value in all iterations",
+                    hint="read the Ref at the end of each iteration, and carry its value",
                 )
 
 

@@ -358,7 +358,7 @@ def _check_streaming_memory(graph: Graph, program: Program) -> None:
     if sum(needed.values()) > available_bytes:
         largest = max(needed, key=lambda memory: (needed[memory], memory.name))
         raise StreamingMemoryError(
-            "what is kept in streaming memory exceeds it",
+            "the program does not fit in streaming memory",
             where=largest.origin,
             expected=f"at most {available_bytes:,} bytes, those of {graph.target.num_ipus} IPUs",
             got=f"{sum(needed.values()):,} bytes, of which {largest.name} has {needed[largest]:,}",
@@ -379,7 +379,7 @@ def _check_trip_counts(program: Program, options: Options) -> None:
     for name in options.trip_counts:
         if name not in names:
             raise ArgumentError(
-                f"Options.trip_counts names no loop of this program: {name!r}",
+                f"Options.trip_counts names an unknown loop: {name!r}",
                 expected=f"one of {names}" if names else "nothing: every trip count is known",
                 got=repr(name),
                 hint=nearest(name, names) if names else "leave trip_counts out",

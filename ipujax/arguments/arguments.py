@@ -134,9 +134,9 @@ def check_function(fun: object, hint: str | None = None) -> None:
         problem = f"ipu.jit was given a {decorator}"
         hint = f"@{decorator} above @ipu.jit"
     elif inspect.isgeneratorfunction(fun):
-        problem = f"{function_name(fun)} is a generator: what it yields is no array"
+        problem = f"{function_name(fun)} is a generator function, which returns no arrays"
         expected = "a function of arrays"
-        hint = "return a list of what it yields"
+        hint = "return a list of the values that it yields"
     elif callable(fun):
         return
     raise ArgumentTypeError(problem, expected=expected, got=repr(fun), hint=hint)
@@ -182,7 +182,7 @@ def check_settings(
         if donated in static:
             raise ArgumentValueError(
                 f"argument {donated} of {who} is both static and donated",
-                expected="an argument that is static, which is compiled in, or donated, which is an array, or neither",
+                expected="an argument that is static (compiled in), donated (an array), or neither",
                 got=f"donated: {', '.join(map(str, (*donate_argnums, *donate_argnames)))}, "
                 f"static: {', '.join(sorted(map(str, static)))}",
                 hint=f"leave {donated} out of what is donated",
@@ -288,7 +288,7 @@ def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
     except TypeError as error:
         raise ArgumentValueError(
             f"static argument {name} of {function_name(fun)} cannot be hashed",
-            expected="a value that can be hashed and compared, which each compiled version is looked up by",
+            expected="a hashable value, by which compiled versions are looked up",
             got=f"{type(value).__name__} {value!r:.60} ({error})",
             hint="pass a tuple for a list, or leave it out of the static arguments if it holds arrays",
         ) from error
@@ -333,7 +333,7 @@ def check_not_deleted(who: str, place: str, leaf: Any) -> None:
             f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",
             expected="an array that was not donated",
             got=f"deleted {describe(leaf)}",
-            hint="what the earlier call returned in its place, or leave it out of donate_argnums",
+            hint="pass the result of the earlier call that replaces it, or leave it out of donate_argnums",
         )
 
 

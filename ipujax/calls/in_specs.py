@@ -267,7 +267,7 @@ def _dim(spec: PartitionSpec) -> int | None:
 def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
     if dim is not None and dim >= len(aval.shape):
         shape = f"{aval.dtype}{list(aval.shape)}"
-        problem = f"{name} split dimension {dim} of {place}, which has none"
+        problem = f"{name} split dimension {dim} of {place}, which does not exist"
         raise ArgumentValueError(problem, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
 
 
@@ -284,10 +284,10 @@ def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
         if "ManualAxisType" not in str(error):
             raise
         raise ArgumentError(
-            "a cast of what varies between replicas, as jax.lax.pcast and pvary are",
+            "a function of replicas cannot cast a value by jax.lax.pcast or pvary",
             where=line_of(error),
-            expected="values without such types, as functions of replicas have them",
-            hint="leave it out here: it changes no number; under jax.shard_map it has its meaning",
+            expected="values whose type has no varying axes",
+            hint="leave it out: it changes no number here, only under jax.shard_map",
         ) from error
 
 

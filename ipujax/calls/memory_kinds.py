@@ -65,7 +65,7 @@ def check_memories(who: str, error: Exception) -> None:
         raise ArgumentValueError(
             f"{who} mixes values on the host and on the device",
             where=line_of(error),
-            expected="values in one memory, as jax.jit wants them",
+            expected="operands in one memory, as jax.jit requires",
             got=text,
             hint="jax.device_put(x, jax.memory.Space.Device) fetches, jax.memory.Space.Host puts back",
         ) from error

@@ -104,7 +104,7 @@ def _check_axes(sharding: NamedSharding, axis_name: str | None, eqn: JaxprEqn) -
             f"a mesh has an axis of the same name as the replicas, {axis_name!r}",
             eqn,
             in_words(sharding),
-            "name the axis of the mesh otherwise, or the replicas: axis_name= of ipu.jit",
+            "rename the axis of the mesh, or the axis of replicas: axis_name= of ipu.jit",
         )
 
 

@@ -108,7 +108,7 @@ class Stage:
 
     def _partitioned(self, name: str) -> Partitioning:
         if self.partitioning is None:
-            problem = f"a function has {name} if shardings split a value of it; this one is on one device of the host"
+            problem = f"{name} exists only for functions that shardings partition"
             raise ArgumentAttributeError(problem, hint="in_shardings= of ipu.jit, or arguments with shardings")
         return self.partitioning
 
@@ -157,5 +157,5 @@ class Stage:
         kind = type(self).__name__
         if name.startswith("_") or not hasattr(getattr(jax.stages, kind), name):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
-        problem = f"jax.stages.{kind} has {name}, and programs for IPUs have not"
+        problem = f"{name} of jax.stages.{kind} does not exist for programs of IPUs"
         raise ArgumentAttributeError(problem, hint=_INSTEAD.get(name))

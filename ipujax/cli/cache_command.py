@@ -40,7 +40,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 def _run(args: argparse.Namespace) -> int:
     directory = requested_directory(args.dir)
     if directory is None:
-        problem = "ipujax cache knows no directory"
+        problem = "ipujax cache needs a directory"
         raise ArgumentError(problem, expected=f"--dir FOLDER, or {CACHE_DIR} in the environment", got="neither")
     try:
         files = directory.clear() if args.clear else directory.files()

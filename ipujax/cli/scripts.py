@@ -37,7 +37,9 @@ def _check_script(script: str | None, prog: str) -> None:
         raise ArgumentError("no script is given", expected="a Python file, or -m and a module")
     if script in ("python", "python3") or Path(script).name == Path(sys.executable).name:
         hint = f"leave the interpreter out: {prog} ... train.py"
-        raise ArgumentError("a script is run, not a command", expected="a Python file", got=script, hint=hint)
+        raise ArgumentError(
+            "ipujax runs a Python script, not a command", expected="a Python file", got=script, hint=hint
+        )
     if not Path(script).exists():
         raise ArgumentError(f"there is no file {script}", expected="a Python file", got=f"looked in {os.getcwd()}")
     if Path(script).suffix == ".ipynb":

@@ -136,7 +136,9 @@ def broadcast(tree: Any, root: int = 0) -> Any:
     """
     if not isinstance(root, int) or not 0 <= root < num_instances():
         expected = f"a whole number from 0 to {num_instances() - 1}"
-        raise ArgumentValueError("there is no such instance to broadcast from", expected=expected, got=root)
+        raise ArgumentValueError(
+            "root of ipu.distributed.broadcast must be the number of an instance", expected=expected, got=root
+        )
     return _together(f"ipu.distributed.broadcast from instance {root}", _share_of, tree, repeat(root))
 
 
@@ -156,7 +158,7 @@ def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> 
     """
     if op not in _OPERATIONS:
         raise ArgumentValueError(
-            "no such reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
+            "unknown reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
         )
     return _together(f'ipu.distributed.all_reduce "{op}"', _reduced, tree, repeat(op), _REFUSED[op])
 
@@ -213,7 +215,7 @@ def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any]
     """Combine the leaves of all instances' trees, each with its setting."""
     if has_tracer(jax.tree.leaves(tree)):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
-        raise ArgumentError(f"{action} happens on the host, and JAX is tracing its operand", hint=hint)
+        raise ArgumentError(f"{action} runs on the host and cannot take a traced operand", hint=hint)
     check_joined(action)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]

@@ -27,7 +27,7 @@ def _with_shape(info: ValueInfo, shape: Sequence[int] | None) -> ValueInfo:
     sizes = tuple(int(size) for size in shape)
     is_rank_right = info.shape is None or len(sizes) == len(info.shape)
     if not is_rank_right or min(sizes, default=0) < 0:
-        raise OnnxError(f"input_shapes[{info.name!r}] is no shape of this input", expected=str(info), got=sizes)
+        raise OnnxError(f"input_shapes[{info.name!r}] does not match this input", expected=str(info), got=sizes)
     return replace(info, shape=sizes)
 
 
@@ -79,7 +79,7 @@ def checked_argument(infos: Sequence[ValueInfo], inputs: Sequence[Any], sizes: d
     """Return the inputs of a call by name, as arrays; enter sizes of named dimensions, one size a name, in `sizes`."""
     if len(inputs) != len(infos):
         expected = f"{len(infos)}: {'; '.join(map(str, infos)) or 'none'}"
-        raise OnnxError("the model is called with another number of inputs", expected=expected, got=len(inputs))
+        raise OnnxError("the model was called with a wrong number of inputs", expected=expected, got=len(inputs))
     return {info.name: _argument(info, value, sizes) for info, value in zip(infos, inputs, strict=True)}
 
 

@@ -31,7 +31,7 @@ def element_dtype(element_type: int) -> np.dtype:
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     if dtype.kind == "O":
         name = onnx.TensorProto.DataType.Name(element_type)
-        raise OnnxError(f"elements of type {name}", expected="numbers", got=name)
+        raise OnnxError(f"elements of type {name} are not supported", expected="numbers", got=name)
     return canonical(dtype)
 
 

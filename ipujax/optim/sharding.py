@@ -186,7 +186,7 @@ class _Sharding:
             raise ArgumentValueError(
                 f"update of ipu.optim.shard must be called inside of the axis {self.axis!r}",
                 where=calling_line() or None,
-                expected="a call in what one replica computes",
+                expected="a call inside of the function of one replica",
                 hint="ipu.jit(train_step, replicas=N, in_specs=..., out_specs=...)",
             )
         parts = self._parts(size)

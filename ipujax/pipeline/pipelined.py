@@ -379,7 +379,7 @@ def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
         if eqn.primitive in (pipeline_p, staged_pipeline_p):
             raise ArgumentError(
                 f"ipu.pipeline({eqn.params['spec'].name}) is inside of ipu.pipeline({who})",
-                expected="one pipeline around what is not pipelined",
+                expected="one pipeline, whose function has no pipeline inside",
                 got=f"{eqn.params['spec'].micro_batches} micro-batches inside",
                 hint="one ipu.pipeline with the product of both numbers of micro-batches",
             )
@@ -421,7 +421,7 @@ def _checked_reductions(reduce: Any) -> Any:
     for kind in [None] if reduce is None else jax.tree.leaves(reduce):
         if not isinstance(kind, str) or kind not in REDUCTIONS:
             raise ArgumentValueError(
-                "reduce of ipu.pipeline names no reduction",
+                "reduce of ipu.pipeline must be a reduction",
                 expected=", ".join(REDUCTIONS),
                 got=repr(kind),
                 hint=nearest(_SYNONYMS.get(kind, kind), REDUCTIONS) if isinstance(kind, str) else None,

@@ -176,7 +176,9 @@ def _row(
         return PlanRow(schedule.name, count, refused=error.what)
     if not lowered.pipelines:
         problem = "ipu.pipeline_plan compares pipelines with stages"
-        raise ArgumentError(problem, got="a function without", hint="with ipu.stage(i): around the parts of the model")
+        raise ArgumentError(
+            problem, got="a function without stages", hint="with ipu.stage(i): around the parts of the model"
+        )
     compiled = lowered.compile()
     (run,) = lowered.pipelines
     cycles, share = pipeline_time(compiled)

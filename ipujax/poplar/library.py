@@ -123,7 +123,7 @@ def look_up(kind: str, table: Mapping[str, Any], noun: str) -> Any:
     if kind not in table:
         expected = f"one of {', '.join(table)}"
         hint = nearest(kind, table)
-        raise GraphError(f"no {noun} {kind!r}", where=user_line(), expected=expected, got=repr(kind), hint=hint)
+        raise GraphError(f"unknown {noun} {kind!r}", where=user_line(), expected=expected, got=repr(kind), hint=hint)
     return table[kind]
 
 

@@ -132,7 +132,9 @@ def CrossReplicaCopy(
         pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in _pairs(replica_map))
     except (TypeError, ValueError) as error:
         expected = "{source replica: destination replica}, or pairs"
-        raise GraphError("must have a replica map", where=origin, expected=expected, got=repr(replica_map)) from error
+        raise GraphError(
+            "a cross-replica copy must have a replica map", where=origin, expected=expected, got=repr(replica_map)
+        ) from error
     if not isinstance(source, Tensor) or not isinstance(destination, Tensor):
         got = f"{_describe(source)} to {_describe(destination)}"
         raise GraphError("a cross-replica copy joins tensors", where=origin, expected="two tensors", got=got)
@@ -151,7 +153,7 @@ def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin)
 
 def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin) -> HostStream:
     if stream.direction != direction:
-        message = f"stream {stream.handle} has the other direction"
+        message = f"stream {stream.handle} has the wrong direction"
         raise GraphError(message, where=origin, expected=direction, got=stream.direction)
     if stream.num_elements != tensor.size or stream.dtype != tensor.dtype:
         message = f"copy joins stream {stream.handle} and a tensor of another size or type"
@@ -229,7 +231,7 @@ def Switch(
     selector = _scalar(control, "control", INT, UNSIGNED_INT)
     limits = np.iinfo(selector.dtype)
     if any(not limits.min <= value <= limits.max for value in values):
-        message = f"a case that {dtype_name(selector.dtype)} does not hold"
+        message = f"a case of a switch is out of the range of {dtype_name(selector.dtype)}"
         raise GraphError(message, where=origin, expected=f"{limits.min} … {limits.max}", got=values)
     return nodes.Switch(selector, programs, default or Sequence(), origin, values)
 
@@ -247,7 +249,7 @@ def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
         names = ", ".join(v.name or "<anon>" for v in title.variables())
         return PrintTensor(names, title)
     if not isinstance(tensor, Tensor):
-        raise GraphError(f"PrintTensor({title!r}) prints no tensor", got=tensor, hint="PrintTensor(title, tensor)")
+        raise GraphError(f"PrintTensor({title!r}) must have a tensor", got=tensor, hint="PrintTensor(title, tensor)")
     # A print is a transfer to the host: the profile counts it as host exchange.
     return nodes.StreamOut(
         tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _user_origin()
@@ -267,7 +269,7 @@ def ErrorProgram(message: str, tensor: Tensor) -> Program:
     """End the run with an `EngineError` that shows a tensor."""
     origin = _user_origin()
     if not isinstance(tensor, Tensor):
-        raise GraphError(f"ErrorProgram({message!r}) shows no tensor", got=repr(tensor))
+        raise GraphError(f"ErrorProgram({message!r}) must have a tensor", got=repr(tensor))
     stream = AbortStream(f"error {message}", tensor.shape, tensor.dtype, message=message, is_flag=False, where=origin)
     return nodes.StreamOut(tensor, stream, origin)
 

@@ -59,14 +59,14 @@ class ConvParams:
 
     def __post_init__(self) -> None:
         if not jnp.issubdtype(self.dtype, jnp.floating):
-            raise GraphError("a convolution", expected="FLOAT or HALF", got=dtype_name(np.dtype(self.dtype)))
+            raise GraphError("dtype of a convolution", expected="FLOAT or HALF", got=dtype_name(np.dtype(self.dtype)))
         rank = len(self.input_field_shape)
         steps = (self.stride, self.input_dilation, self.kernel_dilation)
         by_dimension = (*steps, self.padding_lower, self.padding_upper)
         ranks_fit = len(self.kernel_shape) == rank and all(len(numbers) in (0, rank) for numbers in by_dimension)
         if not ranks_fit or min((self.num_conv_groups, *self.kernel_shape, *(n for step in steps for n in step))) < 1:
             expected = "kernel, steps and dilations of at least 1, one for each dimension of the field"
-            raise GraphError("a convolution", expected=expected, got=self)
+            raise GraphError("parameters of a convolution", expected=expected, got=self)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class PoolParams:
         paddings_fit = all(len(padding) in (0, rank) for padding in (self.padding_lower, self.padding_upper))
         if len(self.stride) != rank or not paddings_fit or min((1, *self.kernel_shape, *self.stride)) < 1:
             expected = "a window and a step of at least 1 in each dimension, and as many paddings"
-            raise GraphError("a pooling", expected=expected, got=self)
+            raise GraphError("parameters of a pooling", expected=expected, got=self)
 
 
 def _pooling(params: PoolParams) -> Callable[[jax.Array], jax.Array]:

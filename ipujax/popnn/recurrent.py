@@ -66,14 +66,12 @@ class RecurrentParams:
         for kind in (self.activation, self.recurrent_activation):
             look_up(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
         if not jnp.issubdtype(self.data_type, jnp.floating):
-            raise GraphError("a recurrent layer", expected="FLOAT or HALF", got=dtype_name(self.data_type))
+            raise GraphError("data_type of a recurrent layer", expected="FLOAT or HALF", got=dtype_name(self.data_type))
         sizes = [self.batch_size, self.time_steps, *self.layer_sizes]
         # Batch, steps, input and output.
         if len(sizes) != 4 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
             got = f"batch {self.batch_size}, {self.time_steps} steps, layer_sizes {list(self.layer_sizes)}"
-            raise GraphError(
-                "a recurrent layer has an input and an output size", expected="sizes of at least 1", got=got
-            )
+            raise GraphError("sizes of a recurrent layer must be positive", expected="sizes of at least 1", got=got)
         lengths = self.var_time_steps
         if lengths is not None and (lengths.shape != (self.batch_size,) or np.dtype(lengths.dtype).kind not in "iu"):
             got = f"{dtype_name(lengths.dtype)}{list(lengths.shape)}"

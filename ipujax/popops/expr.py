@@ -125,14 +125,14 @@ def evaluate(
         case PlaceHolder(number):
             if not 1 <= number <= len(arrays):  # numbers start at 1, as in PopLibs
                 expected = f"_1 … _{len(arrays)}"
-                raise GraphError(f"_{number} stands for no tensor", where=user_line(), expected=expected)
+                raise GraphError(f"placeholder _{number} has no tensor", where=user_line(), expected=expected)
             return arrays[number - 1]
         case Cast(operand, dtype):
             return evaluate(operand, arrays, operations).astype(dtype)
         case Apply():
             values = [evaluate(x, arrays, operations) for x in expression.operands if not isinstance(x, Const)]
             if not values:
-                raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
+                raise GraphError("an expression must have a placeholder", where=user_line(), got=repr(expression))
             # The predicate of a select is BOOL and must not decide the type of a number.
             dtype = next((v.dtype for v in values if v.dtype != bool), values[0].dtype)
             unused_values = iter(values)
@@ -150,7 +150,7 @@ def evaluate(
             # Scalars are broadcast first, so that they become immediates of the vertex whatever the operation.
             broadcast = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
             return operations[expression.operation](*broadcast)
-    raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
+    raise GraphError("an expression must have a placeholder", where=user_line(), got=repr(expression))
 
 
 # Names for the first six; further ones are `PlaceHolder(7)` and so on.

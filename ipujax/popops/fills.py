@@ -52,7 +52,7 @@ def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota")
     check_tensors(name, x)
     if x.ndim != 1 or x.dtype.kind not in "iu":
         got = f"{dtype_name(x.dtype)}{list(x.shape)}"
-        raise GraphError(f"{name} writes to a vector of integers", got=got)
+        raise GraphError(f"{name} must write to a vector of integers", got=got)
     add(graph, lambda: jnp.arange(start, start + x.size, dtype=x.dtype), [], prog, name, [x])
 
 
@@ -209,7 +209,9 @@ def normalise_image(
         raise GraphError(f"{name}: the image must have three colours", expected="[..., 3], [3] and [3]", got=got)
     if dtype not in (np.float16, np.float32) or not offsets.dtype == scales.dtype == dtype:
         got = ", ".join(dtype_name(t.dtype) for t in (x, offsets, scales))
-        raise GraphError(f"{name}: types", expected="offsets and scales of the result's type", got=got)
+        raise GraphError(
+            f"{name}: types of offsets and scales", expected="offsets and scales of the result's type", got=got
+        )
 
     def normalise(a: jax.Array, offset: jax.Array, scale: jax.Array) -> jax.Array:
         # Cast first: a product of UNSIGNED_CHAR would overflow.

@@ -212,7 +212,7 @@ class Model:
         bound = narrow([*(self._domains[i] for i in variables), Domain(0, MAX_VALUE)])[-1]
         if bound.low > MAX_VALUE or bound.high < 0:
             got = f"{bound.low} … {bound.high}"
-            raise ArgumentOverflowError(f"all values of {name}", expected=f"0 … {MAX_VALUE}", got=got)
+            raise ArgumentOverflowError(f"all values of {name} are out of range", expected=f"0 … {MAX_VALUE}", got=got)
         result = self.add_variable(max(0, bound.low), min(bound.high, MAX_VALUE), name)
         self._constraints.append(_Constraint(narrow, (*variables, result.index)))
         return result
@@ -224,7 +224,7 @@ class Model:
 
     def _check_model(self, x: Any) -> Any:
         if isinstance(x, Variable) and x not in self._variables[x.index : x.index + 1]:
-            raise ArgumentTypeError(f"{x.name} is of another model", hint="use variables of one model")
+            raise ArgumentTypeError(f"{x.name} belongs to another model", hint="use variables of one model")
         return x
 
 

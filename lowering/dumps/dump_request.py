@@ -55,7 +55,7 @@ class DumpRequest:
 
 def _step(part: str) -> str:
     if not part.startswith(_AFTER):
-        raise ArgumentError(f"{DOT} names no step", expected="after:PASS, after:PASS, …", got=repr(part))
+        raise ArgumentError(f"{DOT} must name a pass", expected="after:PASS, after:PASS, …", got=repr(part))
     name = part.removeprefix(_AFTER)
     _check(name, STEPS, f"{DOT} names no pass: {name!r}")
     return name

@@ -51,10 +51,10 @@ def best_cuts(
     positions = cut_positions(work)
     if len(positions) < num_stages - 1:
         raise ArgumentError(
-            "there is nothing to cut",
+            "the function has too few places for cuts into stages",
             expected=f"places between forward equations for {num_stages} stages: {num_stages - 1} or more",
             got=f"{len(positions)}",
-            hint="fewer stages; of loops those over stacked parameters are cut, lax.scan(layer, h, params)",
+            hint="fewer stages; a loop is cut if it scans over stacked parameters, lax.scan(layer, h, params)",
         )
     bounds = np.array([0, *positions, count])
     resident_bytes = _resident_bytes(work, resident, bounds)

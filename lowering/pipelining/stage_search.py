@@ -282,7 +282,7 @@ class StageSearch:
                 first_error = first_error or error
         if not plans:
             raise first_error or ArgumentError(
-                f"ipu.pipeline({spec.name}) has nothing to be cut for",
+                f"ipu.pipeline({spec.name}) cannot be cut into stages for one IPU",
                 where=source_line(self._eqn) or None,
                 expected="two IPUs or more for each replica",
                 got=self._target.num_ipus,

@@ -32,7 +32,7 @@ class LoopedOneForwardOneBackward(Schedule):
 
     def __post_init__(self) -> None:
         if self.chunks < 1:
-            raise ScheduleError("a looped schedule has at least one chunk on each IPU", got=self.chunks)
+            raise ScheduleError("a looped schedule needs at least one chunk on each IPU", got=self.chunks)
 
     name = "looped-1f1b"
 

@@ -48,7 +48,7 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
     raise ScheduleError(
         f"no pipeline schedule is called {schedule!r}"
         if isinstance(schedule, str)
-        else "the argument is no pipeline schedule",
+        else "schedule must be a name or a Schedule",
         expected=f"one of {', '.join(map(repr, SCHEDULES))}, or a Schedule",
         got=None if isinstance(schedule, str) else repr(schedule),
         hint=nearest(schedule, SCHEDULES)

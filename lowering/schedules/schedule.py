@@ -86,7 +86,7 @@ class Schedule(ABC):
         """
         for noun, number in (("stage", num_stages), ("micro-batch", micro_batches)):
             if number < 1:
-                raise ScheduleError(f"a pipeline has at least one {noun}", got=number)
+                raise ScheduleError(f"a pipeline needs at least one {noun}", got=number)
         domain = self.domain(num_stages, training)
         subject = f"the schedule {self.name!r} over {num_stages} stages"
         if micro_batches < domain.least:

@@ -34,7 +34,7 @@ def validate(lists: Sequence[TaskList], num_stages: int, micro_batches: int, tra
     if not lists:
         raise ScheduleError("the schedule has no list of tasks", expected=f"{num_stages} stages")
     if len({tasks.slots is None for tasks in lists}) != 1:
-        raise ScheduleError("a schedule names the slots of all its tasks or of none", got=f"{len(lists)} IPUs")
+        raise ScheduleError("a schedule must name the slots of all its tasks or of none", got=f"{len(lists)} IPUs")
     for ipu, tasks in enumerate(lists):
         _check_existence(ipu, tasks, num_stages, micro_batches, training)
     ipus = _ipu_of_stages(lists, num_stages)

@@ -175,7 +175,9 @@ def check_program(value: Any) -> Program:
     if not isinstance(value, Program):
         hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
         got = f"compute set {value.name}" if isinstance(value, ComputeSet) else describe(value)
-        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(value)))
+        raise GraphError(
+            f"{got} is not a program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(value))
+        )
     return value
 
 

@@ -27,7 +27,7 @@ class Execute(Leaf):
     def __post_init__(self) -> None:
         if not isinstance(self.compute_set, ComputeSet):
             raise GraphError(
-                f"{describe(self.compute_set)} is no compute set",
+                f"{describe(self.compute_set)} is not a compute set",
                 expected="a compute set, as graph.add_compute_set returns",
             )
 

@@ -74,7 +74,7 @@ class Sequence(Block):
         """
         if program is self:
             raise GraphError(
-                "a sequence is added to itself", expected="another program", hint="Repeat(count, sequence)"
+                "a sequence cannot be added to itself", expected="another program", hint="Repeat(count, sequence)"
             )
         self._programs.append(check_program(program))
 
@@ -86,7 +86,7 @@ class Sequence(Block):
         """Return the programs inside this one, in order, with nested sequences flattened.
 
         Raises:
-            GraphError: a sequence is inside of itself.
+            GraphError: the sequence would be inside of itself.
         """
         programs: list[Program] = []
         # A stack of the sequences that are being read, by sequence; recursion would overflow on long chains.
@@ -97,7 +97,7 @@ class Sequence(Block):
                 if type(child) is not Sequence:
                     programs.append(child)
                 elif child in stack:
-                    raise GraphError("a sequence is inside of itself", expected="another program")
+                    raise GraphError("a sequence cannot be inside of itself", expected="another program")
                 else:
                     stack[child] = iter(child._programs)
                     break
@@ -282,7 +282,7 @@ class Call(Block):
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):
             raise GraphError(
-                f"{describe(self.function)} is no function", expected="a function, as graph.add_function returns"
+                f"{describe(self.function)} is not a function", expected="a function, as graph.add_function returns"
             )
 
     def children(self) -> tuple[Program, ...]:

@@ -48,7 +48,7 @@ class HostCall:
         expected = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in self.results]
         if got != expected:
             raise ArgumentRuntimeError(
-                f"{self.name} gave other results than it promised",
+                f"{self.name} returned results of other shapes or dtypes than declared",
                 where=self.origin,
                 expected=", ".join(expected),
                 got=", ".join(got) or "nothing",

@@ -115,7 +115,7 @@ class SavedMemory(MemoryReport):
     def at_peak(self, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
         """Return step, origin and items of the fullest tile, and of no other; see `MemoryReport.at_peak`."""
         if tile != self.worst_tile:
-            message = "a saved profile knows what is on the fullest tile alone"
+            message = "a saved profile lists the contents of the fullest tile only"
             raise ProfileError(message, expected=f"tile {self.worst_tile}", got=f"tile {tile}")
         return self._saved.peak
 

@@ -151,7 +151,7 @@ class Figures:
         """
         if self.host is None:
             hint = "profile.with_host(batches.host), see ipu.prefetch"
-            raise ProfileError("this profile knows nothing of the host", hint=hint)
+            raise ProfileError("this profile has no figures of the host", hint=hint)
         return self.host.is_slower_than(self.seconds)
 
     @property
@@ -293,10 +293,10 @@ class Figures:
         """
         if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 0):
             expected = "a whole number from 0, or None"
-            raise ArgumentValueError("operations of a profile: how many", expected=expected, got=repr(n))
+            raise ArgumentValueError("n, the number of operations of a profile", expected=expected, got=repr(n))
         if lines not in LINES:
             expected = " or ".join(map(repr, LINES))
-            raise ArgumentValueError("there are no such lines of a profile", expected=expected, got=repr(lines))
+            raise ArgumentValueError("unknown kind of lines of a profile", expected=expected, got=repr(lines))
         return self._operations(lines)[:n]
 
     def _operations(self, lines: str) -> tuple[Operation, ...]:

@@ -96,7 +96,9 @@ def write_cbor(data: Any, where: Where) -> None:
     """
     if isinstance(where, io.TextIOBase):
         got = f"a file open for text, {getattr(where, 'name', type(where).__name__)}"
-        raise ArgumentError("CBOR is bytes", expected='a path, or a file open for bytes, open(path, "wb")', got=got)
+        raise ArgumentError(
+            "CBOR must be written as bytes", expected='a path, or a file open for bytes, open(path, "wb")', got=got
+        )
     try:
         cbor2 = importlib.import_module("cbor2")
     except ImportError:
@@ -142,7 +144,7 @@ def _write(content: str | bytes, where: Where) -> None:
         write_file(where, encoded)
     elif not hasattr(where, "write"):
         expected = "a path, or a file open for writing"
-        raise ArgumentError("a profile is written nowhere", expected=expected, got=type(where).__name__)
+        raise ArgumentError("a profile cannot be written to this object", expected=expected, got=type(where).__name__)
     else:
         where.write(content if isinstance(where, io.TextIOBase) else encoded)
 
@@ -198,7 +200,7 @@ def read_profile(path: FilePath) -> SavedFile:
     except (OSError, ValueError) as error:
         raise ProfileError(f"the profile {name} cannot be read", got=_reason(error)) from error
     if not content:
-        raise not_a_profile(path, "", "another file than one of gzip")
+        raise not_a_profile(path, "", "a file that is not gzip")
     try:
         _check_size(name, content)
         data = json.loads(gzip.decompress(content))
@@ -209,7 +211,7 @@ def read_profile(path: FilePath) -> SavedFile:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ProfileError(f"the profile {name} is damaged", got=str(error), hint="save or copy it again") from error
     except RecursionError as error:
-        raise not_a_profile(path, "", "JSON with objects in objects without end") from error
+        raise not_a_profile(path, "", "JSON that is nested too deeply") from error
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
         raise not_a_profile(path, "", str(error)[:200]) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
@@ -248,5 +250,5 @@ def _check_version(name: str, version: Any) -> None:
 
 def not_a_profile(path: FilePath, field: str, got: str, expected: str = _SAVED) -> ProfileError:
     """Return the error of a file that is no profile, or a damaged one; `field` is empty where it has no fields."""
-    message = f"{_name(path)} is no profile{f': its field {field} is damaged' if field else ''}"
+    message = f"{_name(path)} is not a profile{f': its field {field} is damaged' if field else ''}"
     return ProfileError(message, expected=expected, got=got, hint="profile.save(path) makes one")

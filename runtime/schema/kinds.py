@@ -260,7 +260,7 @@ class Record(Kind):
         for name, item in value.items():
             kind = self.fields.get(name) or self.optional.get(name)
             if kind is None:
-                raise FieldError(_join(path, name), "a field that this ipujax knows", "another")
+                raise FieldError(_join(path, name), "a field that this ipujax knows", "an unknown field")
             kind.check(item, _join(path, name), lengths)
 
 

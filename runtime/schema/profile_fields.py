@@ -439,7 +439,7 @@ def check_profile(data: Any, version: int) -> None:
     # Relations last: their functions rely on the kinds of fields.
     for path, (expected, holds) in RELATIONS.items():
         if _has(data, path) and not holds(data):
-            raise FieldError(path, expected, "others")
+            raise FieldError(path, expected, "other values")
 
 
 def _set_sizes(target: Any, lengths: Lengths) -> None:

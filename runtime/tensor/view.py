@@ -115,7 +115,7 @@ def _list_elements(node: Node) -> Indexed:
         return node
     if prod(node.shape) > _MAX_LISTED:
         raise TensorError(
-            "a view that is no slice of variables lists its elements, and these are too many",  # 2 GiB of indices
+            "a view that is not a slice of variables has too many elements to list",  # 2 GiB of indices
             expected=f"at most {_MAX_LISTED:,} elements",
             got=f"shape {list(node.shape)}",
             hint="reshape, slice and transpose so that rows stay whole, or compute it in parts, with `lax.map`",

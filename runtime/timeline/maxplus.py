@@ -40,7 +40,9 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def check_time(cycles: int) -> None:
     """Refuse 2^60 cycles or more, whose sums with other times might overflow int64."""
     if cycles >= -NEVER:
-        raise ProfileError("a run of 2^60 cycles or more has no profile", got=f"{cycles} cycles", hint="fewer repeats")
+        raise ProfileError(
+            "a run of 2^60 cycles or more cannot be profiled", got=f"{cycles} cycles", hint="fewer repeats"
+        )
 
 
 def apply_power(a: np.ndarray, count: int, x: np.ndarray) -> np.ndarray:

@@ -314,7 +314,7 @@ def test_streaming_memory_that_is_exceeded() -> None:
     small = device(streaming_memory_bytes=1024)
     fun = ipu.jit(lambda a, b: (a + 1, b + 1), device=small, offload_argnums=ALL)
     fun.lower(array(128), array(128)).compile()
-    text = r"streaming memory exceeds it(.|\n)*at most 1,024 bytes(.|\n)*got: 1,028 bytes, of which b has 516"
+    text = r"does not fit in streaming memory(.|\n)*at most 1,024 bytes(.|\n)*got: 1,028 bytes, of which b has 516"
     with pytest.raises(ipu.StreamingMemoryError, match=text):
         fun.lower(array(128), array(129)).compile()
     of_replicas = {"replicas": 2, "in_specs": SPLIT, "out_specs": SPLIT, "offload_argnums": 0}

@@ -165,7 +165,7 @@ def test_errors_name_the_file_and_the_field(name, saved, tmp_path):
     data, path = read(saved("one IPU")), tmp_path / "damaged.profile"
     set_at(data, field, value)
     write(path, data)
-    with pytest.raises(ProfileError, match=rf"{re.escape(str(path))}' is no profile: its field {match}"):
+    with pytest.raises(ProfileError, match=rf"{re.escape(str(path))}' is not a profile: its field {match}"):
         ipu.Profile.load(path)
 
 
@@ -237,5 +237,5 @@ def test_what_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
 def test_numbers_of_thousands_of_digits(number, tmp_path):
     path = tmp_path / "digits"
     path.write_bytes(gzip.compress(f'{{"format": "ipujax profile", "version": 3, "profile": {number}}}'.encode()))
-    with pytest.raises(ProfileError, match=r"is no profile(.|\n)*digits"):
+    with pytest.raises(ProfileError, match=r"is not a profile(.|\n)*digits"):
         ipu.Profile.load(path)

@@ -110,7 +110,7 @@ def _load_external(tensor: onnx.TensorProto, folder: Path | None) -> None:
     except (OSError, ValueError) as error:
         raise OnnxModelError(f"{name} cannot be read", expected=f"a file {path}", got=error) from error
     if offset < 0 or length < 0 or offset + length > size:
-        got = f"{size:,} bytes, of which {length:,} from {offset:,} on are wanted"
+        got = f"{size:,} bytes, of which {length:,} from {offset:,} on are needed"
         raise OnnxModelError(f"{name} end before they should", expected=f"all bytes in {path}", got=got)
     with path.open("rb") as file:
         file.seek(offset)
@@ -129,7 +129,9 @@ def _safe_path(folder: Path, location: str, name: str) -> Path:
     for part in parts:
         path = path / part
         if path.is_symlink():
-            raise OnnxModelError(f"{name} are refused", expected=expected, got=f"{location!r}, {part!r} being a link")
+            raise OnnxModelError(
+                f"{name} are refused", expected=expected, got=f"{location!r}, where {part!r} is a link"
+            )
     if not path.is_file():
         got = f"no file {location!r}"
         hint = f"copy {location} into the folder of the model"

@@ -37,7 +37,7 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
         circle = " → ".join(_label(graph.node[n], n) for n in error.args[1])
-        raise OnnxModelError("the graph has a circle", expected="nodes without circles", got=circle) from error
+        raise OnnxModelError("the graph has a cycle", expected="an acyclic graph", got=circle) from error
     for value in graph.output:
         if value.name not in defined and value.name not in producers:
             message = f"graph {graph.name!r} has an output {value.name!r} that nothing defines"

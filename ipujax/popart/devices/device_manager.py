@@ -139,7 +139,7 @@ def _system(
     connection_type: DeviceConnectionType = DeviceConnectionType.Always,
 ) -> DeviceInfo:
     if num_ipus < 1:
-        raise popart_exception("a device has IPUs", expected="at least 1", got=num_ipus)
+        raise popart_exception("a device needs IPUs", expected="at least 1", got=num_ipus)
     if version not in IPU_VERSIONS:
         raise unknown_name("an IPU has a version", version, IPU_VERSIONS)
     # 0 tiles stand for all tiles of the chip, as in PopART.

@@ -129,7 +129,9 @@ class DataFlow:
     def setBatchesPerStep(self, batchesPerStep: int) -> None:
         """Change the number of batches of a step."""
         if isinstance(batchesPerStep, bool) or int(batchesPerStep) != batchesPerStep or batchesPerStep < 1:
-            raise popart_exception("batchesPerStep is no number of batches", expected="at least 1", got=batchesPerStep)
+            raise popart_exception(
+                "batchesPerStep must be a number of batches", expected="at least 1", got=batchesPerStep
+            )
         self._batches = int(batchesPerStep)
         for name, kind in self._anchors.items():
             # Otherwise the last batches of a step would be in no returned value.

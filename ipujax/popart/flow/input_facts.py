@@ -54,7 +54,7 @@ class InputSettings:
         self._strategy = _first(values, ExchangeStrategy, ExchangeStrategy.JustInTime)
         self._mode = _first(values, ReplicatedStreamMode, ReplicatedStreamMode.Replicate)
         if self._mode != ReplicatedStreamMode.Replicate:
-            message = "InputSettings: replicas read data of their own"
+            message = "InputSettings: each replica reads its own data"
             raise popart_exception(message, expected="ReplicatedStreamMode.Replicate", got=self._mode)
 
     def tileSet(self) -> TileSet:

@@ -95,7 +95,9 @@ class PyStepIO:
         """
         for name in self._inputs:
             if name not in names:
-                message = f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but is no input"
+                message = (
+                    f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but is not an input"
+                )
                 listed = ", ".join(names) or "no input"
                 raise popart_exception(message, expected=listed, got=name, hint=nearest(name, list(names)))
 

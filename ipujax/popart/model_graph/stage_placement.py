@@ -188,7 +188,7 @@ def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
             number = int(notes[PIPELINE_STAGE])
             ipu = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
             if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
-                message = f"Ops on IPUs {ipus[number]} and {ipu} have the same pipeline stage {number}, which is on one"
+                message = f"Ops on IPUs {ipus[number]} and {ipu} have the same pipeline stage {number}"
                 raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
     return _as_mapping([ipus.get(number, number) for number in range(max(ipus) + 1)])
 

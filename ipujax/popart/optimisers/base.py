@@ -125,7 +125,7 @@ class Optimizer(ABC):
         # A change of structure would need another compiled step, which `updateOptimizerFromHost` promises not to
         # make.
         if self.structure() != other.structure():
-            message = "a session goes on with an optimiser of one kind"
+            message = "a session cannot change to an optimiser of another kind"
             raise popart_exception(message, expected=self.structure(), got=other.structure())
         for name, values in self._maps.items():
             weights = {*values.specific, *other._maps[name].specific}

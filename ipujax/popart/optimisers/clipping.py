@@ -23,7 +23,7 @@ class ClipNormSettings:
 
     def __init__(self, weightIds: Sequence[str], maxNorm: float) -> None:
         if not maxNorm > 0:
-            raise popart_exception("maxNorm is no norm", expected="more than 0", got=maxNorm)
+            raise popart_exception("maxNorm must be a positive number", expected="more than 0", got=maxNorm)
         self.weightIds: list[str] | None = list(weightIds)
         self.maxNorm = float(maxNorm)
 

@@ -69,12 +69,16 @@ def as_value(name: str, setting: Any) -> OptimizerValue:
         return setting
     pair = tuple(setting) if isinstance(setting, tuple | list) else (setting, True)
     if len(pair) != 2 or isinstance(pair[0], bool):
-        raise popart_exception(f"{name} is no value of an optimiser", expected="(number, isConst)", got=repr(setting))
+        raise popart_exception(
+            f"{name} must be a value of an optimiser", expected="(number, isConst)", got=repr(setting)
+        )
     try:
         return OptimizerValue(float(pair[0]), bool(pair[1]))
     except (TypeError, ValueError) as error:
         expected = "(number, isConst)"
-        raise popart_exception(f"{name} is no value of an optimiser", expected=expected, got=repr(setting)) from error
+        raise popart_exception(
+            f"{name} must be a value of an optimiser", expected=expected, got=repr(setting)
+        ) from error
 
 
 def value_maps(

@@ -146,7 +146,11 @@ class ExecutionPhaseSettings(OptionGroup):
 
     def __post_init__(self) -> None:
         if self.phases < 0 or self.stages not in (1, 2):
-            raise popart_exception("these are no execution phases", expected="phases ≥ 0, 1 or 2 stages", got=self)
+            raise popart_exception(
+                "phases or stages of ExecutionPhaseSettings are out of range",
+                expected="phases ≥ 0, 1 or 2 stages",
+                got=self,
+            )
 
 
 @dataclass

@@ -117,16 +117,16 @@ class SessionOptions:
         off_chip = TensorStorage.OffChip
         has_phases = self.virtualGraphMode == VirtualGraphMode.ExecutionPhases
         if self.executionPhaseSettings.phases > 0 and not has_phases:
-            message = "executionPhaseSettings.phases is set and virtualGraphMode is another one"
+            message = "executionPhaseSettings.phases is set, but virtualGraphMode is not ExecutionPhases"
             raise popart_exception(message, expected="VirtualGraphMode.ExecutionPhases", got=self.virtualGraphMode)
         if self.activationTensorLocationSettings.location.storage is off_chip and not has_phases:
-            message = "activationTensorLocationSettings: activations are off chip between execution phases alone"
+            message = "activationTensorLocationSettings: activations can be off chip only between execution phases"
             hint = "VirtualGraphMode.ExecutionPhases, or autoRecomputation"
             raise popart_exception(message, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
         # An accumulator is a part of the optimiser's state, which is offloaded as one argument.
         of_state = self.optimizerStateTensorLocationSettings.location.storage
         if self.accumulatorTensorLocationSettings.location.storage is off_chip and of_state is not off_chip:
-            message = "accumulatorTensorLocationSettings: accumulators are off chip with the optimiser's state alone"
+            message = "accumulatorTensorLocationSettings: accumulators can be off chip only if the optimiser's state is"
             hint = "optimizerStateTensorLocationSettings, too"
             raise popart_exception(message, expected="TensorStorage.OnChip", got="OffChip", hint=hint)
 
@@ -137,7 +137,7 @@ class SessionOptions:
         )
         for name, count, switch in counts:
             if isinstance(count, bool) or int(count) != count or count < 1:
-                raise popart_exception(f"{name} is no number", expected="at least 1", got=count)
+                raise popart_exception(f"{name} must be a positive number", expected="at least 1", got=count)
             if count > 1 and not getattr(self, switch):
                 message = f"{switch} is false, but {name} > 1."
                 raise popart_exception(message, expected=f"{switch} = True", got=count)

@@ -75,7 +75,7 @@ class Session(Reports):
         loss: str,
     ) -> None:
         if not isinstance(device, DeviceInfo):
-            raise popart_exception("deviceInfo is no device", expected="DeviceManager().create…", got=repr(device))
+            raise popart_exception("deviceInfo must be a device", expected="DeviceManager().create…", got=repr(device))
         self.name = name
         self._options = SessionOptions() if options is None else options
         self._options.check()
@@ -429,7 +429,9 @@ class Session(Reports):
     def setRNGState(self, rngValue: Sequence[int]) -> None:
         """Set the state of random numbers, as `getRNGState` returns it."""
         if len(rngValue) != 2:
-            raise popart_exception("this is no state of random numbers", expected="two numbers", got=list(rngValue))
+            raise popart_exception(
+                "the state of random numbers must be two numbers", expected="two numbers", got=list(rngValue)
+            )
         self._seed, self._runs = (int(n) for n in rngValue)
 
 

@@ -95,7 +95,9 @@ class Engine:
             limit_bytes = graph.target.stream_buffer_limit_bytes
             user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
         if isinstance(graph, ReplicatedGraph | VirtualGraph):
-            raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
+            raise ArgumentError(
+                "an engine cannot run a virtual or replicated graph", hint="graph.get_top_level_graph()", got=graph
+            )
         for node in (node for program in user_programs for node in distinct(program) if isinstance(node, Execute)):
             graph.check_compute_set(node.compute_set)
         self._graph = graph
@@ -194,7 +196,7 @@ class Engine:
         if not isinstance(device, Device):
             expected = "a Device, as IPUModel().create_device() makes"
             got = type(device).__name__
-            raise EngineError("an engine is loaded on a device", expected=expected, got=got)
+            raise EngineError("an engine must be loaded on a device", expected=expected, got=got)
         if device.get_target() != self._graph.system_target:
             expected = self._graph.target.name
             got = device.get_target().name

@@ -88,7 +88,7 @@ class Graph(GraphBase):
                 "replicas of a top-level graph have no graph that sees them all", hint=_REPLICATED_GRAPH_HINT
             )
         if replicated_graph_of(top, tensor) is None:
-            raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
+            raise GraphError(f"{tensor!r} does not belong to a replicated graph", hint="graph.create_replicated_graph")
         return all_replicas(top, tensor)
 
 

@@ -353,6 +353,8 @@ def _mapped_variable(tensor: Any) -> Variable:
         return tensor.variables()[0]
     if not isinstance(tensor, Variable):
         raise MappingError(
-            f"mapping of {tensor!r}", expected="all of one variable", hint="give the tile of each element"
+            f"mapping of {tensor!r}",
+            expected="a tensor that is all of one variable",
+            hint="give the tile of each element",
         )
     return tensor

@@ -109,7 +109,11 @@ def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_t
             begin, end = _bounds(interval, tile, name)
             if not 0 <= begin <= end <= size:
                 got = f"({begin}, {end}) on tile {tile}"
-                raise MappingError(f"mapping of {name} leaves the tensor", expected=f"intervals in 0 … {size}", got=got)
+                raise MappingError(
+                    f"mapping of {name} has an interval outside of the tensor",
+                    expected=f"intervals in 0 … {size}",
+                    got=got,
+                )
             if np.any(tiles[begin:end] != UNMAPPED):
                 raise MappingError(f"mapping of {name} maps elements twice", got=f"({begin}, {end}) on tile {tile}")
             tiles[begin:end] = tile

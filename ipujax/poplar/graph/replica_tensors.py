@@ -73,5 +73,5 @@ def share_of_tiles(target: Target, replicas: int) -> Target:
 def _share(total: int, replicas: int, unit: str) -> int:
     if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1 or total % replicas:
         expected = f"a divisor of {total} {unit}"
-        raise GraphError(f"{replicas!r} replicas of a graph", expected=expected, got=repr(replicas))
+        raise GraphError(f"a graph cannot have {replicas!r} replicas", expected=expected, got=repr(replicas))
     return int(total // replicas)

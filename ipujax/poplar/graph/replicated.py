@@ -42,7 +42,7 @@ class ReplicatedBase(GraphBase):
 
     def __init__(self, parent: GraphBase, replicas: int) -> None:
         if parent.replication_factor > 1:
-            raise GraphError("replicas inside of replicas", expected="a graph that is not replicated")
+            raise GraphError("a replicated graph cannot be replicated again", expected="a graph that is not replicated")
         super().__init__(share_of_tiles(parent.target, replicas))
         self.replication_factor = self.replicas = replicas
         self._parent = parent

@@ -167,7 +167,7 @@ class VertexStore:
         """Set the value of a state field; raises GraphError for a connected field, or more than one number."""
         field = self.codelets[vertex].fields[field_index]
         if not field.is_state:
-            raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
+            raise GraphError(f"field {field.name} of {self.name(vertex)} is not state", hint="graph.connect")
         message = f"value of {field.name} of {self.name(vertex)}"
         number = cast_values(value, field.dtype, message)
         if number.shape != ():

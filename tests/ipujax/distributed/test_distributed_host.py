@@ -196,13 +196,13 @@ def test_distributed_bad_operands():
         ipu.distributed.gather({"w": np.ones(3)}, P(None, "replica"))
     with pytest.raises(ipu.ArgumentError, match=r"specs of ipu\.distributed\.share do not match"):
         ipu.distributed.share((1.5,), (P(), P()))
-    with pytest.raises(ipu.ArgumentError, match="no such reduction"):
+    with pytest.raises(ipu.ArgumentError, match="unknown reduction"):
         ipu.distributed.all_reduce(1.0, "prod")
-    with pytest.raises(ipu.ArgumentError, match="no such instance"):
+    with pytest.raises(ipu.ArgumentError, match="must be the number of an instance"):
         ipu.distributed.broadcast(1.0, 1)
     with pytest.raises(ipu.ArgumentError, match=r"str at operand\['name'\]"):
         ipu.distributed.broadcast({"name": "x"})
-    with pytest.raises(ipu.ArgumentError, match="JAX is tracing"):
+    with pytest.raises(ipu.ArgumentError, match="cannot take a traced operand"):
         jax.jit(ipu.distributed.all_reduce)(1.0)
     with pytest.raises(ipu.ArgumentError, match="not defined for all leaves"):
         ipu.distributed.all_reduce(1j, "max")

@@ -39,7 +39,7 @@ def test_data_flow() -> None:
         popart.AnchorReturnType("FINALE")
     with pytest.raises(popart.popart_exception, match="Must specify return period"):
         popart.AnchorReturnType("EVERYN")
-    with pytest.raises(popart.popart_exception, match="no number of batches"):
+    with pytest.raises(popart.popart_exception, match="must be a number of batches"):
         popart.DataFlow(0, {})
 
 

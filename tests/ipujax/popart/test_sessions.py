@@ -388,7 +388,7 @@ def test_refuses_sessions_that_cannot_be() -> None:
         special = popart.SGD({})
         special.insertSpecific("w9", {"learningRate": (0.1, True)})
         popart.TrainingSession(proto, popart.DataFlow(1, {}), model.loss, special, model_device())
-    with pytest.raises(popart.popart_exception, match="deviceInfo is no device"):
+    with pytest.raises(popart.popart_exception, match="deviceInfo must be a device"):
         popart.InferenceSession(proto, popart.DataFlow(1, {}), ipu.IPUModel())  # type: ignore[arg-type]
     unprepared = popart.InferenceSession(proto, popart.DataFlow(3, ["Tanh:0"]), model_device())
     with pytest.raises(popart.popart_exception, match="is not prepared"):

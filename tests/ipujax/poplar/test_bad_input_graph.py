@@ -296,23 +296,23 @@ WRONG_PROGRAMS = {
     ),
     "a tensor in a sequence": (
         lambda s: Sequence().add(s.a),  # here
-        r"Tensor\(float32\[4\] of a\) is no program",
+        r"Tensor\(float32\[4\] of a\) is not a program",
     ),
     "a compute set in a sequence": (
         lambda s: Sequence(s.compute_set),  # here
-        r"compute set cs is no program[\s\S]*try: Execute\(compute_set\)",
+        r"compute set cs is not a program[\s\S]*try: Execute\(compute_set\)",
     ),
     "a list in a sequence": (
         lambda s: Sequence([Copy(s.a, s.b)]),  # here
-        r"a list is no program[\s\S]*try: Sequence\(\*programs\)",
+        r"a list is not a program[\s\S]*try: Sequence\(\*programs\)",
     ),
     "a compute set that is repeated": (
         lambda s: Repeat(3, s.compute_set),  # here
-        r"compute set cs is no program[\s\S]*try: Execute\(compute_set\)",
+        r"compute set cs is not a program[\s\S]*try: Execute\(compute_set\)",
     ),
     "the name of a compute set": (
         lambda s: Execute("cs"),  # here
-        r"'cs' is no compute set[\s\S]*graph.add_compute_set",
+        r"'cs' is not a compute set[\s\S]*graph.add_compute_set",
     ),
     "a count below zero": (
         lambda s: Repeat(-1, Sequence()),  # here
@@ -334,9 +334,9 @@ WRONG_PROGRAMS = {
         lambda s: Repeat(Sequence(), 3),  # here
         r"count of a Repeat[\s\S]*got: a Sequence",
     ),
-    "a branch that is no program": (
+    "a branch that is not a program": (
         lambda s: If(s.flag, s.a),  # here
-        r"Tensor\(float32\[4\] of a\) is no program",
+        r"Tensor\(float32\[4\] of a\) is not a program",
     ),
     "a predicate that is no flag": (
         lambda s: If(s.a[0], Sequence()),  # here
@@ -356,11 +356,11 @@ WRONG_PROGRAMS = {
     ),
     "a call of no function": (
         lambda s: program.Call(Sequence()),  # here
-        r"a Sequence is no function[\s\S]*graph.add_function",
+        r"a Sequence is not a function[\s\S]*graph.add_function",
     ),
     "a print of no tensor": (
         lambda s: PrintTensor("title", 3),  # here
-        r"PrintTensor\('title'\) prints no tensor",
+        r"PrintTensor\('title'\) must have a tensor",
     ),
 }
 
@@ -387,7 +387,7 @@ def test_refuses_an_engine_without_graph_or_program(s):
     ):
         with refused(ArgumentError, message):
             poplar.Engine(*arguments)  # here
-    with refused(GraphError, r"compute set cs is no program"):
+    with refused(GraphError, r"compute set cs is not a program"):
         poplar.Engine(s.graph, [Sequence(), s.compute_set])  # here
 
 

@@ -239,14 +239,14 @@ def _wrong_programs(graph):
         "types": (lambda: Copy(x, half), "different sizes or types"),
         "stream size": (lambda: Copy(to_device, y), r"stream to (.|\n)*float32\[3\](.|\n)*float32\[4\]"),
         "stream type": (lambda: Copy(half, from_device), "stream from"),
-        "direction": (lambda: Copy(x, to_device), "stream to has the other direction"),
+        "direction": (lambda: Copy(x, to_device), "stream to has the wrong direction"),
         "streams": (lambda: Copy(to_device, from_device), "tensor on one side"),
         "remote size": (lambda: Copy(x, far), r"2 rows of remote buffer far(.|\n)*\[2, 3\]"),
         "offset": (lambda: Copy(x, x, y), "only copies of remote buffers"),
         "predicate": (lambda: If(x, empty), "a predicate must be one element"),
         "switch": (lambda: Switch(y[0], [(1, empty), (1, empty)]), "two programs"),
         "sync": (lambda: program.Sync("all"), "unknown kind of sync"),
-        "print": (lambda: PrintTensor("x"), "prints no tensor"),
+        "print": (lambda: PrintTensor("x"), "must have a tensor"),
     }
 
 
@@ -338,7 +338,7 @@ def test_refuses_a_sequence_inside_itself():
     second = Sequence()
     first.add(second)
     second.add(first)
-    with pytest.raises(GraphError, match="a sequence is inside of itself"):
+    with pytest.raises(GraphError, match="a sequence cannot be inside of itself"):
         listing(new_graph(), first)
 
 

@@ -189,7 +189,7 @@ def test_wrong_operands():
     for wrong in (1.5, True, None, "x"):
         with pytest.raises(TypeError, match="whole number"):
             m.less(x, wrong)
-    with pytest.raises(TypeError, match="y is of another model"):
+    with pytest.raises(TypeError, match="y belongs to another model"):
         m.sum([x, y])
     with pytest.raises(TypeError, match="a list of variables"):
         m.sum(x)

@@ -213,7 +213,7 @@ def test_what_the_environment_asks_for(folder: Path, monkeypatch) -> None:
             "after:fuze",
             r"IPUJAX_DOT names no pass: 'fuze'(.|\n)*trace, discharge, inline.*lower(.|\n)*try: 'fuse'",
         ),
-        (DOT, "after:fuse,dce", r"IPUJAX_DOT names no step(.|\n)*after:PASS(.|\n)*'dce'"),
+        (DOT, "after:fuse,dce", r"IPUJAX_DOT must name a pass(.|\n)*after:PASS(.|\n)*'dce'"),
         (DUMP, "tile", r"IPUJAX_DUMP names no dump: 'tile'(.|\n)*try: 'tiles'"),
     ],
 )

@@ -172,8 +172,14 @@ BAD: dict[str, tuple[Any, Any, int, dict[str, Any], str]] = {
         {"stages": 2},
         "its function has stages already",
     ),
-    "nothing to cut": (over_time, (array(6, 6), array(16, 6)), 4, {"stages": 3}, "there is nothing to cut"),
-    "one IPU": (chain(WIDTHS["even"])[0], chain(WIDTHS["even"])[1], 1, {"stages": "auto"}, "nothing to be cut for"),
+    "nothing to cut": (over_time, (array(6, 6), array(16, 6)), 4, {"stages": 3}, "too few places for cuts"),
+    "one IPU": (
+        chain(WIDTHS["even"])[0],
+        chain(WIDTHS["even"])[1],
+        1,
+        {"stages": "auto"},
+        "cannot be cut into stages for one IPU",
+    ),
     "too few IPUs": (*chain(WIDTHS["even"]), 2, {"stages": 3}, "stage 2 .* has no IPU 2"),
     "too large": (*chain((256, 256, 256, 256)), 2, {"stages": 2}, "no cut into 2 stages fits the memory"),
 }

@@ -40,7 +40,7 @@ def test_finds_schedules_by_name():
     assert LoopedOneForwardOneBackward(2) == SCHEDULES["looped-1f1b"] != LoopedOneForwardOneBackward(3)
     with pytest.raises(ScheduleError, match=r"(?s)called 'gpip'.*try: 'gpipe', the nearest known name"):
         as_schedule("gpip")
-    with pytest.raises(ArgumentError, match="no pipeline schedule"):
+    with pytest.raises(ArgumentError, match="must be a name or a Schedule"):
         as_schedule(3)
 
 
@@ -153,7 +153,7 @@ def test_refuses_values_that_are_not_lists_of_tasks():
             plan_of(schedule, 1, 1)
     with pytest.raises(ScheduleError, match="task 1 of an IPU has a field that is not an integer"):
         plan_of(FixedSchedule([F00, Task(None, 0, Kind.FORWARD)]), 1, 1)
-    with pytest.raises(ScheduleError, match=r"(?s)argument is no pipeline schedule.*try: NoLists\(\)"):
+    with pytest.raises(ScheduleError, match=r"(?s)schedule must be a name or a Schedule.*try: NoLists\(\)"):
         as_schedule(NoLists)
     with pytest.raises(ScheduleError, match="2 stages, but not as many micro_batches"):
         TaskList([0, 0], [0], [0, 0])

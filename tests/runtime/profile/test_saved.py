@@ -103,7 +103,7 @@ def test_its_memory_is_that_of_the_original(name, tmp_path):
     assert list(map(str, loaded.largest)) == list(map(str, original.largest))
     assert loaded.lacking().keys() == original.lacking().keys()
     assert not loaded.tile_bytes.flags.writeable and "B on tile" in repr(loaded)
-    with pytest.raises(ProfileError, match=r"fullest tile alone(.|\n)*expected: tile"):
+    with pytest.raises(ProfileError, match=r"fullest tile only(.|\n)*expected: tile"):
         loaded.at_peak(loaded.worst_tile + 1)
 
 
@@ -166,16 +166,16 @@ def with_figures(content, change):
 
 DAMAGED = {
     "cut off": (lambda content: content[: len(content) // 2], "is cut off"),
-    "nothing left": (lambda content: b"", "is no profile"),
-    "text": (lambda content: b"cycles: 3", "is no profile"),
+    "nothing left": (lambda content: b"", "is not a profile"),
+    "text": (lambda content: b"cycles: 3", "is not a profile"),
     "other bytes": (lambda content: content[:40] + bytes(60) + content[100:], r"is damaged(.|\n)*copy it again"),
     "other checksum": (lambda content: content[:-8] + bytes(8), "is damaged"),
-    "other start": (lambda content: b"PK" + content[2:], "is no profile"),
-    "gzip of text": (lambda content: gzip.compress(b"cycles: 3"), "is no profile"),
-    "gzip of bytes": (lambda content: gzip.compress(b"\xff\xfe\xfd"), "is no profile"),
-    "JSON": (lambda content: gzip.compress(b"[1, 2]"), "is no profile"),
-    "lists in lists": (lambda content: gzip.compress(b"[" * 100_000), "is no profile"),
-    "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is no profile"),
+    "other start": (lambda content: b"PK" + content[2:], "is not a profile"),
+    "gzip of text": (lambda content: gzip.compress(b"cycles: 3"), "is not a profile"),
+    "gzip of bytes": (lambda content: gzip.compress(b"\xff\xfe\xfd"), "is not a profile"),
+    "JSON": (lambda content: gzip.compress(b"[1, 2]"), "is not a profile"),
+    "lists in lists": (lambda content: gzip.compress(b"[" * 100_000), "is not a profile"),
+    "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is not a profile"),
     "another version": (
         lambda content: edited(content, lambda data: data.update(version=1)),
         r"of another version(.|\n)*expected: version 2 to 4(.|\n)*got: version 1(.|\n)*save it again",
@@ -195,19 +195,19 @@ DAMAGED = {
         lambda content: edited(content, lambda data: data["profile"]["run"].update(cycles=float("inf"))),
         "is damaged",
     ),
-    "no cycles": (lambda content: with_figures(content, lambda data: data["run"].pop("cycles")), "is no profile"),
-    "no memory": (lambda content: with_figures(content, lambda data: data.update(memory=3)), "is no profile"),
+    "no cycles": (lambda content: with_figures(content, lambda data: data["run"].pop("cycles")), "is not a profile"),
+    "no memory": (lambda content: with_figures(content, lambda data: data.update(memory=3)), "is not a profile"),
     "too many bytes": (
         lambda content: with_figures(content, lambda data: data["memory"]["shared"].__setitem__(0, 1 << 80)),
-        "is no profile",
+        "is not a profile",
     ),
     "a tile less": (
         lambda content: with_figures(content, lambda data: data["memory"]["shared"].pop()),
-        "is no profile",
+        "is not a profile",
     ),
     "another machine": (
         lambda content: with_figures(content, lambda data: data["target"].update(num_ipus=0)),
-        "is no profile",
+        "is not a profile",
     ),
 }
 

@@ -152,7 +152,7 @@ def test_recorded_run():
 
 def test_trip_count_of_no_loop_is_refused():
     graph, program, _, _ = looping()
-    with pytest.raises(ArgumentError, match=r"names no loop of this program: 'while\[1\]'") as error:
+    with pytest.raises(ArgumentError, match=r"names an unknown loop: 'while\[1\]'") as error:
         compile(graph, program, options=Options(trip_counts={"while[1]": 6}))
     assert "while[0]" in str(error.value)
 

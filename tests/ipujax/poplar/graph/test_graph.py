@@ -147,7 +147,7 @@ def test_a_tensor_of_several_variables_is_mapped_with_a_tile_for_each_element():
         (-1, r"tile the target lacks[\s\S]*got: -1"),
         ([[(0, 3)]], "leaves elements out"),
         ([[(0, 3)], [(2, 4)]], "maps elements twice"),
-        ([[(0, 5)]], "leaves the tensor"),
+        ([[(0, 5)]], "outside of the tensor"),
         ([[]] * 9, "names tiles the target lacks"),
         (np.array([0, 1]), r"expected: 4 tiles[\s\S]*got: 2"),
     ],

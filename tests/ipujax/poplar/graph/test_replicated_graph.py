@@ -70,9 +70,9 @@ def test_each_replica_has_its_share_of_tiles(num_ipus, tiles, replicas):
 
 @pytest.mark.parametrize("replicas", ["2", 2.0, None])
 def test_refuses_a_non_integer_number_of_replicas(replicas):
-    with pytest.raises(GraphError, match=r"replicas of a graph[\s\S]*a divisor of 4"):
+    with pytest.raises(GraphError, match=r"a graph cannot have .* replicas[\s\S]*a divisor of 4"):
         graphs(4, 4, replicas)
-    with pytest.raises(GraphError, match=r"replicas of a graph[\s\S]*a divisor of 4"):
+    with pytest.raises(GraphError, match=r"a graph cannot have .* replicas[\s\S]*a divisor of 4"):
         poplar.Graph(device(4), replication_factor=replicas)
 
 
@@ -93,13 +93,13 @@ def test_replicas_divide_the_machine(num_ipus, replicas, match):
 def test_refuses_replicas_inside_replicas():
     on, _, replicated = graphs()
     for graph in (replicated, replicated.create_virtual_graph(2), poplar.Graph(on, replication_factor=2)):
-        with pytest.raises(GraphError, match="replicas inside of replicas"):
+        with pytest.raises(GraphError, match="cannot be replicated again"):
             graph.create_replicated_graph(2)
 
 
 def test_refuses_tensors_outside_of_the_replicas():
     _, graph, replicated = graphs()
-    with pytest.raises(GraphError, match="of no replicated graph"):
+    with pytest.raises(GraphError, match="does not belong to a replicated graph"):
         graph.get_non_replicated_tensor(placed(graph, [2], "own"))
     with pytest.raises(GraphError, match=r"own.*is not of this replicated graph"):
         replicated.set_tile_mapping(graph.add_variable(FLOAT, [2], "own"), 0)
@@ -462,7 +462,7 @@ def test_refuses_programs_that_cannot_run_in_all_replicas(build, error, match):
 def test_refuses_an_engine_of_a_part_of_the_graph():
     _, graph, rg = graphs()
     for part in (rg, graph.create_virtual_graph(2)):
-        with pytest.raises(ArgumentError, match="an engine runs a whole graph"):
+        with pytest.raises(ArgumentError, match="an engine cannot run a virtual or replicated graph"):
             poplar.Engine(part, Sequence())
 
 

@@ -385,7 +385,7 @@ REFUSED = {
         lambda g, v, x, out: g.add_vertex(g.add_compute_set("c"), "SumVertx"),
         r"no codelet 'SumVertx'[\s\S]*DotVertex[\s\S]*try: 'SumVertex'",
     ),
-    "value of a connection": (lambda g, v, x, out: g.set_initial_value(v["in"], 1), "is no state"),
+    "value of a connection": (lambda g, v, x, out: g.set_initial_value(v["in"], 1), "is not state"),
 }
 
 
