@@ -167,21 +167,22 @@ def _fitting(
     later = [choice for choice in choices if choice.tile_bytes >= _SMALLEST_SHARE * origin.fullest_bytes]
     if later and origin.is_hopeless and not origin.planned.trades and attempted(later[-1]).is_hopeless:
         return None
-    tried = [origin]
+    attempts = [origin]
     fitting = list[_Attempt[P]]()
     for choice in later:
-        tried.append(attempted(choice))
-        if tried[-1].fits:
-            fitting.append(tried[-1])
-            if tried[-1].known_cycles <= _HARDLY_MORE * origin.known_cycles:
-                return tried[-1]
+        attempt = attempted(choice)
+        attempts.append(attempt)
+        if attempt.fits:
+            fitting.append(attempt)
+            if attempt.known_cycles <= _HARDLY_MORE * origin.known_cycles:
+                return attempt
     if not origin.planned.trades:
         return _fastest(fitting)
-    for base in _undominated(tried):
+    for base in _undominated(attempts):
         if all(base.known_cycles < best.known_cycles for best in fitting):
             fitting += _with_recomputation(base, attempted)
     if not fitting and origin.planned.choice.cuts and later:
-        fitting += _with_new_stages(tried, attempted)
+        fitting += _with_new_stages(attempts, attempted)
     return _fastest(fitting)
 
 
@@ -210,25 +211,25 @@ def _with_recomputation(base: _Attempt[P], attempted: Callable[[Choice], _Attemp
 def _with_less_stored(base: _Attempt[P]) -> Iterator[Choice]:
     """Yield choices with fewer and fewer bytes stored for gradients, in growing steps, down to the fewest."""
     levels = [level for level in _LEVELS if level <= base.executable.target.bytes_per_tile]
-    tried = {base.stored_bytes(base.planned.choice.recomputation)}
+    attempted_bytes = {base.stored_bytes(base.planned.choice.recomputation)}
     for number in takewhile(lambda number: number < len(levels), _STEPS):
         recomputation = base.storing(levels[number])
         if recomputation is None:
             return
-        if (stored_bytes := base.stored_bytes(recomputation)) not in tried:
-            tried.add(stored_bytes)
+        if (stored_bytes := base.stored_bytes(recomputation)) not in attempted_bytes:
+            attempted_bytes.add(stored_bytes)
             yield replace(base.planned.choice, recomputation=recomputation)
 
 
-def _with_new_stages(tried: Sequence[_Attempt[P]], attempted: Callable[[Choice], _Attempt[P]]) -> list[_Attempt[P]]:
+def _with_new_stages(attempts: Sequence[_Attempt[P]], attempted: Callable[[Choice], _Attempt[P]]) -> list[_Attempt[P]]:
     """Return the first attempt that fits in stages that are searched again with recomputation, if there is one."""
     # From the second attempt on whole layers are recomputed, so other cuts are good.
-    base = tried[1]
+    base = attempts[1]
     recomputation = next(_with_less_stored(base), base.planned.choice).recomputation
-    found = attempted(replace(base.planned.choice, recomputation=recomputation, cuts=()))
-    if found.fits:
-        return [found]
-    bases = (attempted(replace(each.planned.choice, cuts=found.planned.choice.cuts)) for each in tried)
+    with_new_cuts = attempted(replace(base.planned.choice, recomputation=recomputation, cuts=()))
+    if with_new_cuts.fits:
+        return [with_new_cuts]
+    bases = (attempted(replace(each.planned.choice, cuts=with_new_cuts.planned.choice.cuts)) for each in attempts)
     return next((fitting for each in bases if (fitting := _with_recomputation(each, attempted))), [])
 
 
@@ -379,9 +380,9 @@ def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
 def _smallest(reports: Sequence[MemoryReport]) -> int:
     """Return the index of the report whose fullest tile is smallest, the first of equals."""
     lower_bounds = [int(report.least_bytes.max()) for report in reports]
-    first, *others = sorted(range(len(reports)), key=lower_bounds.__getitem__)
+    first, *later = sorted(range(len(reports)), key=lower_bounds.__getitem__)
     best = reports[first].max_tile_bytes, first  # packs the variables: slow, so only where a lower bound allows it
-    for number in others:
+    for number in later:
         if lower_bounds[number] > best[0]:
             break
         best = min(best, (reports[number].max_tile_bytes, number))

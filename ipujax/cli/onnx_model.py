@@ -67,6 +67,7 @@ def _options(option: str, texts: Sequence[str], kind: type) -> Mapping[str, list
 
 
 def _option(option: str, text: str, kind: type) -> tuple[str, list[Any]]:
+    """Return the name of an input and the values of `NAME=VALUE,VALUE,…`."""
     name, equals, values = text.rpartition("=")
     try:
         if not equals:

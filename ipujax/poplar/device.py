@@ -33,7 +33,7 @@ class Target(RuntimeTarget):
         """Add Poplar's getters to a machine description.
 
         Raises:
-            TargetError: for anything that is no machine description.
+            TargetError: for other values than machine descriptions.
         """
         if not isinstance(target, RuntimeTarget):
             hint = "create_device().get_target()" if isinstance(target, IPUModel) else None

@@ -238,6 +238,7 @@ class _Canonical:
         return value.__name__
 
     def _code(self, code: CodeType) -> str:
+        """Digest of the byte code, names, lines and constants of a function, and of those inside it."""
         constants = ",".join(
             self._once(x, self._code) if isinstance(x, CodeType) else self.value(x) for x in code.co_consts
         )

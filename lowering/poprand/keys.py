@@ -116,6 +116,8 @@ def _codelet(
     keys_rank: int,
     shape: tuple[int, ...],
 ) -> Codelet:
+    """Codelet of a function of keys, whose result for one key has `shape`; a vertex computes a block of it."""
+
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> Any:
         result = fun(*blocks)
         if shapes[0][keys_rank:] == shape[keys_rank:]:

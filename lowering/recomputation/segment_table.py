@@ -102,7 +102,11 @@ class SegmentTable:
         return self.curves[0, len(self.steps) - 1]
 
     def _options(self, first: int, last: int) -> list[tuple[int | None, Curve]]:
-        """Curves of a segment: if it saves all of its first step (None), or stores the input of a later one."""
+        """Ways to run a segment, each with its trade-off curve.
+
+        None saves all values of the first step; a number stores the input of that later step, and recomputes the steps
+        before it.
+        """
         step = self.steps[first]
         inputs = self.inputs
         gradient = inputs[last + 1] + self.left_bytes[last + 1]

@@ -126,7 +126,7 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
-    """Return the cost of one execution of a compute set; those of equal vertices, as of equal layers, share one."""
+    """Return the cost of one execution of a compute set; compute sets with equal vertices share one cost."""
     key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
     if None in key:
         return _cost(graph, compute_set)

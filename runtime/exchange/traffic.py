@@ -272,6 +272,7 @@ def geometry(tensor: Tensor) -> tuple[object, ...] | None:
 
 
 def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
+    """Return a hashable form of a view, its variables by number; None for a view by indices."""
     match node:
         case Affine(variable, offset, dims):
             return variables.index(variable), variable.shape, offset, dims

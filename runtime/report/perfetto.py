@@ -85,6 +85,7 @@ def _arguments_of_steps(profile: Figures) -> list[_StepArguments]:
 
 
 def _step_arguments(origins: Sequence[Origin]) -> _StepArguments:
+    """Return the line, layer and part of the largest origin of a step, and all layers if it has several."""
     if not origins:
         return _StepArguments({}, {})
     largest = origins[0]  # origins are in the order of their share of the step

@@ -104,7 +104,7 @@ def _io_tile_rows(costs: Costs, rows: Iterator[int]) -> dict[int, int]:
 
 
 def _transfer_slots(costs: Costs, rows: Iterator[int]) -> dict[Variable, _Slot]:
-    """Return a slot for each variable that I/O tiles load or store."""
+    """Return the rows of clocks of each variable that I/O tiles load or store, numbered by `rows`."""
     slots: dict[Variable, _Slot] = {}
     for leaf, cost in _overlapping_transfers(costs):
         for variable in _tensor_of(leaf).variables():

@@ -197,6 +197,7 @@ class _TaskWalker(Walker):
     # --- the walk ---
 
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
+        """Advance the clocks by a node: a call of an outermost task gets a span, other calls name their part."""
         if not isinstance(program, Call):
             super().visit(program, state, times, into)
         elif program.task is not None and self._task is None:

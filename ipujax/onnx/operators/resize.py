@@ -171,6 +171,7 @@ def _keys(distance: Floats, a: float) -> Floats:
 
 
 def _combined(x: Array, axis: int, index: np.ndarray, weight: Floats) -> Array:
+    """Weighted sums of elements along an axis: `index` and `weight` are [results, taps]."""
     if index.shape[1] == 1:
         return jnp.take(x, index[:, 0], axis=axis)
     after = (1,) * (x.ndim - axis - 1)

@@ -53,7 +53,7 @@ def declare_outputs(model: onnx.ModelProto) -> None:
     """Write element type and shape of the outputs into a model, where they are known.
 
     Args:
-        model: changed.
+        model: model to change in place.
     """
     if not model.graph.output:
         return

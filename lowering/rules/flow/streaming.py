@@ -29,7 +29,7 @@ def host_send_rule(ctx: Context, value: Tensor) -> Tensor:
 
 
 def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
-    """Loads a buffer, which the tensor may reshape, or the rows of it that the tensor views."""
+    """Copies a buffer of streaming memory, or the rows of it that the tensor views, to a new variable on the chip."""
     loaded = MemoryOrder.for_argument(remote.shape, in_groups).add_variable(ctx.graph, remote.dtype, ctx.name)
     buffer = _buffer(ctx, remote)
     is_whole = remote.size == buffer.memory.size
