@@ -40,7 +40,7 @@ def _is(value: Any) -> Default:
 _no = _is(False)
 _yes = _is(True)
 
-# Option → (its default, what it is here).
+# Option → (its default, its meaning here).
 MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
     {
         "accumulationAndReplicationReductionType": (_is(ReductionType.Sum), "sum or mean of gradients"),

@@ -31,7 +31,7 @@ CALLS = {
     for name, call in ANNOTATIONS.items()
 }
 TABLES = (
-    ("Mapped", "what it is here", texts(MAPPED)),
+    ("Mapped", "meaning here", texts(MAPPED)),
     ("Without effect", "why", {**texts(WITHOUT_EFFECT), **FIELDS_WITHOUT_EFFECT, **CALLS}),
     ("Refused unless it has its default", "in its place", texts(REFUSED)),
 )
