@@ -135,14 +135,14 @@ def advise(
     rows = [_row(_Variant("as it is", fun, args))]
     recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != present}
     variants = [_Variant(_as_code(other.options), other, args) for other in recomputing.values()]
-    others = [*_offloading(fun, args), *_with_more_ipus(fun, args)]
+    further = [*_offloading(fun, args), *_with_more_ipus(fun, args)]
     if halved is not None:
-        others.append(_Variant("half of the batch, twice", fun, halved, times=2))
-    rows += [_row(variant) for variant in (*variants, *others)]
+        further.append(_Variant("half of the batch, twice", fun, halved, times=2))
+    rows += [_row(variant) for variant in (*variants, *further)]
     # Pairs are compiled only where no single change is enough: each compilation may take minutes.
     if present != "auto" and not any(row.fits for row in rows):
         code = _as_code(recomputing["auto"].options)
-        combined = [replace(x, change=f"{x.change}, {code}", fun=_recomputing(x.fun, "auto")) for x in others]
+        combined = [replace(x, change=f"{x.change}, {code}", fun=_recomputing(x.fun, "auto")) for x in further]
         rows += [_row(variant) for variant in combined]
     advice = Advice(tuple(sorted(rows, key=_rank)))
     if show:

@@ -82,9 +82,9 @@ def auto_shard(
     ranked = search.ranked(shapes)
     rows: dict[Candidate, ShardingPlan] = {}
 
-    def add(candidates: Iterable[Candidate], most: int) -> None:
+    def add(candidates: Iterable[Candidate], limit: int) -> None:
         for candidate in candidates:
-            if sum(row.fits for row in rows.values()) >= most:
+            if sum(row.fits for row in rows.values()) >= limit:
                 break
             # One of more bytes than a program that does not fit would not fit either.
             too_many = min((c.cost.num_bytes for c, row in rows.items() if not row.fits), default=inf)

@@ -65,14 +65,14 @@ class Search:
     def ranked(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Candidate]:
         """Distinct programs, those that may fit first, by estimated cycles; then the others, by bytes."""
         num_bytes = [prod(x.shape) * x.dtype.itemsize for x in shapes]
-        least = _SMALL_SHARE * sum(num_bytes)
-        order = sorted((n for n, size in enumerate(num_bytes) if size >= least), key=lambda n: -num_bytes[n])
+        min_bytes = _SMALL_SHARE * sum(num_bytes)
+        order = sorted((n for n, size in enumerate(num_bytes) if size >= min_bytes), key=lambda n: -num_bytes[n])
         options = {number: self._options(shapes[number].shape) for number in order}
         beam: list[Specs] = [(None,) * len(shapes)]
         for number in order:
             beam = self._best(_with(specs, number, spec) for specs in beam for spec in options[number])[:_BEAM]
-        whole = tuple(PartitionSpec() if n in options else None for n in range(len(shapes)))
-        alone = [_with(whole, number, spec) for number in order for spec in options[number]]
+        unsplit = tuple(PartitionSpec() if n in options else None for n in range(len(shapes)))
+        alone = [_with(unsplit, number, spec) for number in order for spec in options[number]]
         for start in self._best([*beam, *alone])[:_STARTS]:
             self._improve(self._decided(start, order), options)
         distinct = {candidate.specs: candidate for candidate in self.evaluated.values()}
@@ -81,8 +81,8 @@ class Search:
     def _improve(self, specs: Specs, options: Mapping[int, Sequence[PartitionSpec]]) -> None:
         """Evaluates other specs of each argument, from the best ones so far, until none is better."""
         while True:
-            others = [_with(specs, number, spec) for number in options for spec in options[number]]
-            best = self._best([specs, *others])[0]
+            neighbours = [_with(specs, number, spec) for number in options for spec in options[number]]
+            best = self._best([specs, *neighbours])[0]
             if best == specs:
                 return
             specs = best
@@ -119,8 +119,8 @@ class Search:
 
     def _partitioned(self, specs: Specs) -> Candidate:
         notes = Notes()
-        given = tuple(None if spec is None else NamedSharding(self.mesh, spec) for spec in specs)
-        after = partition(self.jaxpr, Shardings(given, (), self.target), notes)
+        shardings = tuple(None if spec is None else NamedSharding(self.mesh, spec) for spec in specs)
+        after = partition(self.jaxpr, Shardings(shardings, (), self.target), notes)
         chosen = [PartitionSpec()] * len(specs)
         if after is not self.jaxpr:
             (eqn,) = after.eqns

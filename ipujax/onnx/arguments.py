@@ -1,4 +1,4 @@
-"""Arguments of `load` and of models against what the file declares."""
+"""Checks of the arguments of `load` and of models against the declarations of the file."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def checked_static(graph: Graph, static: Mapping[str, Any]) -> dict[str, Any]:
 
 def _static_value(info: ValueInfo, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
-        what = f"static[{info.name!r}] must be known when the model is loaded"
-        raise OnnxError(what, expected="a NumPy array", got="a traced value")
+        message = f"static[{info.name!r}] must be known when the model is loaded"
+        raise OnnxError(message, expected="a NumPy array", got="a traced value")
     if value is None or (isinstance(value, list | tuple) and info.kind != "tensor"):
         return None if value is None else tuple(np.asarray(item, info.dtype) for item in value)
     array = np.asarray(value, info.dtype)
@@ -70,8 +70,8 @@ def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array])
         raise OnnxError(f"params has no {missing[0]!r}", expected=f"{len(expected)} arrays", got=len(params), hint=hint)
     for name, value in params.items():
         if np.shape(value) != expected[name].shape:
-            what = f"params[{name!r}] has another shape"
-            raise OnnxError(what, expected=expected[name].shape, got=np.shape(value))
+            message = f"params[{name!r}] has another shape"
+            raise OnnxError(message, expected=expected[name].shape, got=np.shape(value))
     return {name: jnp.asarray(value) for name, value in params.items()}
 
 
@@ -112,10 +112,10 @@ def _dtype_kind(dtype: Any) -> str:
 def _check_shape(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     if info.shape is None:
         return
-    known = {name: size for name, size in sizes.items() if name in info.shape}
+    known_sizes = {name: size for name, size in sizes.items() if name in info.shape}
     fits = len(shape) == len(info.shape) and all(map(lambda dim, size: _fits(dim, size, sizes), info.shape, shape))
     if not fits:
-        expected = str(info) + (f" with {known}" if known else "")
+        expected = str(info) + (f" with {known_sizes}" if known_sizes else "")
         hint = f"load(…, input_shapes={{{info.name!r}: {shape}}}) declares another shape"
         raise OnnxError(f"input {info.name!r} has another shape", expected=expected, got=shape, hint=hint)
 
@@ -126,8 +126,9 @@ def _fits(dim: Dim, size: int, sizes: dict[str, int]) -> bool:
     return dim is None or dim == size
 
 
-def _check_names(names: Mapping[str, Any], known: Sequence[str] | Mapping[str, Any], label: str) -> None:
+def _check_names(names: Mapping[str, Any], valid: Sequence[str] | Mapping[str, Any], label: str) -> None:
     for name in names:
-        if name not in known:
-            what = f"{label} names {name!r}, which the model does not have"
-            raise OnnxError(what, expected=f"of {', '.join(known) or 'none'}", got=name, hint=nearest(name, known))
+        if name not in valid:
+            message = f"{label} names {name!r}, which the model does not have"
+            expected = f"one of {', '.join(valid)}" if valid else "no name"
+            raise OnnxError(message, expected=expected, got=name, hint=nearest(name, valid))

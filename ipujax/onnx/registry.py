@@ -114,9 +114,9 @@ def static(value: Any, name: str) -> np.ndarray:
     # The evaluator adds the node and its operator to the text.
     if is_static(value):
         return np.asarray(value)
-    what = f"{name} decides a shape and must be static"
+    message = f"{name} decides a shape and must be static"
     hint = "name the graph input that it depends on in load(static=…), or give the input's shape in input_shapes"
-    raise TracedOperandError(what, expected="a value known while tracing", got=_kind(value), hint=hint)
+    raise TracedOperandError(message, expected="a value known while tracing", got=_kind(value), hint=hint)
 
 
 def is_static(value: Any) -> bool:
@@ -129,8 +129,8 @@ def data_dependent_size(max_size: int | None, result: str) -> int:
     if max_size is not None:
         return max_size
     hint = 'give a bound, load(max_sizes={"<output of the node>": n}), or make the input static, load(static=…)'
-    what = f"the size of {result} depends on traced values"
-    raise TracedOperandError(what, expected="a static operand or a bound", got="a traced operand", hint=hint)
+    message = f"the size of {result} depends on traced values"
+    raise TracedOperandError(message, expected="a static operand or a bound", got="a traced operand", hint=hint)
 
 
 def _kind(value: Any) -> str:

@@ -121,16 +121,16 @@ class GraphTransformer:
         constants = [onnx.helper.make_node("Constant", [], [name], name, value=by_name[name]) for name in ids]
         # Operands come before the nodes that read them.
         nodes = [*constants, *map(_copied, graph.node)]
-        kept = [_copied(tensor) for tensor in graph.initializer if tensor.name not in ids]
+        initialisers = [_copied(tensor) for tensor in graph.initializer if tensor.name not in ids]
         inputs = [_copied(value) for value in graph.input if value.name not in ids]
-        for field, rows in (("node", nodes), ("initializer", kept), ("input", inputs)):
+        for field, rows in (("node", nodes), ("initializer", initialisers), ("input", inputs)):
             graph.ClearField(field)
             getattr(graph, field).extend(rows)
 
     def convertAllFixedPointInitializersToConstants(self) -> None:
         """Make constants of all parameters of whole numbers."""
-        whole = [name for name, dtype in DTYPES.items() if dtype.kind in "iu"]
-        names = [t.name for t in self._model.graph.initializer if any(_has_type(t, name) for name in whole)]
+        integer_types = [name for name, dtype in DTYPES.items() if dtype.kind in "iu"]
+        names = [t.name for t in self._model.graph.initializer if any(_has_type(t, name) for name in integer_types)]
         self.convertInitializersToConstants(names)
 
     def removeUnusedInputs(self) -> None:

@@ -117,8 +117,8 @@ def getSupportedOperationsDefinition(includeInternal: bool) -> dict[OperatorIden
             definitions[key] = OpDefinition(operands, results, attributes)
     if includeInternal:
         listed = {(key.domain, key.type) for key in definitions}
-        others = [key for key in OPERATORS if key[0] != STANDARD_DOMAIN and key not in listed]
-        definitions |= {OperatorIdentifier(*key, 1): OpDefinition((), (), {}) for key in others}
+        internal = [key for key in OPERATORS if key[0] != STANDARD_DOMAIN and key not in listed]
+        definitions |= {OperatorIdentifier(*key, 1): OpDefinition((), (), {}) for key in internal}
     return dict(sorted(definitions.items()))
 
 

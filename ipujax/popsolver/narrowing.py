@@ -1,4 +1,4 @@
-"""Narrows domains: which bounds a constraint leaves to its variables.
+"""Narrows domains to the bounds that a constraint leaves to its variables.
 
 Input: the domains of a constraint's variables, a result last. Output: a bound for each of them, which the solver
 intersects with the domain. A bound holds all values of solutions; of single values it holds exactly the solutions.
@@ -23,9 +23,9 @@ class Domain(NamedTuple):
 Narrow = Callable[[Sequence[Domain]], Sequence[Domain]]
 
 
-def ceil_quotient(left: int, right: int) -> int:
-    """A quotient, rounded up."""
-    return -(-left // right)
+def ceil_quotient(dividend: int, divisor: int) -> int:
+    """Return a quotient, rounded up."""
+    return -(-dividend // divisor)
 
 
 def narrow_sum(domains: Sequence[Domain]) -> list[Domain]:

@@ -81,7 +81,7 @@ def tile_array(x: Any, num_tiles: int | None, name: str, argument: str = "array"
 
 
 def as_array(x: Any, name: str, argument: str) -> Any:
-    """Return anything as an array of JAX; raises ArgumentTypeError if it is none."""
+    """Return a value as an array of JAX; raise ArgumentTypeError for a value that cannot be converted."""
     try:
         return jnp.asarray(x)
     except TypeError as error:

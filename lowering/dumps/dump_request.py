@@ -45,22 +45,23 @@ class DumpRequest:
     @staticmethod
     def from_environment() -> DumpRequest:
         """Read the request from the environment; refuse unknown passes and kinds of dumps."""
-        dots, kinds = os.environ.get(DOT, ""), os.environ.get(DUMP, "")
+        dots = os.environ.get(DOT, "")
+        dumps = os.environ.get(DUMP, "")
         after = [_step(part.strip()) for part in dots.split(",") if part.strip()]
-        asked = [part.strip() for part in kinds.split(",") if part.strip()]
-        for kind in asked:
-            _check(kind, KINDS, f"{DUMP} names no dump: {kind!r}")
-        return DumpRequest(frozenset(after), frozenset(asked), Path(os.environ.get(FOLDER) or "."))
+        kinds = [part.strip() for part in dumps.split(",") if part.strip()]
+        for kind in kinds:
+            _check(kind, KINDS, f"{DUMP} names an unknown dump: {kind!r}")
+        return DumpRequest(frozenset(after), frozenset(kinds), Path(os.environ.get(FOLDER) or "."))
 
 
 def _step(part: str) -> str:
     if not part.startswith(_AFTER):
         raise ArgumentError(f"{DOT} must name a pass", expected="after:PASS, after:PASS, …", got=repr(part))
     name = part.removeprefix(_AFTER)
-    _check(name, STEPS, f"{DOT} names no pass: {name!r}")
+    _check(name, STEPS, f"{DOT} names an unknown pass: {name!r}")
     return name
 
 
-def _check(name: str, known: Sequence[str], what: str) -> None:
-    if name not in known:
-        raise ArgumentError(what, expected=f"one of {', '.join(known)}", got=repr(name), hint=nearest(name, known))
+def _check(name: str, valid: Sequence[str], message: str) -> None:
+    if name not in valid:
+        raise ArgumentError(message, expected=f"one of {', '.join(valid)}", got=repr(name), hint=nearest(name, valid))

@@ -47,7 +47,8 @@ Json = dict[str, Any]
 
 def graph_json(graph: Graph, program: Program) -> Json:
     """Returns a graph and a program made of its compute sets and tensors."""
-    writer, target = _GraphJson(graph, program), graph.target
+    writer = _GraphJson(graph, program)
+    target = graph.target
     body = writer.node(program)
     functions = [{"name": function.name, "body": writer.node(function.body)} for function in writer.functions]
     compute_sets = [
@@ -68,7 +69,7 @@ def graph_json(graph: Graph, program: Program) -> Json:
 
 
 class _GraphJson:
-    """Writes one graph, whose parts are numbered; what is not the graph's, as streaming memory, is behind it."""
+    """Writes one graph, whose parts are numbered; variables outside of it, as streaming memory, are last."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
         self._own = set(graph.variables)
@@ -79,10 +80,10 @@ class _GraphJson:
 
     def node(self, node: Program) -> Json:
         """A program and all inside it; the bodies of functions are in a list of their own."""
-        kept = {"reads": self._numbers(node.reads), "writes": self._numbers(node.writes)}
+        operands = {"reads": self._numbers(node.reads), "writes": self._numbers(node.writes)}
         children = () if isinstance(node, Call) else node.children()
         inside = [self.node(child) for child in children]
-        return {"type": type(node).__name__, **self._facts(node), **kept, "children": inside}
+        return {"type": type(node).__name__, **self._facts(node), **operands, "children": inside}
 
     def group(self, group: VertexGroup) -> Json:
         """A group of vertices."""

@@ -12,8 +12,8 @@ before it is in the next iteration of the innermost loop around both; without on
 its caller's loop is in the next iteration. At the next stage, `ipu.stage`, it is the loop around that one, if there is.
 A loop that traces equations at a single place never goes back: there the sequence of their primitives has a period.
 Without any loop it is C code that repeats the call, as `functools.reduce` and `map` do: a loop at one place.
-Limits: an iteration without equations is not seen. What a library calls several times, as `jax.tree.map` does, is in
-one iteration. The first place of a nested loop without equations around it is not known here, see `hidden_runs`.
+Limits: an iteration without equations is not seen. Repeated calls by a library, as by `jax.tree.map`, are in one
+iteration. The first place of a nested loop without equations around it is not known here, see `hidden_runs`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ Moments = tuple[Moment, ...]  # of each call of an equation
 
 
 class Traced(NamedTuple):
-    """What is known of an equation, in the order of tracing.
+    """Frames, stage, operation and inputs of an equation, in the order of tracing.
 
     Args:
         frames: frames that it was traced in.

@@ -1,10 +1,10 @@
-"""Paths of layers: which scopes, functions and numbers name an equation.
+"""Paths of layers: the scopes, functions and numbers that name an equation.
 
 Input: the moments, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
 
 A number tells iterations of a loop, places at which a function calls another, `with` blocks that open the same scope,
-or depths of a recursion apart, where no scope does. It follows the name of what repeats: a function, a scope that is
-opened inside the loop, else `loop`.
+or depths of a recursion apart, where no scope does. It follows the name of the repeated part: a function, a scope that
+is opened inside the loop, else `loop`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Step:
 
     Args:
         code: code of the function.
-        numbers: of iterations and callees, for what it calls.
+        numbers: numbers of iterations and callees, for the calls inside it.
         depth: number of scopes around its run.
         around_loop: number of scopes around its loop; None if unknown.
-        opens_scope: whether its loop opens the scope after these.
+        opens_scope: True if its loop opens the scope after these.
         recursion: number among the depths at which it calls itself; None without recursion.
     """
 
@@ -48,7 +48,7 @@ class Step:
 
     @property
     def is_of_library(self) -> bool:
-        """Whether it is a library's, not the user's."""
+        """True for a function of a library, False for the user's."""
         return is_installed(self.code.co_filename)
 
 
@@ -81,11 +81,13 @@ class LayerPath:
                 pending = ""
             if _is_numbered(steps, n):
                 pending += "".join(f"[{number}]" for number in step.numbers)
-                position, opens_scope = step.around_loop, step.opens_scope
+                position = step.around_loop
+                opens_scope = step.opens_scope
         if not pending:
             return "/".join((*names, *self.scopes[used:]))
         if position is None:  # the last scope is inside the loop
-            position, opens_scope = max(len(self.scopes) - 1, 0), used < len(self.scopes)
+            position = max(len(self.scopes) - 1, 0)
+            opens_scope = used < len(self.scopes)
         names += self.scopes[used:position]
         used = max(used, position)
         if opens_scope and used < len(self.scopes):

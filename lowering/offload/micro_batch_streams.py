@@ -62,19 +62,19 @@ def batch_arguments(jaxpr: ClosedJaxpr) -> dict[int, int]:
     """Inputs of a traced function that pipelines alone read, as a batch, with the number of its micro-batches."""
     readers = _readers(jaxpr.jaxpr)
     counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
-    return {n: count for n, found in counts.items() if len(found) == 1 and (count := max(found)) > 1}
+    return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
-_OTHER = 0  # stands for a reader that is no pipeline, or reads no batch
+_OTHER = 0  # stands for a reader other than a pipeline that reads a batch
 
 
 def _readers(body: Jaxpr) -> dict[Var, set[int]]:
     """For each variable the numbers of micro-batches of the pipelines that read it, `_OTHER` for other readers."""
     readers: dict[Var, set[int]] = {}
     for eqn in body.eqns:
-        for atom, found in zip(eqn.invars, _reads(eqn), strict=True):
+        for atom, numbers in zip(eqn.invars, _reads(eqn), strict=True):
             if isinstance(atom, Var):
-                readers.setdefault(atom, set()).update(found)
+                readers.setdefault(atom, set()).update(numbers)
     for atom in body.outvars:
         if isinstance(atom, Var):
             readers.setdefault(atom, set()).add(_OTHER)
@@ -82,7 +82,7 @@ def _readers(body: Jaxpr) -> dict[Var, set[int]]:
 
 
 def _reads(eqn: JaxprEqn) -> Sequence[set[int]]:
-    """For each operand of an equation what `_readers` finds in it."""
+    """The numbers of `_readers` for each operand of an equation."""
     name = eqn.primitive.name
     if name in _PIPELINES:
         spec = eqn.params["spec"]

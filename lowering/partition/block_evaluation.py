@@ -1,7 +1,7 @@
 """Evaluates a jaxpr of whole values on the blocks of one device of a mesh, under `jax.shard_map`.
 
-Each equation is computed by its rule on blocks of the operands; what the rule needs split otherwise is resharded
-before, and what the value's spec has otherwise after. Equations without a rule get whole operands, and are noted.
+Each equation is computed by its rule on blocks of the operands. Operands that the rule needs in another split are
+resharded before, results whose spec is another one after. Equations without a rule get whole operands, and are noted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Move:
         step: the collective.
         num_bytes: bytes of a device's block before it.
         received_bytes: bytes that a device receives.
-        why: what the block is, and what needs it otherwise.
+        why: spec of the block, and the spec that it is moved to.
     """
 
     primitive: str
@@ -80,7 +80,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What partitioning did.
+    """Record of a partitioning.
 
     Args:
         moves: collectives, in order.
@@ -354,7 +354,8 @@ def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Bl
     params = eqn.params
     num_cond = params["cond_nconsts"]
     first_carry = num_cond + params["body_nconsts"]
-    cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    cond_jaxpr = params["cond_jaxpr"]
+    body_jaxpr = params["body_jaxpr"]
     body_specs = [run.spec_or_whole(var) for var in body_jaxpr.jaxpr.invars]
     carry_specs = body_specs[params["body_nconsts"] :]
     cond_specs = [run.spec_or_whole(var) for var in cond_jaxpr.jaxpr.invars[:num_cond]]

@@ -1,16 +1,16 @@
-"""Operands and results of a convolution that a plan keeps in another order than the layer does, and what that costs.
+"""Operands and results of a convolution that a plan keeps in another order than the layer, and their rearrangement.
 
 A layer keeps its operands in groups of channels, for the form in which it usually runs: convolutions as they are,
 products with operands swapped. A plan of the other form, one that gathers windows into channels, or one whose channels
-do not fill the groups of its vertices reads and writes another order. What it reads is then received in full, since no
-tile can keep it where it is used, and copied once on the tile; what it writes is copied on the tile.
+do not fill the groups of its vertices reads and writes another order. Its operands are then received in full, since no
+tile can keep them where they are used, and copied once on the tile; its results are copied on the tile.
 
 Source: poplibs `ConvModel.cpp`, `addTransformCycleEstimate`: which operands are rearranged, and that each is exchanged
 and copied; `Convolution.cpp`: a fast transpose moves 64 bits a cycle, which is the rate of any copy, and every tile
-that receives data in another order rearranges it. An atom of a copy is what divides a run of channels: 64, 32 or 16
-bits (`addTransformCycleEstimate`, atom sizes).
-Limits: what PopLibs rearranges once for more than seven tiles is copied by each of them; weight updates have no rule of
-their own.
+that receives data in another order rearranges it. An atom of a copy is the largest unit that divides a run of channels:
+64, 32 or 16 bits (`addTransformCycleEstimate`, atom sizes).
+Limits: an operand that PopLibs rearranges once for more than seven tiles is copied by each of them; weight updates have
+no rule of their own.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ def rearrangement_cycles(
 ) -> Count:
     """Tile cycles of copying the operands of a block before it is computed, and its results after that.
 
-    Partial results, of several `slots`, are not copied: what combines them writes the order of the layer.
+    Partial results, of several `slots`, are not copied: the vertices that combine them write the order of the layer.
     """
-    moved = rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
+    needs_copy = rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
     inputs = product(input_lengths(spec, block)) * element_bytes(spec.lhs_dtype)
     weights = product(weight_lengths(block)) * element_bytes(spec.rhs_dtype)
     results = product(output_lengths(block)) * element_bytes(spec.out_dtype)
     if kind.is_expanded:
         inputs = gathered_bytes(kind, spec, block)
-    before = moved.lhs * _atoms(inputs, block.in_channels * element_bytes(spec.lhs_dtype), target)
-    before = before + moved.rhs * _atoms(weights, block.in_channels * element_bytes(spec.rhs_dtype), target)
+    before = needs_copy.lhs * _atoms(inputs, block.in_channels * element_bytes(spec.lhs_dtype), target)
+    before = before + needs_copy.rhs * _atoms(weights, block.in_channels * element_bytes(spec.rhs_dtype), target)
     channels = product((block.batch, *block.field)) if kind.is_swapped else block.out_channels
-    after = moved.result * (slots == 1) * _atoms(results, channels * element_bytes(spec.out_dtype), target)
+    after = needs_copy.result * (slots == 1) * _atoms(results, channels * element_bytes(spec.out_dtype), target)
     return copy_cycles(before, 0, target) + copy_cycles(after, 0, target)
 
 

@@ -103,10 +103,14 @@ def mel_weight_matrix(
     mel = low + np.arange(bins + 2) * (high - low) / (bins + 2)
     edges = ((length + 1) * 700 * (10 ** (mel / 2595) - 1) // rate).astype(int)
     frequency = np.arange(length // 2 + 1)[:, None]
-    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
-    rising = np.where(centre == left, frequency == centre, (frequency - left) / np.maximum(centre - left, 1))
-    falling = (right - frequency) / np.maximum(right - centre, 1)
-    up = (frequency >= left) & (frequency <= centre)
-    down = (frequency >= centre) & (frequency < right)
+    rise_start = edges[:-2]
+    centre = edges[1:-1]
+    fall_end = edges[2:]
+    rising = np.where(
+        centre == rise_start, frequency == centre, (frequency - rise_start) / np.maximum(centre - rise_start, 1)
+    )
+    falling = (fall_end - frequency) / np.maximum(fall_end - centre, 1)
+    up = (frequency >= rise_start) & (frequency <= centre)
+    down = (frequency >= centre) & (frequency < fall_end)
     weights = np.where(down, falling, np.where(up, rising, 0))
     return weights.astype(element_dtype(output_datatype))

@@ -210,10 +210,10 @@ def _in_order(x: Any, direction: int) -> Any:
 
 
 @operator("SequenceMap")
-def sequence_map(sequence: tuple[Any, ...], *others: Any, body: Body, output_count: int) -> tuple[Any, ...]:
+def sequence_map(sequence: tuple[Any, ...], *further: Any, body: Body, output_count: int) -> tuple[Any, ...]:
     """Apply a subgraph to each element of a sequence; other sequences go along, tensors are the same for all."""
     rows = [
-        body(element, *(other[n] if isinstance(other, tuple) else other for other in others))
+        body(element, *(operand[n] if isinstance(operand, tuple) else operand for operand in further))
         for n, element in enumerate(sequence)
     ]
     return tuple(zip(*rows, strict=True)) if rows else ((),) * output_count

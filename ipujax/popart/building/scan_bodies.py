@@ -19,10 +19,10 @@ def join_scans(graph: onnx.GraphProto) -> None:
     """Rewrite the scans of a graph and its subgraphs in place."""
     for inner in graphs_of(graph):
         if any(node.op_type == "Scan" for node in inner.node):
-            replace_nodes(inner, (new for node in inner.node for new in _joined(node)))
+            replace_nodes(inner, (new for node in inner.node for new in _with_joined_results(node)))
 
 
-def _joined(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+def _with_joined_results(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     if node.op_type != "Scan":
         yield node
         return

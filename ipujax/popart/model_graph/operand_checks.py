@@ -51,7 +51,7 @@ def _info(x: Any) -> str:
     return f"{info.data_type():8}{_shape(info.shape())}"
 
 
-def _known(x: Any) -> np.ndarray[Any, Any] | None:
+def _static_value(x: Any) -> np.ndarray[Any, Any] | None:
     return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
@@ -62,7 +62,7 @@ def _ratio(node: Node, ratio: float) -> str | None:
 
 
 def _dropout(node: Node, operands: Sequence[Any], opset: int) -> str | None:
-    ratio = _known(operands[1]) if len(operands) > 1 else None
+    ratio = _static_value(operands[1]) if len(operands) > 1 else None
     return None if ratio is None else _ratio(node, float(ratio.reshape(())))
 
 
@@ -117,7 +117,7 @@ def _matmul(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 
 
 def _reshape(node: Node, operands: Sequence[Any], opset: int) -> str | None:
-    shape = _known(operands[1]) if not node.domain else np.asarray(node.attributes["shape"])
+    shape = _static_value(operands[1]) if not node.domain else np.asarray(node.attributes["shape"])
     if shape is None or (shape == -1).sum() < 2:
         return None
     return "shape input to ReshapeOp can only use -1 to specify one unknown dimension"
@@ -127,7 +127,7 @@ def _slice(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     names = ("starts", "ends", "axes", "steps")
     # The slices of ai.graphcore have attributes, not operands.
     for name, tensor, x in zip(names, node.inputs[1:], operands[1:], strict=False):
-        if x is not None and _known(x) is None:
+        if x is not None and _static_value(x) is None:
             return (
                 f"Need the value of the {identifier(node, opset)} input '{name}' to determine the output shape, but was"
                 f" unable because [Tensor::getDataViaGraphTraversal] Could not work out tensor data for {tensor}."
@@ -136,7 +136,7 @@ def _slice(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 
 
 def _tile(node: Node, operands: Sequence[Any], opset: int) -> str | None:
-    repeats = _known(operands[1])
+    repeats = _static_value(operands[1])
     if repeats is None:
         return f"{identifier(node, opset)}: the input 'repeats' must be of type Constant"
     if repeats.size != operands[0].ndim:
@@ -181,8 +181,8 @@ def _random(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 
 
 def _resize(node: Node, operands: Sequence[Any], opset: int) -> str | None:
-    given = [x for x in operands[2:4] if x is not None and np.size(x)]
-    if len(given) < 2:
+    tensors = [x for x in operands[2:4] if x is not None and np.size(x)]
+    if len(tensors) < 2:
         return None
     return (
         "Resize op has inputs for `sizes` and `scales`. Only one of these tensors should be present. If `sizes` is"
@@ -195,7 +195,7 @@ def _resize(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 def _reduction(node: Node, operands: Sequence[Any], opset: int) -> str | None:
     axes = node.attributes.get("axes")
     if axes is None and len(operands) > 1:
-        axes = _known(operands[1])
+        axes = _static_value(operands[1])
     rank = operands[0].ndim
     outside = next((axis for axis in np.ravel([] if axes is None else axes) if not -rank <= axis < rank), None)
     return None if outside is None else f"Axis {outside} is out of acceptable range [{-rank}, {rank - 1}]"
@@ -231,7 +231,7 @@ def _mean(node: Node, operands: Sequence[Any], opset: int) -> str | None:
 
 
 def _expand(node: Node, operands: Sequence[Any], opset: int) -> str | None:
-    shape = _known(operands[1])
+    shape = _static_value(operands[1])
     if shape is None:
         return None
     pairs = zip(reversed(operands[0].shape), reversed(shape.tolist()), strict=False)

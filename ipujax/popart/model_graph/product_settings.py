@@ -27,18 +27,18 @@ def common_settings(graph: AnnotatedGraph) -> dict[str, Any]:
     """Return the annotations of `SETTINGS` that are equal on all products of a graph, by their names.
 
     Args:
-        graph: of a session.
+        graph: graph of a session.
     """
     products = [notes for node, notes in graph.annotated_nodes() if node.op_type in _PRODUCTS]
     values = {name: {notes.get(name) for notes in products} for name in SETTINGS}
-    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1 and None not in found}
+    return {name: next(iter(each)) for name, each in values.items() if len(each) == 1 and None not in each}
 
 
 def partials_of(settings: Mapping[str, Any], option: str) -> Partials | None:
     """Return the dtype of partial results, as `Options.partials` takes it; annotations go before the option.
 
     Args:
-        settings: of `common_settings`.
+        settings: result of `common_settings`.
         option: `partialsTypeMatMuls`.
 
     Raises:

@@ -45,8 +45,8 @@ def dynamic_update(
     x: jax.Array, offsets: jax.Array, part: jax.Array, *, axes: Sequence[int], sizes: Sequence[int], noOverlap: int = 0
 ) -> jax.Array:
     """Return x with another part at offsets; the part may lack axes of length 1."""
-    whole = part.astype(x.dtype).reshape(_sizes(x, axes, sizes))
-    return jax.lax.dynamic_update_slice(x, whole, _starts(x, offsets, axes))
+    update = part.astype(x.dtype).reshape(_sizes(x, axes, sizes))
+    return jax.lax.dynamic_update_slice(x, update, _starts(x, offsets, axes))
 
 
 @graphcore("DynamicAdd")
@@ -55,9 +55,9 @@ def dynamic_add(
 ) -> jax.Array:
     """Return x with a part added at offsets."""
     starts = _starts(x, offsets, axes)
-    whole = _sizes(x, axes, sizes)
-    before = jax.lax.dynamic_slice(x, starts, whole)
-    return jax.lax.dynamic_update_slice(x, before + part.reshape(whole), starts)
+    all_sizes = _sizes(x, axes, sizes)
+    before = jax.lax.dynamic_slice(x, starts, all_sizes)
+    return jax.lax.dynamic_update_slice(x, before + part.reshape(all_sizes), starts)
 
 
 @graphcore("DynamicZero")

@@ -109,7 +109,7 @@ def in_phases(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any]) ->
             kinds = _spread({name: reduce[name] for name in results}, results)
             step = jnp.asarray(number, jnp.float32)
             rows_of_one = jax.tree.map(lambda x, kind: x[None] if kind == "stack" else x, results, kinds)
-            join = partial(_joined, step)
+            join = partial(_with_step, step)
             reduced = jax.tree.map(join, rows_of_one, kinds, reduced) if number else rows_of_one
         return reduced
 
@@ -129,7 +129,7 @@ _JOIN: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def _joined(step: jax.Array, x: Any, kind: str, before: Any) -> Any:
+def _with_step(step: jax.Array, x: Any, kind: str, before: Any) -> Any:
     return _JOIN[kind](before, x, step)
 
 

@@ -211,10 +211,10 @@ def test_what_the_environment_asks_for(folder: Path, monkeypatch) -> None:
         (
             DOT,
             "after:fuze",
-            r"IPUJAX_DOT names no pass: 'fuze'(.|\n)*trace, discharge, inline.*lower(.|\n)*try: 'fuse'",
+            r"IPUJAX_DOT names an unknown pass: 'fuze'(.|\n)*trace, discharge, inline.*lower(.|\n)*try: 'fuse'",
         ),
         (DOT, "after:fuse,dce", r"IPUJAX_DOT must name a pass(.|\n)*after:PASS(.|\n)*'dce'"),
-        (DUMP, "tile", r"IPUJAX_DUMP names no dump: 'tile'(.|\n)*try: 'tiles'"),
+        (DUMP, "tile", r"IPUJAX_DUMP names an unknown dump: 'tile'(.|\n)*try: 'tiles'"),
     ],
 )
 def test_unknown_names_are_refused(name: str, value: str, message: str, monkeypatch) -> None:
