@@ -108,14 +108,14 @@ def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
         x = (embedded if sizes.keeps_layers else jax.checkpoint(embedded))(params, batch)
         bias = jnp.where(batch["is_word"], 0.0, -1e4).astype(HALF)[:, None, None]
 
-    def stage(layers: list[Params], x: jax.Array, bias: jax.Array) -> jax.Array:
+    def encoder(layers: list[Params], x: jax.Array, bias: jax.Array) -> jax.Array:
         for p in layers:
             x = each(p, x, bias, sizes.heads)
         return x
 
     for number, layers in enumerate(params["layers"]):
         with ipu.stage(number):
-            x = (stage if sizes.keeps_layers else jax.checkpoint(stage))(layers, x, bias)
+            x = (encoder if sizes.keeps_layers else jax.checkpoint(encoder))(layers, x, bias)
     with ipu.stage(IPUS):
         masked = jax.nn.one_hot(batch["positions"], sizes.length, dtype=HALF) @ x
         masked = layer_norm(params["transform_norm"], jax.nn.gelu(dense(params["transform"], masked)))

@@ -5,8 +5,6 @@ Input: a `LayerNode`. Output: a section of markup alone: in the icicle, the widt
 
 from __future__ import annotations
 
-import re
-
 from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
@@ -15,7 +13,6 @@ from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
-_NUMBER = re.compile(r"\d+")
 _MAX_LEVELS = 6  # of the icicle
 _MIN_SHARE = 0.002  # of the icicle's width; smaller layers are omitted
 _OPEN_LEVELS = 2
@@ -62,19 +59,8 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
 def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
     """Draw layers as rectangles that are links to their rows, with the layers inside each below it."""
     cycles = max(1, root.cycles)
-    rectangles = [_rectangle(child, cycles, cycles, 1, anchors) for child in _sort_children(root)]
+    rectangles = [_rectangle(child, cycles, cycles, 1, anchors) for child in root.children.values()]
     return tag("div", *rectangles, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
-
-
-def _sort_children(node: LayerNode) -> list[LayerNode]:
-    """Sort the layers inside a layer by program order of their kinds, and those of one kind by their numbers."""
-    kinds: dict[str, int] = {}
-
-    def key(child: LayerNode) -> tuple[int, list[int]]:
-        kind = kinds.setdefault(_NUMBER.sub("*", child.name), len(kinds))
-        return kind, list(map(int, _NUMBER.findall(child.name)))
-
-    return sorted(node.children.values(), key=key)
 
 
 def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anchors: Anchors) -> Markup:
@@ -84,13 +70,24 @@ def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anch
     label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
     children: list[object] = []
     if level < _MAX_LEVELS and node.children:
-        children = [_rectangle(child, max(1, node.cycles), total, level + 1, anchors) for child in _sort_children(node)]
+        children = [
+            _rectangle(child, max(1, node.cycles), total, level + 1, anchors) for child in node.children.values()
+        ]
     below = tag("div", *children, class_="below") if children else Markup()
     return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / parent_cycles:.2f}%")
 
 
+def _lines(node: LayerNode, anchors: Anchors) -> Markup:
+    """Link to the most expensive line; the others are in the title."""
+    first = anchors.line(node.lines[0]) if node.lines else ""
+    further = " …" if len(node.lines) > 1 else ""
+    return tag("span", first, further, class_="line", title=", ".join(node.lines[1:]) or None)
+
+
 def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
-    by_part = [tag("span", f"{node.parts[part] / max(1, total):.1%}", class_="share") for part in parts]
+    # Nothing instead of zeros: the rows that have a part stand out.
+    shares = [f"{node.parts[part] / max(1, total):.1%}" if node.parts[part] else "" for part in parts]
+    by_part = [tag("span", share, class_="share") for share in shares]
     limiting = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = join_markup(
         [
@@ -101,11 +98,11 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
             tag("span", bar(node.cycles, total), class_="track"),
             *(by_part if len(parts) > 1 else []),
             tag("span", limiting, class_="cycles"),
-            tag("span", f"{node.flops:.2e}", class_="share"),
-            tag("span", size(node.peak_bytes), class_="share"),
-            tag("span", size(node.always_bytes), class_="share"),
+            tag("span", f"{node.flops:.1e}" if node.flops else "", class_="share"),
+            tag("span", size(node.peak_bytes) if node.peak_bytes else "", class_="share"),
+            tag("span", size(node.always_bytes) if node.always_bytes else "", class_="share"),
             " ",
-            tag("span", join_markup(map(anchors.line, node.lines[:2]), ", "), class_="line"),
+            _lines(node, anchors),
         ]
     )
     anchor = anchors.layers.get(node.path)

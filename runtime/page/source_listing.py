@@ -34,7 +34,8 @@ def _file(file: SourceFile, max_cycles: int, is_open: bool, anchors: Anchors) ->
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     costliest = max(file.costs, key=lambda number: file.costs[number].cycles)  # `page.js` scrolls to it
     rows = (_line(file, number, max_cycles, number == costliest, anchors) for number in file.listed_lines())
-    title = join_markup([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
+    lines = f"{len(file.costs):,} line{'s' * (len(file.costs) != 1)}"
+    title = join_markup([tag("strong", file.name), f" {file.cycles:,} cycles on {lines} "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")
     label = {"role": "region", "aria_label": file.name}

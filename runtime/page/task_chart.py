@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.graph import TASK_KINDS
-from ipujax.runtime.page.charts import PHASE_COLOURS
 from ipujax.runtime.page.document import bokeh
 from ipujax.runtime.views import TaskView
 
 # Source: Paul Tol, "Colour schemes", muted; light ones, under dark numbers, and none of those of phases.
 KIND_COLOURS = dict(zip(TASK_KINDS, ("#88CCEE", "#DDCC77", "#999933", "#CC6677"), strict=True))
-HANDED_ON = PHASE_COLOURS["global_exchange"]
+HANDED_ON = "#777777"  # of lines: readable on light and dark pages, and of no phase
 LINES_NOTE = "A line goes from a task that hands a value on to the one that reads it."
 _TOOLTIPS = [
     ("", "stage @stage, @kind, micro-batch @micro_batch"),

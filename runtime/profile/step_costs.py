@@ -25,7 +25,16 @@ from ipujax.runtime.profile.attribution import Attribution, Share, divide, opera
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype, part_of, visible_layer
+from ipujax.runtime.tensor import (
+    OF_CALLER,
+    Origin,
+    Variable,
+    dtype_name,
+    is_key_dtype,
+    join_layers,
+    part_of,
+    visible_layer,
+)
 from ipujax.runtime.timeline import PHASES, Timeline
 
 
@@ -66,6 +75,7 @@ class StepCost:
 
 
 RowKey = tuple[str, ...]
+SHARED = "(shared by layers)"  # layer of variables of functions that several layers call
 
 
 def row_key(origin: Origin, name: str) -> RowKey:
@@ -76,7 +86,8 @@ def row_key(origin: Origin, name: str) -> RowKey:
 def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
     """Return the origin of a share of a step with the layer and part of rows: no part if there is no backward one."""
     part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
-    return replace(origin, layer=visible_layer(origin.layer), part=part)
+    is_shared = origin.layer.partition("/")[0] == OF_CALLER  # a variable inside of a function that is called
+    return replace(origin, layer=join_layers(SHARED * is_shared, visible_layer(origin.layer)), part=part)
 
 
 def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:

@@ -8,7 +8,8 @@ Limits: hints are rules of thumb, see `hints`; no change is compiled (`ipu.advis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,7 @@ FULLEST = "Which tile is fullest, and with what?"
 WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
 
+_FAR_MORE = 2  # times the cycles of the costliest operation
 _NUM_NAMES = 3  # names of a line's operations that are compared
 _BEGUN = 0.02  # of the computation of an IPU
 _MAJORITY = 0.5  # of the cycles of a line
@@ -76,6 +78,7 @@ def limiting_operation(profile: Figures) -> Answer:
         text += f" {_exchange_bound(top, profile)}"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
+    text += _repeated_operation(rows, top, cycles)
     hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase or _guess_phase(top, profile)))
     return Answer(LIMITS, text, hint, top.name, share, "operations")
 
@@ -84,6 +87,18 @@ def _guess_phase(row: OperationRow, profile: Figures) -> str:
     """Return the main phase of an operation of an old file: that of the line whose costliest operation it is."""
     line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
     return line.dominant if line is not None else "compute" if row.flops else "exchange"
+
+
+def _repeated_operation(rows: Sequence[OperationRow], top: OperationRow, total: int) -> str:
+    """Name the operation of one line in several layers that takes far more than the costliest row; "" without one."""
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in rows:
+        if row.cycles:
+            alike[row.name, row.line].append(row.cycles)
+    (name, line), each = max(alike.items(), key=lambda item: sum(item[1]))
+    if sum(each) < _FAR_MORE * top.cycles:
+        return ""
+    return f" All {len(each)} rows of {name} at {line} together take {sum(each) / max(1, total):.1%}."
 
 
 def _exchange_bound(row: OperationRow, profile: Figures) -> str:

@@ -31,6 +31,7 @@ from ipujax.runtime.views.answers import (
 )
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS
 from ipujax.runtime.views.layer_answer import layer_answer
+from ipujax.runtime.views.operation_view import operation_rows
 from tests.runtime.helpers import machine
 from tests.runtime.profile.profile_helpers import (
     F32,
@@ -239,3 +240,19 @@ def test_lines_and_layers_that_take_next_to_nothing_are_not_to_change():
     assert line.share < 0.02 and line.sentence.startswith("No line of source takes more than 1.0%")
     assert "host stream out takes 9" in line.sentence and not line.hint
     assert layer.sentence.startswith("No layer takes more than 1.0%") and layer.subject == "f"
+
+
+def test_an_operation_that_layers_repeat_is_added_up():
+    def model(ws, x):
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return x
+
+    shape = jax.ShapeDtypeStruct((64, 64), "float32")
+    profile = ipu.jit(model, device=ipu.IPUModel(tiles_per_ipu=16)).profile([shape] * 6, shape)
+    rows = [row for row in operation_rows(profile) if row.name == "dot_general"]
+    share = sum(row.cycles for row in rows) / profile.busy_cycles
+    assert (
+        f" All 6 rows of dot_general at {rows[0].line} together take {share:.1%}."
+        in limiting_operation(profile).sentence
+    )
