@@ -37,7 +37,13 @@ class CallShardings:
 
     def of_results(self, who: str, results: Tree) -> tuple[NamedSharding | None, ...]:
         """Return the sharding of each leaf of the results, a pytree of shapes; nothing where any will do."""
-        return () if self.outputs is None else _leaves(f"out_shardings of {who}", self.outputs, results)
+        if self.outputs is None:
+            return ()
+        shardings = _leaves(f"out_shardings of {who}", self.outputs, results)
+        for number, (leaf, sharding) in enumerate(zip(jax.tree.leaves(results), shardings, strict=True)):
+            if sharding is not None:
+                _check_divides(f"result {number} of {who}", leaf, sharding)
+        return shardings
 
     @property
     def is_empty(self) -> bool:
@@ -150,7 +156,7 @@ def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> 
         )
     sharding = setting if setting is not None else own
     if sharding is not None:
-        _check_divides(who, place, leaf, sharding)
+        _check_divides(f"argument {place} of {who}", leaf, sharding)
     return sharding
 
 
@@ -158,12 +164,12 @@ def _are_alike(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
     return dict(a.mesh.shape) == dict(b.mesh.shape) and padded(a.spec, rank) == padded(b.spec, rank)
 
 
-def _check_divides(who: str, place: str, leaf: Any, sharding: NamedSharding) -> None:
+def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
     shape = tuple(jax.numpy.shape(leaf))
     parts = padded(sharding.spec, 0)
     if len(parts) > len(shape):
         raise ArgumentValueError(
-            f"argument {place} of {who} has fewer dimensions than its sharding",
+            f"{name} has fewer dimensions than its sharding",
             expected=f"{len(parts)} dimensions or more",
             got=f"shape {shape}, {in_words(sharding)}",
         )
@@ -171,7 +177,7 @@ def _check_divides(who: str, place: str, leaf: Any, sharding: NamedSharding) -> 
         blocks = num_blocks(sharding.mesh, axes)
         if shape[dim] % blocks:
             raise ArgumentValueError(
-                f"argument {place} of {who} was given the sharding of {in_words(sharding)}, which implies that the"
+                f"{name} was given the sharding of {in_words(sharding)}, which implies that the"
                 f" global size of its dimension {dim} should be divisible by {blocks}, but it is equal to {shape[dim]}"
                 f" (full shape: {shape})"
             )

@@ -83,7 +83,7 @@ def _partitioned(
     num_ipus = mesh.num_devices * replicas
     if num_ipus > target.num_ipus:
         raise GraphError(
-            f"shardings are over {_in_words(mesh)}, which is larger than the device",
+            f"shardings are over {mesh}, which is larger than the device",
             expected=f"at most {target.num_ipus} IPUs",
             got=f"{mesh.num_devices} devices of the mesh" + (f", {replicas} replicas" if replicas > 1 else ""),
             hint=f"ipu.IPUModel(num_ipus={num_ipus}): one device of a mesh is one IPU",
@@ -117,14 +117,10 @@ def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
         raise GraphError(
             "one program has shardings over different meshes",
             where=(source_line(eqn) if eqn is not None else "") or None,
-            expected=_in_words(first),
-            got=_in_words(other),
+            expected=str(first),
+            got=str(other),
         )
     return next(iter(places), None)
-
-
-def _in_words(mesh: MeshAxes) -> str:
-    return f"a mesh of {', '.join(f'{name}: {size}' for name, size in zip(mesh.names, mesh.sizes, strict=True))}"
 
 
 def _splitting(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:

@@ -33,6 +33,7 @@ from ipujax.lowering.partition.specs import (
     whole,
 )
 from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.target import Target
 
 # Each sweep takes an annotation through the whole program; more than a few only serve loops inside of loops.
@@ -118,7 +119,9 @@ class Propagation:
             rank = len(shape_of(result))
             open_dims = {d for d, part in enumerate(sharding.spec.partitions) if part is PartitionSpec.UNCONSTRAINED}
             open_dims |= set(eqn.params["unconstrained_dims"])
-            self.annotate(result, spec_of(sharding.spec, rank, self.mesh), frozenset(open_dims))
+            spec = spec_of(sharding.spec, rank, self.mesh)
+            _check_divides(eqn, spec, self.mesh)
+            self.annotate(result, spec, frozenset(open_dims))
 
     def spread(self, jaxpr: ClosedJaxpr) -> None:
         """Sweep over a program until no spec changes."""
@@ -216,6 +219,25 @@ class Propagation:
             return False
         self.specs[atom] = extended
         return True
+
+
+def _check_divides(eqn: JaxprEqn, spec: Spec, mesh: MeshAxes) -> None:
+    """Refuse a constraint whose blocks would not have one size.
+
+    Raises:
+        ArgumentValueError: in the words in which JAX refuses such arguments, with its line.
+    """
+    shape = shape_of(eqn.outvars[0])
+    for dim, (size, axes) in enumerate(zip(shape, spec.dims, strict=True)):
+        blocks = mesh.size(axes)
+        if size % blocks:
+            raise ArgumentValueError(
+                f"an array was given the sharding {in_words(spec)} by a constraint, which implies that the global size"
+                f" of its dimension {dim} should be divisible by {blocks}, but it is equal to {size}"
+                f" (full shape: {tuple(shape)})",
+                where=source_line(eqn) or None,
+                hint="IPUs have blocks of one size: jnp.pad, or leave the dimension whole",
+            )
 
 
 def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:

@@ -47,6 +47,10 @@ class MeshAxes:
         """Number of blocks of a dimension that is split over axes."""
         return prod(self.sizes[self.names.index(axis)] for axis in axes)
 
+    def __str__(self) -> str:
+        """Names and sizes of the axes, as in messages."""
+        return f"a mesh of {', '.join(f'{name}: {size}' for name, size in zip(self.names, self.sizes, strict=True))}"
+
     def abstract(self) -> AbstractMesh:
         """Mesh of JAX without devices, its axes left to the compiler."""
         return AbstractMesh(self.sizes, self.names, (AxisType.Auto,) * len(self.names))

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,80 @@ def test_meshes_larger_than_the_device_are_refused():
         lowered(split)
 
 
-def test_dimensions_that_do_not_divide_are_refused_in_the_words_of_jax():
-    with pytest.raises(ArgumentError, match=r"dimension 0 should be divisible by 4, but it is equal to 6"):
-        on_four(jnp.sin, np.ones(6, np.float32), in_shardings=NamedSharding(AUTO, P("x")))
+@pytest.mark.parametrize(
+    ("fun", "settings"),
+    [
+        (jnp.sin, {"in_shardings": NamedSharding(AUTO, P("x"))}),
+        (jnp.sin, {"out_shardings": NamedSharding(AUTO, P("x"))}),
+        (split, {}),
+        (lambda x: lax.scan(lambda c, _: (split(c), None), x, None, length=2)[0], {}),
+    ],
+    ids=["in_shardings", "out_shardings", "constraint", "constraint in a loop"],
+)
+def test_dimensions_that_do_not_divide_are_refused_in_the_words_of_jax(fun: Any, settings: Any):
+    with pytest.raises(ArgumentError, match=r"dimension 0 should be divisible by 4, but .*6[\s\S]*test_shardings\.py"):
+        on_four(fun, np.ones(6, np.float32), **settings)
+
+
+@pytest.mark.parametrize("setting", ["in_shardings", "out_shardings"])
+def test_shardings_have_no_more_dimensions_than_their_array(setting: str):
+    with pytest.raises(ArgumentError, match="has fewer dimensions than its sharding"):
+        on_four(jnp.sin, **{setting: NamedSharding(AUTO, P(None, None, "x"))})
+
+
+def mapped(mesh: Any, axis: str, **settings: Any) -> Any:
+    return jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P(axis), out_specs=P(axis), **settings)
+
+
+@pytest.mark.parametrize(
+    ("fun", "words"),
+    [
+        (lambda x: mapped(AbstractMesh((4,), ("y",)), "y")(split(x)), "over another mesh.*x: 4.*y: 4"),
+        (lambda x: mapped(AbstractMesh((2, 2), ("x", "y")), "x", axis_names={"x"})(x), "leaves axes of its mesh to"),
+        (lambda x: constrained(split(x), P("y"), AbstractMesh((4,), ("y",))), "different meshes.*x: 4.*y: 4"),
+    ],
+    ids=["shard_map over another mesh", "axes left to the compiler", "constraints over two meshes"],
+)
+def test_meshes_that_do_not_fit_together_are_refused_with_their_line(fun: Callable[..., Any], words: str):
+    with pytest.raises(ipu.GraphError, match=rf"(?s){words}") as refused:
+        on_four(fun)
+    assert re.search(r"at: test_shardings\.py:\d+", str(refused.value))
+
+
+def test_conflicts_of_automatic_axes_are_decided_by_cycles_and_printed():
+    settings = {"in_shardings": (NamedSharding(AUTO, P("x")), NamedSharding(AUTO, P(None, "x")))}
+    fun = ipu.jit(lambda x, y: x + y, device=ipu.IPUModel(num_ipus=4, tiles_per_ipu=8), **settings)
+    *_, move, conflict = fun.lower(X, X).shardings().splitlines()
+    assert re.match(
+        r"all_to_all over x: 32 B of each IPU, for add at test_shardings.py:\d+.*P\(None, 'x'\) to P\('x',\)", move
+    )
+    found = re.match(
+        r"conflict in add at test_shardings.py:\d+ .*: its result as P\('x',\) costs ([\d,]+) cycles,"
+        r" P\(None, 'x'\) costs ([\d,]+) cycles, P\(\) costs ([\d,]+) cycles",
+        conflict,
+    )
+    assert found is not None
+    cycles = [int(text.replace(",", "")) for text in found.groups()]
+    assert cycles == sorted(cycles)
+
+
+def accumulating(w: Any, x: Any, *, stages: bool) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = jnp.tanh(constrained(x, P("x"), AbstractMesh((2,), ("x",), (AxisType.Auto,))) @ w)
+        with ipu.stage(int(stages)):
+            return ((h @ w) ** 2).mean()
+
+    return lax.fori_loop(0, 2, lambda _, w: w - 0.1 * ipu.pipeline(jax.grad(loss), micro_batches=2)(w, x), w)
+
+
+def test_pipelines_in_loops_are_partitioned_without_stages_and_refused_with_some():
+    w, x = np.eye(4, dtype=np.float32), np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+    compiled = on_four(partial(accumulating, stages=False), w, x)
+    assert {move.step.kind for move in compiled.partitioning.notes.moves} == {"all_reduce"}
+    np.testing.assert_allclose(compiled(w, x), jax.jit(partial(accumulating, stages=False))(w, x), rtol=1e-6)
+    with pytest.raises(ArgumentError, match=r"a pipeline with stages is inside a scan[\s\S]*one iteration of the loop"):
+        on_four(partial(accumulating, stages=True), w, x)
 
 
 def test_shardings_beside_replicas_are_refused():
