@@ -15,9 +15,9 @@ One process; both compilers in turn; medians. For each model, with donated state
 
 CPU seconds are of all threads, and hardly depend on what else the machine does; wall seconds do. No measurement begins
 after `--seconds` of its kind and model, so `runs` (of warm steps, first steps, and lower with compile) may be fewer for
-large models. Of models for several chips only lower and compile are measured, unless `--run-all`: a step of them takes a
-host minutes. `jax.jit` of a step of several replicas is `ipu.jit` for `ipu.CPU()`, plain JAX for all of them. Imports,
-and what happens once in a process, come first. Files are written after each model.
+large models. Of models for several chips only lower and compile are measured, unless `--run-all`: a step of them takes
+a host minutes. `jax.jit` of a step of several replicas is `ipu.jit` for `ipu.CPU()`, plain JAX for all of them.
+Imports, and what happens once in a process, come first. Files are written after each model.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class IpuFunction(Generic[_P, _R]):
 
     @showing_user_frames
     def trace(self, *args: _P.args, **kwargs: _P.kwargs) -> Traced:
-        """Trace for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
+        """Trace for the shapes of arguments, each an array or a `jax.ShapeDtypeStruct`; nothing is run.
 
         Raises:
             ArgumentError: for arguments that are not arrays.
@@ -282,7 +282,7 @@ class IpuFunction(Generic[_P, _R]):
 
     @showing_user_frames
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
-        """Lower for the shapes of arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
+        """Lower for the shapes of arguments, each an array or a `jax.ShapeDtypeStruct`; nothing is run.
 
         Raises:
             ArgumentError: for arguments that are not arrays, for a function that closes over tracers, or on a `CPU`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -71,6 +72,13 @@ def test_type_checkers_know_the_names_that_are_imported_late() -> None:
     known = {(f"{node.module}.", alias.asname) for node in imports for alias in node.names}
     late = {("ipujax.", name) for name in ipu._LAZY_MODULES}
     assert known == late | {(f"ipujax.{module}.", name) for name, module in ipu._LAZY_NAMES.items()}
+
+
+def test_the_reference_has_every_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api" / "ipujax.md").read_text(encoding="utf-8")
+    names = {name for name in dir(ipu) if not isinstance(getattr(ipu, name), ModuleType)} - {"__version__"}
+    assert set(re.findall(r"^\.\. auto(?:function|class|exception):: ipujax\.(\w+)$", page, re.MULTILINE)) == names
+    assert re.findall(r"^\.\. auto\w+:: (.+)$", page, re.MULTILINE)[0] == "ipujax.jit"
 
 
 def test_there_is_one_version() -> None:
