@@ -303,11 +303,21 @@ def shares(all_figures: dict[str, Figures]) -> list[str]:
     return lines
 
 
-def block(all_figures: dict[str, Figures]) -> list[str]:
-    """Lines of the page: the machine and both tables."""
+def block(all_figures: dict[str, Figures], settings: str) -> list[str]:
+    """Lines of the page: the machine, the settings of the run, and both tables."""
     table = [header(), *(row(name, figures) for name, figures in all_figures.items()), *summary(all_figures)]
     load = f"{os.getloadavg()[0]:.1f} runnable processes in the last minute"
-    return [f"{machine()}; {load}.", "", "```text", *table, "```", "", "```text", *shares(all_figures), "```"]
+    return [
+        f"{machine()}; {load}; {settings}.",
+        "",
+        "```text",
+        *table,
+        "```",
+        "",
+        "```text",
+        *shares(all_figures),
+        "```",
+    ]
 
 
 def write_block(page: Path, lines: Sequence[str]) -> None:
@@ -353,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             data = {name: asdict(figures) for name, figures in all_figures.items()}
             given.json.write_text(json.dumps({"machine": machine(), "models": data}, indent=1) + "\n")
         if given.write:
-            write_block(given.write, block(all_figures))
+            write_block(given.write, block(all_figures, f"`--runs {given.runs} --seconds {given.seconds:g}`"))
     print("\n".join([*summary(all_figures), "", *shares(all_figures)]))
     return int(failed)
 

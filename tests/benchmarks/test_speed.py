@@ -43,7 +43,7 @@ def test_a_page_without_a_block_is_refused(tmp_path: Path) -> None:
         speed.write_block(page, ["line"])
 
 
-def test_the_page_has_a_row_for_each_model() -> None:
+def test_the_page_has_the_tables_of_a_run() -> None:
     page = (Path(BENCHMARKS).parent / "docs" / "speed.md").read_text(encoding="utf-8")
     written = page.split(speed.BEGIN)[1].split(speed.END)[0].splitlines()
-    assert all(any(line.startswith(f"{name} ") for line in written) for name in MODELS)
+    assert speed.header() in written and any(line.startswith("mlp ") for line in written)
