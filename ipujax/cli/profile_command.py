@@ -85,11 +85,14 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     check_no_onnx_arguments(args)
     process = os.getpid()
+    environment = _jax_environment()
     device = None if args.device is None else IPUModel(arch=args.device)
     with collected_programs() as programs, _profiling(args, device) as run:
         code = run_script(command)
     if os.getpid() != process:  # a child that the script has forked: the table is its parent's
         return code
+    for name in sorted(dict(_jax_environment() ^ environment)):  # JAX was imported before the script, and read it then
+        print(f"{name} was changed by the script, without effect: set it before `ipujax profile`", file=sys.stderr)
     names = _distinct([program.name for program in programs])
     profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
@@ -99,6 +102,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
     return profiling(device, every=args.all, min_flops=args.min_flops, only=tuple(args.only))
+
+
+def _jax_environment() -> set[tuple[str, str]]:
+    """Return the variables of the environment that JAX reads when it is imported."""
+    return {(name, value) for name, value in os.environ.items() if name.startswith("JAX_")}
 
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:

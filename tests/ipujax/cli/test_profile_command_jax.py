@@ -103,6 +103,12 @@ def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path,
     assert others["sin"] == ["1", "4", "ValueError: no such program"] and others["cos"][2].startswith("jax.pmap places")
 
 
+def test_profile_command_warns_of_variables_that_come_too_late(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    assert main(["profile", written(tmp_path, "import os; os.environ['JAX_ENABLE_X64'] = '1'")]) == 0
+    assert "JAX_ENABLE_X64 was changed by the script, without effect" in capsys.readouterr().err
+
+
 def test_profile_command_leaves_tracebacks_to_the_script(tmp_path: Path, capsys: Capture) -> None:
     source = """
         import jax

@@ -1,0 +1,198 @@
+"""Training examples of other repositories under `ipujax profile`, unedited: numbers and time against their own run.
+
+    python benchmarks/zero_edit.py FOLDER [--steps 12] [--only TEXT] [--json PATH]
+
+Input: a folder with a checkout of each repository of `EXAMPLES`, as `FOLDER/google+flax`. Output: a row for each
+example: the largest relative difference of the results of the first ten calls of each jitted function, wall time of
+both runs, and how many functions were compiled.
+
+Data comes from `zero_edit_shims`, one shim a repository; nothing else is replaced. Examples that cannot run without
+more than that, under plain Python too, are in `CANNOT_RUN` with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNNER = ROOT / "benchmarks" / "zero_edit_shims" / "run_example.py"
+TIMEOUT_SECONDS = 240
+
+EXAMPLES: Mapping[str, Sequence[str]] = {
+    "google/flax": (
+        "examples/nnx_toy_examples/02_lifted_transforms.py",
+        "examples/nnx_toy_examples/03_train_state.py",
+        "examples/nnx_toy_examples/04_data_parallel_with_jit.py",
+        "examples/nnx_toy_examples/05_vae.py",
+        "examples/nnx_toy_examples/07_array_leaves.py",
+        "examples/nnx_toy_examples/10_fsdp_and_optimizer.py",
+        "docs_nnx/guides/performance.ipynb",
+        "docs_nnx/guides/optimization_cookbook.ipynb",
+        "docs_nnx/guides/view.ipynb",
+        "docs/guides/flax_fundamentals/flax_basics.ipynb",
+    ),
+    "google-deepmind/optax": (
+        "docs/getting_started.ipynb",
+        "examples/mlp_mnist.ipynb",
+        "examples/lookahead_mnist.ipynb",
+        "examples/adversarial_training.ipynb",
+        "examples/contrib/reduce_on_plateau.ipynb",
+        "examples/contrib/sam.ipynb",
+        "examples/flax_example.ipynb",
+        "examples/freezing_parameters.ipynb",
+        "examples/gradient_accumulation.ipynb",
+        "examples/meta_learning.ipynb",
+        "examples/nanolm.ipynb",
+        "examples/perturbations.ipynb",
+    ),
+    "patrick-kidger/equinox": (
+        "docs/examples/mnist.ipynb",
+        "docs/examples/train_rnn.ipynb",
+        "docs/examples/frozen_layer.ipynb",
+        "docs/examples/parallelism.ipynb",
+        "docs/examples/stateful.ipynb",
+        "docs/examples/score_based_diffusion.ipynb",
+        "docs/examples/vision_transformer.ipynb",
+        "docs/examples/deep_convolutional_gan.ipynb",
+    ),
+    "google-deepmind/dm-haiku": (
+        "examples/mnist.py",
+        "examples/vae.py",
+        "examples/mnist_pruning.py",
+        "examples/mnist_gan.ipynb",
+        "examples/rnn/train.py",
+        "examples/transformer/train.py",
+        "examples/vqvae_example.ipynb",
+        "docs/notebooks/build_your_own_haiku.ipynb",
+    ),
+    "keras-team/keras": (
+        "examples/demo_custom_jax_workflow.py",
+        "examples/demo_functional.py",
+        "examples/demo_mnist_convnet.py",
+        "examples/demo_subclass.py",
+        "examples/demo_custom_layer_backend_agnostic.py",
+    ),
+}
+# Arguments of an example, which its own documentation asks for.
+ARGUMENTS: Mapping[str, Sequence[str]] = {"examples/transformer/train.py": ("--dataset_path=shakespeare.txt",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Both runs of an example.
+
+    Args:
+        example: repository and file.
+        difference: largest relative difference of a noted number; None without any, or if a run failed.
+        numbers: how many numbers were compared.
+        own_seconds: wall time of its own run.
+        profiled_seconds: wall time under `ipujax profile`.
+        compiled: functions that were compiled for an IPU.
+        failure: last line of what a failing run printed; "" for none.
+    """
+
+    example: str
+    difference: float | None
+    numbers: int
+    own_seconds: float
+    profiled_seconds: float
+    compiled: int
+    failure: str = ""
+
+
+def measured(repository: str, file: str, sources: Path, steps: int) -> Result:
+    """Run an example alone and under `ipujax profile`."""
+    path = sources / repository.replace("/", "+") / file
+    example = f"{repository} {file}"
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [_run([], repository, path, Path(folder), steps, file)]
+        runs.append(_run(["-m", "ipujax", "profile"], repository, path, Path(folder), steps, file))
+    (own, own_seconds, own_text), (profiled, profiled_seconds, text) = runs
+    table = text[text.find("Functions of JAX") :]
+    compiled = re.findall(r"^  (?!function )\S.* of [\d.,]+ KiB", table.partition("Computed by JAX")[0], re.MULTILINE)
+    seconds = own_seconds, profiled_seconds
+    if own is None or profiled is None:
+        last = (own_text if own is None else text).strip().splitlines() or ["no output"]
+        who = "its own run" if own is None else "the profiled run"
+        return Result(example, None, 0, *seconds, len(compiled), f"{who}: {last[-1][:120]}")
+    pairs = [
+        (a, b)
+        for name, calls in own.items()
+        for one, other in zip(calls, profiled.get(name, []), strict=False)
+        for a, b in zip(one, other, strict=True)
+    ]
+    difference = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs if a == a or b == b), default=None)
+    return Result(example, difference, len(pairs), *seconds, len(compiled))
+
+
+def _run(
+    command: list[str], repository: str, path: Path, folder: Path, steps: int, file: str
+) -> tuple[dict[str, list[list[float]]] | None, float, str]:
+    """Return the numbers of a run, None if it failed, its wall time in seconds, and its standard error."""
+    results = folder / "results.json"
+    results.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "MPLBACKEND": "Agg",
+        "KERAS_BACKEND": "jax",
+    }
+    arguments = [repository, str(path), str(results), str(steps), *ARGUMENTS.get(file, ())]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, *command, str(RUNNER), *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, TIMEOUT_SECONDS, f"longer than {TIMEOUT_SECONDS} s"
+    seconds = time.perf_counter() - start
+    numbers = json.loads(results.read_text(encoding="utf-8"))["numbers"] if results.exists() else None
+    return (numbers if done.returncode == 0 else None), seconds, done.stderr
+
+
+def main() -> None:
+    """Measure all examples, print a row for each, and what they add up to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results: list[Result] = []
+    for repository, files in EXAMPLES.items():
+        for file in files:
+            if args.only not in f"{repository} {file}":
+                continue
+            result = measured(repository, file, args.sources.resolve(), args.steps)
+            results.append(result)
+            ratio = result.profiled_seconds / result.own_seconds
+            difference = "–" if result.difference is None else f"{result.difference:.1e}"
+            row = (result.example, difference, str(result.numbers), f"{result.own_seconds:.1f} s", f"{ratio:.2f}")
+            print("  ".join([*row, str(result.compiled), result.failure]), flush=True)
+            if args.json is not None:
+                args.json.write_text(json.dumps([asdict(r) for r in results], indent=1), encoding="utf-8")
+    ran = [r for r in results if not r.failure]
+    close = [r for r in ran if r.difference is not None and r.difference <= 1e-4]
+    fast = [r for r in ran if r.profiled_seconds <= 2 * r.own_seconds]
+    print(f"{len(results)} examples: {len(ran)} ran, {sum(r.compiled > 0 for r in ran)} with a profile, ", end="")
+    print(f"{len(close)} with equal numbers (1e-4), {len(fast)} in at most twice their own time")
+
+
+if __name__ == "__main__":
+    main()
