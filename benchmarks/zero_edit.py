@@ -42,7 +42,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "docs/guides/flax_fundamentals/flax_basics.ipynb",
     ),
     "google-deepmind/optax": (
-        "docs/getting_started.ipynb",
         "examples/mlp_mnist.ipynb",
         "examples/lookahead_mnist.ipynb",
         "examples/adversarial_training.ipynb",
@@ -82,6 +81,27 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/demo_subclass.py",
         "examples/demo_custom_layer_backend_agnostic.py",
     ),
+}
+# Tried with flax 0.12.8, Keras 3.15 and jax 0.10.2, under plain Python.
+CANNOT_RUN: Mapping[str, str] = {
+    "google/flax examples/nnx_toy_examples/01_functional_api.py": "refused by this flax: TraceContextError",
+    "google/flax examples/nnx_toy_examples/06_scan_over_layers.py": "trains nothing, and jits nothing",
+    "google/flax examples/nnx_toy_examples/hijax_basic.py": "refused by this flax: with_vars(is_mutable=)",
+    "google/flax examples/nnx_toy_examples/hijax_demo.py": "refused by this flax: with_vars(is_mutable=)",
+    "google/flax docs_nnx/mnist_tutorial.ipynb": "imports tensorboardX",
+    "google/flax docs/quick_start.ipynb": "imports clu",
+    "google/flax examples/{imagenet,lm1b,mnist,nlp_seq,sst2,vae,wmt}": "need TensorFlow, clu or both beyond data",
+    "google-deepmind/optax docs/getting_started.ipynb": "jits no function of its own",
+    "google-deepmind/optax examples/cifar10_resnet.ipynb": "imports albumentations",
+    "google-deepmind/optax examples/contrib/differentially_private_sgd.ipynb": "imports dp_accounting",
+    "patrick-kidger/equinox docs/examples/bert.ipynb": "fetches weights",
+    "google-deepmind/dm-haiku examples/{impala,impala_lite}": "import bsuite",
+    "google-deepmind/dm-haiku examples/imagenet": "needs TensorFlow beyond data",
+    "google-deepmind/dm-haiku examples/haiku_lstms.ipynb": "imports plotnine",
+    "keras-team/keras examples/demo_custom_tf_workflow.py": "another backend",
+    "keras-team/keras examples/demo_custom_torch_workflow.py": "another backend",
+    "keras-team/keras examples/demo_torch_multi_gpu.py": "another backend",
+    "keras-team/keras examples/demo_jax_distributed.py": "imports TensorFlow",
 }
 # Arguments of an example, which its own documentation asks for.
 ARGUMENTS: Mapping[str, Sequence[str]] = {"examples/transformer/train.py": ("--dataset_path=shakespeare.txt",)}
