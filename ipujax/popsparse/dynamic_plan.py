@@ -3,17 +3,19 @@
 The matrix is cut into cells of equal sizes. Each cell has a bucket with room for the blocks of an even pattern, and
 for some more (`oversize`). A block whose bucket is full goes to the next bucket with room. A product passes each bucket
 on to the cell before, as many times as the plan has propagation steps; in each step a cell multiplies its own blocks,
-after the first step at most as many as `oversize` adds to a bucket.
+after the first step at most as many as the fullest cell of a random pattern has beyond its own bucket. Cells are so few
+that a random pattern needs no more steps than the plan has.
 
 Input: a `DynamicPlan`, and on the host a pattern and its blocks. Output: `SparseBlocks`, the arguments of a function.
 Source: Li et al. 2023, "PopSparse", section 3.3; PopLibs `popsparse/MatMul.hpp` (30 % more room).
 Limits: the cost of a product is that of the most blocks in each step, whatever the pattern; a pattern is encoded on the
-host.
+host; one far less even than a random one needs more propagation steps, or larger buckets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log, prod, sqrt
 from typing import Any
 
 import jax
@@ -26,9 +28,9 @@ from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, column_parts, est
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 
-_OVERSIZE = (
-    0.3  # room of a bucket for more blocks than an even pattern has; PopLibs' `metaInfoBucketOversizeProportion`
-)
+# Room of a bucket for more blocks than an even pattern has; PopLibs' `metaInfoBucketOversizeProportion`.
+_OVERSIZE = 0.3
+_REFUSED_SHARE = 0.01  # assumed: upper bound of the share of random patterns that a plan has no room for
 
 
 @jax.tree_util.register_dataclass
@@ -104,7 +106,7 @@ class DynamicPlan:
     @property
     def size(self) -> int:
         """Blocks that a bucket has room for."""
-        return _bucket_size(self.max_blocks, self.oversize, len(self.grid.reads))
+        return self._buckets.size
 
     @property
     def number(self) -> np.dtype[Any]:
@@ -118,7 +120,11 @@ class DynamicPlan:
 
     def most_blocks(self, step: int) -> int:
         """Return the most blocks that a cell multiplies in a propagation step; step 0 is that of its own bucket."""
-        return _most_blocks(self.max_blocks, self.size, len(self.grid.reads), step)
+        return self._buckets.most_blocks(step)
+
+    @property
+    def _buckets(self) -> _Cells:
+        return _cells(self, len(self.grid.reads), self.grid.most_reads, self.grid.most_writes)
 
     def encode(self, pattern: BlockPattern, values: Any) -> SparseBlocks:
         """Put the blocks of a pattern into the buckets of this plan, on the host.
@@ -225,12 +231,44 @@ def _cells_of(grid: Grid, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return band * parts + np.searchsorted([stop for _, stop in grid.writes[:parts]], rows, side="right")
 
 
-def _bucket_size(max_blocks: int, oversize: float, cells: int) -> int:
-    return max(1, round(-(-max_blocks // cells) * (1 + oversize)))
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The cells of a grid as buckets see them: `count` buckets of `size` blocks for cells of `capacity` blocks."""
+
+    count: int
+    size: int
+    capacity: int
+    mean: float  # blocks of the largest cell of an even pattern
+
+    def most_blocks(self, step: int) -> int:
+        """Return the most blocks that a cell multiplies in a step of propagation."""
+        return self.size if step == 0 else max(1, min(self.quantile(1) - self.size, self.size))
+
+    def quantile(self, cells: int) -> int:
+        """Return the blocks that hardly any `cells` neighbouring cells of a random pattern exceed."""
+        # The sum over some cells is nearly Poisson: blocks are many, and each is in these cells with a small chance.
+        blocks = poisson_quantile(cells * self.mean, _REFUSED_SHARE / self.count)
+        return min(blocks, cells * self.capacity)
+
+    def has_room(self, steps: int) -> bool:
+        """Return True if random patterns need at most that many propagation steps."""
+        cells = min(steps + 1, self.count)
+        return cells == self.count or self.quantile(cells) <= cells * self.size
 
 
-def _most_blocks(max_blocks: int, size: int, cells: int, step: int) -> int:
-    return size if step == 0 else max(1, size - -(-max_blocks // cells))
+def poisson_quantile(mean: float, tail: float) -> int:
+    """Return the smallest number that a Poisson variable exceeds with at most the probability `tail`."""
+    numbers = np.arange(int(mean + 10 * sqrt(mean) + 40))  # ten standard deviations; 40 where the mean is small
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(numbers[1:]))])
+    probability = np.exp(numbers * log(mean) - mean - log_factorial)
+    exceeding = np.cumsum(probability[::-1])[::-1] - probability
+    return int(np.argmax(exceeding <= tail))
+
+
+def _cells(plan: DynamicPlan, count: int, reads: int, writes: int) -> _Cells:
+    capacity = reads * writes
+    size = max(1, round(ceil(plan.max_blocks / count) * (1 + plan.oversize)))
+    return _Cells(count, size, capacity, plan.max_blocks * capacity * plan.block**2 / prod(plan.shape))
 
 
 @remembered
@@ -240,21 +278,22 @@ def _grid(plan: DynamicPlan) -> Grid:
     share = plan.shape[0] * plan.columns / plan.buckets
     sums = np.dtype(np.float32)
 
-    def cost(choice: tuple[int, int, int]) -> tuple[bool, float]:
+    def cost(choice: tuple[int, int, int]) -> tuple[bool, bool, float]:
         bands, row_parts, parts = choice
-        size = _bucket_size(plan.max_blocks, plan.oversize, bands * row_parts)
         reads = -(-num_reads // bands)
         writes = -(-num_rows // row_parts)
-        sizes = CellSizes(plan.block, size, reads, writes, plan.columns // parts, bands, share)
-        steps = range(min(plan.propagation_steps, bands * row_parts - 1) + 1)
-        most_blocks = [_most_blocks(plan.max_blocks, size, bands * row_parts, step) for step in steps]
-        return estimated_cost(sizes, plan.dtype, sums, most_blocks)
+        cells = _cells(plan, bands * row_parts, reads, writes)
+        sizes = CellSizes(plan.block, cells.size, reads, writes, plan.columns // parts, bands, share)
+        steps = min(plan.propagation_steps, cells.count - 1)
+        most_blocks = [cells.most_blocks(step) for step in range(steps + 1)]
+        return not cells.has_room(steps), *estimated_cost(sizes, plan.dtype, sums, most_blocks)
 
     bands, row_parts, parts = min(
         (
-            (bands, min(plan.buckets // (bands * parts), num_rows), parts)
+            (bands, row_parts, parts)
             for bands in some_counts(min(num_reads, plan.buckets))
             for parts in column_parts(plan.columns, plan.buckets // bands)
+            for row_parts in some_counts(min(plan.buckets // (bands * parts), num_rows))
         ),
         key=cost,
     )

@@ -12,6 +12,7 @@ import pytest
 import ipujax as ipu
 from ipujax import popsparse
 from ipujax.popsparse import BlockPattern, DynamicPlan
+from ipujax.popsparse.dynamic_plan import poisson_quantile
 from tests.ipujax.popsparse.test_static_matmul import operands, random_pattern
 
 SMALL = ipu.IPUModel(tiles_per_ipu=16)
@@ -69,8 +70,33 @@ def test_overflow_goes_to_other_buckets():
     values, x, _ = operands(pattern, 2)
     result = popsparse.dynamic_matmul(plan, plan.encode(pattern, values), x)
     np.testing.assert_allclose(result, pattern.dense(values) @ x, rtol=1e-5, atol=1e-5)
+
+
+def test_refuses_a_pattern_that_needs_more_steps():
+    plan = DynamicPlan((256, 256), 4, 1024, columns=1, buckets=16)
+    assert len(plan.grid.reads) > 4
+    rows, columns = np.divmod(np.arange(1024), 32)
+    pattern = BlockPattern(plan.shape, 4, tuple(rows.tolist()), tuple(columns.tolist()))  # a quarter of the matrix
     with pytest.raises(ipu.ArgumentError, match="too uneven"):
-        DynamicPlan((16, 16), 4, 4, columns=2, buckets=4, oversize=0).encode(pattern, values)
+        plan.encode(pattern, operands(pattern, 1)[0])
+
+
+@pytest.mark.parametrize(("blocks", "density", "buckets"), [(32, 0.1, 64), (64, 0.02, 1472), (32, 0.6, 256)])
+def test_random_patterns_fit(blocks, density, buckets):
+    count = int(blocks**2 * density)
+    plan = DynamicPlan((4 * blocks, 4 * blocks), 4, count, columns=16, buckets=buckets)
+    assert len(plan.grid.reads) > 1
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows, columns = np.divmod(np.sort(rng.choice(blocks**2, count, replace=False)), blocks)
+        pattern = BlockPattern(plan.shape, 4, tuple(rows.tolist()), tuple(columns.tolist()))
+        plan.encode(pattern, np.zeros((count, 4, 4), np.float32))
+
+
+def test_poisson_quantile():
+    assert [poisson_quantile(mean, 0.05) for mean in (0.05, 1.0, 10.0)] == [0, 3, 15]  # of tables
+    draws = np.random.default_rng(0).poisson(300, 100_000)
+    assert abs(np.mean(draws > poisson_quantile(300, 0.01)) - 0.01) < 0.002
 
 
 def test_wrong_arguments():
