@@ -63,6 +63,38 @@ def _with_static_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return with_static_products(jaxpr)
 
 
+@dataclass(frozen=True, slots=True)
+class _InputMemories:
+    """Memory of each input of a program.
+
+    Args:
+        donated: True for inputs whose buffer may be reused.
+        aliases: for each result the donated input whose place it takes, or None.
+        on_host: True for inputs whose type has the host's memory.
+        offloaded: True for inputs in streaming memory.
+        streamed: True for inputs that are loaded from the host's memory.
+        batches: number of micro-batches in which pipelines load an input; None for one that stays whole.
+    """
+
+    donated: tuple[bool, ...]
+    aliases: tuple[int | None, ...]
+    on_host: tuple[bool, ...]
+    offloaded: tuple[bool, ...]
+    streamed: tuple[bool, ...]
+    batches: tuple[int | None, ...]
+
+    @property
+    def whole_off_chip(self) -> tuple[bool, ...]:
+        """True for inputs that are off chip and stay whole."""
+        flags = zip(self.offloaded, self.streamed, self.batches, strict=True)
+        return tuple((is_offloaded or is_streamed) and count is None for is_offloaded, is_streamed, count in flags)
+
+    @property
+    def whole_on_host(self) -> tuple[bool, ...]:
+        """True for inputs whose type has the host's memory, and that stay whole."""
+        return tuple(flag and count is None for flag, count in zip(self.on_host, self.batches, strict=True))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class LoweringPlan:
     """A traced function with all that is equal in every plan of it.
@@ -70,16 +102,16 @@ class LoweringPlan:
     Args:
         name: name of the function.
         signature: signature of the trace.
-        jaxpr: the traced one, with values in place of Refs and without float0.
+        jaxpr: the traced jaxpr, with values in place of Refs and without float0.
         positions: for each input of the jaxpr the number of its leaf; Refs are numbered after the arguments.
         refs: Refs that the function closes over and changes.
         line: origin of equations that have no line of the user's.
         target: target of all replicas.
-        options: the user's.
+        options: options of the user.
         spread: distribution of replicas over instances.
         timings: seconds of steps before.
         constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
-        shardings: of the inputs and results of the jaxpr.
+        shardings: shardings of the inputs and results of the jaxpr.
         mesh: devices that results are put on; None for one device.
         call: shardings of the call.
         result_settings: sharding that the user wants of each leaf of the results.
@@ -139,28 +171,14 @@ class LoweringPlan:
         jaxpr, constants = host_constants_as_inputs(self.jaxpr)
         if constants:
             return replace(self, jaxpr=jaxpr, constants=constants).lowered(choice)
-        signature = self._program_signature
         timings = dict(self.timings)
         trades: list[ChainTrade] = []
         notes = Notes()
-        batches = self._batches()
-        # A donated batch leaves its place in the host's memory to no result: rows of both are in use at once.
-        is_donated = [*(signature.donated[n] for n in self.positions), *(False for _ in self.constants)]
-        donated = [flag and count is None for flag, count in zip(is_donated, batches, strict=True)]
-        names = [signature.leaf_names[n] for n in self.positions]
+        memories = self._input_memories()
+        names = [self._program_signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
-        on_host = tuple(map(is_streamed, self.jaxpr.in_avals))
-        by_user = [*(signature.offloaded[n] for n in self.positions), *(False for _ in self.constants)]
-        offloaded = tuple(map(operator.or_, by_user, on_host))
-        aliases = self._aliases(donated, any(offloaded))
-        streamed = self._streamed(offloaded, aliases, batches)
-        streams = Streams(batches, tuple(alias is None for alias in aliases))
-        off_chip = (
-            (is_offloaded or is_streamed) and count is None
-            for is_offloaded, is_streamed, count in zip(offloaded, streamed, batches, strict=True)
-        )
-        hosted = tuple(is_there and count is None for is_there, count in zip(on_host, batches, strict=True))
-        offloading = self._offloading(tuple(off_chip), aliases, hosted, choice)
+        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases))
+        offloading = self._offloading(memories.whole_off_chip, memories.aliases, memories.whole_on_host, choice)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.
         recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
@@ -183,11 +201,11 @@ class LoweringPlan:
                 program = lower(
                     list(dumps.jaxprs.values())[-1],
                     self.target,
-                    donated=donated,
-                    aliases=aliases if any(map(is_on_host, (*self.jaxpr.in_avals, *self.jaxpr.out_avals))) else None,
-                    offloaded=offloaded,
-                    streamed=streamed,
-                    batches=batches,
+                    donated=memories.donated,
+                    aliases=memories.aliases if self._has_values_on_host else None,
+                    offloaded=memories.offloaded,
+                    streamed=memories.streamed,
+                    batches=memories.batches,
                     names=names,
                     line=self.line,
                     options=replace(self.options, byte_cost=choice.byte_cost),
@@ -212,7 +230,7 @@ class LoweringPlan:
             self.spread,
             refs=self.refs,
             constants=self.constants,
-            may_offload=self._may_offload(offloaded, streamed),
+            may_offload=self._may_offload(memories.offloaded, memories.streamed),
             partitioning=Partitioning.of(
                 dumps.jaxprs,
                 notes,
@@ -238,6 +256,24 @@ class LoweringPlan:
     @property
     def _program_signature(self) -> Signature:
         return self.signature.with_state(self.refs)
+
+    @property
+    def _has_values_on_host(self) -> bool:
+        return any(map(is_on_host, (*self.jaxpr.in_avals, *self.jaxpr.out_avals)))
+
+    def _input_memories(self) -> _InputMemories:
+        signature = self._program_signature
+        batches = self._batches()
+        of_constants = [False] * len(self.constants)
+        # A donated batch leaves its place in the host's memory to no result: rows of both are in use at once.
+        by_user = [*(signature.donated[n] for n in self.positions), *of_constants]
+        donated = tuple(flag and count is None for flag, count in zip(by_user, batches, strict=True))
+        on_host = tuple(map(is_streamed, self.jaxpr.in_avals))
+        offloaded_by_user = [*(signature.offloaded[n] for n in self.positions), *of_constants]
+        offloaded = tuple(map(operator.or_, offloaded_by_user, on_host))
+        aliases = self._aliases(donated, any(offloaded))
+        streamed = self._streamed(offloaded, aliases, batches)
+        return _InputMemories(donated, aliases, on_host, offloaded, streamed, batches)
 
     def _aliases(self, donated: Sequence[bool], streams: bool) -> tuple[int | None, ...]:
         """Return for each result the donated argument whose place it takes; if one streams, both are split alike."""
