@@ -149,7 +149,7 @@ def _of_leaf(who: str, place: str, leaf: Any, setting: NamedSharding | None) -> 
     # JAX refuses a committed array of another sharding too.
     if setting is not None and own is not None and not _are_alike(own, setting, len(leaf.shape)):
         raise ArgumentError(
-            f"argument {place} of {who} is sharded otherwise than in_shardings",
+            f"argument {place} of {who} has another sharding than in_shardings",
             expected=in_words(setting),
             got=f"{describe(leaf)}, {in_words(own)}",
             hint="jax.device_put(x, sharding) moves it; or leave in_shardings out",

@@ -170,7 +170,7 @@ def check_split_alike(who: str, names: Sequence[str], leaves: Sequence[Any], par
         is_equal = split_axes(sharding.mesh, sharding.spec, rank) == split_axes(partitioning.mesh, spec, rank)
         if dict(sharding.mesh.shape) != shape or not is_equal:
             raise ArgumentError(
-                f"argument {name} of {who} is sharded otherwise than the program was compiled for",
+                f"argument {name} of {who} has another sharding than the compiled program",
                 expected=f"{spec} over {mesh_in_words(partitioning.mesh)}",
                 got=in_words(sharding),
                 hint="call the ipu.jit function itself, which compiles anew; or jax.device_put(x, sharding)",

@@ -169,7 +169,7 @@ def load(path: FilePath) -> LoadedProgram:
 
     Raises:
         ArgumentTypeError: `path` is not a path.
-        ArgumentError: the file cannot be read, is damaged or no saved program, is of another version or machine, or
+        ArgumentError: the file cannot be read, is damaged or not a saved program, is of another version or machine, or
             has a named tuple whose module is not imported.
     """
     if not isinstance(path, str | os.PathLike):
@@ -180,7 +180,7 @@ def load(path: FilePath) -> LoadedProgram:
             head, sections = unseal(file.read(), _KIND)
     except DamagedError as error:
         hint = "compiled.save(path) makes one; profiles are read by Profile.load"
-        raise ArgumentError(f"{name} is no saved program, or damaged", got=str(error), hint=hint) from error
+        raise ArgumentError(f"{name} is not a saved program, or is damaged", got=str(error), hint=hint) from error
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise ArgumentError(f"the program {name} cannot be read", got=got) from error

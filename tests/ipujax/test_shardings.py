@@ -62,9 +62,9 @@ REFUSED = {
     "replicas": "argument x of sine is sharded over 4 devices",
     "a Ref": "argument ref of <lambda> is sharded over 4 devices",
     "compiled for one IPU": "argument x of sine is sharded over 4 devices",
-    "compiled otherwise": r"argument x of sine is sharded otherwise than the program was compiled for",
+    "compiled otherwise": r"argument x of sine has another sharding than the compiled program",
     "another mesh": r"one program has shardings over different meshes[\s\S]*one: 1, x: 4[\s\S]*y: 4",
-    "in_shardings differ": r"is sharded otherwise than in_shardings[\s\S]*P\(None, 'x'\) over",
+    "in_shardings differ": r"has another sharding than in_shardings[\s\S]*P\(None, 'x'\) over",
 }
 
 

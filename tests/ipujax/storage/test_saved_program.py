@@ -71,7 +71,7 @@ def test_other_versions_and_damage_are_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     for damaged in (b"", content[:-1], content.replace(b"step", b"stop", 1)):
         path.write_bytes(damaged)
-        with pytest.raises(ipu.ArgumentError, match="no saved program, or damaged"):
+        with pytest.raises(ipu.ArgumentError, match="not a saved program, or is damaged"):
             ipu.load(path)
     with pytest.raises(ipu.ArgumentError, match="cannot be read"):
         ipu.load(tmp_path / "none")
