@@ -137,7 +137,7 @@ class LoweringPlan:
     def of(
         name: FunctionName, traced: Traced, line: str, target: Target, options: Options, spread: Spread | None
     ) -> LoweringPlan:
-        """Return the lowering plan of a traced function; refuse values that are no arrays, and unsupported memories."""
+        """Return the lowering plan of a traced function; refuse values other than arrays, and unsupported memories."""
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
         copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
         check_values(copy, name, traced.signature.leaf_names)

@@ -155,7 +155,7 @@ def normal(
     """Draw normally distributed numbers; arguments as of `uniform`.
 
     Raises:
-        GraphError: an invalid seed, a type that is no float, or a negative deviation.
+        GraphError: an invalid seed, a type that is not a float, or a negative deviation.
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)

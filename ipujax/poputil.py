@@ -43,7 +43,7 @@ def map_tensor_linearly(
         grain_size: number of elements that are never split; those of a vector of the machine when None.
 
     Raises:
-        GraphError: something that is no tensor, or numbers below 1.
+        GraphError: a value that is not a tensor, or numbers below 1.
 
     Source: poputil::mapTensorLinearly.
     """

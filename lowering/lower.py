@@ -144,7 +144,7 @@ def lower(
         The graph and the program of one call.
 
     Raises:
-        GraphError: an argument or constant that is no array, more replicas than the machine has room for, a result
+        GraphError: an argument or constant that is not an array, more replicas than the machine has room for, a result
             that is declared equal on all replicas and may differ, or partials of a type that no codelet has.
     """
     function = unwrapped(jaxpr)

@@ -1,6 +1,6 @@
 """Roles of the variables that hold no value of a jaxpr: copies, partial results, intermediates.
 
-Input: a graph and its program. Output: every variable of the graph that is no constant has a role.
+Input: a graph and its program. Output: every variable of the graph that is not a constant has a role.
 """
 
 from __future__ import annotations

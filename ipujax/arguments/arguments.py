@@ -306,7 +306,7 @@ def short_type(aval: Any) -> str:
 
 
 def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_ARRAY, *, shapes: bool = False) -> str:
-    """Return shape and dtype of a leaf of an argument, `float32[8]`; refuse one that is no array, or deleted."""
+    """Return shape and dtype of a leaf of an argument, `float32[8]`; refuse one that is not an array, or deleted."""
     check_not_deleted(who, place, leaf)
     if isinstance(leaf, _SHAPES) and not shapes:
         problem = f"argument {place} of {who} is the shape of an array, which has no values"

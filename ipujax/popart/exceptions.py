@@ -67,7 +67,7 @@ class OutOfMemoryException(popart_exception):
 def unknown_name(
     place: str, name: object, candidates: Iterable[str], kind: type[popart_exception] = popart_exception
 ) -> popart_exception:
-    """Return the error for a name that is none of the known ones, with the nearest of them.
+    """Return the error for an unknown name, with the nearest known one.
 
     Args:
         place: beginning of the sentence that the name ends: "DataFlow anchors a tensor".

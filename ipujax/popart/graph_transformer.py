@@ -150,7 +150,7 @@ class GraphTransformer:
             fn: name of the file.
 
         Raises:
-            popart_exception: a tensor that is no parameter, or one whose values are in a file already.
+            popart_exception: a tensor that is not a parameter, or one whose values are in a file already.
         """
         save_externally(self._model.graph, ids, fn)
 

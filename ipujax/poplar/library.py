@@ -102,7 +102,7 @@ def _describe_kind(kind: Any) -> str:
 
 
 def check_tensors(name: str, *operands: Any) -> None:
-    """Refuse the first operand that is no tensor."""
+    """Refuse the first operand that is not a tensor."""
     for operand in operands:
         if not isinstance(operand, Tensor):
             hint = "graph.add_constant" if isinstance(operand, int | float) else None
@@ -139,7 +139,7 @@ def add(
     """Add the operations of a JAX function of the operands; see `lowering.emit`.
 
     Raises:
-        GraphError: operands that are no tensors, have no tile mapping, or have shapes that the function rejects.
+        GraphError: operands that are not tensors, have no tile mapping, or have shapes that the function rejects.
     """
     check_tensors(name, *operands)
     if not isinstance(graph, Graph) or not isinstance(prog, Program):

@@ -182,7 +182,7 @@ def Repeat(count: int, body: Program) -> Program:
     """Run a program a fixed number of times.
 
     Raises:
-        GraphError: a count that is no whole number from 0 to 4,294,967,295.
+        GraphError: a count that is not a whole number from 0 to 4,294,967,295.
     """
     return nodes.Repeat(count, body, _user_origin())
 

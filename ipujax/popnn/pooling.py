@@ -25,7 +25,7 @@ class PoolParams:
     """Pooling of tensors [batch, channels, field…].
 
     Args:
-        pooling_type: "max", "avg" (over elements that are no padding) or "sum".
+        pooling_type: "max", "avg" (over elements that are not padding) or "sum".
         kernel_shape: sizes of the window.
         stride: step of the window in each dimension.
         padding_lower: padding before the input, 0 when empty.

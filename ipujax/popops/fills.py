@@ -47,7 +47,7 @@ def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota")
     """Write start, start + 1, … to a vector.
 
     Raises:
-        GraphError: a tensor that is no vector of integers.
+        GraphError: a tensor that is not a vector of integers.
     """
     check_tensors(name, x)
     if x.ndim != 1 or x.dtype.kind not in "iu":

@@ -27,7 +27,7 @@ def tile_put_sharded(array: Any, tiles: Sequence[int]) -> jax.Array:
         The array, row i of which is on tile `tiles[i]`.
 
     Raises:
-        ArgumentTypeError: a scalar, or tiles that are no whole numbers.
+        ArgumentTypeError: a scalar, or tiles that are not whole numbers.
         ArgumentValueError: another number of rows than tiles, or a tile twice; under `ipu.jit` a tile that the device
             lacks.
     """
@@ -47,7 +47,7 @@ def tile_put_replicated(array: Any, tiles: Sequence[int]) -> jax.Array:
         [tiles, …]: a row for each tile. Its gradient is the sum of those of the copies.
 
     Raises:
-        ArgumentTypeError: tiles that are no whole numbers.
+        ArgumentTypeError: tiles that are not whole numbers.
         ArgumentValueError: a tile twice; under `ipu.jit` a tile that the device lacks.
     """
     numbers = tile_numbers(tiles, "tile_put_replicated")
@@ -67,8 +67,8 @@ def tile_gather(array: Any, indices: Sequence[int], tiles: Sequence[int]) -> jax
         [tiles, …]: row i is row `indices[i]`, on tile `tiles[i]`. A halo exchange is a gather by shifted indices.
 
     Raises:
-        ArgumentTypeError: a scalar, or indices or tiles that are no whole numbers.
-        ArgumentValueError: not as many indices as tiles, an index that is no row, or a tile twice; under `ipu.jit` a
+        ArgumentTypeError: a scalar, or indices or tiles that are not whole numbers.
+        ArgumentValueError: not as many indices as tiles, an index that is not a row, or a tile twice; under `ipu.jit` a
             tile that the device lacks.
     """
     numbers = tile_numbers(tiles, "tile_gather")

@@ -63,7 +63,7 @@ class TracedEquation:
 
     @property
     def variables(self) -> Iterable[Var]:
-        """Operands and results that are no literals."""
+        """Operands and results that are not literals."""
         return (x for x in (*self.eqn.invars, *self.eqn.outvars) if isinstance(x, Var))
 
 

@@ -106,7 +106,7 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 
 def variables_read(eqn: JaxprEqn) -> list[Var]:
-    """Return the operands of an equation that are no literals."""
+    """Return the operands of an equation that are not literals."""
     return variables(eqn.invars)
 
 

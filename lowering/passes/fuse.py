@@ -182,7 +182,7 @@ class _Body:
         return var in self._repeated and self._places[self._definition[var]] == self._places[reader]
 
     def _fused(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
-        """One equation for a group, with the source line of its last equation that is no reduction."""
+        """One equation for a group, with the source line of its last equation that is not a reduction."""
         inner: dict[Var, Var] = {}  # outer variable → variable of the fused jaxpr
         operands: list[Var] = []
         body: list[JaxprEqn] = []

@@ -88,7 +88,7 @@ def access_demand(group: VertexGroup, access: Access, num_tiles: int, max_runs: 
 
 
 def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[VertexGroup, Access] | None:
-    """Return a copy as vertices that read its source, one a block of the destination; None where that is no grid."""
+    """Return a copy as vertices that read its source, one a block of the destination; None where that is not a grid."""
     mappings = mappings_of(destination, graph)
     if not isinstance(destination.node, Affine):
         return None

@@ -200,7 +200,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
 
 
 def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> _Window:
-    """Return the exchange of a copy to a tensor that is no grid of blocks."""
+    """Return the exchange of a copy to a tensor that is not a grid of blocks."""
     item_bytes = element_bytes(source.dtype)
     buses = _buses(graph)
     mappings = mappings_of(source, graph), mappings_of(destination, graph)

@@ -1,7 +1,7 @@
 """Line of a terminal with the progress of work, rewritten in place and cleared at the end.
 
 Input: a function that returns the present text. Output: that text on standard error, from two seconds on, four times a
-second; nothing where that is no terminal. It is written with carriage returns and spaces alone, which every
+second; nothing where that is not a terminal. It is written with carriage returns and spaces alone, which every
 terminal understands. Limits: text that others print begins behind the line; log lines of ipujax hide it first.
 """
 

@@ -188,8 +188,8 @@ def read_profile(path: FilePath) -> SavedFile:
     """Read a file of `write_profile`.
 
     Raises:
-        ArgumentTypeError: something that is no path.
-        ProfileError: a file that does not exist, is no profile, is damaged, is of another version, or decompresses to
+        ArgumentTypeError: a value that is not a path.
+        ProfileError: a file that is missing, is not a profile, is damaged, is of another version, or decompresses to
             more than a profile can have.
     """
     name = _name(path)
@@ -249,6 +249,6 @@ def _check_version(name: str, version: Any) -> None:
 
 
 def not_a_profile(path: FilePath, field: str, got: str, expected: str = _SAVED) -> ProfileError:
-    """Return the error of a file that is no profile, or a damaged one; `field` is empty where it has no fields."""
+    """Return the error of a file that is not a profile, or a damaged one; `field` is empty where it has no fields."""
     message = f"{_name(path)} is not a profile{f': its field {field} is damaged' if field else ''}"
     return ProfileError(message, expected=expected, got=got, hint="profile.save(path) makes one")

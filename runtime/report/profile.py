@@ -127,7 +127,7 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: another type than a path.
-            ProfileError: a file that does not exist, is no profile, has another version, or is damaged; then it names
+            ProfileError: a file that is missing, is not a profile, has another version, or is damaged; then it names
                 the first wrong field.
         """
         version, data = read_profile(path)

@@ -30,7 +30,7 @@ class LiveNode:
     Args:
         program: the node.
         name: its debug name, "" without one.
-        live_bytes: bytes live at it without always-live ones; None for control that is no step itself.
+        live_bytes: bytes live at it without always-live ones; None for control that is not a step itself.
         live: items live at it without always-live ones and those of callers, largest first.
         children: the nodes inside it.
     """

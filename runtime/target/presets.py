@@ -258,7 +258,7 @@ def preset(name: str, num_ipus: int = 1) -> Target:
         num_ipus: IPUs of the system.
 
     Raises:
-        TargetError: an unknown name, or a number of IPUs that is no positive integer or exceeds the largest system.
+        TargetError: an unknown name, or a number of IPUs that is not a positive integer or exceeds the largest system.
     """
     if not isinstance(name, str) or name not in PRESETS:
         expected = f"one of {', '.join(PRESETS)}"

@@ -168,7 +168,7 @@ def owners(mapping: TileMapping) -> np.ndarray:
 
 
 def renumber_tiles(mapping: TileMapping, new_tiles: np.ndarray) -> TileMapping | None:
-    """Map each tile t to `to[t]`, int32[tiles]; None where that is no tile (negative)."""
+    """Map each tile t to `to[t]`, int32[tiles]; None where that is not a tile (negative)."""
     tiles = new_tiles[mapping.tiles]
     return None if np.any(tiles < 0) else mapping.on_tiles(tiles)
 

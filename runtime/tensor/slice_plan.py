@@ -31,7 +31,7 @@ class SlicePlan:
         starts: first index of the slice on each axis.
         counts: number of indices on each axis.
         steps: distance of indices on each axis.
-        axes: for each sub-dimension of the view that is no broadcast, in the view's order, its axis.
+        axes: for each sub-dimension of the view that is not a broadcast, in the view's order, its axis.
         reversed_axes: axes that the view reads backwards.
     """
 

@@ -124,7 +124,7 @@ def _stage_of_entry(layer: Any, assignment: int | PipelineStageAssignment | None
 
 
 def _check_numbers(numbers: Sequence[Any]) -> None:
-    """Refuse stages that are no numbers from 0, and a stage without layers."""
+    """Refuse stages that are not numbers from 0, and a stage without layers."""
     assigned = [n for n in numbers if n is not None]
     if invalid := [n for n in assigned if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
         problem = "stages of set_pipeline_stage_assignment must be whole numbers from 0"

@@ -312,7 +312,7 @@ class Builder(NodeAnnotations):
             filename: of their values.
 
         Raises:
-            popart_exception: a tensor that is no parameter, or one whose values are in a file already.
+            popart_exception: a tensor that is not a parameter, or one whose values are in a file already.
         """
         save_externally(self._graph, ids, filename)
 

@@ -54,7 +54,7 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
         filename: of their values.
 
     Raises:
-        popart_exception: a tensor that is no parameter, or one whose values are in a file already.
+        popart_exception: a tensor that is not a parameter, or one whose values are in a file already.
     """
     path = Path(filename)
     by_name = {tensor.name: tensor for tensor in graph.initializer}

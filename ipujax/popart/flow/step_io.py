@@ -34,7 +34,7 @@ class StepIO(Protocol):
         """Refuse anchors that have no place, before a step runs."""
 
     def check_inputs(self, names: Collection[str]) -> None:
-        """Refuse arrays of tensors that are no inputs, before a step runs."""
+        """Refuse arrays of tensors that are not inputs, before a step runs."""
 
 
 class PyStepIO:
@@ -85,7 +85,7 @@ class PyStepIO:
         return array.reshape(*step.dims, *info.dims)
 
     def check_inputs(self, names: Collection[str]) -> None:
-        """Refuse an array of a tensor that is no input.
+        """Refuse an array of a tensor that is not an input.
 
         Args:
             names: of the inputs.
@@ -120,7 +120,7 @@ class PyStepIO:
             names: shapes by name of the anchor.
 
         Raises:
-            popart_exception: an array for a tensor that is no anchor, or with a wrong number of elements.
+            popart_exception: an array for a tensor that is not an anchor, or with a wrong number of elements.
         """
         for name, array in self._outputs.items():
             if name not in names:

@@ -186,7 +186,7 @@ class GraphBase(HostSide):
 
         Raises:
             MappingError: a tile the target lacks, or elements mapped to no tile or to two.
-            GraphError: something that is no tensor and no vertex.
+            GraphError: a value that is neither a tensor nor a vertex.
         """
         if isinstance(what, VertexRef):
             self.vertices.set_tile(self.vertices.number_of(what), mapping)
@@ -245,7 +245,7 @@ class GraphBase(HostSide):
             source: a codelet class, several, or a module: all codelets it defines.
 
         Raises:
-            GraphError: something that is no codelet, or another codelet of the same name.
+            GraphError: a value that is not a codelet, or another codelet of the same name.
         """
         for cls in codelets_in(source):
             if self.codelets.setdefault(cls.vertex_name, cls) is not cls:

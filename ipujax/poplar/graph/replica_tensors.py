@@ -46,7 +46,7 @@ def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
 
 
 def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
-    """Return the instance of a template in each replica; a tensor that is no template stays as it is."""
+    """Return the instance of a template in each replica; a tensor that is not a template stays as it is."""
     graph = replicated_graph_of(top, tensor)
     return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
 

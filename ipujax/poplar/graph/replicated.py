@@ -80,7 +80,7 @@ class ReplicatedBase(GraphBase):
         return replace(variable)
 
     def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
-        """Return the instance of a template in one replica; a tensor that is no template stays as it is."""
+        """Return the instance of a template in one replica; a tensor that is not a template stays as it is."""
         return substitute(tensor, self._tables[replica])
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:

@@ -218,7 +218,7 @@ def _read_parameters(cls: type[Vertex], function: str, description: str, allowed
     if fun is None:
         return ()
     declared = inspect.signature(fun).parameters.values()
-    # A parameter that is no field keeps its default, if it has one.
+    # A parameter that is not a field keeps its default, if it has one.
     parameters = tuple(p.name for p in declared if p.name in allowed or p.default is p.empty)
     for name in parameters:
         if name not in allowed:

@@ -98,7 +98,7 @@ class ScatterSpec:
         return batched + covered + sorted(self.indexed, key=lambda d: -self.table_shape[d])
 
     def lookup_dims(self) -> list[tuple[int, int]]:
-        """Dimensions of the indices that are no batches, in order, each paired with its dimension of the updates."""
+        """Dimensions of the indices that are not batches, in order, each paired with its dimension of the updates."""
         numbers = self.numbers
         of_updates = (u for u in range(len(self.update_shape)) if u not in numbers.update_window_dims)
         return [(i, u) for i, u in enumerate(of_updates) if i not in numbers.scatter_indices_batching_dims]

@@ -59,7 +59,7 @@ def with_immediates(
 ) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
     """Folds steps on constants; returns the other steps, results by number or constant, and the other operands."""
     values: list[int | Frozen] = []
-    tensors: list[Tensor] = []  # operands that are no constants, each once
+    tensors: list[Tensor] = []  # operands that are not constants, each once
     for operand in operands:
         constant = immediate_of(operand)
         number = next((n for n, tensor in enumerate(tensors) if tensor.node == operand.node), len(tensors))

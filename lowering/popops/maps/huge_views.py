@@ -1,4 +1,4 @@
-"""Copies of huge views that are no slices of variables: views of such a view would list all its elements."""
+"""Copies of huge views that are not slices of variables: views of such a view would list all its elements."""
 
 from __future__ import annotations
 

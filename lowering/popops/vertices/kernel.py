@@ -6,7 +6,7 @@
     step      ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
     reduction ::= number of a value, monoid, the axes it is reduced over
 
-Values are numbered, inputs first. A value that is no result is never stored. Every step rounds to its own dtype.
+Values are numbered, inputs first. A value that is not a result is never stored. Every step rounds to its own dtype.
 
 Input: operations and operands. Output: a codelet with one field for each input, result and reduction.
 Source: PopLibs' `popops::map`, which makes one codelet of an expression (`popops/ExpressionGenerator.cpp`).

@@ -174,7 +174,7 @@ def cut_off(profile: ipu.Profile, path: Path) -> None:
 BROKEN: dict[str, Callable[[ipu.Profile, Path], object]] = {
     "is of another version": other_version,
     "is cut off": cut_off,
-    "is no profile": lambda _, path: path.write_text("{}", encoding="utf-8"),
+    "is not a profile": lambda _, path: path.write_text("{}", encoding="utf-8"),
     "cannot be read": lambda _, path: path.mkdir(),
 }
 
