@@ -52,7 +52,7 @@ def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) ->
 
 
 def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> int:
-    """First tile of a new variable: behind the last small one, so that these do not pile up; 0 for a large one."""
+    """First tile of a new variable: behind the last small variable, to spread small ones; 0 for a large one."""
     tile_limit = most_tiles or graph.target.tiles_per_ipu
     if num_tiles > tile_limit // _SMALL_SHARE:
         return 0

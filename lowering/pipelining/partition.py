@@ -121,6 +121,7 @@ class _Partitioner:
         self.ranks: list[int | None] = [None] * len(self.body.eqns)
 
     def run(self) -> Partition:
+        """Return the equations of each stage, forward then backward, and the terms of results."""
         carried = self._holders_of_states()
         self._rank(carried)
         removed, results = self._split_sums()

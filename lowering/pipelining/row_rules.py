@@ -82,6 +82,7 @@ def _is_broadcastable(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
 
 
 def _broadcast(eqn: JaxprEqn) -> Rows | None:
+    # Rows of the result are rows of the operand if its first dimension stays first, else each is the whole operand.
     shape = eqn.params["shape"]
     dims = eqn.params["broadcast_dimensions"]
     if not shape or len(eqn.invars) > 1 or eqn.params["sharding"] is not None:

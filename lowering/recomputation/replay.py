@@ -39,7 +39,7 @@ class _Replay:
         self.copied: set[Var] = set()
 
     def recompute(self, number: int) -> None:
-        """Runs the forward part of a step once more, views too, so that it is the same run of equations."""
+        """Adds the forward equations of a step again, views included, so that the run equals the first one."""
         for eqn in self._steps.forward[number]:
             if self._flow.is_forward_view(eqn):
                 self._view(eqn, self._copy_of(eqn.outvars[0]))

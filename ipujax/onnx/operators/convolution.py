@@ -227,7 +227,7 @@ def image_of_columns(
     grid = _grid(windows)
     inside = np.all((grid >= 0) & (grid < np.array(sizes)[:, None]), axis=1)
     flat = np.ravel_multi_index(tuple(np.moveaxis(grid, 1, 0)), sizes, mode="clip")
-    # what is in the padding is added to an element that is cut off
+    # Values in the padding are added to one more element, which is cut off.
     targets = np.where(inside, flat, math.prod(sizes)).ravel()
     image = jnp.zeros((batch, rows // taps, math.prod(sizes) + 1), x.dtype)
     added = image.at[:, :, targets].add(x.reshape(batch, rows // taps, taps * columns))

@@ -86,6 +86,7 @@ def _selected(corners: Corners, scores: Array, limit: Array, overlap: Array, low
     area = (ranked.y2 - ranked.y1) * (ranked.x2 - ranked.x1)
 
     def visit(rank: Array, selected: Array) -> Array:
+        # Selects the box of a rank if it overlaps no selected box too much.
         height = jnp.minimum(ranked.y2, ranked.y2[rank]) - jnp.maximum(ranked.y1, ranked.y1[rank])
         width = jnp.minimum(ranked.x2, ranked.x2[rank]) - jnp.maximum(ranked.x1, ranked.x1[rank])
         common = jnp.maximum(height, 0) * jnp.maximum(width, 0)

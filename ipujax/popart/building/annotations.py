@@ -70,7 +70,7 @@ def set_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
     """Give a node an attribute in place of the one of its name.
 
     Args:
-        node: changed.
+        node: node to change in place.
         attribute: the new one.
     """
     remove_attribute(node, attribute.name)
@@ -81,7 +81,7 @@ def remove_attribute(node: onnx.NodeProto, name: str) -> bool:
     """Remove an attribute; return whether the node had it.
 
     Args:
-        node: changed.
+        node: node to change in place.
         name: of the attribute.
     """
     for i, attribute in enumerate(node.attribute):

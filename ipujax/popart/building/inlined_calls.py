@@ -22,7 +22,7 @@ def inline_calls(graph: onnx.GraphProto) -> None:
     """Replace all calls of a graph and its subgraphs.
 
     Args:
-        graph: changed.
+        graph: graph to change in place.
 
     Raises:
         popart_exception: a call with another number of operands or results than its subgraph.

@@ -49,7 +49,7 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
     """Move values of parameters of a graph to a file.
 
     Args:
-        graph: changed.
+        graph: graph to change in place.
         names: of the parameters.
         filename: of their values.
 

@@ -21,7 +21,7 @@ def detach_annotations(model: onnx.ModelProto) -> dict[str, Annotations]:
     Training batch normalisations get PopART's operator, as ONNX has dropped their outputs since.
 
     Args:
-        model: changed.
+        model: model to change in place.
     """
     graph = model.graph
     inline_calls(graph)
@@ -54,7 +54,7 @@ def use_strided_groups(graph: onnx.GraphProto) -> None:
     """Have all group normalisations of a graph and its subgraphs group every n-th channel.
 
     Args:
-        graph: changed.
+        graph: graph to change in place.
     """
     for node in graph.node:
         if (node.domain, node.op_type) == (DOMAIN, "GroupNormalization"):

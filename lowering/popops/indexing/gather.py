@@ -78,7 +78,7 @@ class GatherSpec:
         return tuple(of_table), self._lookup_dims()
 
     def kept_dims(self) -> tuple[int | None, ...]:
-        """Dimension of the result that follows each dimension of the table; None for an indexed dimension of size 1."""
+        """Dimension of the result that follows each dimension of the table; None for a collapsed dimension."""
         numbers = self.numbers
         of_indices = self._lookup_dims()
         of_table: list[int | None] = [None] * len(self.table_shape)
