@@ -135,7 +135,7 @@ _TOP_OPERATION = "document.querySelector('#operations tbody .to-trace').click();
 SCREENSHOTS = {
     "report_summary": Screenshot("digits-cnn", "header", "#summary .answers"),
     "report_operations": Screenshot("digits-cnn", "#operations", height=760),
-    "bert_summary": Screenshot("bert-base", "header", "#summary .answers", height=1_250),
+    "bert_summary": Screenshot("bert-base", "header", "#summary .answers", height=1_050),
     "bert_layers": Screenshot("bert-base", "#layers"),
     "bert_stages": Screenshot("bert-base", "#stages", "#chart-tasks"),
     "bert_trace": Screenshot("bert-base", *_TRACE, before=_TOP_OPERATION),
@@ -176,7 +176,7 @@ def make_screenshots(names: Sequence[str]) -> None:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1240,1400"):
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1400"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options)
     models = list(dict.fromkeys(SCREENSHOTS[name].model for name in names))
@@ -206,7 +206,7 @@ def _shoot(browser: Any, page: Path, part: Screenshot, path: Path) -> None:
         part.last or part.first,
     )
     height = min(part.height, box[1] - box[0] + 2 * _EDGE)
-    area = {"x": 0, "y": max(0, box[0] - _EDGE), "width": 1240, "height": height, "scale": 1}
+    area = {"x": 0, "y": max(0, box[0] - _EDGE), "width": 1400, "height": height, "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": area, "captureBeyondViewport": True})
     path.write_bytes(base64.b64decode(shot["data"]))
     size = path.stat().st_size
