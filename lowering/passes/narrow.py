@@ -3,7 +3,8 @@
 For the gradient of a normalisation JAX saves two arrays in single precision, each a few instructions away from a
 half-precision array and row statistics. A gradient computes them again, from values that take fewer bytes or are
 saved anyway; so do stacks of loops and stashes of pipelines. Values that cross phases of execution are not computed
-again: their sources would be loaded in each later phase. Limits: those of `repeat_cheap`.
+again: their sources would be loaded in each later phase. Nor are values that are compared with one another, as with
+their maximum, which may be rounded otherwise the second time. Limits: those of `repeat_cheap`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables_read, with_inner
-from ipujax.lowering.passes.repeat_cheap import Repeated
+from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 
 _VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
 
@@ -45,6 +46,8 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
 
     def source(var: Var) -> Var:
         return var
+
+    stored |= compared_twice(eqns, source)
 
     def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
         return sum(bytes_ for leaf, bytes_ in leaves.items() if leaf not in saved) < width

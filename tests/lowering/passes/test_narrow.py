@@ -16,7 +16,7 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, jaxpr_as_fun, shape_of
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import narrow
-from tests.lowering.helpers import check
+from tests.lowering.helpers import check, quick_jit
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(8, 24)).astype(np.float16)
@@ -117,3 +117,19 @@ def test_stashes_the_narrow_form() -> None:
     assert stacks and all(v.dtype == np.float16 for v in stacks)
     for actual, expected in zip(jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
         np.testing.assert_allclose(np.float32(actual), np.float32(expected), rtol=2e-2, atol=2e-2)
+
+
+def test_computes_compared_values_once() -> None:
+    """A gradient that compared them again would lose the maximum: a second sum of products may be rounded otherwise."""
+
+    def at_the_largest(x: Any) -> Any:
+        y = x + x * -0.618034
+        return (
+            jnp.where(y == jnp.max(y), x, 0).sum()
+            + jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1,), (1,), "VALID").sum()
+        )
+
+    x = np.array([1, 1.875, -1.875, -1.5, 1.375, 1.875, -1], np.float32)
+    options = ipu.Options(exact_splits=True)
+    step = ipu.jit(jax.grad(at_the_largest), device=ipu.IPUModel(tiles_per_ipu=7), options=options)
+    np.testing.assert_array_equal(quick_jit(step.lower(x).evaluate)(x), 1 + (x == 1.875))
