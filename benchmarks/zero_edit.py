@@ -82,7 +82,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/demo_custom_layer_backend_agnostic.py",
     ),
 }
-# Tried with flax 0.12.8, Keras 3.15 and jax 0.10.2, under plain Python.
+# Reasons by running them (flax 0.12.8, Keras 3.15, jax 0.10.2: those that flax refuses), else by reading their imports.
 CANNOT_RUN: Mapping[str, str] = {
     "google/flax examples/nnx_toy_examples/01_functional_api.py": "refused by this flax: TraceContextError",
     "google/flax examples/nnx_toy_examples/06_scan_over_layers.py": "trains nothing, and jits nothing",

@@ -21,10 +21,7 @@ from ipujax.runtime.errors import IpuError, is_of_ipujax, is_of_jax, is_of_user
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _VARIABLE = "JAX_TRACEBACK_FILTERING"
-_NOTE = (
-    "--------------------\n"
-    f"For simplicity, ipujax has removed its frames, and those of JAX, from this traceback. {_VARIABLE}=off shows them."
-)
+_NOTE = f"(without the frames of ipujax and JAX, which {_VARIABLE}=off shows)"
 
 
 class UnfilteredTraceback(Exception):
