@@ -293,7 +293,7 @@ class Figures:
         """
         if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 0):
             expected = "a whole number from 0, or None"
-            raise ArgumentValueError("n, the number of operations of a profile", expected=expected, got=repr(n))
+            raise ArgumentValueError("n must be the number of operations to list", expected=expected, got=repr(n))
         if lines not in LINES:
             expected = " or ".join(map(repr, LINES))
             raise ArgumentValueError("unknown kind of lines of a profile", expected=expected, got=repr(lines))

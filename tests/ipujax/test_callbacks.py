@@ -226,7 +226,7 @@ def test_results_of_another_shape_are_refused() -> None:
     def fun(x: Any) -> Any:
         return jax.pure_callback(lambda v: np.zeros(3, np.float32), SAME, x)
 
-    with pytest.raises(RuntimeError, match=r"(?s)other results.*float\[4\].*float\[3\]|(?s:other results.*4.*3)"):
+    with pytest.raises(RuntimeError, match=r"(?s)other shapes.*float32\[4\].*float32\[3\]"):
         ipu.jit(fun, device=DEVICE)(X)
 
 

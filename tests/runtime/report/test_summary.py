@@ -237,6 +237,6 @@ def test_a_misspelt_option_names_the_nearest(profile):
 @pytest.mark.parametrize("number", [-1, "a", True, 1.5])
 def test_a_number_of_lines_is_a_whole_number(profile, number):
     for ask in (profile.operations, profile.summary):
-        with pytest.raises(ArgumentValueError, match=rf"how many(.|\n)*from 0, or None\n  got: {number!r}"):
+        with pytest.raises(ArgumentValueError, match=rf"number of operations(.|\n)*from 0, or None\n  got: {number!r}"):
             ask(number)
     assert profile.operations(0) == () and profile.operations(np.int64(1)) == profile.operations()[:1]
