@@ -203,10 +203,12 @@ def _sliced_at(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
 
 
 def _updated_at(x: jax.Array, i: jax.Array, u: jax.Array, picks: Picks) -> jax.Array:
-    # The update is computed: one that is a part of `x` gets wrong numbers in XLA CPU of JAX 0.10.2, by `jax.jit` too,
-    # `lambda x, i: lax.dynamic_update_slice(x[0], x[0, :, :4], (0, i))` of float32[1, 3, 5] and 1.
+    # The update is sorted, which is never fused: XLA CPU of JAX 0.10.2 computes wrong numbers of one that it fuses with
+    # reads of `x`, by `jax.jit` too: `lambda x, i: lax.dynamic_update_slice(x[0], jnp.sin(x[0, :, :4]), (0, i))` of
+    # float32[1, 3, 5] and 1.
     x, at = _some(x), fitted(i, (1,))[0]
-    return lax.dynamic_update_slice(x, jnp.sin(fitted(u, [1 + picks[3] % n for n in x.shape])), [at] * x.ndim)
+    shape = [1 + picks[3] % n for n in x.shape]
+    return lax.dynamic_update_slice(x, jnp.sort(fitted(u, shape).ravel()).reshape(shape), [at] * x.ndim)
 
 
 def _chosen(x: jax.Array, y: jax.Array, p: jax.Array, picks: Picks) -> jax.Array:
