@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort, take_rows
 from ipujax.lowering.rules.base.context import Rule
-from ipujax.lowering.rules.flow import calls, codelet, collectives, control, host_calls, streaming
+from ipujax.lowering.rules.flow import calls, codelet_calls, collectives, control, host_calls, streaming
 from ipujax.lowering.rules.numerics import (
     arg_reduce,
     cumulative,
@@ -36,7 +36,7 @@ _FAMILIES = (
     random,
     control,
     calls,
-    codelet,
+    codelet_calls,
     collectives,
     host_calls,
     streaming,

@@ -16,7 +16,7 @@ import numpy as np
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.lowering.rules.flow.codelet import rows_group
+from ipujax.lowering.rules.flow.codelet_calls import rows_group
 from ipujax.lowering.rules.tiles.one_tile import TileCost, tile_cost
 from ipujax.lowering.rules.tiles.placing_primitives import COUNT_WORDS
 from ipujax.lowering.rules.tiles.row_tiles import UNKNOWN, add_rows, place_rows, tile_of_rows, tiles_in_range
