@@ -17,7 +17,6 @@ from jax import lax
 
 from ipujax.lowering.layout import MemoryOrder, Operand, choose_cheapest_alone, linear_mapping
 from ipujax.lowering.poplin.bounds import record_unmet_bound
-from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
@@ -27,6 +26,7 @@ from ipujax.lowering.poplin.operands import (
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
+from ipujax.lowering.poplin.product_codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.product_plan import Plan, plan_convolution, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps

@@ -15,7 +15,6 @@ import numpy as np
 from ipujax.lowering.layout import Operand, choose_cheapest_alone
 from ipujax.lowering.poplin.aligned import LHS, RHS, aligned_plan, blocks_of
 from ipujax.lowering.poplin.bounds import record_unmet_bound
-from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
@@ -25,6 +24,7 @@ from ipujax.lowering.poplin.operands import (
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials
+from ipujax.lowering.poplin.product_codelets import matmul_codelet
 from ipujax.lowering.poplin.product_plan import Grid, Plan, plan_matmul, spec_of_all_steps, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
