@@ -426,8 +426,8 @@ ROOMS: dict[str, str] = {
 SAME_NAMES = {
     "each package has one": "__init__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
-        "arg_reduce collectives convolution dynamic elementwise indexing iota matmul operands pad reductions"
-        " windows codelet_calls"
+        "arg_reduce collectives convolution dynamic_slices elementwise indexing iota matmul operands pad"
+        " reductions windows codelet_calls"
     ),
     "the same thing as the runtime has it and as Poplar programs see it": (
         "arguments device engine graph mapping options program summary"

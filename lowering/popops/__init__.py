@@ -15,7 +15,7 @@ from ipujax.lowering.layout.place import (
     tile_grid as tile_grid,
     whole_axis as whole_axis,
 )
-from ipujax.lowering.popops.indexing.dynamic import (
+from ipujax.lowering.popops.indexing.dynamic_slices import (
     dynamic_slice as dynamic_slice,
     dynamic_update_slice as dynamic_update_slice,
     dynamic_update_slice_in_place as dynamic_update_slice_in_place,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipujax.lowering.popops import OP_COSTS
-from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort, take_rows
+from ipujax.lowering.rules.arrays import dynamic_slices, indexing, iota, pad, shape, sort, take_rows
 from ipujax.lowering.rules.base.context import Rule
 from ipujax.lowering.rules.flow import calls, codelet_calls, collectives, control, host_calls, streaming
 from ipujax.lowering.rules.numerics import (
@@ -32,7 +32,7 @@ _FAMILIES = (
     ragged,
     windows,
     indexing,
-    dynamic,
+    dynamic_slices,
     random,
     control,
     calls,

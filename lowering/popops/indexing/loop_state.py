@@ -27,7 +27,7 @@ from ipujax.lowering.layout import (
     overwrite,
     variable_like,
 )
-from ipujax.lowering.popops.indexing.dynamic import (
+from ipujax.lowering.popops.indexing.dynamic_slices import (
     dynamic_slice,
     dynamic_update_slice_in_place,
     is_sliced_in_place,

@@ -1,7 +1,8 @@
 """Slices at dynamic indices, looked up and written index by index.
 
-`dynamic` needs a sliced dimension uncut on every tile, and moves a tensor that is cut along it. Here the tensor stays:
-each tile looks up the indices in its rows, and the results are combined. A write changes the rows on their own tiles.
+The functions of `dynamic_slices` need a sliced dimension uncut on every tile, and move a tensor that is cut along it.
+Here the tensor stays: each tile looks up the indices in its rows, and the results are combined. A write changes the
+rows on their own tiles.
 
 Limits: each index of the slice is a look-up that every tile goes through, so this is for slices of few indices.
 """

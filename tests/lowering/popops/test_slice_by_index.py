@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.lower import LoweredProgram, lower
-from ipujax.lowering.rules.arrays import dynamic
+from ipujax.lowering.rules.arrays import dynamic_slices
 from tests.lowering.helpers import assert_same, check, passed, quick_jit, run_engine, run_tiles, small_target
 
 X = np.arange(6 * 5 * 7, dtype=np.float32).reshape(6, 5, 7)
@@ -27,11 +27,12 @@ def by_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def ways(graph: Any, x: Any, sizes: Any, moving: Any) -> list[Any]:
         dims = tuple(moving)
         if request.param == "all at once" or len(dims) < 2:
-            return [[dynamic._Part(dims, by_index=True)]]
+            return [[dynamic_slices._Part(dims, by_index=True)]]
         later_by_index = request.param == "in two parts"
-        return [[dynamic._Part(dims[:1], by_index=True), dynamic._Part(dims[1:], by_index=later_by_index)]]
+        parts = [(dims[:1], True), (dims[1:], later_by_index)]
+        return [[dynamic_slices._Part(dims, by_index=by_index) for dims, by_index in parts]]
 
-    monkeypatch.setattr(dynamic, "_plans", ways)
+    monkeypatch.setattr(dynamic_slices, "_plans", ways)
 
 
 @pytest.mark.usefixtures("by_index")

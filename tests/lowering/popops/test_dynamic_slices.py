@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.indexing.dynamic import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
+from ipujax.lowering.popops.indexing.dynamic_slices import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
 from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
