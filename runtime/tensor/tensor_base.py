@@ -19,7 +19,7 @@ import numpy as np
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.affine import Affine
 from ipujax.runtime.tensor.aliasing import has_distinct_elements
-from ipujax.runtime.tensor.indexing import Key, parse_key
+from ipujax.runtime.tensor.basic_indexing import Key, parse_key
 from ipujax.runtime.tensor.variable import Variable, dtype_name
 from ipujax.runtime.tensor.view import (
     Node,
