@@ -430,7 +430,7 @@ SAME_NAMES = {
         " reductions windows codelet_calls"
     ),
     "the same thing as the runtime has it and as Poplar programs see it": (
-        "arguments device engine graph mapping options program summary"
+        "arguments device engine graph mapping program summary"
     ),
     "the same for several replicas": "replicated",
     "partial results, of reductions and of products": "partials",

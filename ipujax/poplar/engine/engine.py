@@ -29,8 +29,8 @@ from ipujax.poplar.device import Device
 from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
 from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.engine.device_memory import DeviceMemory
+from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.engine.expand import expanded
-from ipujax.poplar.engine.options import EngineOptions
 from ipujax.poplar.engine.run_history import Runs
 from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.engine.summary import print_summary

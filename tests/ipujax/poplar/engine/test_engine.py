@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ipujax import poplar, poplin, popops
-from ipujax.poplar.engine.options import ENVIRONMENT, EngineOptions
+from ipujax.poplar.engine.engine_options import ENVIRONMENT, EngineOptions
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileTrue, Sequence
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, TileMemoryError, VerifyError
