@@ -432,7 +432,7 @@ SAME_NAMES = {
     "the same thing as the runtime has it and as Poplar programs see it": (
         "arguments device engine graph mapping program summary"
     ),
-    "the same for several replicas": "replicated",
+    "programs of several replicas, in the engine and in the tile interpreter": "replicated",
     "partial results, of reductions and of products": "partials",
 }
 

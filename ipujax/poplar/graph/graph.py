@@ -8,7 +8,7 @@ Methods have Poplar's names in snake_case and Poplar's order of arguments. `add_
 called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `add_constant`.
 
 Replicas in both ways of the guide: `Graph(target, replication_factor=4)` is one replica of a whole system, compiled
-once; `graph.create_replicated_graph(4)` puts all replicas in one graph (see `replicated`).
+once; `graph.create_replicated_graph(4)` puts all replicas in one graph (see `replicated_graphs`).
 
 Source: Poplar & PopLibs user guide, tutorials 1 to 7, "Replicated graphs"; poplar::Graph.
 Limits: the two ways cannot be combined.
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from ipujax.poplar.graph.graph_base import GraphBase
 from ipujax.poplar.graph.replica_tensors import all_replicas, replicated_graph_of
-from ipujax.poplar.graph.replicated import ReplicatedBase
+from ipujax.poplar.graph.replicated_graphs import ReplicatedBase
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
