@@ -107,7 +107,7 @@ class IPUStrategy:
         names = ("recompute", "io_tiles", "prefetch_depth")  # those that a configuration has
         ignored = [n for n in names if getattr(configured, n) not in (getattr(default, n), getattr(effective, n))]
         if ignored:
-            text = "IPUStrategy(config, options) runs with options in place of the configuration's: %s; set it there"
+            text = "IPUStrategy(config, options) ignores values of config: %s; set them in options"
             values = ", ".join(f"{n}={getattr(effective, n)!r}, not {getattr(configured, n)!r}" for n in ignored)
             _LOG.warning(text, values)
 

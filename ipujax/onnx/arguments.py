@@ -70,7 +70,7 @@ def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array])
         raise OnnxError(f"params has no {missing[0]!r}", expected=f"{len(expected)} arrays", got=len(params), hint=hint)
     for name, value in params.items():
         if np.shape(value) != expected[name].shape:
-            message = f"params[{name!r}] has another shape"
+            message = f"params[{name!r}] has the wrong shape"
             raise OnnxError(message, expected=expected[name].shape, got=np.shape(value))
     return {name: jnp.asarray(value) for name, value in params.items()}
 
@@ -79,7 +79,7 @@ def checked_argument(infos: Sequence[ValueInfo], inputs: Sequence[Any], sizes: d
     """Return the inputs of a call by name, as arrays; enter sizes of named dimensions, one size a name, in `sizes`."""
     if len(inputs) != len(infos):
         expected = f"{len(infos)}: {'; '.join(map(str, infos)) or 'none'}"
-        raise OnnxError("the model was called with a wrong number of inputs", expected=expected, got=len(inputs))
+        raise OnnxError("the model was called with the wrong number of inputs", expected=expected, got=len(inputs))
     return {info.name: _argument(info, value, sizes) for info, value in zip(infos, inputs, strict=True)}
 
 
@@ -100,7 +100,7 @@ def _array(info: ValueInfo, value: Any) -> jax.Array:
     array = jnp.asarray(value) if is_typed else jnp.asarray(np.asarray(value, info.dtype))
     if info.dtype is not None and _dtype_kind(array.dtype) != _dtype_kind(info.dtype):
         hint = f"convert it: x.astype({info.dtype})"
-        raise OnnxError(f"input {info.name!r} has another dtype", expected=str(info), got=array.dtype, hint=hint)
+        raise OnnxError(f"input {info.name!r} has the wrong dtype", expected=str(info), got=array.dtype, hint=hint)
     return array
 
 
@@ -117,7 +117,7 @@ def _check_shape(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int])
     if not fits:
         expected = str(info) + (f" with {known_sizes}" if known_sizes else "")
         hint = f"load(…, input_shapes={{{info.name!r}: {shape}}}) declares another shape"
-        raise OnnxError(f"input {info.name!r} has another shape", expected=expected, got=shape, hint=hint)
+        raise OnnxError(f"input {info.name!r} has the wrong shape", expected=expected, got=shape, hint=hint)
 
 
 def _fits(dim: Dim, size: int, sizes: dict[str, int]) -> bool:

@@ -323,7 +323,7 @@ class _Call:
                 after = leaves[result]
                 if (before.shape, before.dtype) != (after.shape, after.dtype):
                     raise ArgumentTypeError(
-                        f"the result carried to {name} of ipu.pipeline({self.who}) has another shape or dtype",
+                        f"the result carried to {name} of ipu.pipeline({self.who}) has the wrong shape or dtype",
                         expected=before.str_short(),
                         got=f"{after.dtype}{list(after.shape)} at {path_text}",
                     )

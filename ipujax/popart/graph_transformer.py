@@ -88,7 +88,7 @@ class GraphTransformer:
                 array = onnx.numpy_helper.to_array(tensor) if _has_type(tensor, "INT64") else np.zeros(0, np.int64)
                 outside = array[(array < limits.min) | (array > limits.max)]
                 if outside.size:
-                    message = f"tensor {tensor.name!r} has a number that int32 does not have"
+                    message = f"tensor {tensor.name!r} has a number outside of the range of int32"
                     raise popart_exception(message, expected="32 bits", got=int(outside[0]), hint="clip=True")
         self._convert("INT64", "INT32")
 

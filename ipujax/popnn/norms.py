@@ -307,4 +307,4 @@ def _check(name: str, x: Tensor, *params: Tensor) -> None:
 def _check_alike(name: str, whitened: Tensor, gradient: Tensor) -> None:
     _check(name, whitened)
     if gradient.shape != whitened.shape:
-        raise GraphError(f"{name}: the gradient has another shape", expected=whitened.shape, got=gradient.shape)
+        raise GraphError(f"{name}: the gradient has the wrong shape", expected=whitened.shape, got=gradient.shape)

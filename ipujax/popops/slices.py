@@ -119,7 +119,7 @@ def dynamic_update(
     """Overwrite a slice at a run-time offset, in place; arguments as of `dynamic_slice`."""
     expected = _slice_shape(name, x, dims, sizes)
     if update.shape != expected:
-        raise GraphError(f"{name}: the update has another shape", expected=expected, got=update.shape)
+        raise GraphError(f"{name}: the update has the wrong shape", expected=expected, got=update.shape)
     _check_offset(name, offset, dims)
     same_type(name, [x, update])
     with placing(graph, [x, update, offset]):
@@ -238,7 +238,7 @@ def _update(
     same_type(name, [x, slices])
     # Slices have the rank of `x`: dimensions that are not sliced are entire, not dropped.
     if slices.shape != (expected := (offsets.shape[0], *shape)):
-        raise GraphError(f"{name}: the slices have another shape", expected=expected, got=slices.shape)
+        raise GraphError(f"{name}: the slices have the wrong shape", expected=expected, got=slices.shape)
     numbers = lax.ScatterDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))
 
     def update(a: jax.Array, s: jax.Array, starts: jax.Array, *factor: jax.Array) -> jax.Array:

@@ -34,5 +34,5 @@ def check_input(stream: HostStream, inputs: Mapping[HostStream, Any], shape: tup
     value = jnp.asarray(inputs[stream])
     if value.shape != shape or value.dtype != stream.dtype:
         got = f"{dtype_name(value.dtype)}{list(value.shape)}"
-        raise ArgumentError(f"the value of stream {stream.name} has another shape or dtype", expected=expected, got=got)
+        raise ArgumentError(f"value of stream {stream.name} has the wrong shape or dtype", expected=expected, got=got)
     return value

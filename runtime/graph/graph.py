@@ -281,7 +281,7 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
         tensor = access.tensor
         if tensor.dtype != field.dtype:
             raise GraphError(
-                f"field {field.name} of {codelet.name} in {compute_set.name} is connected to another dtype",
+                f"field {field.name} of {codelet.name} in {compute_set.name} has a tensor of the wrong dtype",
                 where=where,
                 expected=dtype_name(field.dtype),
                 got=dtype_name(tensor.dtype),

@@ -275,7 +275,7 @@ def _input(stream: HostStream, inputs: Mapping[HostStream, Any]) -> np.ndarray:
     expected = type_name(stream.dtype, stream.shape)
     got = type_name(value.dtype, value.shape)
     if expected != got:
-        raise ArgumentError(f"input stream {stream.name} has another type", expected=expected, got=got)
+        raise ArgumentError(f"input stream {stream.name} has the wrong type", expected=expected, got=got)
     return to_raw(value)
 
 

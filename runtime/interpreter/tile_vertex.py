@@ -215,7 +215,7 @@ def _write_result(
     expected = type_name(access.tensor.dtype, squeezed_shape(access, tuple(lengths)))
     got = type_name(value.dtype, value.shape)
     if expected != got:
-        message = f"{actor.name} computes {name} of another type"
+        message = f"{actor.name} computes {name} of the wrong type"
         raise InterpreterError("type-mismatch", message, where=actor.where, expected=expected, got=got)
     raw = to_raw(value).ravel()
     for variable, mask, elements in views.of_block(access.tensor, starts, lengths).parts():

@@ -87,7 +87,7 @@ def type_mismatch(inventory: Inventory) -> Iterator[VerifyError]:
         if access.tensor.dtype != field.dtype:
             yield VerifyError(
                 "type-mismatch",
-                f"{connection} has another dtype",
+                f"{connection} has the wrong dtype",
                 where=connection.origin,
                 expected=dtype_name(field.dtype),
                 got=dtype_name(access.tensor.dtype),
@@ -138,7 +138,7 @@ def _node_types(node: Program) -> Iterator[VerifyError]:
         case Decision():
             pair = _decider_types(node.decider_dtypes, node.decider)
     if pair and pair[0] != pair[1]:
-        message = f"{type(node).__name__} has another dtype or shape"
+        message = f"{type(node).__name__} has the wrong dtype or shape"
         yield VerifyError("type-mismatch", message, where=origin_of(node), expected=pair[0], got=pair[1])
 
 

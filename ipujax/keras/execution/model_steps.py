@@ -43,7 +43,7 @@ def train_step(model: Any, settings: ModelSettings) -> Step:
     for name in ("train_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ArgumentError(
-                f"{type(model).__name__} has a {name} of its own, which is for one update from one batch",
+                f"{type(model).__name__} has a {name} of its own, which makes one update from one batch",
                 expected=f"Keras' {name}, for stages, gradient accumulation or replicas",
                 hint="override compute_loss in its place, or give metrics to compile",
             )

@@ -89,7 +89,7 @@ def _accumulation_changes(model: Any, steps: Any, method: str) -> dict[str, Any]
     if current.accumulation_source not in ("", method) and count != current.accumulation:
         raise ArgumentError(
             f"two methods of {model.name} set different numbers of accumulated batches",
-            expected=f"{current.accumulation}, as {current.accumulation_source} says, or one of both methods",
+            expected=f"{current.accumulation}, as {current.accumulation_source} says, or only one of the two methods",
             got=f"{count} of {method}",
         )
     return {"accumulation": count, "accumulation_source": method}

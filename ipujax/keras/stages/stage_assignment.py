@@ -221,5 +221,5 @@ def _trace_of(model: Any) -> Callable[[], Any] | None:
 
 def _warn_without_stages(model: Any) -> None:
     if not model.built and not any(map(assigned_stages, all_layers(model))):
-        text = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
+        text = "no layer of %s is known to be in a stage; stages inside of a call are known once the model was called"
         _LOG.warning(text, model.name)

@@ -105,7 +105,7 @@ def _check_without_stages(model: Any, kind: str, settings: ModelSettings, count:
             hint=_SCOPES + ("; or config.allow_recompute" if name == "recompute" else ""),
         )
     if kind == "train" and (settings.accumulation_source == "set_pipelining_options" or schedule is not None):
-        text = "%s has no stages: set_pipelining_options has it accumulate %d batches on one IPU; what makes stages: %s"
+        text = "%s has no stages: set_pipelining_options makes it accumulate %d batches on one IPU; to make stages: %s"
         _LOG.warning(text, model.name, settings.accumulation, _SCOPES)
 
 

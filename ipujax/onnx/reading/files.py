@@ -111,7 +111,7 @@ def _load_external(tensor: onnx.TensorProto, folder: Path | None) -> None:
         raise OnnxModelError(f"{name} cannot be read", expected=f"a file {path}", got=error) from error
     if offset < 0 or length < 0 or offset + length > size:
         got = f"{size:,} bytes, of which {length:,} from {offset:,} on are needed"
-        raise OnnxModelError(f"{name} end before they should", expected=f"all bytes in {path}", got=got)
+        raise OnnxModelError(f"{name} are cut off", expected=f"all bytes in {path}", got=got)
     with path.open("rb") as file:
         file.seek(offset)
         tensor.raw_data = file.read(length)

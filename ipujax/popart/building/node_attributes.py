@@ -99,7 +99,7 @@ class NodeAttributes(ABC):
             if attribute.name == name:
                 expected = str(AttributeType.Name(kind)).lower()
                 got = str(AttributeType.Name(attribute.type)).lower()
-                raise popart_exception(f"attribute {name!r} has another type", expected=expected, got=got)
+                raise popart_exception(f"attribute {name!r} has the wrong type", expected=expected, got=got)
         raise self._lacks(node, name)
 
     def _lacks(self, node: onnx.NodeProto, name: str) -> popart_exception:

@@ -126,7 +126,7 @@ def bound_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, A
 
     Raises:
         popart_type_error: arguments that do not fit, with the nearest keyword.
-        popart_exception: a wrong number of operands.
+        popart_exception: the wrong number of operands.
     """
     values = _bound(operation, args, kwargs)
     operands = values.get("args", ())
@@ -171,7 +171,7 @@ def _bound(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise popart_type_error(
             f"{operation.method}(): incompatible function arguments. The following argument types are supported:"
             f" {operation.method}{signature}",
-            expected=f"other arguments: {error}",
+            expected=f"arguments of that signature: {error}",
             got=unknown[0] if unknown else f"{len(values)} positional arguments and {sorted(renamed)}",
             hint=nearest(unknown[0], parameters) if unknown else None,
         ) from error

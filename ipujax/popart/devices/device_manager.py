@@ -106,7 +106,7 @@ class DeviceManager:
         counts = (1, 2, 4)
         listed = [d for n in counts for d in self.enumerateDevices(pattern, n, connectionType=connectionType)]
         if not 0 <= id < len(listed):
-            raise popart_exception("there is no device of this number", expected=f"0 … {len(listed) - 1}", got=id)
+            raise popart_exception("no device has this number", expected=f"0 … {len(listed) - 1}", got=id)
         return listed[id]
 
     def tryAcquireDeviceById(self, id: int, *args: Any, **keywords: Any) -> DeviceInfo:

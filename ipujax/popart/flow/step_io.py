@@ -77,7 +77,7 @@ class PyStepIO:
         array = as_element_type(f"input {name!r}", self._inputs[name], info)
         if array.size != step.micro_batches * info.nelms():
             raise popart_exception(
-                f"input {name!r} has a wrong number of elements",
+                f"input {name!r} has the wrong number of elements",
                 expected=f"{step.micro_batches * info.nelms()}: {step.batches} batches × {step.accumulation} "
                 f"accumulated × {step.replicas} replicas × {info.shape()}",
                 got=f"{array.size}: {list(array.shape)}",
@@ -120,7 +120,7 @@ class PyStepIO:
             names: shapes by name of the anchor.
 
         Raises:
-            popart_exception: an array for a tensor that is not an anchor, or with a wrong number of elements.
+            popart_exception: an array for a tensor that is not an anchor, or with the wrong number of elements.
         """
         for name, array in self._outputs.items():
             if name not in names:
@@ -128,7 +128,7 @@ class PyStepIO:
             if array.size != prod(names[name]):
                 expected = f"{list(names[name])}, as session.initAnchorArrays() makes"
                 raise popart_exception(
-                    f"the array of anchor {name!r} has a wrong number of elements",
+                    f"the array of anchor {name!r} has the wrong number of elements",
                     expected=expected,
                     got=list(array.shape),
                 )
@@ -172,7 +172,7 @@ class PyStepIOCallback:
             _check_contiguous(f"input {name!r} of the callback", data)
             array = as_element_type(f"input {name!r} of the callback", np.asarray(data), info)
             if array.size != info.nelms():
-                message = f"input {name!r} of the callback has a wrong number of elements"
+                message = f"input {name!r} of the callback has the wrong number of elements"
                 raise popart_exception(message, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
             rows[row] = array.reshape(info.dims)
             self._input_complete(name)
@@ -222,7 +222,7 @@ class PyWeightsIO:
         """
         array = as_element_type(f"weight {name!r}", np.asarray(self.weights[name]), info)
         if array.size != info.nelms():
-            message = f"the array of weight {name!r} has a wrong number of elements"
+            message = f"the array of weight {name!r} has the wrong number of elements"
             raise popart_exception(message, expected=f"{info.nelms()}: {info.shape()}", got=list(array.shape))
         return array.reshape(info.dims).copy()
 
@@ -238,7 +238,7 @@ class PyWeightsIO:
         """
         target = self.weights[name]
         if target.size != values.size:
-            message = f"the array for weight {name!r} has a wrong number of elements"
+            message = f"the array for weight {name!r} has the wrong number of elements"
             raise popart_exception(message, expected=list(values.shape), got=list(target.shape))
         target[...] = values.reshape(target.shape)
 
@@ -258,7 +258,7 @@ def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -
         return array
     if (array.dtype.type, info.dtype.type) in _CONVERTED:
         return array.astype(info.dtype)
-    raise popart_exception(f"{label} has another element type", expected=info.data_type_lcase(), got=str(array.dtype))
+    raise popart_exception(f"{label} has the wrong element type", expected=info.data_type_lcase(), got=str(array.dtype))
 
 
 def _check_contiguous(label: str, array: Any) -> None:

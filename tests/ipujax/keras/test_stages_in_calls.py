@@ -208,7 +208,7 @@ def test_more_stages_than_ipus_are_refused_before_anything_runs() -> None:
 
 def test_options_without_stages_and_stages_without_accumulation_are_named(caplog: pytest.LogCaptureFixture) -> None:
     fitted(lambda: Subclassed(False), 1, **accumulating())
-    assert "subclassed has no stages: set_pipelining_options has it accumulate 3 batches on one IPU" in caplog.text
+    assert "subclassed has no stages: set_pipelining_options makes it accumulate 3 batches on one IPU" in caplog.text
     caplog.clear()
     model = fitted(blocks_in_a_row, 2, schedule="1f1b", device_mapping=[1, 0])
     assert "the 2 stages of row work one after the other" in caplog.text and "'1f1b' has no effect" in caplog.text

@@ -180,11 +180,11 @@ def test_refuses_two_gibibytes_in_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((np.zeros((2, 9), np.float32),), "input 'x' has another shape"),
-        ((np.zeros(8, np.float32),), "input 'x' has another shape"),
-        ((np.zeros((2, 8), np.int32),), "input 'x' has another dtype"),
+        ((np.zeros((2, 9), np.float32),), "input 'x' has the wrong shape"),
+        ((np.zeros(8, np.float32),), "input 'x' has the wrong shape"),
+        ((np.zeros((2, 8), np.int32),), "input 'x' has the wrong dtype"),
         ((None,), "input 'x' must be an array"),
-        ((), "a wrong number of inputs"),
+        ((), "the wrong number of inputs"),
     ],
 )
 def test_refuses_other_arguments(arguments, text):
@@ -197,7 +197,7 @@ def test_refuses_other_arguments(arguments, text):
     ("change", "text"),
     [
         ({"w3": np.zeros(1)}, "params names 'w3'"),
-        ({"w1": np.zeros((8, 16), np.float32)}, "params['w1'] has another shape"),
+        ({"w1": np.zeros((8, 16), np.float32)}, "params['w1'] has the wrong shape"),
     ],
 )
 def test_refuses_other_parameters(change, text):
@@ -216,7 +216,7 @@ def test_refuses_other_parameters(change, text):
         ({"input_shapes": {"z": (1,)}}, "input_shapes names 'z'"),
         ({"input_shapes": {"x": (1,)}}, "input_shapes['x'] does not match this input"),
         ({"static": {"z": 1}}, "static names 'z'"),
-        ({"static": {"x": np.zeros(3)}}, "input 'x' has another shape"),
+        ({"static": {"x": np.zeros(3)}}, "input 'x' has the wrong shape"),
         ({"max_sizes": {"z": 1}}, "max_sizes names 'z'"),
         ({"max_sizes": {"y": -1}}, "max_sizes['y'] must be a size"),
     ],

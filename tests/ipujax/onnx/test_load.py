@@ -137,7 +137,7 @@ def test_inputs_that_decide_shapes_are_static_by_name():
 def test_declared_shapes_can_be_replaced():
     model = ipujax.onnx.load(mlp(), input_shapes={"x": (4, 8)})
     assert model.inputs[0].shape == (4, 8)
-    with pytest.raises(ipu.IpuError, match="input 'x' has another shape"):
+    with pytest.raises(ipu.IpuError, match="input 'x' has the wrong shape"):
         model(model.params, X[:2])
 
 
@@ -146,7 +146,7 @@ def test_named_dimensions_have_one_size():
     model = ipujax.onnx.load(
         model_of(nodes, [info("a", shape=("N",)), info("b", shape=("N",))], [info("y", shape=None)])
     )
-    with pytest.raises(ipu.IpuError, match="input 'b' has another shape"):
+    with pytest.raises(ipu.IpuError, match="input 'b' has the wrong shape"):
         model({}, np.zeros(3, np.float32), np.zeros(1, np.float32))
 
 

@@ -326,7 +326,7 @@ CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]
     "two roles": ({"rng_argnums": 1}, loss, (PARAMS, BATCH), "batch .* has two roles"),
     "no key": ({"rng_argnums": 0}, loss, (PARAMS, BATCH), r"params\['b'\].* is not a key"),
     "other structure": ({"carry": {0: ()}}, loss, (PARAMS, BATCH), "params .* has another structure"),
-    "other shape": ({"carry": {0: ()}}, lambda s, b: b, (np.float32(1), np.ones(4)), "another shape or dtype"),
+    "other shape": ({"carry": {0: ()}}, lambda s, b: b, (np.float32(1), np.ones(4)), "the wrong shape or dtype"),
     "no such path": ({"carry": {0: "state"}}, loss, (PARAMS, BATCH), "names a result that does not exist"),
     "mean of integers": ({}, lambda b: b.sum(), (np.arange(4, dtype=np.int32),), "a result .* has no mean"),
     "sum of truths": ({"reduce": "sum"}, lambda b: b.any(), (np.ones(4, bool),), "a result .* has no sum"),

@@ -50,7 +50,7 @@ def test_arrays_of_a_step() -> None:
     assert stepio.read("x", INFO, step).shape == (4, 2, 1, 2, 3)
     with pytest.raises(popart.popart_exception, match="wrong number of elements"):
         stepio.read("x", INFO, StepShape(4, 1, 1))
-    with pytest.raises(popart.popart_exception, match="another element type"):
+    with pytest.raises(popart.popart_exception, match="the wrong element type"):
         stepio.read("x", popart.TensorInfo("INT32", [2, 3]), step)
     with pytest.raises(popart.popart_exception, match="not c-contiguous"):
         popart.PyStepIO({"x": data.reshape(8, 6).T}, {})
@@ -89,7 +89,7 @@ def test_devices() -> None:
     assert manager.acquireDeviceById(5).numIpus == 2
     with pytest.raises(popart.popart_exception, match="'tilesPerIPU', the nearest"):
         manager.createIpuModelDevice({"tilesPerIpu": 4})
-    with pytest.raises(popart.popart_exception, match="no device of this number"):
+    with pytest.raises(popart.popart_exception, match="no device has this number"):
         manager.acquireDeviceById(7)
 
 

@@ -342,7 +342,7 @@ def test_refuses_wrong_steps_and_stays_usable() -> None:
             session.run(popart.PyStepIO({model.data: few, model.labels: labels}, session.initAnchorArrays()))
     with pytest.raises(popart.popart_exception, match="'data'"):
         session.run(popart.PyStepIO({model.labels: labels}, session.initAnchorArrays()))
-    with pytest.raises(popart.popart_exception, match="another element type"):
+    with pytest.raises(popart.popart_exception, match="the wrong element type"):
         wrong = {model.data: data.astype(np.int32), model.labels: labels}
         session.run(popart.PyStepIO(wrong, session.initAnchorArrays()))
     with pytest.raises(popart.popart_exception, match="array of anchor"):
@@ -355,7 +355,7 @@ def test_refuses_wrong_steps_and_stays_usable() -> None:
 def test_refuses_wrong_weights_and_stays_usable() -> None:
     model = perceptron()
     session = train(model).session
-    with pytest.raises(popart.popart_exception, match="weight 'w0' has a wrong number of elements"):
+    with pytest.raises(popart.popart_exception, match="weight 'w0' has the wrong number of elements"):
         session.writeWeights(popart.PyWeightsIO({"w0": np.zeros((2, 2), np.float32)}))
     with pytest.raises(popart.popart_exception, match="expected: Accl___b0, Accl___w0, Accl___w1, b0, w0, w1"):
         session.writeWeights(popart.PyWeightsIO({"w9": np.zeros((2, 2), np.float32)}))

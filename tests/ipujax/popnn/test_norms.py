@@ -110,7 +110,7 @@ def test_wrong_operands():
         (lambda: popnn.batch_normalise(graph, x, gamma, gamma[:3], gamma, gamma, prog), "must have activations"),
         (lambda: popnn.batch_norm_whiten(graph, x, gamma, gamma[:3], prog), "statistics must fit"),
         (lambda: popnn.group_norm_whiten(graph, x, gamma, gamma, prog), "statistics must fit"),
-        (lambda: popnn.layer_norm_param_gradients(graph, x, x[:, :, :1], prog), "another shape"),
+        (lambda: popnn.layer_norm_param_gradients(graph, x, x[:, :, :1], prog), "the wrong shape"),
         (lambda: popnn.instance_norm_statistics(graph, x[:, :, :1], 1e-5, prog, True), "too few elements"),
     ]
     for call, message in cases:

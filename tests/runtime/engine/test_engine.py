@@ -881,8 +881,8 @@ def test_streams_inside_control_flow_hold_the_last_value() -> None:
 def bad_inputs() -> list[tuple[str, Any]]:
     return [
         ("no value", None),
-        ("another shape or dtype", np.zeros(3, np.float32)),
-        ("another shape or dtype", np.zeros(4, np.int32)),
+        ("the wrong shape or dtype", np.zeros(3, np.float32)),
+        ("the wrong shape or dtype", np.zeros(4, np.int32)),
     ]
 
 

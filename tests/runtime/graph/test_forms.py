@@ -154,7 +154,7 @@ def test_verifier_checks_unknown_nodes():
         verify(b.graph, b.program(RepeatThrice(Sequence(b.dear, b.cheap))))  # reads b before anything wrote it
     with pytest.raises(VerifyError, match="undefined-read"):
         verify(b.graph, b.program(Unless(b.flag, b.cheap, Sequence())))  # writes b on one way only
-    with pytest.raises(VerifyError, match="Unless has another dtype or shape"):
+    with pytest.raises(VerifyError, match="Unless has the wrong dtype or shape"):
         verify(b.graph, b.program(b.cheap, Unless(b.a, b.cheap, Sequence())))
 
 

@@ -500,7 +500,7 @@ def test_inputs_and_targets_are_checked():
     program = StreamIn(stream, a)
     with pytest.raises(ArgumentError, match="no value for input stream x"):
         interpret(graph, program, {})
-    with pytest.raises(ArgumentError, match=r"(?s)another type.*float32\[3\].*float64\[3\]"):
+    with pytest.raises(ArgumentError, match=r"(?s)the wrong type.*float32\[3\].*float64\[3\]"):
         interpret(graph, program, {stream: np.zeros(3)})
     with pytest.raises(ArgumentError, match="small targets"):
         interpret(Graph(machine(65)), program, {stream: np.zeros(3, F32)})

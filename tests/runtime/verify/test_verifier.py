@@ -77,7 +77,7 @@ def mapping_on_a_tile_too_far(b):
     b.graph.mappings[x.variables()[0]] = on_one_tile(8, 4)
 
 
-@must_fail("type-mismatch", r"(?s)field f0 of test::Any in cs has another dtype.*user.py:7.*float32.*int32")
+@must_fail("type-mismatch", r"(?s)field f0 of test::Any in cs has the wrong dtype.*user.py:7.*float32.*int32")
 def operand_of_another_dtype(b):
     b.run(b.unary(b.given(8, dtype=I32), b.variable(8)), checked=False)
 
@@ -119,12 +119,12 @@ def stream_of_another_shape(b):
     b.program.add(StreamOut(b.given(8), HostStream("out", (9,), F32)))
 
 
-@must_fail("type-mismatch", "If has another dtype or shape")
+@must_fail("type-mismatch", "If has the wrong dtype or shape")
 def predicate_of_another_dtype(b):
     b.program.add(If(b.given(dtype=I32), Sequence(), Sequence()))
 
 
-@must_fail("type-mismatch", "Switch has another dtype or shape")
+@must_fail("type-mismatch", "Switch has the wrong dtype or shape")
 def selector_of_two(b):
     b.program.add(Switch(b.given(2, dtype=I32), (), Sequence()))
 
@@ -320,7 +320,7 @@ def mapping_of_another_shape(b):
     b.graph.mappings[x.variables()[0]] = Blocked((np.array([0, 2]), np.array([0, 4])), np.array([[0]]))
 
 
-@must_fail("type-mismatch", "RepeatWhile has another dtype or shape")
+@must_fail("type-mismatch", "RepeatWhile has the wrong dtype or shape")
 def loop_on_a_number(b):
     b.program.add(RepeatWhile(Sequence(), b.given(dtype=I32), Sequence()))
 
