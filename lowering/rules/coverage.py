@@ -18,17 +18,17 @@ INLINED = frozenset({*CALLEES, "custom_linear_solve"})  # of the latter only its
 
 # Primitives with neither a rule nor the fallback, with the reason.
 OTHERS: dict[str, str] = {
-    "ragged_all_to_all": "refused: rows of any number are not exchanged between replicas",
-    **dict.fromkeys(("after_all", "create_token"), "a token is no array: refused when a result hangs on it"),
-    **dict.fromkeys(("get", "swap"), "of a Ref, whose values take its place: see the pass `discharge`"),
-    "custom_lin": "only while JAX differentiates",
-    "stage": "not met in any program so far",
+    "ragged_all_to_all": "refused: replicas do not exchange different numbers of rows",
+    **dict.fromkeys(("after_all", "create_token"), "a token has no elements; refused where a result depends on it"),
+    **dict.fromkeys(("get", "swap"), "removed by the pass `discharge`, which replaces a Ref by its values"),
+    "custom_lin": "exists only while JAX differentiates",
+    "stage": "in no program that was tried",
 }
 
 MEANINGS: dict[Kind, str] = {
-    "tile-parallel": "a lowering rule spreads it over tiles, or it is a view that costs nothing until it is used",
-    "inlined": "a call; its equations take its place",
-    "one tile": "no rule: one vertex computes it, costed, and listed in profile.fallbacks; batches are shared out",
+    "tile-parallel": "a lowering rule spreads it over tiles, or it is a view, without cost until it is used",
+    "inlined": "a call, replaced by the equations of its callee",
+    "one tile": "no rule: one costed vertex computes it, see profile.fallbacks; batches are spread over tiles",
     "–": "nothing runs it",
 }
 

@@ -123,7 +123,7 @@ def test_primitives_are_listed_by_kind(capsys: Capture) -> None:
         ("dot_general", ("dot_general: tile-parallel", "by ipujax.lowering.rules.numerics.linear.dot_general_rule")),
         ("fft", ("fft: one tile", "profile.fallbacks")),
         ("jit", ("jit: inlined",)),
-        ("get", ("get: others", "of a Ref, whose values take its place")),
+        ("get", ("get: others", "which replaces a Ref by its values")),
     ],
 )
 def test_one_primitive_is_explained(name: str, texts: tuple[str, ...], capsys: Capture) -> None:

@@ -43,7 +43,7 @@ def devices() -> list[OpCase]:
         OpCase("psum", "two axes", nested, (x,), **sums, grad=True),
         OpCase("psum", "int", _mapped(lax.psum), (integers(*MAIN),)),
         OpCase("psum", "flags", jax.vmap(partial(lax.psum, axis_name="b"), axis_name="b"), (booleans(*MAIN),)),
-        OpCase("psum", "nothing", jax.vmap(partial(lax.psum, axis_name="b"), axis_name="b"), (normal(3, 0),)),
+        OpCase("psum", "empty", jax.vmap(partial(lax.psum, axis_name="b"), axis_name="b"), (normal(3, 0),)),
         OpCase("pmax", "max", _mapped(lax.pmax), (distinct(*MAIN),)),
         OpCase("pmin", "min", _mapped(lax.pmin), (distinct(*MAIN),)),
         OpCase("device_put", "device", lambda x: 2 * jax.device_put(x, jax.devices()[0]), (x,), grad=True),

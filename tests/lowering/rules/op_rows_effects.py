@@ -37,7 +37,7 @@ def effects() -> list[OpCase]:
         OpCase("pure_callback", "two", lambda x, y: jax.pure_callback(np.hypot, same, x, y), (x, x)),
         OpCase("pure_callback", "keys", words_of_keys, (lambda rng: jax.random.split(jax.random.key(3), 5),)),
         OpCase("io_callback", "ordered", lambda x: io_callback(np.sign, same, x, ordered=True) + x, (x,)),
-        OpCase("debug_callback", "seen", watched, (x,), grad=True),
-        OpCase("dce_sink", "kept", sunk, (x,)),
+        OpCase("debug_callback", "called", watched, (x,), grad=True),
+        OpCase("dce_sink", "not removed", sunk, (x,)),
         OpCase("debug_print", "shape", printed, (x,), grad=True),
     ]

@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "primitives.md"
 # Primitives with neither a row nor another test, with the reason.
 NOTES: dict[str, str] = {
     **OTHERS,
-    **dict.fromkeys(("call", "closed_call", "core_call"), "no test of its own: JAX makes none of the user's functions"),
+    **dict.fromkeys(("call", "closed_call", "core_call"), "no test: JAX does not make it of a user's function"),
 }
 
 _REMOTE = "streaming memory: `tests/lowering/offload/test_offload.py`"
@@ -33,13 +33,13 @@ _HEAD = """# Primitives
 
 Written by `python -m tests.lowering.rules.primitives_page`; a test keeps it equal to the rule table and the op table.
 
-- **tile-parallel**: a lowering rule spreads it over tiles, or it is a view that costs nothing until it is used.
-- **inlined**: a call; its equations take its place. Equations that come several times, as those of a layer, become a
-  function of the control program, lowered once, where that saves more than it copies: `function_call`.
-- **one tile**: one vertex computes it; costed, and listed in `profile.fallbacks`. Batches are shared out.
+- **tile-parallel**: a lowering rule spreads it over tiles, or it is a view, without cost until it is used.
+- **inlined**: a call, replaced by the equations of its callee. Repeated equations, such as those of layers, become a
+  function of the control program, lowered once, where that saves more cycles than its copies take: `function_call`.
+- **one tile**: one vertex computes it; it is costed, and listed in `profile.fallbacks`. Batches are spread over tiles.
 
-A row of the op table is run by the engine, by the engine split as the machine splits, and tile by tile, each against
-plain JAX; rows marked ∂ with their gradient too.
+The last column names the rows of the op table. Each row is run by the engine, by the engine with every operation split
+as on the machine, and by the tile interpreter, and is compared with plain JAX; rows marked ∂ with their gradient too.
 """
 
 
