@@ -25,7 +25,7 @@ def texts(table: Mapping[str, tuple[object, str]]) -> dict[str, str]:
 
 BEGIN = "<!-- options: written by tests/ipujax/popart/test_popart_guide.py -->\n"
 END = "<!-- end of options -->"
-UNEQUAL = "where its values differ: the compiler has one for all products"
+UNEQUAL = "where nodes have different values: the compiler has one for all products"
 CALLS = {
     f"builder.{call}": UNEQUAL if name in SETTINGS else "an annotation that the compiler does not read"
     for name, call in ANNOTATIONS.items()
