@@ -1,9 +1,9 @@
-"""How long it takes to lower and profile a training step of BERT-Large on a pipeline, from shapes alone.
+"""Time and memory to lower and profile a training step of BERT-Large on a pipeline, from shapes alone.
 
     python benchmarks/bert_pipeline.py [--layers 24] [--stages 4] [--replicas 4] [--micro-batches 64] [--schedule 1f1b]
 
 24 layers of 1,024 with 16 heads, sequences of 128, micro-batches of 8, half precision, Adam; stages of equally many
-layers, each layer a call of one jitted function. Prints seconds, memory of this process, and what the profile says.
+layers, each layer a call of one jitted function. Prints seconds, memory of this process, and figures of the profile.
 Nothing is run or allocated: arguments are shapes.
 """
 

@@ -1,10 +1,10 @@
-"""How many lines of code the product has, in each room and in total.
+"""Lines of code of the package, in each room and in total.
 
     python benchmarks/count_code.py [CHECKOUT] [--json FILE]
 
-A line of code bears a token that is no comment, and belongs neither to a docstring nor to an import statement. A line
-of a docstring is any line of its string, a comment line holds nothing but a comment. The two symbolic links in
-`ipujax/` are not followed, so each file counts once.
+A line of code has a token that is no comment, and belongs neither to a docstring nor to an import statement. A line of
+a docstring is any line of its string, a comment line has nothing but a comment. The two symbolic links in `ipujax/` are
+not followed, so each file counts once.
 """
 
 from __future__ import annotations

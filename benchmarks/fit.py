@@ -1,4 +1,4 @@
-"""Whether models fit, how fast they are and what fills their fullest tile: the figures by which the compiler is judged.
+"""Fit, cycles, and memory of the fullest tile of each model: the figures by which the compiler is judged.
 
     python benchmarks/fit.py --only compared --json old.json
     python benchmarks/fit.py --only compared --against old.json
@@ -11,13 +11,14 @@ at a time, so that no cache is warm; nothing is run, and XLA compiles nothing. P
     cycles             of a whole step, state donated, without host exchange
     tile bytes         all that is in the tile's memory at its peak: data and code
     exchange           the part of its code that is exchange code, on the chip, between chips and with the host
-    most exchange      the same of the tile that has most of it
-    sets               compute sets, those that copy on their tile among them
-    fits               whether every tile has enough memory, and enough of that from which code can be fetched
+    most exchange      exchange code of the tile with most of it sets               compute sets, including those that
+    copy on a tile fits               whether every tile has enough memory, and enough of that from which code can be
+    fetched
 
-The table is the same each time. Processor seconds from the function to the executable, with the check of memory, are
-not, so they go to stderr; they are in the file of `--json` too. Only names that earlier versions of the package have
-are used, so the same file measures an older checkout by PYTHONPATH; options that it lacks are left out, and named.
+The table is the same in each run. Processor seconds from the function to the executable, with the check of memory,
+differ, so they go to stderr; they are in the file of `--json` too. This file uses only names that earlier versions of
+the package have, so that it can measure an older checkout by PYTHONPATH; options that the checkout lacks are left out,
+and named.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Makes docs/gallery.md: for each example a picture, a sentence, and a command that runs it in small.
+"""Makes docs/gallery.md: for each example a picture, a sentence, and a command with small settings.
 
     python benchmarks/gallery.py                     # runs every example, draws what it prints, writes the page
-    python benchmarks/gallery.py digits tiled_qr     # draws some of them anew
-    python benchmarks/gallery.py --page              # writes the page alone
+    python benchmarks/gallery.py digits tiled_qr     # draws only these python benchmarks/gallery.py --page
+    # writes the page alone
 
 A picture is what the example printed, as SVG; a sentence is the first of its docstring.
 `tests/examples/test_gallery.py` runs the commands.
@@ -142,7 +142,7 @@ def page() -> str:
     }
     lines = [
         "# Gallery\n",
-        "Every program of `examples/`, with what it prints in small. The pictures are made by",
+        "Every program of `examples/`, with its output for small settings. The pictures are made by",
         "`python benchmarks/gallery.py`; options for larger sizes are in the docstring of each program.",
     ]
     for folder, title in titles.items():

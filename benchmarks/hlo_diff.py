@@ -1,14 +1,14 @@
-"""What XLA compiles for `ipu.jit` beside what it compiles for `jax.jit`: operations that one has and the other has not.
+"""Optimised HLO of `ipu.jit` compared with that of `jax.jit`: operations that only one of them has.
 
     python benchmarks/hlo_diff.py
     python benchmarks/hlo_diff.py --only argsort --only gpt-4
     python benchmarks/hlo_diff.py --program
 
 Each function is compiled in both ways for the shapes of its arguments, and the operations of the optimised HLO are
-counted by opcode, those inside fusions too: copies, transposes, converts and loops tell what costs time. A row is a
-case; behind it, for each opcode that differs, how many `jax.jit` has and how many `ipu.jit`. `--program` compares the
-program that the function was lowered to, which XLA computes for replicas and with `Options(exact_splits=True)`.
-Exits with 1 where anything differs, which `--program` expects.
+counted by opcode, those inside fusions too: copies, transposes, converts and loops show differences in time. A row is a
+case; it lists, for each opcode that differs, the numbers of `jax.jit` and of `ipu.jit`. `--program` compares the
+program that the function was lowered to, which XLA computes for replicas and with `Options(exact_splits=True)`. Exits
+with 1 if anything differs, as is expected with `--program`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tests of JAX that ask for something else than what a function computes, each with the reason.
+"""Tests of JAX that check something other than results of functions, each with the reason for its exclusion.
 
     python benchmarks/jax_test_exclusions.py
 
-`jax_tests.py` reads the table; it finds out by itself where words of errors differ, and says so as `WORDS`. A pattern
-is one of `fnmatch`, of class and test.
+`jax_tests.py` reads the table; it detects different texts of errors by itself, with the reason `WORDS`. A pattern is
+one of `fnmatch`, of class and test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Texts of XLA in JAX's tests: what tests say about the text of a lowered program is not looked at.
+"""Texts of XLA in JAX's tests: assertions about the text of a lowered program are skipped.
 
-Input: a test case class. Output: the class, whose assertions about a `Text` hold. All else of such a test counts.
+Input: a test case class. Output: the class, whose assertions about a `Text` hold. Other assertions of such a test
+count.
 """
 
 from __future__ import annotations

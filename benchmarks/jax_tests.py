@@ -4,17 +4,16 @@
     python benchmarks/jax_tests.py CHECKOUT --only lax_test --sample 200 --seed 3
     python benchmarks/jax_tests.py CHECKOUT --program
 
-CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. Of each file a seeded
-sample of tests runs in a process of its own; a test that kills it has failed, and the rest go on in another one. The
-default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. `--program` lets XLA
-compute the programs that functions are lowered to, instead of the functions. A row is a file: how many tests passed,
-failed, were skipped by JAX itself and were excluded. Behind the rows come the last line of each failure, each exclusion
-with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which
-stayed what they were.
-Exits with 1 where a test failed.
+CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. A seeded sample of the
+tests of each file runs in a separate process; a test that kills it has failed, and the remaining ones run in a new
+process. The default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. `--program`
+lets XLA compute the programs that functions are lowered to, instead of the functions. A row is a file: how many tests
+passed, failed, were skipped by JAX itself and were excluded. After the rows come the last line of each failure, each
+exclusion with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` lacks,
+which were not replaced. Exits with 1 where a test failed.
 
-Errors of ipujax have words of their own. A test that expects those of JAX runs all the same, and is excluded only if
-the error is of the class that it expects.
+Errors of ipujax have other texts than those of JAX. A test that expects a text of JAX runs too, and is excluded only if
+the error is of the expected class.
 """
 
 from __future__ import annotations

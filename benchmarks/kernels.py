@@ -6,8 +6,8 @@
 
 Prints items a second, FLOP/s against the peak of the machine for the dtype, and the cycles of each phase. A sweep has a
 line for each value of one option, and writes them as CSV and as a plot. With several IPUs each has a replica with its
-own batch; in training their gradients are averaged. Nothing is computed but the program and its cost. Data are on the
-IPU: the cycles of exchange with the host are printed, and are no part of the rates.
+own batch; in training their gradients are averaged. Only the program and its cost are computed, no results. Data are on
+the IPU: the cycles of host exchange are printed, but are no part of the rates.
 """
 
 from __future__ import annotations

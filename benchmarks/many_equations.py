@@ -1,11 +1,11 @@
-"""How long `ipu.jit` takes from a function of 5,000 equations to an executable, on 1,472 tiles.
+"""Time of `ipu.jit` from a function of 5,000 equations to an executable, on 1,472 tiles.
 
     python benchmarks/many_equations.py
 
 Three programs: layers of one shape (a deep MLP with its gradient), elementwise chains, and a mixture of the op families
-whose shapes differ. Each is traced, lowered and compiled twice in one process: first as a user meets it, then with what
-JAX and ipujax remember of operations. The engine's own tracing and XLA's compilation come after and are reported apart;
-`--xla` runs them. Exits with 1 when a first time misses the bar.
+whose shapes differ. Each is traced, lowered and compiled twice in one process: first with empty caches, as for a user,
+then with the caches of JAX and ipujax filled. The engine's tracing and XLA's compilation follow, and are reported
+separately; `--xla` runs them. Exits with 1 if a first time misses the bar.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How much memory a process keeps after many compilations whose functions are dropped.
+"""Memory that a process still has after many compilations whose functions are dropped.
 
     python benchmarks/memory_growth.py
 
 The resident set (RSS) after 10 and after 100 different small training steps, each traced, compiled, run once, dropped
 and garbage collected; the difference, for `ipu.jit` and for plain `jax.jit`, each in a process of its own. `--clear`
-calls `jax.clear_caches()` before each reading; `--first 50 --last 200 --cache` takes others, with a cache on disk.
+calls `jax.clear_caches()` before each reading; `--first 50 --last 200 --cache` takes readings after 50 and 200 steps,
+with a cache on disk.
 
 The row of `jax.jit` is JAX's own growth, and part of that of `ipu.jit`: with jaxlib 0.10 27 of 62 MiB, with
 `--clear` 18 of 67 MiB, in one run each. Limits: reads `/proc/self/statm`, so it runs on Linux only.

@@ -1,12 +1,12 @@
-"""How often twice the batch is less work or less time, and how often more tiles are slower: statistics, no bars.
+"""Statistics without bars: how often twice the batch takes less work or less time, and how often more tiles are slower.
 
     python benchmarks/monotone.py [--many]
 
 Networks: random perceptrons (1 to 3 layers, widths 2 to 512, drawn by a fixed seed, SGD, momentum, RMSProp or Adam)
 and the models of `examples/digits.py` with Adam; float32, state donated, lowered for one Mk2 without running. For
 batches 1, 2, 4… the workers of all tiles together should take more cycles and the critical path no fewer; from 64 to
-1,472 tiles the step should take no longer. Of each, the share of pairs that do otherwise and the worst of them. Nothing
-promises any of it: a larger operation may be split another way. Cycles are those without host exchange.
+1,472 tiles the step should take no longer. Prints for each the share of pairs that violate it, and the worst pair. The
+compiler guarantees none of it: a larger operation may be split differently. Cycles are those without host exchange.
 """
 
 from __future__ import annotations

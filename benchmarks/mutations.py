@@ -1,15 +1,15 @@
-"""Random mutations of the product's lines, and those that no test of their room notices.
+"""Random mutations of lines of the package, and those that no test of their room detects.
 
     python benchmarks/mutations.py --count N --seed S --limit-seconds T [--only ROOM]
 
-A mutation changes one place of one line: it turns a comparison around, adds or subtracts 1 from an integer, swaps `min`
-and `max`, `and` and `or`, drops a `not`, or moves a bound of a slice. It is made in a copy of the tree, in which tests
-run until one fails: those that import the file or mirror its room, the ones that use most of its names first. Printed
-are the counts and the diff of each mutation that no test notices in time: a test is missing, or the mutated program is
+A mutation changes one place of one line: it reverses a comparison, adds or subtracts 1 from an integer, swaps `min` and
+`max`, `and` and `or`, drops a `not`, or moves a bound of a slice. It is made in a copy of the tree, in which tests run
+until one fails: those that import the file or mirror its room, the ones that use most of its names first. Prints
+counts, and the diff of each mutation that no test detects in time: a test is missing, or the mutated program is
 equivalent.
 
-Annotations and f-strings are left alone. Limits: other rooms' tests, and slow ones, might notice a survivor; that the
-tests pass without a mutation is taken for granted.
+Annotations and f-strings are left alone. Limits: tests of other rooms, and slow ones, might detect a survivor; the
+tests are assumed to pass without a mutation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much slower `ipu.jit` of an ONNX model is than `jax.jit` of the same function.
+"""Time of a step of ONNX models: `ipu.jit` against `jax.jit` of the same function.
 
     python benchmarks/onnx_networks.py
 

@@ -1,10 +1,10 @@
-"""What compiling a pipeline costs, and that it does not depend on the number of micro-batches.
+"""Compile time of pipelines, which should not depend on the number of micro-batches.
 
     python benchmarks/pipeline_compile.py [--schedules 1f1b gpipe] [--micro-batches 16 512] [--repeats 5]
 
 A four-block network on four IPUs, its gradients accumulated. Prints for each schedule and number of micro-batches the
-median of processor seconds from the function to the executable and its profile, and those of XLA apart. Numbers are
-interleaved, so that what else the machine does falls on all of them.
+median of processor seconds from the function to the executable and its profile, and separately those of XLA.
+Measurements are interleaved, so that other load on the machine affects all of them alike.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Whether a step of a pipeline takes longer when more is kept from forward to backward.
+"""Time of a pipeline's step by the number of micro-batches stored between forward and backward.
 
     python benchmarks/pipeline_depth.py [--micro-batches 256] [--rows 16] [--width 256] [--repeats 7]
 
-The same network, the same micro-batches, the same work: with 1f1b the first of four stages keeps 4 of them, with gpipe
-all. A loop that copied its rings would take many times longer with all. Prints the median seconds of a step with each,
-and how often one is the other; calls are interleaved, so that what else the machine does falls on both.
+Network, micro-batches and work are the same: with 1f1b the first of four stages stores 4 micro-batches, with gpipe all.
+A loop that copied its rings would take many times longer with gpipe. Prints the median seconds of a step with each, and
+their ratio; calls are interleaved, so that other load on the machine affects both alike.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What a session of `ipujax.popart` costs beside the same loop written with `ipu.jit`: ratio of medians, interleaved.
+"""Time of a session of `ipujax.popart` over that of the same loop written with `ipu.jit`: ratio of medians,
+interleaved.
 
 Times are CPU seconds of the process, which other programs on the machine do not change.
 
     python benchmarks/popart_overhead.py
 
-Both train two dense layers for 50 batches: in one call, accumulating gradients in one call, and pipelined over two
-IPUs, where the host calls batch by batch. The losses of both are compared.
+Both train two dense layers for 50 batches: in one call, in one call with gradient accumulation, and pipelined over two
+IPUs with one call for each batch. The losses of both are compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What several replicas cost beside one, for the models of `examples/digits.py` trained data-parallel.
+"""Time of several replicas over that of one, for the models of `examples/digits.py` trained data-parallel.
 
     python benchmarks/replicas.py
 
 Two ratios with their bars, each of medians of runs that alternate within this process, since absolute times depend on
-the machine and on what else it does:
+the machine and its other load:
 - compiling for 16 replicas to compiling for one, without XLA, in seconds of this process's CPU time; every repetition
   traces and lowers a new function;
 - a warm step of 8 replicas to one of one replica on an eighth of the batch, over the number of replicas.

@@ -1,10 +1,10 @@
-"""Time and memory of `ipu.jit` beside `jax.jit`, for every model of `models/`: steps, first steps, and where these go.
+"""Time and memory of `ipu.jit` beside `jax.jit`, for every model of `models/`: steps, first steps, and their parts.
 
     python benchmarks/speed.py
     python benchmarks/speed.py --only mlp --only gpt-4 --runs 5
     python benchmarks/speed.py --json speed.json --write docs/speed.md
 
-One process; both compilers in turn; medians. For each model, with donated state:
+Both compilers run alternately in one process; figures are medians. For each model, with donated state:
 
     step          wall seconds of a warm step
     first step    CPU seconds of the first call of a function, with JAX's and ipujax's caches cleared: tracing,
@@ -13,11 +13,11 @@ One process; both compilers in turn; medians. For each model, with donated state
     compile       CPU seconds of `.compile()` after it: checks, costs, memory, timeline; nothing of XLA
     memory        peak MiB of the process during a first step, over what it had before (Linux)
 
-CPU seconds are of all threads, and hardly depend on what else the machine does; wall seconds do. No measurement begins
+CPU seconds are of all threads, and hardly depend on other load of the machine; wall seconds do. No measurement begins
 after `--seconds` of its kind and model, so `runs` (of warm steps, first steps, and lower with compile) may be fewer for
 large models. Of models for several chips only lower and compile are measured, unless `--run-all`: a step of them takes
-a host minutes. `jax.jit` of a step of several replicas is `ipu.jit` for `ipu.CPU()`, plain JAX for all of them.
-Imports, and what happens once in a process, come first. Files are written after each model.
+minutes on a host. In place of `jax.jit` of a step of several replicas, `ipu.jit` for `ipu.CPU()` is measured, which is
+plain JAX for all of them. Imports and other work done once in a process come first. Files are written after each model.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How much slower `ipu.jit` is than `jax.jit` of the same function.
+"""Time of `ipu.jit` over that of `jax.jit` of the same function.
 
     python benchmarks/step_time.py
     python benchmarks/step_time.py --warm --only argsort --only digits-mlp
 
 Ratios with their bars, each of medians of runs that alternate within this process, since absolute times depend on the
-machine and on what else it does. For the cases of `hlo_diff.py`, with `--warm` alone:
+machine and its other load. For the cases of `hlo_diff.py`, with `--warm` alone:
 - a step, warm, with donated state, and the geometric mean over all cases.
 
 For the models of `examples/digits.py`:
 - the first step of a function nobody has called: tracing, lowering, XLA's compilation and one run;
 - lowering and compiling, without tracing and XLA, for 1,472 tiles to that for 64.
-Each repetition of the second and third builds its functions anew; imports and what JAX does once in a process come
-before. Exits with 1 when a bar is missed.
+Each repetition of the second and third makes new functions; imports, and JAX's work that is done once in a process,
+come before. Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
 
 Small sizes of models of `models/`: MLP and CNN of `examples/digits.py` (batch 64), a 2-layer transformer (width 128,
 batch 8 of 64 tokens) and an LSTM (16 steps, 64 units, batch 16), float32, Adam, state donated, one Mk2. Cycles are
-those of the compiled step without host exchange. Lowering is all from jaxpr to executable, without tracing and XLA, as
+those of the compiled step without host exchange. Lowering time is from jaxpr to executable, without tracing and XLA:
 the median of processes that each lower one step, so that no cache is warm. On a busy machine its CPU seconds (with
-tracing) are the better measure. Only names that every version of the package has are used, so the same file measures an
-older checkout by PYTHONPATH. Sizes that do not fit, and what fills a tile: `fit.py`.
+tracing) are the better measure. This file uses only names that every version of the package has, so that it can measure
+an older checkout by PYTHONPATH. For sizes that do not fit, and the contents of a tile, see `fit.py`.
 """
 
 from __future__ import annotations

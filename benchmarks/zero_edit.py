@@ -6,8 +6,8 @@ Input: a folder with a checkout of each repository of `EXAMPLES`, as `FOLDER/goo
 example: the largest relative difference of the results of the first ten calls of each jitted function, wall time of
 both runs, and how many functions were compiled.
 
-Data comes from `zero_edit_shims`, one shim a repository; nothing else is replaced. Examples that cannot run without
-more than that, under plain Python too, are in `CANNOT_RUN` with the reason.
+Data come from `zero_edit_shims`, one shim a repository; nothing else is replaced. Examples that need more than that to
+run, under plain Python too, are in `CANNOT_RUN` with the reason.
 """
 
 from __future__ import annotations

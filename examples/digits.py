@@ -1,8 +1,8 @@
-"""Trains a small network on handwritten digits on a simulated IPU, then says where the machine's time and memory go.
+"""Trains a small network on handwritten digits on a simulated IPU, and profiles the time and memory of a step.
 
     python examples/digits.py --model cnn --device mk2
 
-The training step is plain JAX and Optax; `@ipu.jit` is all that sends it to the machine. With `--device cpu` it runs
+The training step is plain JAX and Optax; only `@ipu.jit` compiles it for the machine. With `--device cpu` it runs
 without the machine. Data: the 1,797 images of 8 × 8 pixels that come with scikit-learn (Alpaydin and Kaynak, Optical
 Recognition of Handwritten Digits, UCI, 1998), of which a fixed fifth is kept for testing.
 """

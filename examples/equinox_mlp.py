@@ -1,11 +1,11 @@
-"""Trains an Equinox network on handwritten digits, on a simulated IPU, by an optimiser with a schedule.
+"""Trains an Equinox network on handwritten digits, on a simulated IPU, with a learning rate schedule.
 
     python examples/equinox_mlp.py
 
-An Equinox module is a pytree of arrays and of what is none. `eqx.partition` takes the two apart: arrays go in and out
-of the step, the rest is closed over, and `eqx.combine` makes the module of both again. The learning rate rises, then
-falls; the step counts by itself, as Optax keeps the count in its state. With `--device cpu` the example runs without
-the machine, and with the same losses.
+An Equinox module is a pytree of arrays and other values. `eqx.partition` separates the two: arrays are arguments and
+results of the step, the rest is closed over, and `eqx.combine` makes the module of both again. The learning rate rises,
+then falls, by the count of steps in the state of Optax. With `--device cpu` the example runs without the machine, and
+with the same losses.
 
 Task: the 8 × 8 digits of scikit-learn (UCI, Alpaydin and Kaynak 1998). The first 1,500 are learned, the others tested.
 """

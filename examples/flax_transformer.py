@@ -1,13 +1,13 @@
-"""Trains a small character-level transformer of flax.nnx on a simulated IPU, and lets it write.
+"""Trains a small character-level transformer of flax.nnx on a simulated IPU, and generates text with it.
 
     python examples/flax_transformer.py
 
-The model and its training are those of any flax script: `nnx.split` makes a function of pytrees of the step, Optax's
-AdamW updates them, and `@ipu.jit` sends the step to the machine. Then the model writes a sample, all of it in one call
-of the device: a loop of `lax.scan`. With `--device cpu` it runs without the machine, and with the same losses.
+The model and its training are those of any flax script: with `nnx.split` the step is a function of pytrees, Optax's
+AdamW updates them, and `@ipu.jit` compiles the step for the machine. Then the model generates a sample in one call of
+the device: a loop of `lax.scan`. With `--device cpu` it runs without the machine, and with the same losses.
 
-Task: the next character of Python's own documentation of its language, which is part of every installation
-(`pydoc_data.topics`: what `help("while")` prints; Python Software Foundation).
+Task: prediction of the next character of Python's language reference, which is part of every installation
+(`pydoc_data.topics`, the text that `help("while")` prints; Python Software Foundation).
 """
 
 from __future__ import annotations

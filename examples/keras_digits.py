@@ -4,7 +4,7 @@
 
 The model, `compile`, `fit` and `evaluate` are as in any Keras script. In the scope of an `IPUStrategy` they run on the
 IPU: the losses are those of stock Keras, and the history has the predicted cycles, the memory of the fullest tile, and
-what the host takes for batches. Behind the scope the same model is evaluated without it.
+the host's time for batches. After the scope the same model is evaluated without an IPU.
 
 Task: the 8 × 8 digits of scikit-learn (UCI, Alpaydin and Kaynak 1998).
 """

@@ -1,11 +1,11 @@
-"""Trains a Keras model in replicas of a pipeline: two stages on two IPUs, twice, from batches that are accumulated.
+"""Trains a Keras model in two replicas of a pipeline of two stages, on four IPUs, with gradient accumulation.
 
     python examples/keras_pipeline.py
 
-Layers are put into stages as the functional model is built. Each update takes the mean gradient of several batches in
-each replica. Without masks and batch normalisation it is that of one large batch: the example trains stock Keras on
-such batches, and shows that the losses are the same. Then it says what an update takes on the machine, for several
-numbers of batches: the more there are, the less the stages wait for each other.
+Layers are assigned to stages while the functional model is built. Each update takes the mean gradient of several
+batches in each replica. Without masks and batch normalisation it equals that of one large batch: the example trains
+stock Keras on such batches, and shows that the losses are the same. Then it prints the predicted cycles of an update
+for several numbers of batches: with more batches the stages wait less for each other.
 
 Task: the 8 × 8 digits of scikit-learn (UCI, Alpaydin and Kaynak 1998).
 """

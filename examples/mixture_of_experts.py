@@ -1,12 +1,12 @@
-"""Trains a mixture of experts whose experts are split over IPUs: tokens travel by all-to-alls.
+"""Trains a mixture of experts whose experts are split over IPUs: all-to-alls send tokens to them.
 
     python examples/mixture_of_experts.py --features 256 --tokens 256 --tiles 1472
 
-Each IPU has some groups of tokens and some experts. A gate sends each token to one expert, at most `capacity` tokens of
-a group to each (the layout of GShard, arXiv:2006.16668, with the one expert a token of Switch, arXiv:2101.03961). The
-layer is written twice: for one device, with two sharding constraints, between which the compiler puts the all-to-alls;
-and for each device by hand, with `jax.lax.all_to_all` in a `jax.shard_map`. A row of the table is a number of IPUs:
-cycles of a training step of both, the collectives that the compiler added, and the losses of some steps.
+Each IPU has groups of tokens and some experts. A gate sends each token to one expert, at most `capacity` of a group to
+each (the layout of GShard, arXiv:2006.16668, with one expert a token as in Switch, arXiv:2101.03961). The layer is
+written twice: for one device, with two sharding constraints, between which the compiler inserts all-to-alls; and by
+hand with `jax.lax.all_to_all` in a `jax.shard_map`. A row of the table is a number of IPUs: cycles of a step in both
+forms, collectives that the compiler added, and losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def route(tokens: jax.Array, gate: jax.Array, capacity: int) -> tuple[jax.Array,
     probabilities = jax.nn.softmax(tokens @ gate)
     chosen = jax.nn.one_hot(probabilities.argmax(-1), gate.shape[1])
     place = (jnp.cumsum(chosen, 1) - 1) * chosen  # of a token among those of its group with the same expert
-    # Tokens past the capacity have no place, and only their residual.
+    # Tokens beyond the capacity go to no expert: only their residual remains.
     places = chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), capacity)
     return places, places * probabilities.max(-1)[..., None, None]
 

@@ -2,10 +2,10 @@
 
     python examples/phased_execution.py --picture trade-off.png
 
-`with ipu.phase(i)` says what runs after what. Weights, the state of the optimiser, and what a phase leaves for its
-gradient lie in streaming memory; each phase loads what it needs. The fewer layers a phase has, the less memory it
-takes. On two IPUs phases take turns: one loads while the other computes. So do tiles that only move data
-(`Options(io_tiles=...)`), on one IPU.
+`with ipu.phase(i)` sets the order of execution. Weights, the state of the optimiser, and the values that a phase stores
+for its gradient are in streaming memory; each phase loads the values that it needs. The fewer layers a phase has, the
+less memory it takes. On two IPUs phases alternate: one IPU loads while the other computes. On one IPU, tiles that only
+move data do the same (`Options(io_tiles=...)`).
 
 The example compiles a training step in these ways, prints memory and cycles of each, and trains with one of them; the
 losses are those of plain JAX. Task: a function of the inputs to be learned from generated data.

@@ -1,10 +1,10 @@
-"""Trains a small transformer on four IPUs as a pipeline, after a look at what each schedule would cost.
+"""Trains a small transformer on four IPUs as a pipeline, after comparing the cost of each schedule.
 
     python examples/pipelining.py --tiles 64 --pictures schedules/
 
-Each of four blocks is a stage with an IPU of its own: `with ipu.stage(i)`. `ipu.pipeline` splits a batch in
+Each of four blocks is a stage on an IPU of its own: `with ipu.stage(i)`. `ipu.pipeline` splits a batch in
 micro-batches, so that all four work at once; `ipu.pipeline_plan` compares schedules without running anything, and a
-picture of each shows who works when. Then the best of those that fit trains for 50 steps.
+picture of each shows the tasks of each IPU over time. Then the best schedule of those that fit trains for 50 steps.
 
 Task: to read the 1,797 handwritten digits that come with scikit-learn, row by row (Alpaydin and Kaynak, Optical
 Recognition of Handwritten Digits, UCI, 1998).

@@ -1,11 +1,11 @@
-"""Computes activations again in place of keeping them: memory against cycles, for a network of seven layers.
+"""Recomputes activations instead of storing them: memory against cycles, for a network of seven layers.
 
     python examples/recomputing.py --picture trade-off.png
 
-The gradient of a network needs what its layers have computed. Kept, that fills the tiles; computed again, it takes
-cycles. The example compiles one training step in several ways: nothing again, by hand with `jax.checkpoint`, all, as
-PopART does ("standard"), and on chips with less and less memory, with "auto", which finds what to compute again so that
-the step just fits. Then it trains with the last of them, and shows that the losses are those of plain JAX.
+The gradient of a network needs intermediate results. Stored, they fill the tiles; recomputed, they take cycles. The
+example compiles a step without recomputation, by hand with `jax.checkpoint`, with "all", as PopART does ("standard"),
+and on chips with less and less memory with "auto", which recomputes as much as needed to fit. Then it trains with the
+last one, and shows that the losses are those of plain JAX.
 
 Task: a function of sixteen numbers to be learned from generated data, as in PopART's example of recomputation.
 """

@@ -1,11 +1,11 @@
-"""Puts the training of `digits.py` on 1, 2, 4 and 8 replicas, and says how fast each would be and what it costs.
+"""Compares the training of `digits.py` on 1, 2, 4 and 8 replicas: throughput, and the share of the all-reduce.
 
     python examples/replication.py --model cnn --device mk2 --plot replication.png
 
 Every replica is one IPU with a copy of the parameters and a part of the batch; `jax.lax.pmean` averages the gradients
-of all. The machine model is asked two questions: how fast is a batch of one size on more replicas, and how fast are
-more replicas if each has as much to do as before? Nothing but the number of replicas changes between the rows of a
-table, and nothing is run for them. Then some steps are run: the losses do not depend on how many replicas there are.
+of all. The machine model predicts two kinds of scaling: one batch divided among more replicas, and more replicas with
+as many images each as before. Only the number of replicas differs between the rows of a table, and nothing is run for
+them. Then some steps are run: the losses do not depend on the number of replicas.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def make_train_step(model: Model, arch: str, replicas: int) -> Any:
     return train_step
 
 
-# --- what the machine model says --------------------------------------------------------------------------------------
+# --- predictions of the machine model ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Row:
     batch: int
     cycles: int
     images_per_second: float
-    all_reduce_cycles: int  # all that the line with `pmean` takes: exchange between IPUs, syncs, sums, copies
+    all_reduce_cycles: int  # of the line with `pmean`: exchange between IPUs, syncs, sums, copies
     link_cycles: int  # of these, exchange between IPUs
 
 
@@ -117,12 +117,12 @@ def plot(path: str, tables: dict[str, list[Row]]) -> None:
     figure.savefig(path)
 
 
-# --- the numbers themselves -------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def losses(train_step: Any, params: Params, data: Sequence[np.ndarray], batch: int, steps: int) -> list[float]:
     """The losses of the first steps of training."""
-    params, found = jax.tree.map(jax.numpy.copy, params), []  # the step takes the arrays it is given for its results
+    params, found = jax.tree.map(jax.numpy.copy, params), []  # the step overwrites its arguments with its results
     opt_state = optimizer.init(params)
     for images, labels in islice(shuffled(data, batch), steps):
         params, opt_state, loss = train_step(params, opt_state, images, labels)
@@ -136,7 +136,7 @@ def shuffled(data: Sequence[np.ndarray], batch: int) -> Iterator[tuple[np.ndarra
     return chain.from_iterable(batches(images, labels, batch, epoch) for epoch in count(1))
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
+# --- predictions and training -----------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, list[Row]]:

@@ -1,14 +1,14 @@
-"""Trains in epochs that survive a kill: checkpoints by Orbax, metrics as JSON lines, and a run that goes on.
+"""Trains with checkpoints by Orbax and metrics as JSON lines, and resumes a run that was killed.
 
     python examples/resume.py --stop-after 3
     python examples/resume.py
 
-The run is in the folder `spirals`, or in another by `--folder`. The first command ends its process after the third
-epoch, as a kill would. The second goes on with the fourth, and its losses are those of a run that was not killed, to
-the last bit: all that a step depends on is in the checkpoint (parameters, the optimiser's state, the random key), and
-an epoch shuffles by its number. An epoch writes its metrics ahead of its checkpoint; a line whose checkpoint is missing
-is dropped, and its epoch comes again. `ipu.prefetch` prepares batches while the device works. Orbax is optional for
-ipujax, but not here: `pip install orbax-checkpoint`.
+The run is in the folder `spirals`, or in that of `--folder`. The first command ends its process after the third epoch,
+as if it were killed. The second continues with the fourth, and its losses are those of an uninterrupted run to the last
+bit: everything that a step depends on is in the checkpoint (parameters, the optimiser's state, the random key), and the
+number of an epoch decides its shuffle. An epoch writes its metrics before its checkpoint; a line whose checkpoint is
+missing is dropped, and its epoch is repeated. `ipu.prefetch` prepares batches while the device computes. Orbax is
+optional for ipujax, but required here: `pip install orbax-checkpoint`.
 
 Task: two spirals, to be told apart (Lang and Witbrock, Learning to Tell Two Spirals Apart, 1988); generated.
 """

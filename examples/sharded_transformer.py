@@ -1,11 +1,11 @@
-"""Trains two transformer blocks on 2 × 2 × 2 IPUs, data × model × stage, and on parts of that.
+"""Trains two transformer blocks on 2 × 2 × 2 IPUs, data × model × stage, and on each axis alone.
 
     python examples/sharded_transformer.py --width 256 --heads 8 --length 128 --tiles 1472
 
-Dimensions have logical names, and a table says which axis of the mesh splits each name, as in MaxText: the batch over
-`data`, heads and hidden features over `model`. Nothing else is said about the mesh; the compiler adds the collectives.
-The second block is a stage of a pipeline of its own. A row of the table is a layout: cycles of a training step, memory
-of the fullest tile, collectives over each axis, and the losses of some steps, which no layout changes.
+Dimensions have logical names, and a table assigns an axis of the mesh to each name, as in MaxText: the batch is split
+over `data`, heads and hidden features over `model`. There is no other annotation; the compiler adds the collectives.
+The second block is the second stage of a pipeline. A row of the table is a layout: cycles of a training step, memory of
+the fullest tile, collectives over each axis, and the losses of some steps, which are equal in all layouts.
 """
 
 from __future__ import annotations

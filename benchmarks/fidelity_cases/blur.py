@@ -183,7 +183,7 @@ def _or_zeros(graph: poplar.Graph, image: Any, part: Rectangle, dtype: Any, tile
 
 
 def cost(ipus: int, name: str) -> ComputeSetCost:
-    """What a step costs each tile of one of so many IPUs."""
+    """Cycles of a step on each tile of one IPU of several."""
     target = poplar.IPUModel("ipu1").create_device().get_target()
     graph, _, _, program = blur(target, _HEIGHT if ipus == 1 else _HEIGHT_OF_16, _WIDTH, name)
     (found,) = compute_set_costs(graph, program)

@@ -1,4 +1,4 @@
-"""A published case: what was measured, what is simulated, and how far apart they may be."""
+"""A published case: measured and simulated figures, and the largest difference that is allowed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Family:
 
 @cache
 def _earlier() -> dict[tuple[str, str], float]:
-    """What each case took at the earlier commit, by section and name."""
+    """Simulated figure of each case at the earlier commit, by section and name."""
     with (DATA / f"fidelity_{EARLIER}.csv").open(encoding="utf-8") as file:
         return {(row["section"], row["case"]): float(row["simulated"]) for row in csv.DictReader(file)}
 
@@ -149,6 +149,6 @@ def phase_cycles(graph: poplar.Graph, program: Program) -> dict[str, int]:
 
 
 def compute_set_costs(graph: poplar.Graph, program: Program) -> list[ComputeSetCost]:
-    """What each compute set of a program costs, tile by tile, in the order they run."""
+    """Cost of each compute set of a program, tile by tile, in the order in which they run."""
     costs = poplar.Engine(graph, program, _MEASURING).profile.executable.costs
     return [cost for cost in costs.values() if isinstance(cost, ComputeSetCost)]

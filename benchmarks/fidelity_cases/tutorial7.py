@@ -1,4 +1,4 @@
-"""Tutorial 7 of the user guide, a matrix of 10,000 × 1,000 floats by a vector: estimates, and what is charged."""
+"""Tutorial 7 of the user guide, a matrix of 10,000 × 1,000 floats by a vector: estimates, and simulated cycles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training steps by which the compiler is judged, one file a model; see `benchmarks/fit.py`.
 
-Each is a `Model` made by a function whose defaults are what figures are published for. Smaller sizes are for tests.
+Each is a `Model` made by a function; published figures are for its default arguments. Smaller sizes are for tests.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """BERT's pre-training on a pipeline of four IPUs, in half precision: masked words and next sentence, SGD or LAMB.
 
-The table of words lies on the first IPU, which has fewer layers for that: the first stage embeds, the last one, on the
+The table of words is on the first IPU, which has fewer layers for that: the first stage embeds, the last one, on the
 same IPU, predicts words by the same table. Each layer is recomputed in the backward pass. The loss is scaled by a
 constant, so that small gradients do not vanish in half precision. LAMB computes in single precision; each replica keeps
 its part of the moments, in streaming memory.
-Source: Devlin et al., "BERT" (2019); You et al., "Large Batch Optimization" (2020); stages, and where the moments lie,
+Source: Devlin et al., "BERT" (2019); You et al., "Large Batch Optimization" (2020); stages and memory of the moments
 as in Graphcore's PyTorch example, without its dropout.
 """
 

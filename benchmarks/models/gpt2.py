@@ -4,8 +4,8 @@ Weights, gradients and activations are half precision; the moments are single pr
 table of tokens embeds and predicts; it has 47 rows more than there are tokens, for equal parts in groups of 16. The
 loss is scaled by a constant, so that small gradients do not vanish in half precision.
 
-What would fill a chip goes through it in parts, and gradients compute it again: logits of all tokens, by parts of the
-table, which are parameters of their own, so that an update takes one at a time; and the scores of all heads, by groups.
+Values that would fill a chip are computed in parts, and recomputed for gradients: logits of all tokens by parts of the
+table, which are separate parameters, so that an update takes one part at a time; and the scores of all heads by groups.
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), without dropout.
 """
 

@@ -1,4 +1,4 @@
-"""What several models share: initial weights, dense layers, normalisations, the loss of a classifier."""
+"""Parts that several models share: initial weights, dense layers, normalisations, the loss of a classifier."""
 
 from __future__ import annotations
 

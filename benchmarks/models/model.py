@@ -1,4 +1,4 @@
-"""What every model of this folder is: a training step, the shapes of its arguments, and the machine it is meant for."""
+"""`Model`, the type of all models of this folder: a training step, the shapes of its arguments, and its machine."""
 
 from __future__ import annotations
 

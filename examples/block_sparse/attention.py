@@ -1,9 +1,9 @@
-"""Attention of tokens to those near them and to the first ones: a band of blocks, against dense attention with a mask.
+"""Attention of tokens to neighbouring tokens and to the first ones: a band of blocks, against masked dense attention.
 
     python examples/block_sparse/attention.py --tokens 512 --channels 64 --block 16 --windows 1 2 4 8
 
-Scores are computed in the blocks of the pattern alone, and so is their softmax. A window of w has the w blocks on both
-sides of the diagonal, and the first column of blocks.
+Scores and their softmax are computed only in the blocks of the pattern. A window of w has the w blocks on both sides of
+the diagonal, and the first column of blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sparse and a dense program compute and cost, side by side."""
+"""Comparison of a sparse and a dense program: results, cycles and memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trains a classifier of handwritten digits whose hidden layer is block-sparse, beside the dense one.
+"""Trains a classifier of handwritten digits whose hidden layer is block-sparse, and compares it with a dense one.
 
     python examples/block_sparse/digits_classifier.py --hidden 256 --density 0.25 --epochs 20
 
-The sparse layer has the blocks of a random pattern, which stay where they are; their values are trained. Data: the
-digits of scikit-learn, 8 x 8 pixels.
+The sparse layer has the blocks of a random pattern, which does not change; their values are trained. Data: the digits
+of scikit-learn, 8 x 8 pixels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Softmax of the rows of a block-sparse matrix, over the elements that have values, against the dense one with a mask.
+"""Softmax of the rows of a block-sparse matrix, over the elements that have values, against a masked dense softmax.
 
 python examples/block_sparse/softmax.py --size 512 --block 16 --densities 0.5 0.25 0.125 0.0625
 """

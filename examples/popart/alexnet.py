@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     guesses = results[output].reshape(samples, CLASSES).argmax(1)
     print(f"inference: probabilities {results[output].shape}, first guesses {guesses[:4].tolist()}")
 
-    # The file has no labels: their shape is given apart, and the loss is added to the graph.
+    # The file has no labels: their shape is given separately, and the loss is added to the graph.
     shapes = popart.InputShapeInfo()
     shapes.add(LABELS, popart.TensorInfo("INT32", [args.batch_size]))
     training = popart.TrainingSession(

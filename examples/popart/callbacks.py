@@ -1,4 +1,4 @@
-"""Feeds a session by callbacks, and times how long data take from the host and back, for several sizes.
+"""Feeds a session by callbacks, and times transfers from the host and back, for several sizes.
 
 python examples/popart/callbacks.py --sizes 1000 100000
 """

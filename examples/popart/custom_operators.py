@@ -2,8 +2,8 @@
 
     python examples/popart/custom_operators.py
 
-An operator is a JAX function that is registered for a domain and a type; `jax.custom_vjp` says what its backward part
-computes. `ipu.codelet_call` in it would run a codelet of the user's.
+An operator is a JAX function that is registered for a domain and a type; `jax.custom_vjp` defines its backward part.
+With `ipu.codelet_call` it could run a codelet of the user.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/popart/phased_execution.py --layers 8
 
-Layers take turns on the two IPUs: while one computes, the other loads the weights of the next layers.
+Layers alternate between the two IPUs: while one computes, the other loads the weights of the next layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipelines two dense layers over two IPUs: while one works on a micro-batch, the other works on the one before.
+"""Pipelines two dense layers over two IPUs: both work at once, on consecutive micro-batches.
 
 python examples/popart/pipelining.py --micro-batches 8
 """

@@ -1,4 +1,4 @@
-"""Computes activations of a network of seven layers again in the backward part, by hand or by the compiler.
+"""Recomputes activations of a network of seven layers in the backward part, chosen by annotations or automatically.
 
     python examples/popart/recomputing.py
 

@@ -1,8 +1,8 @@
-"""Divides a model between two IPUs: the layers of one half are on the first, those of the other on the second.
+"""Divides the layers of a model between two IPUs, which compute one after the other.
 
     python examples/popart/sharding.py
 
-One IPU works while the other waits: sharding makes room, not speed. `pipelining.py` makes both.
+One IPU works while the other waits: sharding gives more memory, not more speed. `pipelining.py` gives both.
 """
 
 from __future__ import annotations

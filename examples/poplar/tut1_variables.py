@@ -23,7 +23,7 @@ def main() -> np.ndarray:
     v4 = graph.add_variable(poplar.INT, [10], "v4")
     c1 = graph.add_constant(poplar.FLOAT, [4], [1.0, 1.5, 2.0, 2.5], "c1")
 
-    # v1 lies on one tile, v2 is spread over four.
+    # v1 is mapped to one tile, v2 to four.
     graph.set_tile_mapping(v1, 0)
     for i in range(4):
         graph.set_tile_mapping(v2[i], i)

@@ -1,4 +1,4 @@
-"""Tutorial 4: (m1 × m2) × m3 with poplin, and what the profile says of it.
+"""Tutorial 4: (m1 × m2) × m3 with poplin, and its profile.
 
 Source: Poplar & PopLibs user guide, tutorial 4.
 """
@@ -26,7 +26,7 @@ def main(out: TextIO | None = None, num_tiles: int | None = None) -> poplar.Engi
     popops.add_codelets(graph)
     poplin.add_codelets(graph)
 
-    # Each matrix lies where the multiplication that reads it needs it.
+    # Each matrix is mapped as the multiplication that reads it needs it.
     m1 = poplin.create_mat_mul_input_lhs(graph, poplar.FLOAT, [900, 600], [600, 300], "m1")
     m2 = poplin.create_mat_mul_input_rhs(graph, poplar.FLOAT, [900, 600], [600, 300], "m2")
     m3 = poplin.create_mat_mul_input_rhs(graph, poplar.FLOAT, [900, 300], [300, 200], "m3")

@@ -3,7 +3,7 @@
     python tut6_matrix_vector.py 40 50
 
 Every vertex takes one row of the matrix and the whole vector, so the vector goes to every tile, and there may be fewer
-rows than workers; tutorial 7 does better.
+rows than workers; tutorial 7 splits rows.
 Source: Poplar & PopLibs user guide, tutorial 6.
 """
 

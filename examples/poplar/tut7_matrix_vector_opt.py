@@ -1,10 +1,10 @@
-"""Tutorial 7: matrix-vector multiplication with every row split in as many segments as cost least.
+"""Tutorial 7: matrix-vector multiplication with each row split into the number of segments of least cost.
 
     python tut7_matrix_vector_opt.py 10000 1000 --arch ipu1
 
-Each vertex multiplies one segment of one row; a second compute set adds the partial sums of each row. How many segments
-is decided by an estimate of the slowest tile: of its vertices, which six workers share, and of what it receives. What
-the host does is as in tutorial 6.
+Each vertex multiplies one segment of one row; a second compute set adds the partial sums of each row. The number
+of segments is that of least estimated cycles of the slowest tile: of its vertices, which six workers share, and of the
+data that it receives. The host side is as in tutorial 6.
 Source: Poplar & PopLibs user guide, tutorial 7, which prints 5 segments and 4751 cycles for this size on an ipu1.
 """
 
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("cols", type=int, nargs="?", default=100)
     parser.add_argument("--arch", default="ipu2", help="ipu1, ipu2 or ipu21")
     arguments = parser.parse_args()
-    # As the tutorial sets up its model: syncs take no time.
+    # Syncs take no time, as in the model of the tutorial.
     multiply(arguments.rows, arguments.cols, poplar.IPUModel(arguments.arch, min_ipu_sync_delay=0).create_device())
 
 

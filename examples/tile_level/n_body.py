@@ -2,7 +2,7 @@
 
     python examples/tile_level/n_body.py --tiles 16 --bodies 8 --steps 4
 
-In each step of the ring a tile adds the forces of the block that visits it, and `ipu.tile_gather` sends the block on.
+In each step of the ring a tile adds the forces of the block that it has received, and `ipu.tile_gather` sends it on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/tile_level/tiled_qr.py --tiles 8 --rows 16 --columns 4
 
-Up the tree half of the tiles decompose two triangles each; down the tree each tile multiplies its part of Q with that
-of the pair. Source: J. Demmel et al., Communication-optimal parallel and sequential QR and LU factorizations (2012).
+Upwards in the tree, half of a level's tiles decompose two triangles each; downwards, each tile multiplies its
+part of Q by its pair's. Source: J. Demmel et al., Communication-optimal parallel and sequential QR and LU (2012).
 """
 
 from __future__ import annotations
