@@ -4,15 +4,16 @@ Input: lengths of the block of a vertex, as int64 arrays over any grid. Output: 
 A tile issues one instruction a cycle, to its workers in turn, so a vertex costs its supervisor's cycles and, for each
 pass, `issue_round_cycles` times those of its slowest worker.
 
-Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); the AMP 1x1 formula is checked
-against 128 measurements on Bow (reference B1). Limits: the last block of a grain has the cost of a full one, regions
-that a real vertex would walk as a list are one region, and figures marked `assumed` have no public source.
+Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); of AMP vertices, what a worker
+takes is counted in their assembly; the AMP 1x1 formula is checked against 128 measurements on Bow (reference B1).
+Limits: the last block of a grain has the cost of a full one, regions that a real vertex would walk as a list are one
+region, and figures marked `assumed` have no public source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,29 +29,58 @@ product = total_elements  # of lengths that broadcast to one grid
 _CHAIN_BYTES = 32
 _WIDTH_BYTES = {"half": 2, "float": 4}
 
-# AMP nx1: worker cycles of 0, 1, 2 and 3 output elements of a row, for one kernel position (reference 1.2).
-_KERNEL_ROWS = {"half": (17, 29, 34, 34), "float": (17, 33, 44, 45)}
 # Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
 _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
 
 
+# Instructions of a worker for 0, 1, 2 and 3 rows of activations; from there each row takes as long as the AMP does.
+_ByRows = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPass:
-    """Worker's part of an AMP 1x1 pass (reference 1.2; poplibs `PerformanceEstimation.hpp`)."""
+    """Instructions of a worker in an AMP pass for kernels of one element.
 
-    row_table: tuple[int, int, int]  # cycles for 0, 1 and 2 rows of activations
-    loop_start: int  # cycles for 3 rows, from where each row takes as long as the AMP does
-    zeroing_cycles: int  # extra cycles of the pass that starts the sums, for its first row or more
-    zeroing_row_cycles: int  # extra cycles of that pass for each row
-    kept_state_cycles: int  # cycles saved by state that workers keep from pass to pass, and spent once
-    kept_input_state_cycles: int  # part of those that is spent again for each group of input channels
+    Args:
+        adding: of a pass that adds to sums, by rows.
+        zeroing: of the pass that starts the sums, by rows, without the zeros that it stores.
+        stores_zeros: whether that pass stores zeros first, and then adds to them.
+        state: to load what a worker keeps from pass to pass, once.
+        input_state: the part of `state` that is loaded again for each group of input channels.
+    """
+
+    adding: _ByRows
+    zeroing: _ByRows
+    stores_zeros: bool
+    state: int
+    input_state: int
 
 
-# Half activations; on an AMP of 8 units sums in half precision have a codelet of their own. Float activations keep no
-# state, and zero their sums in stores of their own: 4 cycles a row of 8 channels, 8 of 16.
-_HALF_PASS = WorkerPass((22, 33, 42), 38, -1, 0, 7, 3)
-_HALF_SUMS_PASS = WorkerPass((24, 39, 40), 41, 2, 2, 0, 0)
-_FLOAT_PASS = WorkerPass((24, 47, 46), 46, 2, 8, 0, 0)
+@dataclass(frozen=True, slots=True)
+class KernelPass:
+    """Instructions of a worker in an AMP pass for one position of a larger kernel.
+
+    Args:
+        items: of each item of its work list, a row of output elements or a part of one, by the length of the item.
+        state: to load what a worker keeps from pass to pass, once.
+    """
+
+    items: _ByRows
+    state: int
+
+
+# Counted in poplibs' assembly, `lib/poplin/codelets/asm/conv_partial_1x1_*.S` and `conv_partial_nx1_*.S`; a bundle is
+# one instruction. The tables of `PerformanceEstimation.hpp` are of the codelet of floats of 8 units, and save the state
+# of larger kernels at each item: of a worker's call, there, it is saved once.
+_HALF_PASS = WorkerPass((12, 26, 28, 27), (10, 24, 25, 26), False, 14, 2)
+_HALF_SUMS_PASS = WorkerPass((10, 33, 33, 33), (12, 35, 35, 35), True, 10, 2)  # on an AMP of 8 units
+_FLOAT_PASS = WorkerPass((9, 44, 50, 52), (11, 46, 52, 54), True, 11, 3)
+_FLOAT_8_UNITS_PASS = WorkerPass((10, 39, 42, 46), (12, 41, 44, 48), True, 10, 2)
+_HALF_KERNEL = KernelPass((16, 31, 36, 36), 9)
+_HALF_SUMS_KERNEL = KernelPass((20, 30, 33, 35), 10)  # on an AMP of 8 units
+_FLOAT_KERNEL = KernelPass((17, 45, 51, 57), 10)
+_FLOAT_8_UNITS_KERNEL = KernelPass((17, 36, 42, 48), 9)
+_KERNEL_CALL = 9  # instructions of a worker beside its items and its state
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,47 +119,48 @@ def amp_1x1_cycles(
     half_sums_path = int(worker is _HALF_SUMS_PASS)
     ins = ceil_div(in_channels, block.in_channels)
     outs = ceil_div(out_channels, block.out_channels)
-    adding, zeroing = (_amp_pass(target, block, worker, rows, zeroing) for zeroing in (False, True))
+    sum_bytes = _WIDTH_BYTES["half" if half_sums else "float"]
+    adding, zeroing = (_amp_pass(target, block, worker, rows, zeroing, sum_bytes) for zeroing in (False, True))
     # Passes over input channels: the first one zeroes the sums, the later ones add to them.
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
-    state = worker.kept_state_cycles + worker.kept_input_state_cycles * (ins * groups - 1)
+    state = worker.state + worker.input_state * (ins * groups - 1)
     start = 50 + issue_round_cycles(target) * state
     return start + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
 
 
-@remembered
 def worker_pass(target: Target, precision: Precision, half_sums: bool = False) -> WorkerPass:
     """Part of a worker in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
     if precision == "half":
         return _HALF_SUMS_PASS if half_sums and target.conv_units_fp16 < _COMMON_PATH_UNITS else _HALF_PASS
-    zeroing = whole_cycles(store_cycles(target.conv_units_fp32 * _WIDTH_BYTES[precision], target))
-    return replace(_FLOAT_PASS, zeroing_row_cycles=int(zeroing))
+    return _FLOAT_8_UNITS_PASS if target.conv_units_fp32 < _COMMON_PATH_UNITS else _FLOAT_PASS
+
+
+def kernel_pass(target: Target, precision: Precision, half_sums: bool = False) -> KernelPass:
+    """Part of a worker in an AMP nx1 pass on a target, for half or float activations, sums in half or float."""
+    if precision == "half":
+        return _HALF_SUMS_KERNEL if half_sums and target.conv_units_fp16 < _COMMON_PATH_UNITS else _HALF_KERNEL
+    return _FLOAT_8_UNITS_KERNEL if target.conv_units_fp32 < _COMMON_PATH_UNITS else _FLOAT_KERNEL
 
 
 _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in float
 
 
-def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool) -> Count:
+def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool, sum_bytes: int) -> Count:
     workers = target.worker_contexts
     round_cycles = issue_round_cycles(target)
+    table = worker.zeroing if zeroing else worker.adding
+    zeros = block.out_channels * sum_bytes if zeroing and worker.stores_zeros else 0
     busiest, idlest = (
-        _worker_cycles(worker, block, share, zeroing) for share in (ceil_div(rows, workers), rows // workers)
+        _by_rows(share, table, block.row_cycles) + share * whole_cycles(store_cycles(zeros, target))
+        for share in (ceil_div(rows, workers), rows // workers)
     )
     return np.maximum(round_cycles * np.maximum(busiest, idlest), round_cycles * np.minimum(busiest, idlest) + 14)
 
 
-def _worker_cycles(worker: WorkerPass, block: AmpBlock, rows: Count, zeroing: bool) -> Count:
-    cycles = _by_rows(rows, worker.row_table, worker.loop_start, block.row_cycles) - worker.kept_state_cycles
-    if zeroing:
-        cycles = cycles + np.where(rows > 0, worker.zeroing_cycles + worker.zeroing_row_cycles * rows, 0)
-    return cycles
-
-
-def _by_rows(rows: Count, table: Sequence[int], start: int, row_cycles: int) -> Count:
-    """Worker cycles: `table` below 3 rows, from there a loop."""
-    short = np.asarray(table)[np.clip(rows, 0, 2)]
-    return np.where(np.asarray(rows) < 3, short, start + row_cycles * (rows - 3))
+def _by_rows(rows: Count, table: _ByRows, row_cycles: int) -> Count:
+    """Worker cycles: `table` up to 3 rows, from there a loop."""
+    return np.asarray(table)[np.clip(rows, 0, 3)] + row_cycles * np.maximum(0, np.asarray(rows) - 3)
 
 
 def amp_nx1_cycles(
@@ -149,9 +180,10 @@ def amp_nx1_cycles(
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
     outs = ceil_div(out_channels, block.out_channels)
+    worker = kernel_pass(target, precision, half_sums)
     busiest, idlest = (
-        17 + int(half_sums) + share[0] * _kernel_row(block, precision, *share)
-        for share in _worker_rows(rows, width, target.worker_contexts)
+        _KERNEL_CALL + items * _by_rows(item_width, worker.items, block.row_cycles)
+        for items, item_width in _worker_rows(rows, width, target.worker_contexts)
     )
     position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
     totals = []
@@ -163,11 +195,20 @@ def amp_nx1_cycles(
         inner = loads + outer * inner_most * position
         totals.append(ins * (14 + outs * (14 + inner)))
     best = np.minimum.reduce(np.broadcast_arrays(*totals))
-    setup = 109 + 18 * round_cycles + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
+    setup = (
+        109
+        + (worker.state + _ZEROING_STATE) * round_cycles
+        + groups * (17 * outs + 6 * (outs - 1) + 1)
+        + 6 * (groups - 1)
+        + 1
+    )
     # The sums of each group of output channels are zeroed by a pass of the workers (poplibs `ConvModel.cpp` adds it to
     # the estimate of this vertex; that for kernels of one element zeroes in its first pass).
     zeroing = outs * groups * zero_cycles(target, rows * width * block.out_channels, half_sums)
     return setup + groups * (16 + best) + zeroing
+
+
+_ZEROING_STATE = 9  # instructions to load what a worker keeps from zeroing to zeroing, once
 
 
 def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:
@@ -176,11 +217,6 @@ def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, 
     busiest = ceil_div(rows, workers), ceil_div(width, parts)
     idlest = np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts
     return busiest, idlest
-
-
-def _kernel_row(block: AmpBlock, precision: Precision, rows: Count, width: Count) -> Count:
-    *table, start = _KERNEL_ROWS[precision]
-    return 3 - 9 + _by_rows(width, table, start, block.row_cycles)
 
 
 def hmac_cycles(

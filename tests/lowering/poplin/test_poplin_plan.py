@@ -22,6 +22,7 @@ from ipujax.lowering.poplin.cycles import (
     hmac_cycles,
     slic_cycles,
     vmac_cycles,
+    zero_cycles,
 )
 from ipujax.lowering.poplin.product_plan import _divides, trial_plans
 from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
@@ -71,22 +72,44 @@ def test_amp_approaches_its_peak(target, precision, macs):
 
 def test_amp_adds_worker_setup_of_every_group():
     one_group, two_groups = (amp_1x1_cycles(BOW, "half", 60, 16, 16, groups) for groups in (1, 2))
-    single = 13 + 11 + 18 + 7 + 64 + (6 * (37 - 7 + 4 * 7) + 14)
-    assert one_group == 50 + 6 * 7 + single
-    assert two_groups == one_group + single + 6 * 3
+    single = 13 + 11 + 18 + 7 + 64 + (6 * (26 + 4 * 7) + 14)
+    assert one_group == 50 + 6 * 14 + single
+    assert two_groups == one_group + single + 6 * 2
 
 
-def test_amp_of_floats_zeroes_its_sums_without_state():
-    """By hand from the table of poplibs' estimator, 60 rows by 16 × 16 on a Mk2: two passes of 8 channels."""
-    worker = 46 + 8 * 7  # 10 rows a worker
-    zeroing, adding = (6 * cycles + 14 for cycles in (worker + 2 + 8 * 10, worker))
-    assert amp_1x1_cycles(MK2, "float", 60, 16, 16) == 50 + 13 + (15 + 25 + 64 + adding) + (11 + 25 + 64 + zeroing)
+@pytest.mark.parametrize(
+    ("rows", "cycles"),
+    [
+        (6, (44, 46 + 8 * 1)),
+        (12, (50, 52 + 8 * 2)),
+        (18, (52, 54 + 8 * 3)),
+        (60, (52 + 8 * 7, 54 + 8 * 7 + 8 * 10)),
+    ],
+)
+def test_amp_of_floats_adds_to_zeros_that_it_stores(rows, cycles):
+    """By hand from the codelet of 16 units, rows by 16 × 16 on a Mk2: two passes of 8 channels."""
+    adding, zeroing = (6 * worker + 14 for worker in cycles)
+    passes = (15 + 25 + 64 + adding) + (11 + 25 + 64 + zeroing)
+    assert amp_1x1_cycles(MK2, "float", rows, 16, 16) == 50 + 6 * (11 + 3) + 13 + passes
+
+
+@pytest.mark.parametrize(("rows", "adding"), [(6, 26), (12, 28), (18, 27), (60, 27 + 4 * 7)])
+def test_amp_of_halves_adds_to_sums(rows, adding):
+    """By hand from the codelet of 16 units: what another 16 input channels take."""
+    one, two = (amp_1x1_cycles(MK2, "half", rows, channels, 16) for channels in (16, 32))
+    assert two - one == 15 + 25 + 64 + 6 * adding + 14 + 6 * 2
+
+
+def test_amp_of_floats_of_eight_units_has_a_codelet_of_its_own():
+    """By hand, 60 rows by 8 × 8 on a Mk1: 4 stores of zeros a row."""
+    worker = 48 + 8 * 7 + 4 * 10
+    assert amp_1x1_cycles(MK1, "float", 60, 8, 8) == 50 + 6 * 10 + 13 + 11 + 25 + 32 + 6 * worker + 14
 
 
 def test_amp_of_eight_units_has_a_codelet_of_half_sums():
     """A Mk1 has 8 units: 256 bytes of weights a pass."""
-    worker = 41 + 4 * 7 + 2 + 2 * 10
-    half_sums_cycles = 50 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
+    worker = 35 + 4 * 7 + 2 * 10
+    half_sums_cycles = 50 + 6 * 10 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
     assert amp_1x1_cycles(MK1, "half", 60, 16, 8, half_sums=True) == half_sums_cycles
     assert amp_1x1_cycles(MK1, "half", 60, 16, 8) < half_sums_cycles
     assert amp_1x1_cycles(MK2, "half", 60, 16, 8, half_sums=True) == amp_1x1_cycles(MK2, "half", 60, 16, 8)
@@ -152,14 +175,35 @@ def test_larger_kernels_zero_their_sums(half_sums):
     row = (MK2, "half", 6, 10, (1,), 16)
     more = amp_nx1_cycles(*row, 32, half_sums=half_sums) - amp_nx1_cycles(*row, 16, half_sums=half_sums)
     zeroing = 6 * (60 * 16 // (4 if half_sums else 2) // 6 + 14 - 9)
-    worker = 17 + half_sums + 3 - 9 + 34 + 4 * 7
+    worker = 9 + 36 + 4 * 7
     assert more == zeroing + 17 + 6 + 14 + (14 + 12 + 64 + 15 + 3) + 6 * worker + 9
 
 
 def test_half_sums_of_larger_kernels():
-    """By hand: one more cycle of a worker to start, and zeroing of 4 instead of 2 elements a store."""
+    """By hand: zeroing of 4 instead of 2 elements a store."""
     row = (MK2, "half", 6, 10, (1,), 16, 16)
-    assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == 6 - 6 * (80 - 40)
+    assert amp_nx1_cycles(*row, half_sums=True) - amp_nx1_cycles(*row) == -6 * (80 - 40)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "half_sums", "channels", "rows"),
+    [
+        (MK2, "half", True, 16, (31, 36, 36, 40)),
+        (MK2, "float", False, 8, (45, 51, 57, 65)),
+        (MK1, "float", False, 8, (36, 42, 48, 56)),
+        (MK1, "half", True, 16, (30, 33, 35, 39)),
+    ],
+)
+def test_larger_kernels_keep_their_state_once_a_call(target, precision, half_sums, channels, rows):
+    """By hand from the codelets: workers of two rows of each width take one row longer than those of one."""
+    block = channels, amp_block(target, precision).out_channels
+    for width, item in enumerate(rows, start=1):
+        one, two = (
+            amp_nx1_cycles(target, precision, 6 * n, width, (1,), *block, half_sums=half_sums)
+            - zero_cycles(target, 6 * n * width * block[1], half_sums)
+            for n in (1, 2)
+        )
+        assert two - one == 6 * item
 
 
 def test_steps_of_rows_and_of_columns_compete():
