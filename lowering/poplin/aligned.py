@@ -1,6 +1,7 @@
 """Plans of products whose vertices are on the tiles of one operand, so that it is not exchanged.
 
-Each block of that operand is multiplied by all blocks that it meets of the other one.
+Each block of that operand is multiplied by all blocks that it meets of the other one. A kind of vertex that reads the
+operand in another order has no such plan: an operand is put in another order by an exchange (`rearranged`).
 
 Input: a product and the tile mapping of an operand. Output: plans, proposed beside those that are free to cut.
 Limits: products only; the operand is mapped in even or uneven blocks, one a tile.
@@ -16,8 +17,9 @@ import numpy as np
 from ipujax.lowering.layout import mapping_like
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.product_plan import Grid, Plan, PlanCost
+from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
-from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import Target
@@ -72,8 +74,13 @@ def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) ->
     ones = Dims.of((1,) * len(grid.cuts))
     stays: dict[str, Any] = {"lhs_stays": dims == LHS, "rhs_stays": dims == RHS}
     for kind in KINDS:
-        if kind.applies(spec, arithmetic(spec, target)):
+        if kind.applies(spec, arithmetic(spec, target)) and not _is_moved(kind, spec, dims, target):
             splits_array = np.array(list(splits), np.int64)[:, None]
             candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)
             cost = PlanCost(*(int(n) for n in candidate.cost_parts(np.zeros(1, np.int64))[:, 0]))
             yield Plan(spec, kind, splits, ones, cost, int(candidate.temp_bytes[0]), True, False, aligned_grid=grid)
+
+
+def _is_moved(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
+    moved = rearranged(kind, spec, target)
+    return moved.lhs if dims == LHS else moved.rhs

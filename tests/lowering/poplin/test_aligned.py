@@ -43,7 +43,7 @@ def mapped_operands(dims: tuple[int, ...], shape: tuple[int, int, int], seed: in
 @pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize("dims", [LHS, RHS], ids=["lhs", "rhs"])
 def test_does_not_exchange_the_aligned_operand(dims: tuple[int, ...], seed: int) -> None:
-    m, k, n = shape = (13, 22, 17)
+    m, k, n = shape = (32, 24, 17)
     graph, (a, b), blocks = mapped_operands(dims, shape, seed)
     assert blocks_of(graph, (a, b)[(LHS, RHS).index(dims)]) is not None
     spec = plan_matmul(1, m, k, n, FLOAT, graph.target).spec
@@ -64,8 +64,16 @@ def test_does_not_exchange_the_aligned_operand(dims: tuple[int, ...], seed: int)
     np.testing.assert_array_equal(outputs[sink], x @ y)
 
 
+@pytest.mark.parametrize("dims", [LHS, RHS], ids=["lhs", "rhs"])
+def test_an_operand_that_is_rearranged_is_exchanged(dims: tuple[int, ...]) -> None:
+    graph, _, blocks = mapped_operands(dims, (32, 22, 17), 0)  # 22 channels of floats do not fill groups of 8
+    spec = plan_matmul(1, 32, 22, 17, FLOAT, graph.target).spec
+    assert aligned_plan(spec, dims, blocks, graph.target, graph.target.bytes_per_tile) is None
+
+
 def test_aligned_plan_meets_its_memory_bound() -> None:
-    graph, (a, *_), blocks = mapped_operands(LHS, (13, 22, 17), 0)
-    spec = plan_matmul(1, 13, 22, 17, FLOAT, graph.target).spec
+    graph, (a, *_), blocks = mapped_operands(LHS, (32, 24, 17), 0)
+    spec = plan_matmul(1, 32, 24, 17, FLOAT, graph.target).spec
     assert blocks_of(graph, a) is not None
+    assert aligned_plan(spec, LHS, blocks, graph.target, graph.target.bytes_per_tile) is not None
     assert aligned_plan(spec, LHS, blocks, graph.target, 500) is None
