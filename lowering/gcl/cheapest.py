@@ -21,7 +21,7 @@ from ipujax.runtime.exchange import least_cycles
 from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.target import Target
 
-_STEPS_A_ROUND = 3  # compute sets of a round on a ring: the number of the chunk, its slice, the sum (or the store)
+_COMPUTE_SETS_A_ROUND = 3  # on a ring: the number of the chunk, its slice, the sum (or the store)
 
 
 def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -> Schedule:
@@ -81,6 +81,7 @@ def _stays_within(groups: Groups, inner: int) -> bool:
 
 def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, reduces_all: bool) -> int:
     """Cost of a schedule in cycles: of both halves of an all-reduce, else of one."""
+    # The swaps of doubling give every replica the whole sum, so that nothing is left to gather.
     total = 0
     chunk_bytes = num_bytes
     compute_set_cycles = least_cycles(system)
@@ -91,7 +92,7 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
             rounds = [(swaps, 1) for swaps in level.swaps()]
         else:
             rounds = [(level.pairs, (level.size - 1) * (2 if reduces_all else 1))]
-        compute_sets = _STEPS_A_ROUND if level.kind == "ring" else 1
+        compute_sets = _COMPUTE_SETS_A_ROUND if level.kind == "ring" else 1
         for pairs, num_rounds in rounds:
             round_cycles = _link_cycles(pairs, chunk_bytes, system, ipus_each)
             total += num_rounds * (round_cycles + system.global_sync_cycles + compute_sets * compute_set_cycles)

@@ -136,7 +136,8 @@ class LayerNames:
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
     def _split_parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
-        """Return the numbers of forward equations, of recomputed ones by recomputing call, and of backward ones."""
+        """Return the numbers of forward equations, of those of each recomputed call, and of backward ones."""
+        # A body of a gradient has no forward equations.
         forward = list[int]()
         recomputed = dict[Repetition | None, list[int]]()
         backward = list[int]()

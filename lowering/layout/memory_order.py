@@ -120,7 +120,7 @@ class MemoryOrder:
 
     def mapping(self, cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
         """Mapping of a variable by blocks of the view, each on one tile."""
-        # Cuts of a dimension are multiples of the product of all its sizes but the first.
+        # Only the outermost part of a dimension that is cut finer can be cut: a tile has the others in full.
         finer: list[np.ndarray] = []
         for cut, (_, *inner) in zip(cuts, self.sizes, strict=True):
             finer += [frozen(cut // prod(inner), np.int64), *(frozen([0, n], np.int64) for n in inner)]

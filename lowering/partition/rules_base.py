@@ -76,14 +76,14 @@ def shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
 def aligned(
     eqn: JaxprEqn, operands: Sequence[Sequence[int | None]], results: Sequence[Sequence[int | None]]
 ) -> Factors:
-    """Factors of an equation by the number, or None, of the one factor of each dimension."""
+    """Factors of an equation whose dimensions have at most one factor each, given by its number, or None."""
     sizes: dict[int, int] = {}
     labels_of: list[tuple[Labels, ...]] = []
     for atoms, numbers in ((eqn.invars, operands), (eqn.outvars, results)):
         labels: list[Labels] = []
-        for atom, dims in zip(shapes(atoms), numbers, strict=True):
+        for shape, dims in zip(shapes(atoms), numbers, strict=True):
             labels.append(tuple(() if f is None else (f,) for f in dims))
-            sizes.update((f, n) for f, n in zip(dims, atom, strict=True) if f is not None)
+            sizes.update((f, n) for f, n in zip(dims, shape, strict=True) if f is not None)
         labels_of.append(tuple(labels))
     return Factors(labels_of[0], labels_of[1], sizes)
 

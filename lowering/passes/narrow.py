@@ -63,7 +63,7 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of the reader) → its copy
 
     def for_gradient(atom: Atom, reader: JaxprEqn) -> Atom:
-        """Value that replaces one of the forward part in a gradient."""
+        """The value that a gradient reads in place of a forward value: a copy computed again, or the value itself."""
         if not isinstance(atom, Var) or atom not in definition or backward_flags[definition[atom]]:
             return atom
         eqn = eqns[definition[atom]]
@@ -71,7 +71,7 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         is_view = eqn.primitive.name in _VIEWS and len(eqn.invars) == 1
         if key not in copies and (is_view or atom in recomputed):
             invars = [for_gradient(operand, reader) for operand in eqn.invars]
-            # A view of a saved value is no copy, unless it is wider than that value.
+            # A view takes no bytes beside the saved value that it views; a broadcast would be saved at full width.
             if is_view and invars == eqn.invars and not _is_broadcast(eqn):
                 return atom
             # One copy for all readers of a stage.

@@ -92,7 +92,7 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     total = function.replicas * devices
     outer = _Axis(function.axis_name, function.replicas)
     # Collectives inside of a `shard_map` know both axes, those outside that of the replicas only.
-    over_all = _over_replicas(_Mesh({outer.name: outer.size}, devices), total, are_inside=False)(function.jaxpr)
+    over_all = _over_replicas(_Mesh({outer.name: outer.size}, devices), total, rewrites_inside=False)(function.jaxpr)
     body = over_all.jaxpr
     in_dims = _split_inputs(body)
     out_dims = _split_results(body)
@@ -288,18 +288,18 @@ def rule_axes(eqn: JaxprEqn) -> set[str]:
     return {axis for axis in _names(axes) if isinstance(axis, str)}
 
 
-def _over_replicas(mesh: _Mesh, replicas: int, *, are_inside: bool = True) -> Rewrite:
+def _over_replicas(mesh: _Mesh, replicas: int, *, rewrites_inside: bool = True) -> Rewrite:
     """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types.
 
     Args:
         mesh: the mesh.
         replicas: number of replicas.
-        are_inside: False to leave the computation of a `shard_map` as it is.
+        rewrites_inside: False to leave the computation of a `shard_map` as it is.
     """
     rules = mesh.rules()
 
     def rewritten(eqn: JaxprEqn) -> JaxprEqn:
-        if eqn.primitive.name == "shard_map" and not are_inside:
+        if eqn.primitive.name == "shard_map" and not rewrites_inside:
             return eqn
         rule = rules.get(eqn.primitive.name)
         if rule is None or not (rule_axes(eqn) & mesh.sizes.keys()):

@@ -83,7 +83,7 @@ Term = tuple[int, int, Atom]
 def lower_pipeline(
     ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
 ) -> tuple[list[Tensor], PipelineRun]:
-    """Lowers a pipeline: its results, each on its `result_ipus`, and the part of the program that runs it."""
+    """Lowers a pipeline: its results, each on the IPU that `staged` names, and the part of the program that runs it."""
     lowering = _PipelineLowering(ipus, staged, operands, prog, name)
     results = lowering.run()
     tasks = {function: task for task, function in lowering.functions.items()}

@@ -188,6 +188,7 @@ def _crossing(
     eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[bool], num_segments: int
 ) -> np.ndarray:
     """Bytes over each cut of values that a micro-batch defines on one side and uses on the other, float64[segments]."""
+    # Cut n is the one before segment n. Equations of no segment have a negative number.
     bytes_over = np.zeros(num_segments + 1)
     defining_segment = {
         var: segment

@@ -152,10 +152,10 @@ class MemoryReport:
 
     @property
     def rough_bytes(self) -> int:
-        """An estimate of the bytes a tile would need to have, code included; exact where packing decides.
+        """Bytes that a tile needs to have for the program, code included, packed only if that decides whether it fits.
 
-        0 where everything fits even unpacked; a lower bound where not even the peak live bytes fit. The share of a
-        tile's memory from which code can be fetched is fixed, as in `Target.replace`.
+        0 if the program fits even without sharing of memory; a lower bound if not even the peak live bytes fit. Code
+        needs more than its own bytes: it can be fetched from a fixed share of a tile's memory, as in `Target.replace`.
         """
         if self._fits_unpacked():
             return 0

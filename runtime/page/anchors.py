@@ -77,11 +77,12 @@ class Anchors:
         return link(text, "" if number is None else self.operations.get(number, ""))
 
     def trace(self, kind: str, *values: object) -> Markup:
-        """Return a link that selects slices of the trace; "" where these are unknown.
+        """Return a link that selects slices of the trace; "" if the trace does not name them.
 
         Args:
-            kind: "op", "line" or "layer"; "span" for any slices of an IPU in a range of time.
-            values: numbers of operations, the id of a line, the path of a layer; IPU, first and last cycle.
+            kind: what `values` select by: "op", "line", "layer", or "span", which needs no names in the trace.
+            values: of "op" numbers of operations, of "line" its id, of "layer" its path, of "span" the IPU, the first
+                and the last cycle.
         """
         if not values or not (self.has_trace or kind == "span"):
             return Markup()

@@ -158,11 +158,11 @@ def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
     if plan is None:
         order = np.argsort(piece.flat_indices(), axis=None)  # the inverse permutation: a gather writes
         return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
-    return _reshape(_block(piece, plan, new), piece.variable.shape)
+    return _reshape(_block(plan, new), piece.variable.shape)
 
 
-def _block(piece: Affine, plan: SlicePlan, new: jax.Array) -> jax.Array:
-    """Arrange `new` in the order and shape of the plan's sliced axes, the inverse of `_arrange`."""
+def _block(plan: SlicePlan, new: jax.Array) -> jax.Array:
+    """Arrange new elements of a view in the order and shape of the sliced axes of its variable."""
     moving = [plan.counts[axis] for axis in plan.axes]
     if list(plan.axes) != sorted(plan.axes):
         new = lax.transpose(_reshape(new, moving), tuple(int(i) for i in np.argsort(plan.axes)))
@@ -179,7 +179,7 @@ def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
     plan = slice_plan(shape, piece.offset, piece.dims)
     if plan is None:
         return _reshape(_put(_reshape(array, (size,)), piece.flat_indices(), new), shape)
-    block = _block(piece, plan, new)
+    block = _block(plan, new)
     if plan.window is None:
         return _reshape(_update(_reshape(array, plan.radices), plan, block), shape)
     first, length = plan.window

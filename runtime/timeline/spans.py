@@ -63,19 +63,20 @@ def spans_of(
     recording: Recording | None = None,
     max_steps: int = MAX_STEPS,
 ) -> Spans:
-    """Return the spans of a run.
+    """Return the spans of a run: when each IPU begins and ends each step of the program.
 
     Args:
-        program: as of `timeline`, as are the arguments that are not described here.
+        program: the control program.
         steps: clock steps of nodes.
         num_ipus: IPUs of the system.
-        slots: rows of the clock state beside the IPUs.
+        slots: clocks beside those of the IPUs, as of buffers between them.
         trip_counts: iterations of loops by name.
         recording: choices of data-dependent control in a run.
-        max_steps: approximate upper bound of the steps of spans.
+        max_steps: approximate most steps that have spans of their own; beyond, iterations of loops and neighbouring
+            steps share a span.
 
     Raises:
-        ProfileError: as `timeline`.
+        ProfileError: a trip count or a branch depends on data and is not given.
     """
     tracer = _Tracer(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
     tracer.spare_steps = max(0, max_steps - tracer.size_of(program))

@@ -206,7 +206,7 @@ class Execution:
                 out = P(AXIS) if self.kind == "predict" else P()
                 shared = {"replicas": settings.replicas, "in_specs": (P(), P(AXIS)), "out_specs": (out, P())}
             function = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
-            function.unused_ipus.may_idle(self._device)  # `stage_trace` warns of them, by Keras' options
+            function.unused_ipus.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
             self._functions[settings] = function
         return self._functions[settings]
 

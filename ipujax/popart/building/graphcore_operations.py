@@ -41,7 +41,14 @@ def _has(name: str, kind: int | None, default: Any = None) -> Parameter:
 
 
 def _operation(op_type: str, inputs: int | tuple[int, int], *parameters: Parameter, outputs: Any = 1) -> Operation:
-    """Return an operation; `outputs` None takes `num_outputs`, a tuple of one number returns a list of so many."""
+    """Return an operation of the builder.
+
+    Args:
+        op_type: name of the ONNX operator.
+        inputs: number of operands, or fewest and most.
+        parameters: parameters of the method beside its operands.
+        outputs: number of results; (number,) if the method returns them as a list; None if its caller gives the number.
+    """
     number = (inputs, inputs) if isinstance(inputs, int) else inputs
     count = outputs[0] if isinstance(outputs, tuple) else outputs
     return Operation(

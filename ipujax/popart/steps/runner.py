@@ -217,7 +217,8 @@ class Runner:
             return (total if replicas > 1 else total[None])[None, None]
         arrays = [np.asarray(value) for value in values]
         arrays = [array if replicas > 1 else array[None] for array in arrays]
-        if not plan.loss:
+        is_inference = not plan.loss
+        if is_inference:
             array = np.concatenate(arrays, axis=1)
             array = array.reshape(replicas, plan.step.batches, plan.step.accumulation, *array.shape[2:])
         else:
@@ -226,7 +227,7 @@ class Runner:
         by_batch = array.transpose(1, 2, 0, *range(3, array.ndim))
         batches, accumulation = by_batch.shape[:2]
         flat = by_batch.reshape(batches * accumulation, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
-        # A count in place of −1, which NumPy cannot find for tensors without elements.
+        # NumPy cannot infer a dimension of −1 for tensors without elements.
         return flat.reshape(batches // kind.rp(), *by_batch.shape[1:])
 
 

@@ -87,13 +87,13 @@ class GraphBase(HostSide):
         mapping: TileMapping | None = None,
         monoid: str | None = None,
     ) -> Tensor:
-        """Add a variable without a tile mapping.
+        """Add a variable; by default without a tile mapping.
 
         Args:
             dtype: type of its elements, `FLOAT`, `INT`…
             shape: sizes of its dimensions.
             name: debug name.
-            mapping: tile mapping in the runtime's form; None leaves the variable unmapped.
+            mapping: tile mapping as `ipujax.runtime` has it; None leaves the variable unmapped.
             monoid: see `Variable.monoid`.
 
         Returns:

@@ -72,25 +72,25 @@ def _index_vectors(
 ) -> Tensor:
     """Index vectors of a slice within `x`, [*sizes of dims, len(dims)]."""
     sizes_of_dims = tuple(sizes[d] for d in dims)
-    if set(sizes_of_dims) == {1}:  # the look-up clamps them
+    if set(sizes_of_dims) == {1}:  # gather and scatter clamp an index
         vector = concat([start.reshape((1,)) for start in starts], 0)
         return vector.reshape((*sizes_of_dims, len(dims)))
     columns = []
     for n, (d, start) in enumerate(zip(dims, starts, strict=True)):
-        neighbours = builder.graph.add_constant(np.arange(sizes[d], dtype=np.int32), "neighbours")
-        rows = elementwise(builder.named("rows"), _rows(x.shape[d], sizes[d], start.dtype), [start, neighbours])
+        offsets = builder.graph.add_constant(np.arange(sizes[d], dtype=np.int32), "offsets")
+        rows = elementwise(builder.named("rows"), _rows(x.shape[d], sizes[d], start.dtype), [start, offsets])
         columns.append(rows.broadcast_in_dim(sizes_of_dims, (n,)).reshape((*sizes_of_dims, 1)))
     return concat(columns, len(sizes_of_dims))
 
 
 @remembered
 def _rows(extent: int, size: int, dtype: np.dtype) -> Op:
-    """Operation from the first index and distances to it: indices of `size` neighbours within `extent`."""
+    """Operation from a start and offsets to indices; the start is clamped so that `size` of them are within `extent`."""
 
-    def rows(start: jax.Array, distance: jax.Array) -> jax.Array:
+    def rows(start: jax.Array, offset: jax.Array) -> jax.Array:
         start = signed(start)
         limit = np.asarray(extent - size, start.dtype)
-        return lax.clamp(np.zeros((), start.dtype), start, limit) + distance.astype(start.dtype)
+        return lax.clamp(np.zeros((), start.dtype), start, limit) + offset.astype(start.dtype)
 
     index = np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
     return Op("clamp", rows, index, ("rows", extent, size))

@@ -245,6 +245,7 @@ def select_and_scatter(
     work = Work(codelet, (windows_read, read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
+        # Scatter vertices on blocks of the result: each reads the windows over its block, and `x` under those windows.
         graph = builder.graph
         place_operand(graph, x, cells, placement)
         place_operand(graph, source, windows_read, placement)
@@ -261,15 +262,15 @@ def select_and_scatter(
             stride = windows.strides[d]
             # The windows that cover element i begin at i - size + 1 + padding … i + padding.
             begins = [Term(d)]
-            reached = [Term(d)]
+            under_windows = [Term(d)]
             if size > 1:
                 begins.append(Term(len(axes)))
                 axes.append(whole_axis(f"window{d}", size))
             if low + high:
-                reached.append(Term(len(axes)))
+                under_windows.append(Term(len(axes)))
                 axes.append(whole_axis(f"halo{d}", 1 + low + high))
             source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
-            x_dims.append(Dim(tuple(reached), -low))
+            x_dims.append(Dim(tuple(under_windows), -low))
         fill = np.zeros((), x.dtype)
         tile = tile_grid(blocks, len(axes) - rank)
         accesses = (

@@ -88,7 +88,7 @@ def _form(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[o
 def _recorded(
     builder: Builder, operands: tuple[Variable, ...], variables: Sequence[Variable], results: Sequence[Tensor]
 ) -> Emission | None:
-    """Emission of a program of vertices on mapped variables, else None."""
+    """Emission to replay on other operands; None for a program of more than vertices on mapped variables."""
     steps = builder.prog.children()
     sets = [step.compute_set for step in steps if isinstance(step, Execute)]
     if len(sets) < len(steps) or not all(v in builder.graph.mappings for v in (*operands, *variables)):

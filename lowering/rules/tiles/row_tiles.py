@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.layout import map_linearly, mapping_like
+from ipujax.lowering.layout import mapping_like
 from ipujax.lowering.popops import place_operand, spans
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.graph import Graph
@@ -59,7 +59,6 @@ def place_rows(graph: Graph, tensor: Tensor, tile: np.ndarray) -> None:
     placement = blocked_mapping([even_cuts(rows, rows)], tile)
     dims = (0, *(None for _ in tensor.shape[1:]))
     place_operand(graph, tensor, spans(tensor.shape, dims), placement)
-    map_linearly(graph, tensor)
 
 
 def tiles_in_range(graph: Graph, tiles: Sequence[int], name: str) -> np.ndarray:
