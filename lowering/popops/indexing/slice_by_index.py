@@ -85,7 +85,7 @@ def _index_vectors(
 
 @remembered
 def _rows(extent: int, size: int, dtype: np.dtype) -> Op:
-    """Operation from a start and offsets to indices; the start is clamped so that `size` of them are within `extent`."""
+    """Operation from a start and offsets to indices; the start is clamped so that `size` rows are within `extent`."""
 
     def rows(start: jax.Array, offset: jax.Array) -> jax.Array:
         start = signed(start)
