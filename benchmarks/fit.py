@@ -11,9 +11,9 @@ at a time, so that no cache is warm; nothing is run, and XLA compiles nothing. P
     cycles             of a whole step, state donated, without host exchange
     tile bytes         all that is in the tile's memory at its peak: data and code
     exchange           the part of its code that is exchange code, on the chip, between chips and with the host
-    most exchange      exchange code of the tile with most of it sets               compute sets, including those that
-    copy on a tile fits               whether every tile has enough memory, and enough of that from which code can be
-    fetched
+    most exchange      exchange code of the tile with most of it
+    sets               compute sets, including those that copy on a tile
+    fits               whether every tile has enough memory, and enough of that from which code can be fetched
 
 The table is the same in each run. Processor seconds from the function to the executable, with the check of memory,
 differ, so they go to stderr; they are in the file of `--json` too. This file uses only names that earlier versions of

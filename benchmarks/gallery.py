@@ -1,8 +1,8 @@
 """Makes docs/gallery.md: for each example a picture, a sentence, and a command with small settings.
 
     python benchmarks/gallery.py                     # runs every example, draws what it prints, writes the page
-    python benchmarks/gallery.py digits tiled_qr     # draws only these python benchmarks/gallery.py --page
-    # writes the page alone
+    python benchmarks/gallery.py digits tiled_qr     # draws only these
+    python benchmarks/gallery.py --page              # writes the page alone
 
 A picture is what the example printed, as SVG; a sentence is the first of its docstring.
 `tests/examples/test_gallery.py` runs the commands.

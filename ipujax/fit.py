@@ -4,14 +4,14 @@ Input: a program as planned first, and a function that plans it otherwise. Outpu
 fewest cycles, compiled.
 
     cost per byte    cycles that planners add for each byte of the fullest tile
-    tile bytes       memory of a tile as planners know it, of which an operation may use a share
+    tile bytes       memory of a tile that planners assume, of which an operation may use a share
     recomputation    "auto" stores fewer bytes for gradients
 
-An attempt does not depend on the memory that a tile has, only on whether it fits. What fits therefore fits larger
-tiles too, in as few cycles. Two rules save attempts:
+The memory of the target's tiles does not change an attempt, only whether it fits. A program that fits therefore fits
+larger tiles too, in as few cycles. Two rules save attempts:
 
     the first attempt fits, or another in hardly more cycles    it is used: the first is planned for speed alone
-    the first attempts needs several times a tile's memory      the last is next, and refuses what it cannot help
+    the first attempt needs several times a tile's memory       the last is next; if it does not fit, none does
 
 With recomputation, attempts that need fewer bytes or fewer cycles than all before are then repeated with fewer stored
 bytes, along another fixed list, until they fit. If none fits, stages are searched again with recomputation.

@@ -1,4 +1,4 @@
-"""`ipujax cache`: the cache of compiled programs. Input: its directory. Output: what it has, or it is cleared."""
+"""`ipujax cache`: the cache of compiled programs. Input: its directory. Output: its programs, or none."""
 
 from __future__ import annotations
 

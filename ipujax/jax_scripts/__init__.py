@@ -1,4 +1,4 @@
-"""Profiles of programs that know nothing of IPUs: functions of `jax.jit`, recorded as they run, compiled afterwards."""
+"""Profiles of programs that do not use ipujax: functions of `jax.jit`, recorded as they run, compiled afterwards."""
 
 from ipujax.jax_scripts.profiled_function import PROFILED_FILES as PROFILED_FILES
 from ipujax.jax_scripts.profiling_run import (

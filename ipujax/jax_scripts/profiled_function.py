@@ -1,6 +1,6 @@
 """A function of `jax.jit` whose calls are counted; JAX computes it, so numbers, errors and speed are its own.
 
-Input: what `jax.jit` returned. Output: a callable with its attributes, methods and transformations.
+Input: a result of `jax.jit`. Output: a callable with its attributes, methods and transformations.
 """
 
 from __future__ import annotations

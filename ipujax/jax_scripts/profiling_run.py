@@ -7,9 +7,9 @@
 Input: code that uses `jax.jit`, `flax.nnx.jit`, `equinox.filter_jit` or Keras. Output: a table of its functions by
 cycles, and a profile of each.
 
-JAX computes every call, so numbers, speed and exceptions of the code are its own. What is recorded is the trace of each
-signature, which JAX has made anyway; IPU programs are compiled from these traces when the code has ended, in their
-order of cost. Nothing of the code runs twice.
+JAX computes every call, so numbers, speed and exceptions of the code are its own. Recorded is the trace of each
+signature, which JAX makes anyway; IPU programs are compiled from these traces when the code has ended, in their order
+of cost. No code runs twice.
 Limits: see `replaced_names`; functions of other processes are not seen. Loops that depend on data are run once more, on
 the arguments of their first call, unless they call Python functions.
 """

@@ -1,4 +1,4 @@
-"""ONNX graphs as frozen values, at the newest opset: what reading makes and evaluation walks.
+"""ONNX graphs as frozen values, at the newest opset: the output of `reading`, the input of `evaluation`.
 
 Names are those of the file. An empty input name is an optional input that the node leaves out.
 """

@@ -1,4 +1,4 @@
-"""Patterns of block-sparse matrices: which blocks of a matrix have values."""
+"""Patterns of block-sparse matrices: the blocks of a matrix that have values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes and specs of JAX in words, and what a sharding says of a leaf."""
+"""Meshes and specs of JAX in words, and the spec of a leaf by its sharding."""
 
 from __future__ import annotations
 

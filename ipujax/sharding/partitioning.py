@@ -1,4 +1,4 @@
-"""A program over the IPUs of a mesh: shardings of its arguments and results, collectives, and its results' places."""
+"""A program over the IPUs of a mesh: shardings of arguments and results, collectives, devices of results."""
 
 from __future__ import annotations
 

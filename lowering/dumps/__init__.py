@@ -1,4 +1,4 @@
-"""Dumps of what a compilation makes: jaxprs and graphs as DOT, all of it as JSON, and which tiles hold what.
+"""Dumps of a compilation: jaxprs and graphs as DOT, all intermediate forms as JSON, and the tile map of variables.
 
 IPUJAX_DOT, IPUJAX_DUMP ──▶ DumpRequest          jaxpr after each pass, graph, program ── Dumps ──▶ files
 """

@@ -1,8 +1,8 @@
-"""The dumps of one lowering, written as it goes: what was made before a pass fails is on disk.
+"""Dumps of one lowering, each written as soon as its form exists: they are on disk if a later pass fails.
 
 Input: the jaxpr after each pass, then graph and program. Output: files `FUNCTION.PASS.dot`, `FUNCTION.ir.json` and
-`FUNCTION.tiles.json`, as the environment asks. A program that is planned again replaces those of its plan before, and
-so does another function, or another shape, of the same name.
+`FUNCTION.tiles.json`, as the environment asks. The files are replaced when the program is planned again, and by another
+function, or another shape, of the same name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Parts of a jaxpr, for those that write it down: the jaxprs inside equations, types of values, plain parameters.
+"""Parts of a jaxpr for its dumps: the jaxprs inside equations, types of values, plain parameters.
 
-Input: an equation, a value, or a parameter. Output: what JSON and DOT hold of it.
+Input: an equation, a value, or a parameter. Output: the data that JSON and DOT show.
 Limits: of functions and objects among parameters only the text is kept, without addresses.
 """
 

@@ -7,11 +7,12 @@ the iterations of the loops around its place.
         x = block(p, x)       tanh          loss@12 > block@9
                               dot_general   loss@12 > block@4     block goes back, and has no loop: it is called again
 
-In one run of a function places only go forward, except in its loops. So a place that is not after that of the equation
-before it is in the next iteration of the innermost loop around both; without one the function runs another time, and
-its caller's loop is in the next iteration. At the next stage, `ipu.stage`, it is the loop around that one, if there is.
-A loop that traces equations at a single place never goes back: there the sequence of their primitives has a period.
-Without any loop it is C code that repeats the call, as `functools.reduce` and `map` do: a loop at one place.
+In one run of a function the source positions of equations only increase, except in its loops. If an equation is not
+after the one before it, it belongs to the next iteration of the innermost loop around both; without such a loop the
+function was called again, and the loop of its caller is in the next iteration. If the next stage (`ipu.stage`) begins
+there, the loop around that loop is meant, if there is one. In a loop with equations at a single position the position
+never decreases: there an iteration is a period of the sequence of primitives. Without any loop C code repeats the call,
+as `functools.reduce` and `map` do, which counts as a loop at one position.
 Limits: an iteration without equations is not seen. Repeated calls by a library, as by `jax.tree.map`, are in one
 iteration. The first place of a nested loop without equations around it is not known here, see `hidden_runs`.
 """

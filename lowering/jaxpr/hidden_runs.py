@@ -1,11 +1,11 @@
-"""Runs of loops inside loops that the order of equations does not tell, inferred from the inputs that they read.
+"""Runs of inner loops that the order of equations does not separate, inferred from the inputs that they read.
 
     for ws in ps:             dot_general   mlp@4   reads ps[0][0]
         x = mlp(ws, x)        dot_general   mlp@4   reads ps[0][1]
                               dot_general   mlp@4   reads ps[1][0]     here `mlp` is called again
 
-Where a function has equations in one loop only, nothing tells where its next run begins: all iterations seem to be of
-one run. The names of the inputs do: each run reads an element of its own, `ps[0]`, `ps[1]`.
+Where all equations of a function are in one loop, their order does not show where its next run begins: all iterations
+seem to be of one run. The names of the inputs do: each run reads another element, `ps[0]`, `ps[1]`.
 
 Input: equations in the order of tracing. Output: moments as of `activations`.
 Limits: runs stay together if all read the same inputs, as weights sliced out of one array, or as many as iterations.

@@ -3,10 +3,11 @@
     y = jax.checkpoint(layer)(p, x)     the gradient has a call:     remat2        loss@12 > body@4
                                         and the forward equations:   dot_general   layer@42
 
-Input: a jaxpr before inlining, and all jaxprs of the program. Output: for each equation the call that its function was
-traced in, if its frames begin in a function that something in the jaxpr calls, or a jaxpr of the same function does,
-as the gradient of a scan's body. Of several calls it is the one that reads the same values; else the order tells, which
-is the reverse in a gradient; if neither does, all that the calls have in common.
+Input: a jaxpr before inlining, and all jaxprs of the program. Output: for each equation the frames of the call in which
+its function was traced, if its own frames begin in a function that an equation of this jaxpr calls, or of another jaxpr
+of the same function, such as the gradient of a scan's body. Among several calls it is the one that reads the same
+values; else the order of calls decides, which is the reverse in a gradient; if neither does, the result is the frames
+that all calls have in common.
 """
 
 from __future__ import annotations

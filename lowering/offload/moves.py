@@ -1,7 +1,7 @@
 """Equations with the loads and stores of values in streaming memory.
 
     argument    loaded before an equation that reads it; the result that replaces it is stored where it is computed
-    spilled     a value that a later step than the next reads: stored where it is computed, loaded there
+    spilled     a value that is read later than in the next step: stored where it is computed, loaded there
     view        repeated in each step that reads it
     put         a value that the user puts on the host: stored there, loaded before it is read; rows of it by themselves
 

@@ -1,4 +1,4 @@
-"""Values of which devices keep the terms of a sum, as their only reader takes the sum, or wants it left to be taken."""
+"""Values that stay terms of a sum on each device, because their only reader takes the sum, or leaves it untaken too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The schedules with a name, and the default schedule.
 
-A schedule with parameters is here with their defaults; others of its class are passed as values.
+A named schedule has the defaults of its parameters; a schedule with other parameters is passed as an object.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Input: a graph and a program. Output: a function that `jax.jit` can trace: from the values of host streams to those of
 host streams (`engine_function`), or on memory itself, with streams answered by a host as it runs (`state_function`).
-One replica runs as `engine.single` says, several as `engine.replicated` says.
+`engine.single` prepares one replica, `engine.replicated` several.
 
 Limits: without a host, a host stream has one value a run: the last one written, or zeros. Memory that was never written
 reads as zeros (the verifier refuses such programs unless told not to). The body of a `Function` with host transfers is

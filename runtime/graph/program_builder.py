@@ -1,4 +1,4 @@
-"""Where an operation is added: a graph, a program of it, and the debug name of the operation."""
+"""Builder: the graph and the program to which an operation is added, and its debug name."""
 
 from __future__ import annotations
 

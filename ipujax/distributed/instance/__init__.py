@@ -2,7 +2,7 @@
 
 instance.py     runs the script inside an instance; itself runs as a script, with the standard library alone, so that an
                 instance imports nothing before the user's own first line
-membership.py   an instance's view: who am I, how many are we, may we act together
+membership.py   an instance's view: its index, the number of instances, and barriers of all
 mesh.py         instances as devices of JAX
 spread.py       a function of several replicas among instances
 """

@@ -2,10 +2,10 @@
 
     python instance.py train.py [argument…]        python instance.py -m package.module [argument…]
 
-The script runs as Python itself would run it. Around it: the instance dies with its launcher, prints where it is when
-the launcher asks (SIGUSR1), and reports its exit code before anything that runs at exit could wait for other instances.
+The script runs as Python itself would run it. Around it: the instance ends with its launcher, prints its stack when the
+launcher asks for it (SIGUSR1), and reports its exit code before any exit handler could wait for other instances.
 
-Limits: dying at once with the launcher needs Linux; elsewhere the guardian alone sees to it.
+Limits: ending at once with the launcher needs Linux; elsewhere only the guardian ends instances.
 """
 
 from __future__ import annotations

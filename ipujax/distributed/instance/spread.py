@@ -1,8 +1,8 @@
 """Distribution of a function's replicas over instances: each calls it with its share of arguments and results.
 
 Input: the arguments of one instance's call. Output: arrays of all instances, for one computation that all start
-together, and facts that must be equal on all before: at each call shapes, and checksums of values that are not split;
-at the first call with new shapes also the program.
+together. Before, instances compare facts that must be equal on all: at each call shapes, and checksums of values that
+are not split; at the first call with new shapes also the program.
 
 A call reads all values that are not split once for their checksums, also results of the last call: an instance cannot
 know whether the others pass the same array or a copy. Limits: a checksum has 32 bits. Machines of all instances must

@@ -1,4 +1,4 @@
-"""Operators without data: constants, filled arrays, ranges, and facts of shapes. Most results are static."""
+"""Operators without data: constants, filled arrays, ranges, shapes and sizes of arrays. Most results are static."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection of boxes."""
+"""Selection of bounding boxes."""
 
 from __future__ import annotations
 

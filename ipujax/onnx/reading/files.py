@@ -1,4 +1,4 @@
-"""Models from paths, bytes and `ModelProto`s, with the data that lie in other files.
+"""Models from paths, bytes and `ModelProto`s, with data stored in other files.
 
 External data may only come from regular files inside the model's folder: a path that leaves the folder, or that passes
 through a link, is refused, because a model from elsewhere could name any file of this machine.

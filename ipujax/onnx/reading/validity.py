@@ -1,4 +1,4 @@
-"""Checks of a model before anything is made of it: declared types, names, order, onnx's own checker.
+"""Checks of a model before it is converted: declared types, names, order, onnx's own checker.
 
 onnx's checker demands a type and a shape of every graph input and output, which early guides and builders leave out.
 Missing types are inferred, else float32; a shape that stays unknown is taken from the arguments of a call.

@@ -1,4 +1,4 @@
-"""Facts on inputs beside their data: shapes that a model leaves open, and settings of their transfer."""
+"""Properties of inputs besides their data: shapes that a model leaves open, and settings of their transfer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loss scaling that follows the gradients: halved when many of them are large, doubled when few are.
 
-Source: PopART's `AutomaticLossScalingSettings`. The gradients looked at are those of the weights; PopART looks at more.
+Source: PopART's `AutomaticLossScalingSettings`. Only gradients of weights count; PopART counts others too.
 """
 
 from __future__ import annotations

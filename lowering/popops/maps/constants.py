@@ -1,7 +1,7 @@
-"""Constant scalars of elementwise operations: immediates of a vertex, and folding of operations on nothing else.
+"""Constant scalars of elementwise operations: immediates of a vertex, and folding of operations on constants alone.
 
-An operation on constants alone is folded while compiling: by NumPy where IEEE 754 and two's complement fix every bit of
-the result, else by JAX, which takes 30 to 50 ms to compile each.
+Operations are folded while compiling: by NumPy where IEEE 754 and two's complement fix every bit of the result, else by
+JAX, which takes 30 to 50 ms to compile each.
 """
 
 from __future__ import annotations

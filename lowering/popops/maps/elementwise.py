@@ -3,7 +3,7 @@
 Results get the layout of the operand for which the vertices and the exchange of the other operands are estimated
 cheapest; a linear one where that is cheaper, or where no operand has a regular layout. Unmapped operands are mapped to
 the tiles that use them. An operand that is repeated along dimensions is read once by a vertex. Constant scalars become
-immediates of the vertex, and an operation on nothing else is folded at compile time.
+immediates of the vertex, and an operation on constants alone is folded at compile time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of an array by constant numbers, as a view: what tiles read of it is exchanged when they read it.
+"""Rows of an array by constant numbers, as a view: rows are exchanged when tiles read them.
 
     (rows,) = take_rows_p.bind(x, rows=(2, 0, 2))  # [n, …] → [3, …]
 

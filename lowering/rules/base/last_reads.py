@@ -1,7 +1,7 @@
 """Last reads of memory, after which an equation may write its result there.
 
 Input: the last equation that reads each value of a jaxpr, and the tensors of values in order of definition. Output:
-whether an equation may overwrite a tensor, and the values that see a variable.
+whether an equation may overwrite a tensor, and the values that are views of a variable.
 """
 
 from __future__ import annotations

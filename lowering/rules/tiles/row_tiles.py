@@ -1,4 +1,4 @@
-"""Tiles of the rows of an array: where its mapping has them, where a user wants them.
+"""Tiles of the rows of an array: those of its mapping, and those that a user names.
 
 A tile array has a row for each tile along its first axis. Limits: of a view whose mapping has no closed form, such as
 a concatenation, the tiles are unknown.
