@@ -6,8 +6,8 @@ results are dropped first; `clear_caches` drops all. Functions for names and vie
 return few bytes, have small caches of their own.
 
 Input: a function of hashable arguments whose result depends on them alone and is never changed. Output: the function
-with a cache. A question is a key of the cache, its answer the value.
-Limits: an array counts once for all answers that have it; of other objects a fixed size is assumed.
+with a cache. A key has the function and its arguments, its value is the result.
+Limits: an array counts once for all entries that have it; of other objects a fixed size is assumed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 P = ParamSpec("P")
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
-MAX_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer needs 120 MB of answers
+MAX_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer needs 120 MB of values
 IDLE_BYTES = 16 << 20  # assumed: between two compilations
-_ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
+_ENTRY_BYTES = 2048  # measured: 21,313 more keys and values took 41 MB, with few arrays
 _PLAIN_TYPES = frozenset({"int", "float", "bool", "str", "bytes", "None", "tuple", "list", "frozenset"})  # no arrays
 _WORD = re.compile(r"\w+")
 _LEAVES = frozenset({int, float, bool, str, bytes, type(None)})
@@ -37,22 +37,22 @@ _CONTAINERS = frozenset({tuple, list, frozenset})
 
 @dataclass(slots=True)
 class _Entry:
-    """An answer, the bytes of each array in it or its question, by id, and the time of its last use."""
+    """A value, the bytes of each array in it or its key, by id, and the time of its last use."""
 
-    answer: Any
+    value: Any
     array_bytes: dict[int, int]
     last_use: int
 
 
 class Memory:
-    """Answers by question.
+    """Values by key.
 
     Args:
-        max_bytes: limit for all questions and answers together; beyond it the least recently used are dropped, down to
+        max_bytes: limit for all keys and values together; beyond it the least recently used are dropped, down to
             three quarters.
 
     Attributes:
-        used_bytes: bytes of all questions and answers.
+        used_bytes: bytes of all keys and values.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -63,52 +63,52 @@ class Memory:
         self._clock = count()
         self._lock = Lock()
 
-    def recall(self, question: Hashable, compute: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question, from `compute` if it is not in the cache."""
-        entry = self._entries.get(question)
+    def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key, from `compute` if it is not in the cache."""
+        entry = self._entries.get(key)
         if entry is None:
-            answer = compute()  # without the lock: it may ask further questions
-            array_bytes = {id(array): array.nbytes for array in find_arrays((question, answer))}
-            entry = _Entry(answer, array_bytes, next(self._clock))
-            self._add(question, entry)
+            value = compute()  # without the lock: it may read further keys
+            array_bytes = {id(array): array.nbytes for array in find_arrays((key, value))}
+            entry = _Entry(value, array_bytes, next(self._clock))
+            self._add(key, entry)
         entry.last_use = next(self._clock)
-        cached: Answer = entry.answer
+        cached: Value = entry.value
         return cached
 
-    def _add(self, question: Hashable, entry: _Entry) -> None:
+    def _add(self, key: Hashable, entry: _Entry) -> None:
         with self._lock:
-            # Another thread may have answered the question in the meantime.
-            if self._entries.setdefault(question, entry) is not entry:
+            # Another thread may have added the key in the meantime.
+            if self._entries.setdefault(key, entry) is not entry:
                 return
             self.used_bytes += _ENTRY_BYTES
             references = self._references
-            for key, size in entry.array_bytes.items():
-                count = references.get(key, 0)
+            for array_id, size in entry.array_bytes.items():
+                count = references.get(array_id, 0)
                 if count == 0:
                     self.used_bytes += size
-                references[key] = count + 1
+                references[array_id] = count + 1
             if self.used_bytes > self._max_bytes:
                 self._shrink(3 * self._max_bytes // 4)
 
     def shrink(self, max_bytes: int) -> None:
-        """Drop the least recently used answers until the others take no more than `max_bytes`."""
+        """Drop the least recently used values until the others take no more than `max_bytes`."""
         with self._lock:
             self._shrink(max_bytes)
 
     def _shrink(self, max_bytes: int) -> None:
-        for question in self.questions() if self.used_bytes > max_bytes else ():
+        for key in self.keys() if self.used_bytes > max_bytes else ():
             if self.used_bytes <= max_bytes:
                 break
             self.used_bytes -= _ENTRY_BYTES
-            for key, size in self._entries.pop(question).array_bytes.items():
-                self._references[key] -= 1
-                if self._references[key] == 0:
-                    del self._references[key]
+            for array_id, size in self._entries.pop(key).array_bytes.items():
+                self._references[array_id] -= 1
+                if self._references[array_id] == 0:
+                    del self._references[array_id]
                     self.used_bytes -= size
 
-    def questions(self) -> list[Hashable]:
-        """Return the questions in the cache, least recently used first."""
-        return [question for question, _ in sorted(self._entries.items(), key=lambda item: item[1].last_use)]
+    def keys(self) -> list[Hashable]:
+        """Return the keys in the cache, least recently used first."""
+        return [key for key, _ in sorted(self._entries.items(), key=lambda item: item[1].last_use)]
 
 
 def find_arrays(value: object) -> list[np.ndarray]:
@@ -141,33 +141,33 @@ _memory = Memory(MAX_BYTES)
 recall = _memory.recall
 
 
-def remembered(function: Callable[P, Answer]) -> Callable[P, Answer]:
+def remembered(function: Callable[P, Value]) -> Callable[P, Value]:
     """Return a pure function with a cache, in the memory that all such functions share."""
     # Its arguments are hashable, its result depends on them alone and is never changed.
 
     @wraps(function)
-    def cached(*args: P.args, **kwargs: P.kwargs) -> Answer:
+    def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
         return recall((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
 
     return cached
 
 
-_SMALL_ANSWERS = 4096  # of each function
+_MAX_SMALL_ENTRIES = 4096  # of each function
 _small_caches: list[Any] = []
 
 
-def remembered_small(function: Callable[P, Answer]) -> Callable[P, Answer]:
+def remembered_small(function: Callable[P, Value]) -> Callable[P, Value]:
     """Return a function with a cache of its own, for very frequent calls and small results: 0.1 µs a hit, not 0.9."""
     # As `remembered`, with positional arguments; neither they nor its result have arrays.
-    cached: Any = lru_cache(maxsize=_SMALL_ANSWERS)(function)
+    cached: Any = lru_cache(maxsize=_MAX_SMALL_ENTRIES)(function)
     _small_caches.append(cached)
-    typed: Callable[P, Answer] = cached  # `lru_cache` loses the types of parameters
+    typed: Callable[P, Value] = cached  # `lru_cache` loses the types of parameters
     return typed
 
 
-def remembered_questions() -> list[Any]:
+def cached_calls() -> list[Any]:
     """Return the cached calls, least recently used first: function, positional and keyword arguments of each."""
-    return _memory.questions()
+    return _memory.keys()
 
 
 def release_freed_memory() -> None:

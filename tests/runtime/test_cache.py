@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.cache import Memory, find_arrays, remembered, remembered_questions
+from ipujax.runtime.cache import Memory, cached_calls, find_arrays, remembered
 from ipujax.runtime.exchange.traffic import copy_traffic
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.target.presets import preset
@@ -16,45 +16,45 @@ from ipujax.runtime.tensor.tensor import Tensor, concat
 BYTES = 1 << 16
 
 
-def rows(question: str) -> np.ndarray:
-    return np.full(BYTES // 8, len(question))
+def rows(key: str) -> np.ndarray:
+    return np.full(BYTES // 8, len(key))
 
 
 def test_the_least_recently_used_is_dropped_first() -> None:
     found: list[str] = []
 
-    def answer(question: str) -> np.ndarray:
-        found.append(question)
-        return rows(question)
+    def compute(key: str) -> np.ndarray:
+        found.append(key)
+        return rows(key)
 
     memory = Memory(7 * BYTES // 2)
-    for question in ("four", "three", "four", "five", "eleven", "four", "three"):
-        found_now = memory.recall(question, lambda question=question: answer(question))  # type: ignore[misc]
-        np.testing.assert_array_equal(found_now, rows(question))
+    for key in ("four", "three", "four", "five", "eleven", "four", "three"):
+        found_now = memory.recall(key, lambda key=key: compute(key))  # type: ignore[misc]
+        np.testing.assert_array_equal(found_now, rows(key))
     assert found == ["four", "three", "five", "eleven", "four", "three"]  # the fourth leaves two of them
-    assert memory.questions() == ["four", "three"]
+    assert memory.keys() == ["four", "three"]
 
 
-def test_an_array_of_several_answers_counts_once() -> None:
+def test_an_array_of_several_entries_counts_once() -> None:
     shared, memory = np.zeros(BYTES, np.uint8), Memory(2 * BYTES)
     for number in range(10):
         memory.recall(number, lambda: (shared, shared[:7]))
-    assert len(memory.questions()) == 10 and BYTES < memory.used_bytes < 2 * BYTES
+    assert len(memory.keys()) == 10 and BYTES < memory.used_bytes < 2 * BYTES
     max_bytes = memory.used_bytes - 1
     memory.shrink(max_bytes)
-    assert len(memory.questions()) == 9 and BYTES < memory.used_bytes <= max_bytes
+    assert len(memory.keys()) == 9 and BYTES < memory.used_bytes <= max_bytes
     memory.recall("too much", lambda: np.zeros(3 * BYTES, np.uint8))
-    assert memory.questions() == [] and memory.used_bytes == 0
+    assert memory.keys() == [] and memory.used_bytes == 0
 
 
-def test_arrays_of_questions_and_of_dataclasses_count() -> None:
+def test_arrays_of_keys_and_of_dataclasses_count() -> None:
     mapping = linear(BYTES, 4, 16)
     assert len(list(find_arrays((mapping, 3)))) == 2
     assert sum(array.nbytes for array in find_arrays({"x": mapping, "y": [rows("y")]}["y"])) == BYTES
     assert [array.nbytes for array in find_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
 
 
-def test_clear_caches_drops_all_answers() -> None:
+def test_clear_caches_drops_all_values() -> None:
     found: list[int] = []
 
     @remembered
@@ -80,7 +80,7 @@ def test_the_same_copy_on_another_ipu_is_counted_once() -> None:
     graph = Graph(target)
 
     def counted() -> int:
-        return sum(question[0] in ("traffic", "element traffic") for question in remembered_questions())
+        return sum(key[0] in ("traffic", "element traffic") for key in cached_calls())
 
     def variable(number: int, *shape: int) -> Tensor:
         mapping = linear(int(np.prod(shape)), 4, target.tiles_per_ipu, number * target.tiles_per_ipu)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.runtime.cache import clear_caches, remembered_questions
+from ipujax.runtime.cache import cached_calls, clear_caches
 from tests.lowering.helpers import lowered, small_target
 
 TARGET = small_target(64)
@@ -43,7 +43,7 @@ def plans_of(name: str, layers: int) -> tuple[Counter[str], int]:
     fun, weight, x = MODELS[name]
     arguments = [np.ones(weight, np.float32)] * layers, np.ones(x, np.float32)
     graph = lowered(jax.value_and_grad(fun), arguments, TARGET).graph
-    calls = [getattr(question[0], "__name__", question[0]) for question in remembered_questions()]
+    calls = [getattr(key[0], "__name__", key[0]) for key in cached_calls()]
     return Counter(name for name in calls if name in PLANNERS), len(graph.emissions)
 
 
