@@ -1,12 +1,12 @@
-"""How close the simulated machine comes to published measurements: each case, measured, simulated, error and bar.
+"""Simulated figures against published measurements: each case, measured, simulated, error and bar.
 
     python benchmarks/fidelity.py                  every case; about three minutes
     python benchmarks/fidelity.py tutorial7 blur   some of them
     python benchmarks/fidelity.py --plot           docs/images/fidelity.svg of docs/fidelity.md; nothing is compiled
 
 Prints docs/fidelity.md: `python benchmarks/fidelity.py > docs/fidelity.md`. Exits with 1 when a bar is missed. Cases
-are in `fidelity_cases/`, one file a source; nothing is run but the compiler and the machine model. The errors before
-are those of `tests/data/fidelity_3bd7578.csv`, which today's cases gave with the modules of that commit.
+are in `fidelity_cases/`, one file a source; nothing is run but the compiler and the machine model. The errors
+at an earlier commit are in `tests/data/fidelity_3bd7578.csv`, made by these cases with the modules of that commit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, PICTURE = DOCS / "fidelity.md", DOCS / "images" / "fidelity.svg"
 _HEAD = f"""# Fidelity: the simulated machine against published measurements
 
-The output of `python benchmarks/fidelity.py`. An error above 0 says that the simulation takes more than was measured.
-"Reference" and a section are explained in [machine.md](machine.md), as is what the model leaves out. Beside each error
-is that of an earlier state of the project, commit {EARLIER}: before rearranged operands had a cost, and products were
-compared with operands as the measured programs made them.
+This page is the output of `python benchmarks/fidelity.py`. A positive error means that the simulated figure is larger
+than the measured one. [machine.md](machine.md) explains references such as "reference A1", and lists the limits of the
+model. The last column but one has the error at an earlier commit, {EARLIER}, at which rearranged operands had no cost.
 
 ![Predicted cycles against measured ones, and the error of every row; the grey band is ± 20 %](images/fidelity.svg)
 """

@@ -26,7 +26,7 @@ def family() -> Family:
     shown = [row for row, n in zip(rows, sizes, strict=True) if n in _SHOWN]
     source = "tessellate-ipu's notebook *IPU Peak Flops* (reference B1), Bow at 1.85 GHz; cycles are its times × clock."
     how = (
-        "The measured program places the vertex `ConvPartial1x1Out` on each tile by hand, without a planner: cycles "
-        "of that vertex. 9 of 128 points are shown."
+        "Cycles of the vertex `ConvPartial1x1Out`, which the measured program places on each tile by hand, without a "
+        "planner. 9 of 128 points are shown."
     )
     return Family("AMP, fp16, on every tile of a Bow", source, how, shown, bars)

@@ -204,9 +204,10 @@ def family() -> Family:
             rows.append(Row(f"{number}, {name}: {phase}", published, int(cycles.max()), bar))
     source = "lbm-graphcore, Mk1 hardware, cycles of one step by phase (reference B5)."
     how = (
-        "A worker a part of a tile's rectangle, nine operands; the slowest tile of each phase. The codelets are "
-        f"counted: {_VECTOR_INSTRUCTIONS} instructions for each vector of results and {OVERHEAD_CYCLES} a vertex. What "
-        "a copy and a piece of it cost, and the start and control slots of an exchange, are `fitted` to these rows "
-        "(docs/machine.md); the counts of bytes and pieces, and compute, are not."
+        "Each worker computes a part of its tile's rectangle from nine operands; figures are those of the slowest "
+        f"tile of each phase. Instructions of the codelets are counted: {_VECTOR_INSTRUCTIONS} for each vector of "
+        f"results and {OVERHEAD_CYCLES} a vertex. The cycles of a copy and of each piece of it, and the start and "
+        "control slots of an exchange, are `fitted` to these rows (docs/machine.md); the counts of bytes and "
+        "pieces, and the compute cycles, are not."
     )
     return Family("Blur 3 × 3 on Mk1", source, how, rows)

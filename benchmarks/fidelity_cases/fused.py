@@ -87,12 +87,12 @@ def family() -> Family:
     ]
     source = (
         "PopLibs for cycles of a worker a vector of 4 halves (`popnn/PerformanceEstimation.hpp`, "
-        "`poprand/poprandCycleEstimators.cpp`); scaled add of floats on one Mk2 tile as read, "
-        f"{_COUNTERS_CYCLES} cycles of which are the counters."
+        "`poprand/poprandCycleEstimators.cpp`); a published reading of cycle counters for the scaled add of floats on "
+        f"one Mk2 tile, of which the counters take {_COUNTERS_CYCLES} cycles."
     )
     how = (
-        "Functions of JAX on one tile, each one vertex; the compute phase. PopLibs' codelets are assembly by hand: "
-        "a load or store is issued beside an arithmetic instruction, masks stay in registers, and dropout draws its "
-        "mask itself. The model issues one instruction at a time, and reads a mask as bytes."
+        "The compute phase of JAX functions that are one vertex on one tile. PopLibs' codelets are hand-written "
+        "assembly: a load or store is issued beside an arithmetic instruction, masks stay in registers, and dropout "
+        "draws its own mask. The model issues one instruction at a time, and reads a mask as bytes."
     )
     return Family("Fused elementwise expressions", source, how, rows)

@@ -46,7 +46,7 @@ def rows(path: str = "bow_dense_gemm.csv", mapping: str = "created") -> list[tup
 
 
 def family() -> Family:
-    """All points with both mappings; those of many columns and those of few are judged apart, as they were created."""
+    """All points with both mappings; bars are for created operands, of many and of few columns."""
     found, linear = (rows(mapping=mapping) for mapping in MAPPINGS)
     large, small = ([row for n, row in found if (n >= _LARGE) == is_large] for is_large in (True, False))
     bars = (
@@ -57,9 +57,10 @@ def family() -> Family:
     )
     source = "the figure of graphcore-research/sparsity-benchmarks, digitised to ± 2 % (reference B6), Bow at 1.85 GHz."
     how = (
-        "`poplin.mat_mul`; compute and exchange, as the measurement counts: no sync, no host; half precision with half "
-        "partials, float with float ones. The measured program (`ipu/matmul_bench.cpp` of that repository; default "
-        "memory proportion, no fully connected pass) made its operands by `createMatMulInputLHS` and `RHS`: rows "
-        "*created*. Beside them the same products of operands that lie linearly."
+        "Compute and exchange cycles of `poplin.mat_mul`, without syncs and host exchange, as in the measurement; half "
+        "precision with half partials, float with float ones. The measured program (`ipu/matmul_bench.cpp` of that "
+        "repository; default memory proportion, no fully connected pass) created its operands by "
+        "`createMatMulInputLHS` and `RHS`, as in the rows *created*. The rows *linear* are the same products with "
+        "operands that are mapped linearly."
     )
     return Family("Dense matrix multiplication on Bow", source, how, [row for _, row in (*found, *linear)], bars)

@@ -124,15 +124,16 @@ def family() -> Family:
     source = (
         "Graphcore's published performance results for Bow Pods, with the SDK that each row names: "
         + ", ".join(f"{one.examples_per_second:,} examples a second ({one.title})" for one in NETWORKS)
-        + ". Replicas and micro-batches as in Graphcore's examples: BERT on 4 IPUs a replica, with 0, 4, 4, 4 layers "
-        "and 3, 7, 7, 7; ResNet-50 on one IPU."
+        + ". Replicas and micro-batches are those of Graphcore's examples: a replica of BERT-Base and of BERT-Large "
+        "has 4 IPUs, with 0, 4, 4, 4 and 3, 7, 7, 7 layers; one of ResNet-50 has one IPU."
     )
     how = (
-        "Models of `benchmarks/models`, in half precision with half partials; each layer or residual block is computed "
-        "again. Without host exchange, an example of each replica: of ResNet-50 the mean of a whole step, with its "
-        "all-reduce and update, and as many accumulated micro-batches as the published batch has (1,920 images on 16 "
-        "IPUs, 2,560 on 64, micro-batches of 20); of BERT the difference of steps of more and of fewer micro-batches. "
-        f"Memory of the fullest tile: {memory}."
+        "Models of `benchmarks/models`, in half precision with half partials; each layer or residual block is "
+        "recomputed. Figures are cycles of one example in each replica, without host exchange. For ResNet-50 they are "
+        "the mean over a whole step, with its all-reduce and update, and with as many accumulated micro-batches as the "
+        "published batch has (1,920 images on 16 IPUs, 2,560 on 64, micro-batches of 20); for BERT the difference of a "
+        "step with more and one with fewer micro-batches, over the examples between. Memory of the fullest tile: "
+        f"{memory}."
     )
     return Family("Networks trained on Bow Pods", source, how, rows)
 
@@ -141,5 +142,5 @@ def _memory(network: Network) -> str:
     many = network.micro_batches[0]
     first = f"{step(network, many, _DEFAULT_BYTE_COST)[1]:.0%} at the default cost per byte"
     if network.fits_at is None:
-        return f"{network.title} {first}; the published program fits, this one at no cost per byte"
+        return f"{network.title} {first}, and too much at any cost per byte (the published program fits)"
     return f"{network.title} {step(network, many, network.fits_at)[1]:.0%} ({first})"

@@ -28,5 +28,5 @@ def family() -> Family:
             published = float(tiles * megahertz * 10**6 * number)
             rows.append(Row(f"{name}: {rate}, {number} a cycle and tile", published, simulated, 0, unit))
     source = "tut6, spmm-nb, tessellate, ipu21-rs, Citadel and wave for the whole numbers and clocks (reference A1)."
-    how = "Tiles × clock × a whole number a cycle, against the properties of `Target`. Nothing is run."
+    how = "Tiles × clock × a whole number a cycle, compared with the properties of `Target`. No program is compiled."
     return Family("Peak rates of one chip", source, how, rows)

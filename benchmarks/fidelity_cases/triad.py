@@ -59,7 +59,7 @@ def family() -> Family:
     bar = Bar("difference of the shares", abs(simulated - _PUBLISHED), 0.02)
     source = "wave (SciCoLab/WaveEquation-IPU, STREAMTriad): 46.55 TB/s on Mk2, 99.1 % of the port (reference A1)."
     how = (
-        "A vertex on each worker, arrays of 48,000 floats a tile: two loads and a store an instruction, 24 bytes, and "
-        f"{_SETUP_CYCLES} cycles to set up (assumed)."
+        "One vertex on each worker, with arrays of 48,000 floats on a tile. An instruction makes two loads and a "
+        f"store, 24 bytes; the start of a vertex takes {_SETUP_CYCLES} cycles (assumed)."
     )
     return Family("STREAM triad, float, on every tile of an Mk2", source, how, [row], (bar,))

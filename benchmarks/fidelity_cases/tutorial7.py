@@ -105,9 +105,9 @@ def family() -> Family:
         "(reference B4)."
     )
     how = (
-        "`examples/poplar/tut7_matrix_vector_opt.py`. Its simulated cycles are those without host exchange, of a Mk1 "
-        "whose syncs take no time, since the tutorial sets up the IPU Model with `minIPUSyncDelay = 0`; with the "
-        "preset's 90 cycles a sync it is 180 more. The C++ codelets are the tutorial's without its estimates: an "
-        "instruction for each element read, computed and written."
+        "Cycles of `examples/poplar/tut7_matrix_vector_opt.py`, without host exchange. The simulated Mk1 has syncs "
+        "that take no time, since the tutorial sets up the IPU Model with `minIPUSyncDelay = 0`; with the preset's 90 "
+        "cycles a sync the program takes 180 more. The C++ codelets are those of the tutorial without its estimates: "
+        "one instruction for each element that is read, computed or written."
     )
     return Family("Tutorial 7: matrix by vector, 10,000 × 1,000", source, how, rows)
