@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -61,6 +61,25 @@ with jax.ensure_compile_time_eval():  # correct also if a transformation traces 
 def is_evaluating() -> bool:
     """True if operations of JAX compute their results now: no transformation traces them."""
     return _core.find_top_trace(()) is _EVALUATION
+
+
+def is_eager() -> bool:
+    """True if operations of JAX compute their results now, also if `jax.grad` or `jax.vmap` transforms them: no jaxpr
+    is being made of them."""
+    trace = _core.find_top_trace(())
+    while trace is not _EVALUATION:
+        if isinstance(trace, _kind_of_jaxpr_traces()) or not hasattr(trace, "parent_trace"):
+            return False
+        trace = trace.parent_trace
+    return True
+
+
+@cache
+def _kind_of_jaxpr_traces() -> type:
+    kinds: list[type] = []
+    with jax.ensure_compile_time_eval():
+        jax.make_jaxpr(lambda: kinds.append(type(_core.find_top_trace(()))))()
+    return kinds[0]
 
 
 def make_primitive(
@@ -228,28 +247,6 @@ def without_scopes(stack: Any, prefix: str) -> Any:
     """Name stack without scopes whose names begin with a prefix."""
     remaining = tuple(x for x in stack.stack if type(x).__name__ != "Scope" or not x.name.startswith(prefix))
     return stack if len(remaining) == len(stack.stack) else type(stack)(remaining)
-
-
-def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
-    """Traces a function of an equation's operands to equations that replace it.
-
-    Args:
-        fun: from arrays to one array, by functions of `jax.lax` that call no others.
-        eqn: the equation, of one result; its operands, result, line and scope are those of the replacement.
-    """
-    body = jax.make_jaxpr(fun)(*(_shape_of(x) for x in eqn.invars))
-    # Variables of the traced body are replaced by the operands of the equation.
-    atoms: dict[Var, Any] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
-    assert not body.consts, "a spliced function has no constants"
-    (result,) = body.jaxpr.outvars
-    result_vars: dict[Any, Var] = {result: eqn.outvars[0]}
-    replacement = []
-    for inner in body.jaxpr.eqns:
-        invars = [atoms.get(x, x) if isinstance(x, Var) else x for x in inner.invars]
-        outvars = [x if isinstance(x, DropVar) else result_vars.get(x) or Var(x.aval) for x in inner.outvars]
-        atoms.update(zip(inner.outvars, outvars, strict=True))
-        replacement.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
-    return replacement
 
 
 # Parameters that JAX has added to primitives, and code that binds primitives itself may leave out; all are None.

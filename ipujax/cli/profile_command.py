@@ -5,8 +5,7 @@
 
 Input: a script or module and its arguments, or an ONNX model. Output: the script's output, then a table on standard
 error, which leaves standard output to the script; with `--save`, a file for each program.
-Limits: the script runs in this process, where JAX is imported already: environment variables that JAX reads at import
-must be set before. Programs that other threads compile are not listed.
+Limits: programs of `ipu.jit` that other threads compile are not listed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.jax_environment import applied_environment
 from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
@@ -33,6 +33,7 @@ from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
 from ipujax.runtime.report import Profile
 from ipujax.runtime.target import PRESETS
 
+_SET_BEFORE = "set it before `ipujax profile`"
 _SUFFIX = ".profile"
 _HEAD: Row = ("function", "device", *PROGRAM_HEAD)
 _HELP = """
@@ -85,28 +86,29 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     check_no_onnx_arguments(args)
     process = os.getpid()
-    environment = _jax_environment()
     device = None if args.device is None else IPUModel(arch=args.device)
-    with collected_programs() as programs, _profiling(args, device) as run:
-        code = run_script(command)
-    if os.getpid() != process:  # a child that the script has forked: the table is its parent's
-        return code
-    for name in sorted(dict(_jax_environment() ^ environment)):  # JAX was imported before the script, and read it then
-        print(f"{name} was changed by the script, without effect: set it before `ipujax profile`", file=sys.stderr)
-    names = _distinct([program.name for program in programs])
-    profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
-    _show(script, file, profiles, run, args)
+    with ExitStack() as stack:
+        programs = stack.enter_context(collected_programs())
+        run = stack.enter_context(_profiling(args, device))
+        without_effect = stack.enter_context(applied_environment())
+
+        def show() -> None:
+            stack.close()
+            for name in sorted(without_effect):
+                print(f"{name} was changed by the script, without effect: {_SET_BEFORE}", file=sys.stderr)
+            names = _distinct([program.name for program in programs])
+            profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
+            _show(script, file, profiles, run, args)
+
+        code = run_script(command, at_immediate_exit=show)
+    if os.getpid() == process:  # else a child that the script has forked: the table is its parent's
+        show()
     return code
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
     return profiling(device, every=args.all, min_flops=args.min_flops, only=tuple(args.only))
-
-
-def _jax_environment() -> set[tuple[str, str]]:
-    """Return the variables of the environment that JAX reads when it is imported."""
-    return {(name, value) for name, value in os.environ.items() if name.startswith("JAX_")}
 
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:

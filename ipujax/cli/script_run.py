@@ -5,15 +5,19 @@ Input: a Python command line without the interpreter. Output: the exit code.
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib.machinery
 import io
+import os
 import runpy
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from ipujax.jax_scripts import PROFILED_FILES
 
@@ -21,9 +25,14 @@ _INTERRUPTED = 130  # as a shell has it: 128 and the signal
 _HIDDEN = (__file__, runpy.__file__, "<frozen runpy>", *PROFILED_FILES)
 
 
-def run_script(command: Sequence[str]) -> int:
-    """Run a script, then wait for its threads, as `python` does, and return its exit code."""
-    with _restored():
+def run_script(command: Sequence[str], at_immediate_exit: Callable[[], None] = lambda: None) -> int:
+    """Run a script, then wait for its threads, as `python` does, and return its exit code.
+
+    Args:
+        command: a Python command line without the interpreter.
+        at_immediate_exit: called if the script ends by `os._exit`, which nothing else of this process survives.
+    """
+    with _restored(), _seeing_immediate_exit(at_immediate_exit):
         code = _run(command)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
@@ -59,11 +68,31 @@ def _run_file(path: str) -> None:
     module = ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module  # for pickles, and for processes that import the script anew
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
     exec(code, module.__dict__)
+
+
+@contextmanager
+def _seeing_immediate_exit(at_exit: Callable[[], None]) -> Iterator[None]:
+    """Call a function where this process, and no child of it, calls `os._exit`."""
+    original = os._exit
+    process = os.getpid()
+
+    @functools.wraps(original)
+    def immediate_exit(status: int) -> NoReturn:
+        os._exit = original
+        if os.getpid() == process:
+            at_exit()
+        original(status)
+
+    os._exit = immediate_exit
+    try:
+        yield
+    finally:
+        os._exit = original
 
 
 @contextmanager

@@ -6,7 +6,12 @@ arguments.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from ipujax.arguments import FunctionName
 from ipujax.caching import find_or_lower
@@ -14,15 +19,18 @@ from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.fit import first_choice
 from ipujax.jax_scripts.recorder import FunctionRecord
+from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
+from ipujax.runtime.target import Target
 
 # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
 OPTIONS = Options(allow_out_of_memory=True)
+_WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
 
 
 def profile_of(record: FunctionRecord, device: IPUModel) -> Profile:
@@ -32,10 +40,11 @@ def profile_of(record: FunctionRecord, device: IPUModel) -> Profile:
         IpuError: the function cannot be compiled for the device.
     """
     assert record.traced is not None
+    target = _target_with_mesh(device.target, record)
     name = FunctionName(record.name, device, None, record.name.file)
-    with collecting_rarely(), tracing_without_mesh():
+    with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
         check_jaxpr(name, record.traced.jaxpr, None)
-        plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, device.target, OPTIONS, None)
+        plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
         choice = first_choice(OPTIONS, plan.argument_bytes_per_tile)
         compiled = find_or_lower(plan, lambda: plan.lowered(choice)).compile()
     profile: Profile = compiled.profile
@@ -51,7 +60,39 @@ def _traced(record: FunctionRecord, traced: jax.stages.Traced) -> Traced:
     info = traced.args_info
     donated = tuple(bool(leaf.donated) for leaf in jax.tree.leaves(info))
     counts = (*(len(jax.tree.leaves(part)) for part in info[0]), len(jax.tree.leaves(info[1])))
-    return Traced(traced, record.arguments, CallArguments(traced.in_tree, counts, donated), {}, lambda _: None)
+    arguments = CallArguments(traced.in_tree, counts, donated)
+    return Traced(traced, record.arguments, arguments, {}, lambda _: None, shardings=record.shardings)
+
+
+def _target_with_mesh(target: Target, record: FunctionRecord) -> Target:
+    """Return the target with an IPU for each device of the largest mesh of a function, if these are more."""
+    assert record.traced is not None
+    meshes: list[Any] = [record.shardings.mesh, *(s.mesh for s in record.shardings.inputs if s is not None)]
+    for eqn in equations(record.traced.jaxpr.jaxpr):
+        values = (x for value in eqn.params.values() for x in (value if isinstance(value, tuple) else (value,)))
+        meshes += [getattr(value, "mesh", value) for value in values]
+    sizes = [mesh.size for mesh in meshes if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty]
+    most = max([target.num_ipus, *sizes])
+    return target if most == target.num_ipus else target.replace(num_ipus=1 << (most - 1).bit_length())
+
+
+@contextmanager
+def _plain_settings(record: FunctionRecord) -> Iterator[None]:
+    """Lower with JAX's own settings, whatever the script has set, but with 64-bit numbers where the trace has them."""
+    assert record.traced is not None
+    avals = [*record.traced.jaxpr.in_avals, *record.traced.jaxpr.out_avals]
+    is_wide = any(str(getattr(aval, "dtype", "")) in _WIDE for aval in avals)
+    with (
+        jax.enable_x64(is_wide or jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.check_tracer_leaks(False),
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+    ):
+        yield
 
 
 def _has_cycles(profile: Profile) -> bool:

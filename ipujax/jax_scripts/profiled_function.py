@@ -14,12 +14,14 @@ import jax
 import numpy as np
 
 from ipujax.arguments import FunctionName, argument_places, as_names, as_numbers, dynamic_arguments, has_tracer
+from ipujax.jax_scripts.profiled_stage import ProfiledStage
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder, loops_on_data
-from ipujax.lowering.jax_compat import is_evaluating
-from ipujax.runtime.errors import calling_line
+from ipujax.runtime.errors import IpuError, calling_line
+from ipujax.sharding import ShardingSettings
 
-PROFILED_FILES = (__file__,)  # files whose frames stand between a script and JAX
 _MAX_SIGNATURES = 64  # of one function by the values of its Python numbers; beyond it these count by type
+_NUMBERS = bool, int, float, complex
+_CLOSES_OVER_TRACERS = "it closes over values that a transformation of JAX computes"
 
 
 class ProfiledFunction:
@@ -40,27 +42,40 @@ class ProfiledFunction:
         self._settings = {} if settings is None else settings
         self._records: dict[Any, FunctionRecord] = {}
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the jitted function, for `isinstance`."""
+        return type(self._jitted)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._recorder.is_active and is_evaluating() and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            self._count(args, kwargs)
+        if self._recorder.counts_now:
+            self.count(args, kwargs)
         return self._jitted(*args, **kwargs)
 
-    def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call with these arguments."""
+        record = self.record_of(args, kwargs)
+        if record is not None:
+            self._recorder.count(record)
+
+    def record_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionRecord | None:
+        """Return the record of calls with such arguments; None if JAX will refuse them."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if has_tracer(leaves):  # a transformation computes it as part of another function
-            return
+        is_part = has_tracer(leaves)
         by_value = len(self._records) < _MAX_SIGNATURES
-        key = tree, tuple([_leaf_key(x, by_value) for x in leaves])
+        key = is_part, tree, tuple([_leaf_key(x, by_value) for x in leaves])
         try:
             record = self._records.get(key)
         except TypeError:  # static arguments that cannot be hashed, which JAX refuses in its own words
-            return
+            return None
         if record is None:
-            record = self._recorder.add(self._new_record(args, kwargs))
+            if is_part:
+                args, kwargs = jax.tree.map(_shape_of_tracer, (args, kwargs))
+            record = self._recorder.add(self._new_record(args, kwargs, is_part))
             self._records[key] = record
-        self._recorder.count(record)
+        return record
 
-    def _new_record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionRecord:
+    def _new_record(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool) -> FunctionRecord:
         # The call that follows finds this trace in JAX's cache: Python code of the function runs once, as without us.
         traced = self._jitted.trace(*args, **kwargs)
         fun = self.__wrapped__
@@ -77,13 +92,37 @@ class ProfiledFunction:
         is_known = jax.tree.structure(sample) == traced.in_tree
         if not is_known:
             arguments = tuple(f"arg{n}" for n in range(len(traced.args_info[0])))
-        return FunctionRecord(
-            FunctionName(traced.fun_name, file=FunctionName.of(fun, None, None).file),
+        name = FunctionName(traced.fun_name, file=FunctionName.of(fun, None, None).file)
+        if has_tracer(traced.jaxpr.consts):
+            return FunctionRecord(name, None, reason=_CLOSES_OVER_TRACERS, is_forward_alone=is_part)
+        record = FunctionRecord(
+            name,
             traced,
             arguments,
             calling_line(),
-            sample=_copied(sample) if is_known and loops_on_data(traced) else None,
+            sample=_copied(sample) if is_known and not is_part and loops_on_data(traced) else None,
+            is_forward_alone=is_part,
         )
+        if is_known:
+            self._add_shardings(record, *sample)
+        return record
+
+    def _add_shardings(self, record: FunctionRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs, outputs = (_over_meshes(self._settings.get(name)) for name in ("in_shardings", "out_shardings"))
+        settings = ShardingSettings(inputs, outputs)
+        if settings.may_partition(args, kwargs):
+            try:
+                record.shardings = settings.of_call(record.name, args, kwargs)
+            except IpuError as error:
+                record.reason = error.what
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trace of JAX; calls of what is compiled from it are counted."""
+        return ProfiledStage(self._jitted.trace(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what JAX lowers; calls of what is compiled from it are counted."""
+        return ProfiledStage(self._jitted.lower(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -107,11 +146,31 @@ def _unchanged(jitted: Any) -> Any:
 
 def _leaf_key(x: Any, by_value: bool) -> Any:
     """Return a hashable description of a leaf, equal where JAX compiles once."""
-    if isinstance(x, jax.Array):
+    if isinstance(x, jax.core.Tracer):
         return x.aval
+    if isinstance(x, jax.Array):
+        return (x.aval, x.sharding) if isinstance(x.sharding, jax.sharding.NamedSharding) else x.aval
     if isinstance(x, np.ndarray | np.generic):
         return x.shape, x.dtype
-    return (type(x), x) if by_value else type(x)
+    return (type(x), x) if by_value or not isinstance(x, _NUMBERS) else type(x)
+
+
+def _shape_of_tracer(x: Any) -> Any:
+    """Return the shape of a traced value, another leaf as it is."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+
+
+def _over_meshes(shardings: Any) -> Any:
+    """Return a pytree prefix of shardings with None for those that are over no mesh."""
+    if shardings is None:
+        return None
+    return jax.tree.map(
+        lambda s: s if isinstance(s, jax.sharding.NamedSharding | jax.sharding.PartitionSpec) else None,
+        shardings,
+        is_leaf=lambda s: s is None or isinstance(s, jax.sharding.PartitionSpec),
+    )
 
 
 def _copied(sample: tuple[Any, dict[str, Any]]) -> Any:

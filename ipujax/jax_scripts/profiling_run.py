@@ -34,6 +34,7 @@ from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 
 _LOG = Log("profiling")
+_INTERRUPTED = "the compilation was interrupted"
 _MOST_ROWS = 20  # of functions that stay JAX's, before the rest is counted
 
 
@@ -47,6 +48,8 @@ class ProfiledCalls:
         flops: floating-point operations of a call, from shapes.
         profile: profile of a call; None if the function stays JAX's.
         reason: reason for which it stays JAX's; "" if it is compiled.
+        is_forward_alone: True if a transformation that JAX runs operation by operation called it: the profile has
+            nothing of what the transformation adds, as a backward pass.
     """
 
     name: str
@@ -54,6 +57,7 @@ class ProfiledCalls:
     flops: int
     profile: Profile | None
     reason: str = ""
+    is_forward_alone: bool = False
 
     @property
     def total_cycles(self) -> int:
@@ -85,7 +89,14 @@ class ProfilingRun:
             raise ArgumentError("functions of ipu.profiling are known when its block has ended")
         records = [record for record in self._recorder.records if record.calls]
         reasons = self._selection.reasons(records)
-        rows = [self._row(record, reason) for record, reason in zip(records, reasons, strict=True)]
+        rows: list[ProfiledCalls] = []
+        is_interrupted = False
+        for record, reason in zip(records, reasons, strict=True):
+            try:
+                rows.append(self._row(record, reason or (_INTERRUPTED if is_interrupted else "")))
+            except KeyboardInterrupt:  # by a user who does not wait for the rest
+                is_interrupted = True
+                rows.append(self._row(record, _INTERRUPTED))
         return tuple(sorted(rows, key=lambda row: (row.profile is None, -row.total_cycles, -row.calls * row.flops)))
 
     def _row(self, record: FunctionRecord, reason: str) -> ProfiledCalls:
@@ -98,7 +109,9 @@ class ProfilingRun:
             except Exception as error:  # of one function: the others are compiled, and its row says why it is not
                 _LOG.error("%s cannot be compiled: %r", record.name, error)
                 reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return ProfiledCalls(str(record.name), record.calls, record.flops, profile, reason)
+        return ProfiledCalls(
+            str(record.name), record.calls, record.flops, profile, reason, is_forward_alone=record.is_forward_alone
+        )
 
     @checking_calls("run.profile")
     def profile(self, name: str | None = None) -> Profile:
@@ -135,6 +148,8 @@ class ProfilingRun:
             rows = [(row.name, f"{row.calls:,}", f"{row.flops:,}", row.reason) for row in others[:_MOST_ROWS]]
             lines += text_table([("function", "calls", "FLOPs a call", "reason"), *rows])
             lines += [f"  and {len(others) - _MOST_ROWS} more"] if len(others) > _MOST_ROWS else []
+        parts = dict.fromkeys(row.name for row in compiled if row.is_forward_alone)
+        lines += [f"{name}: forward alone, as part of a transformation outside of jax.jit" for name in parts]
         return "\n".join(lines)
 
     __repr__ = object.__repr__

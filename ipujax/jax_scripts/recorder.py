@@ -6,16 +6,20 @@ Input: calls of jitted functions. Output: a `FunctionRecord` for each function a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import jax
 
 from ipujax.arguments import FunctionName
 from ipujax.jax_scripts.flop_counts import flops_of
+from ipujax.lowering.jax_compat import is_eager
 from ipujax.lowering.jaxpr import primitive_names
+from ipujax.sharding import NO_SHARDINGS, CallShardings
 
 _CALLBACKS = frozenset(("debug_callback", "io_callback", "pure_callback", "debug_print"))
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of Python functions in a jaxpr
@@ -32,6 +36,9 @@ class FunctionRecord:
         line: line of the first call.
         reason: reason for which it cannot be compiled for an IPU; "" if it can.
         sample: arguments of the first call, if its loops depend on them.
+        shardings: shardings of the first call over meshes of devices.
+        is_forward_alone: True if a transformation that JAX runs operation by operation called it: what the
+            transformation adds, as a backward pass, is no part of the trace.
         calls: number of calls.
     """
 
@@ -41,6 +48,8 @@ class FunctionRecord:
     line: str = ""
     reason: str = ""
     sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    shardings: CallShardings = NO_SHARDINGS
+    is_forward_alone: bool = False
     calls: int = 0
 
     @cached_property
@@ -67,6 +76,22 @@ class Recorder:
     is_active: bool = True
     _records: dict[Any, FunctionRecord] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+    _thread: local = field(default_factory=local)
+
+    @property
+    def counts_now(self) -> bool:
+        """True if a call now computes results that no recorded call has as a part."""
+        is_part = getattr(self._thread, "is_part", False)
+        return self.is_active and not is_part and not jax.config.jax_disable_jit and is_eager()  # type: ignore[attr-defined]
+
+    @contextmanager
+    def counting_no_parts(self) -> Iterator[None]:
+        """Count no calls of this thread inside: they are parts of a call that is counted."""
+        self._thread.is_part = True
+        try:
+            yield
+        finally:
+            self._thread.is_part = False
 
     @property
     def records(self) -> list[FunctionRecord]:
@@ -78,7 +103,7 @@ class Recorder:
         """Return the record of an equal function, a new one else: functions made anew in a loop are one function."""
         text = "" if record.traced is None else _ADDRESS.sub("", str(record.traced.jaxpr))
         with self._lock:
-            return self._records.setdefault((str(record.name), record.name.file, text), record)
+            return self._records.setdefault((str(record.name), record.name.file, record.is_forward_alone, text), record)
 
     def count(self, record: FunctionRecord) -> None:
         """Count a call."""

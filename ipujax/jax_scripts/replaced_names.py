@@ -1,8 +1,9 @@
-"""Replacement of `jax.jit` and `jax.pmap` while some code runs.
+"""Replacement of `jax.jit` and its relatives while some code runs.
 
-JAX has no hook that sees every call of a compiled function: compiled calls never come back to Python. So the public
-name is replaced. `flax.nnx.jit`, `equinox.filter_jit` and the trainer of Keras call `jax.jit` by that name, and
-`from jax import jit` inside of the run takes the replacement. Functions of JAX itself keep the original.
+JAX has no hook that sees every call of a compiled function: compiled calls never come back to Python. So public names
+are replaced: `jax.jit`, `jax.pmap`, `jax.experimental.pjit.pjit`, and those of `eager_calls`. `flax.nnx.jit`,
+`equinox.filter_jit` and the trainer of Keras call `jax.jit` by that name, and `from jax import jit` inside of the run
+takes the replacement. Functions of JAX itself keep the original.
 Functions that were jitted before are replaced too, where global names of the user's modules have them, or are classes
 or objects with them as attributes, as those of `nnx.jit` and `filter_jit`.
 
@@ -14,19 +15,24 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
 import jax
+import jax.experimental.pjit
 
-from ipujax.arguments import FunctionName, function_name, has_tracer
+from ipujax.arguments import FunctionName, function_name
+from ipujax.jax_scripts import eager_calls, profiled_function, profiled_stage
+from ipujax.jax_scripts.eager_calls import LOOPS, TRANSFORMATIONS, recorded_loop, recorded_transformation
 from ipujax.jax_scripts.profiled_function import ProfiledFunction
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
-from ipujax.lowering.jax_compat import is_evaluating
 from ipujax.runtime.errors import is_installed
 
+# Files whose frames stand between a script and JAX.
+PROFILED_FILES = (__file__, *(str(module.__file__) for module in (eager_calls, profiled_function, profiled_stage)))
 _OWN = ("jax", "jaxlib", "ipujax")  # packages whose calls of jax.jit are no functions of the script
 _PMAP = "jax.pmap places its parts on devices of JAX; jax.jit, or ipu.jit(replicas=), can be compiled"
 
@@ -36,6 +42,7 @@ def replaced_names(recorder: Recorder) -> Iterator[None]:
     """Record all calls of functions that are jitted inside, and restore every name at the end."""
     original_jit = jax.jit
     original_pmap = jax.pmap
+    original_pjit_names = vars(jax.experimental.pjit)["__getattr__"]
 
     @functools.wraps(original_jit)
     def jit(*args: Any, **settings: Any) -> Any:
@@ -47,19 +54,33 @@ def replaced_names(recorder: Recorder) -> Iterator[None]:
         mapped = original_pmap(*args, **settings)
         return mapped if _is_called_by_own_code() else _counted(mapped, recorder, _PMAP)
 
+    def pjit_names(name: str) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            value = original_pjit_names(name)
+        for warning in caught:  # that the name is deprecated, at the line of the script
+            warnings.warn(warning.message, warning.category, stacklevel=2)
+        return jit if name == "pjit" else value
+
+    new: list[tuple[Any, str, Any]] = [(jax, "jit", jit), (jax, "pmap", pmap)]
+    new.append((jax.experimental.pjit, "__getattr__", pjit_names))
+    for space, names, make in (jax, TRANSFORMATIONS, recorded_transformation), (jax.lax, LOOPS, recorded_loop):
+        for name in names:
+            new.append((space, name, make(getattr(space, name), original_jit, recorder, _is_called_by_own_code)))
+    old = [(space, name, getattr(space, name)) for space, name, _ in new]
     replaced = list(_jitted_before())
     try:
-        jax.jit = jit
-        jax.pmap = pmap
+        for space, name, value in new:
+            setattr(space, name, value)
         for space, name, value in replaced:
             _set(space, name, ProfiledFunction(value, recorder))
         yield
     finally:
         recorder.is_active = False
-        jax.jit = original_jit
-        jax.pmap = original_pmap
+        for space, name, value in old:
+            setattr(space, name, value)
         for space, name, value in replaced:
-            if isinstance(vars(space).get(name), ProfiledFunction):  # else the code inside has set it anew
+            if type(vars(space).get(name)) is ProfiledFunction:  # else the code inside has set it anew
                 _set(space, name, value)
 
 
@@ -80,9 +101,8 @@ def _counted(mapped: Any, recorder: Recorder, reason: str) -> Callable[..., Any]
     name = FunctionName(function_name(getattr(mapped, "__wrapped__", mapped)))
 
     class Counted(ProfiledFunction):
-        def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if is_evaluating() and not has_tracer(jax.tree.leaves((args, kwargs))):
-                recorder.count(recorder.add(FunctionRecord(name, None, reason=reason)))
+        def record_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionRecord:
+            return recorder.add(FunctionRecord(name, None, reason=reason))
 
     return Counted(mapped, recorder)
 

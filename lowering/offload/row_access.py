@@ -20,11 +20,12 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import JaxprEqn, Literal, shape_of, spliced
+from ipujax.lowering.jax_compat import DropVar, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
 
 _DROPS = lax.GatherScatterMode.FILL_OR_DROP
@@ -35,7 +36,7 @@ _SUMS = frozenset(("scatter-add", "scatter-sub"))
 def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that move the accessed rows, for one that `accesses_rows` of a table in streaming memory."""
     windows_of, access = _ACCESSES[eqn.primitive.name]
-    return spliced(access(eqn, windows_of(eqn)), eqn)
+    return _spliced(access(eqn, windows_of(eqn)), eqn)
 
 
 def accesses_rows(eqn: JaxprEqn) -> bool:
@@ -214,3 +215,26 @@ _ACCESSES: Mapping[str, tuple[Callable[[JaxprEqn], _Windows], Callable[[JaxprEqn
     "scatter-add": (_scattered, _add),
     "scatter-sub": (_scattered, partial(_add, combine=lax.sub)),
 }
+
+
+def _spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Traces a function of an equation's operands to equations that replace it.
+
+    Args:
+        fun: from arrays to one array, by functions of `jax.lax` that call no others.
+        eqn: the equation, of one result; its operands, result, line and scope are those of the replacement.
+    """
+    avals: list[Any] = [x.aval for x in eqn.invars]
+    body = jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+    # Variables of the traced body are replaced by the operands of the equation.
+    atoms: dict[Var, Any] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
+    assert not body.consts, "a spliced function has no constants"
+    (result,) = body.jaxpr.outvars
+    result_vars: dict[Any, Var] = {result: eqn.outvars[0]}
+    replacement = []
+    for inner in body.jaxpr.eqns:
+        invars = [atoms.get(x, x) if isinstance(x, Var) else x for x in inner.invars]
+        outvars = [x if isinstance(x, DropVar) else result_vars.get(x) or Var(x.aval) for x in inner.outvars]
+        atoms.update(zip(inner.outvars, outvars, strict=True))
+        replacement.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
+    return replacement

@@ -233,7 +233,8 @@ class Candidates:
         bounds = self.lower_bound_cycles[fitting]
         promising = fitting[np.argsort(bounds, kind="stable")[:_FIRST_COSTED]]
         best_cycles = self.cost_parts(promising).sum(0).min()
-        fitting = fitting[bounds <= best_cycles]
+        # The bound of a vertex that skips zeros of a dilated input may exceed its cost.
+        fitting = np.union1d(promising, fitting[bounds <= best_cycles])
         parts = self.cost_parts(fitting)
         fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])
         return int(fitting[fastest]), parts[:, fastest]

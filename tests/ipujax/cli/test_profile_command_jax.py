@@ -80,7 +80,7 @@ def test_profile_command_compiles_functions_that_matter(tmp_path: Path, capsys: 
     assert compiled["step"][-1].endswith("%") or "plain.py:" in compiled["step"][-1]
     others = table_of(said.err, "Computed by JAX alone")
     assert others == {"power": ["1", "64", "fewer than 500 FLOPs a call"]}
-    assert said.err.count("  power ") == 2  # a signature for each static value
+    assert said.err.count("  power ") == 3  # a signature for each static value, and the forward of a gradient
 
 
 def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
@@ -103,10 +103,26 @@ def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path,
     assert others["sin"] == ["1", "4", "ValueError: no such program"] and others["cos"][2].startswith("jax.pmap places")
 
 
-def test_profile_command_warns_of_variables_that_come_too_late(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
+def test_profile_command_applies_variables_that_are_set_before_jax_is_imported(
+    tmp_path: Path, capsys: Capture, monkeypatch
+) -> None:
     monkeypatch.setenv("JAX_ENABLE_X64", "0")
-    assert main(["profile", written(tmp_path, "import os; os.environ['JAX_ENABLE_X64'] = '1'")]) == 0
-    assert "JAX_ENABLE_X64 was changed by the script, without effect" in capsys.readouterr().err
+    monkeypatch.delenv("JAX_NO_SUCH_SETTING", raising=False)
+    source = """
+        import os
+        os.environ["JAX_ENABLE_X64"] = "1"
+        os.environ["JAX_NO_SUCH_SETTING"] = "1"
+        import jax, jax.numpy as jnp
+        os.environ["JAX_DEBUG_NANS"] = "1"
+        print(jax.jit(lambda x: x @ x)(jnp.ones((4, 4))).dtype, jax.config.jax_debug_nans)
+    """
+    assert main(["profile", written(tmp_path, source)]) == 0
+    monkeypatch.delenv("JAX_NO_SUCH_SETTING")
+    monkeypatch.delenv("JAX_DEBUG_NANS")
+    said = capsys.readouterr()
+    assert said.out == "float64 False\n" and list(table_of(said.err, "Functions of JAX")) == ["<lambda>"]
+    warned = re.findall(r"^(\w+) was changed by the script, without effect", said.err, re.MULTILINE)
+    assert warned == ["JAX_DEBUG_NANS", "JAX_NO_SUCH_SETTING"] and not jax.config.jax_enable_x64
 
 
 def test_profile_command_leaves_tracebacks_to_the_script(tmp_path: Path, capsys: Capture) -> None:
@@ -157,10 +173,58 @@ def test_profiling_runs_loops_on_data_once_more() -> None:
     assert run.functions[0].total_cycles > 0
 
 
+EAGER = {
+    "jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=3)": ("scan(<lambda>)", "1"),
+    "jax.lax.fori_loop(0, 3, lambda _, c: c @ c, x)": ("fori_loop(<lambda>)", "1"),
+    "jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ c, x)": ("while_loop(<lambda>)", "1"),
+    "jax.lax.map(lambda c: c @ x, x)": ("map(<lambda>)", "1"),
+    "jax.value_and_grad(total)(x)": ("value_and_grad(total)", "1"),
+    "jax.vmap(total)(jnp.stack([x, x]))": ("vmap(total)", "1"),
+    "[jax.grad(lambda x: 2 * total(x))(x) for _ in range(2)]": ("total", "2"),
+    "total.lower(x).compile()(x)": ("total", "1"),
+    "total.trace(x).lower().compile()(x)": ("total", "1"),
+    "pjit(lambda x: x @ x)(x)": ("<lambda>", "1"),
+    "jax.eval_shape(total, x), jax.make_jaxpr(total)(x), total.lower(x)": None,
+    "jax.jit(jax.grad(total))(x), jax.jit(lambda x: jax.lax.scan(lambda c, _: (c, total(x)), x, None, 2))(x)": (
+        "total",
+        "1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "row"), EAGER.items())
+@pytest.mark.filterwarnings("ignore:jax.experimental.pjit.pjit has been deprecated")
+def test_profiling_counts_calls_outside_of_jit(call: str, row: tuple[str, str] | None) -> None:
+    traces: list[int] = []
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True) as run:
+        names: dict[str, object] = {"traces": traces}
+        exec("import jax, jax.numpy as jnp\nfrom jax.experimental.pjit import pjit\nx = jnp.full((4, 4), 0.5)", names)
+        exec("@jax.jit\ndef total(x):\n    traces.append(1)\n    return jnp.tanh(x @ x).sum()", names)
+        exec(call, names)
+    assert {(each.name, str(each.calls)) for each in run.functions if each.name != "<lambda>" or row} >= (
+        set() if row is None else {row}
+    )
+    assert (row is None) == (not run.functions) and len(traces) <= 1
+    assert all(each.total_cycles > 0 for each in run.functions)
+    assert any(each.is_forward_alone for each in run.functions) == ("2 * total" in call)
+
+
+def test_profiling_names_functions_whose_compilation_was_interrupted(monkeypatch) -> None:
+    def interrupt(record: object, device: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ipujax.jax_scripts.profiling_run.profile_of", interrupt)
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True) as run:
+        jax.jit(jax.numpy.sin)(1.0)
+        jax.jit(jax.numpy.cos)(1.0)
+    assert [row.reason for row in run.functions] == ["the compilation was interrupted"] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "ending",
     [
+        "os._exit(5)",
         "sys.exit(7)",
         "sys.exit('in words')",
         "raise KeyError('x')",
@@ -203,3 +267,27 @@ def test_profile_command_has_the_output_and_exit_code_of_python(ending: str, tmp
     assert table.splitlines()[2].split()[0] == "step"
     if "KeyError" in ending:
         assert error == plain.stderr
+
+
+@pytest.mark.slow
+def test_profile_command_has_an_ipu_for_each_device_of_a_mesh(tmp_path: Path) -> None:
+    source = """
+        import os
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+        import jax, jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec
+        mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        def step(weights, x):
+            return weights - jax.grad(lambda w: jnp.tanh(x @ w).sum())(weights)
+        named = jax.jit(step, in_shardings=(None, rows))
+        given = jax.jit(lambda w, x: step(w, x) + 1)
+        print(named(jnp.ones((8, 8)), jnp.ones((64, 8))).sum())
+        print(given(jnp.ones((8, 8)), jax.device_put(jnp.ones((64, 8)), rows)).sum())
+    """
+    command = [sys.executable, "-m", "ipujax", "profile", "--save", "saved", Path(written(tmp_path, source)).name]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    profiles = [ipu.Profile.load(path) for path in (tmp_path / "saved").iterdir()]
+    assert {profile.device for profile in profiles} == {"8 × mk2"} and len(profiles) == 2
+    assert all(profile.phase_cycles["global_exchange"] > 0 for profile in profiles)

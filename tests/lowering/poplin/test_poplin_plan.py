@@ -460,3 +460,9 @@ def test_costs_are_not_below_lower_bounds(costed_plans):
 )
 def test_steps_do_not_cut_groups_of_channels(extent, steps, axis, expected):
     assert _divides(extent, steps, axis) == expected
+
+
+def test_plans_a_dilated_input_whose_bound_exceeds_its_cost() -> None:
+    extents = Dims(256, 1, 1, 64, (28, 28), (4, 4))
+    spec = ConvSpec(extents, (7, 7), (1, 1), (4, 4), (1, 1), *(np.dtype(np.float32),) * 4, False, True)
+    assert plan_convolution(spec, MK2).total_cycles > 0
