@@ -576,7 +576,7 @@ def test_rooms_are_drawn_in_the_architecture_page(request: pytest.FixtureRequest
         assert drawn == drawing(table()), "pytest --update-golden tests/test_rooms.py writes it"
 
 
-def test_rooms_are_told_apart() -> None:
+def test_room_of_a_module() -> None:
     assert room_of("ipujax.runtime.tensor.view") == room_of("ipujax.runtime.tensor.__init__") == "runtime.tensor"
     assert room_of("ipujax.runtime.errors") == "runtime.errors" and room_of("ipujax.runtime.__init__") == "runtime"
     assert room_of("ipujax.distributed.__init__") == "ipujax.distributed"

@@ -36,7 +36,7 @@ def case() -> Iterator[Load]:
 # --- what a bar says --------------------------------------------------------------------------------------------------
 
 
-def test_rows_and_bars_tell_what_is_missed(case):
+def test_rows_and_bars_name_missed_bars(case):
     parts = case("case")
     rows = [parts.Row("low", 100, 96, 0.05), parts.Row("high", 100, 106, 0.05), parts.Row("free", 2.5, 5, unit="%")]
     assert [row.is_met for row in rows] == [True, False, True]
@@ -138,7 +138,7 @@ def test_the_readme_has_the_errors_of_the_page():
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_script_prints():
+def test_the_page_equals_the_output_of_the_script():
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "fidelity.py")], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -180,7 +180,7 @@ def test_rectangles_cover_the_picture_once(case, height, width, tiles):
     assert np.all(seen == 1)
 
 
-def test_what_lies_around_a_rectangle(case):
+def test_neighbours_of_a_rectangle(case):
     blur = case("blur")
     middle = blur.Rectangle(10, 20, 3, 4)
     around = {name: middle.around(name) for name in ("n", "s", "w", "e", "nw", "se")}
@@ -204,7 +204,7 @@ def test_the_dot_product_multiplies(case):
     np.testing.assert_array_equal(got, a @ x)
 
 
-def test_fused_expressions_are_what_they_are_called(case):
+def test_fused_expressions_equal_their_names(case):
     """One vertex each, which gives the numbers of plain NumPy; another is refused."""
     fused = case("fused")
     x, y = (np.linspace(low, 2, 8, dtype=np.float16) for low in (-2, -1))

@@ -47,7 +47,7 @@ def markdown() -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_prints_what_is_pasted(page: str, request: pytest.FixtureRequest, tmp_path, monkeypatch) -> None:
+def test_code_prints_the_pasted_output(page: str, request: pytest.FixtureRequest, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran, _ = run(page)
     assert ran and any(block.pasted for block in ran)

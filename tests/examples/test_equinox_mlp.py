@@ -16,7 +16,7 @@ SMALL = ["--epochs", "3", "--batch", "50", "--width", "32", "--depth", "1"]
 mlp = example("equinox_mlp")
 
 
-def test_it_learns_as_without_the_machine(mlp: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learns_as_without_the_machine(mlp: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses, accuracy = mlp.main([*SMALL, "--tiles", "16"])
     on_ipu = capsys.readouterr().out
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0] and accuracy > 0.6
@@ -41,6 +41,6 @@ def test_flags_out_of_range_are_refused(
 
 
 @pytest.mark.slow
-def test_as_users_run_it(mlp: ModuleType) -> None:
+def test_default_settings(mlp: ModuleType) -> None:
     losses, accuracy = mlp.main([])
     assert len(losses) == 10 and losses[-1] < 0.06 and accuracy > 0.9

@@ -34,7 +34,7 @@ def test_each_character_is_followed_by_the_next(transformer: ModuleType) -> None
 
 
 @pytest.mark.slow
-def test_it_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses = transformer.main([*SMALL, "--sample", "0", "--tiles", "8"])
     on_ipu = capsys.readouterr().out
     assert losses[1] < losses[0] < np.log(len(transformer.read()[1]))
@@ -46,7 +46,7 @@ def test_it_learns_as_without_the_machine(transformer: ModuleType, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_is_written_is_read_again(transformer: ModuleType) -> None:
+def test_generated_text_has_known_characters(transformer: ModuleType) -> None:
     text, letters = transformer.read()
     model, count = transformer.Transformer(len(letters), CONTEXT, WIDTH, HEADS, 1), 5
     graph, params = nnx.split(model, nnx.Param)
@@ -72,7 +72,7 @@ def test_flags_that_make_no_sense_are_refused(
 
 
 @pytest.mark.slow
-def test_as_users_run_it(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_settings(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses = transformer.main([])
     assert len(losses) == 5 and losses[-1] < 1.9
     start = 'The "assert" statement\n'

@@ -23,12 +23,12 @@ def test_every_picture_is_small_and_of_an_example() -> None:
         assert f"$ python examples/{name}.py" in path.read_text(encoding="utf-8")
 
 
-def test_pictures_cut_what_is_long() -> None:
+def test_pictures_cut_long_lines_and_long_outputs() -> None:
     drawn = gallery.picture("digits", "\n".join(["a" * 200, "<&>", *["b"] * 30]))
     assert "a" * (gallery.MOST_COLUMNS - 1) + "…" in drawn and "&lt;&amp;&gt;" in drawn and "… 16 more lines" in drawn
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gallery.OPTIONS)
-def test_its_command_runs(name: str) -> None:
+def test_every_command_runs(name: str) -> None:
     assert gallery.printed(name)

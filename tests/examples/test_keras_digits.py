@@ -12,7 +12,7 @@ from tests.examples.loading import example
 keras_digits = example("keras_digits")
 
 
-def test_it_learns_and_knows_its_cycles(keras_digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learns_and_logs_cycles(keras_digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     history = keras_digits.main(["--epochs", "2", "--batch", "50", "--steps", "10", "--tiles", "16"])
     text = capsys.readouterr().out
     assert history["loss"][1] < history["loss"][0] and history["val_accuracy"][1] > 0.6
@@ -26,6 +26,6 @@ def test_it_learns_and_knows_its_cycles(keras_digits: ModuleType, capsys: pytest
 
 
 @pytest.mark.slow
-def test_as_users_run_it(keras_digits: ModuleType) -> None:
+def test_default_settings(keras_digits: ModuleType) -> None:
     history = keras_digits.main([])
     assert len(history["loss"]) == 20 and history["val_accuracy"][-1] > 0.85

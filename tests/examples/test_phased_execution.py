@@ -9,7 +9,7 @@ import pytest
 from examples import phased_execution
 
 
-def test_phases_train_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases_train_a_network_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "trade-off.png"
     settings = ["--tiles", "6", "--layers", "6", "--width", "96", "--batch", "8", "--io-tiles", "2", "--steps", "2"]
     curve = phased_execution.main([*settings, "--picture", str(picture)])

@@ -95,7 +95,7 @@ def test_every_schedule_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "looped-1f1b"])
-def test_the_table_says_what_schedules_keep(schedule: str) -> None:
+def test_the_table_has_the_stashes_of_schedules(schedule: str) -> None:
     plan = schedule_plan(SCHEDULES[schedule], 4, 16)
     keeps = KEEPS[rows()[schedule]]
     assert [plan.in_flight(s) for s in range(4)] == [keeps(4, 16, s) for s in range(4)]

@@ -35,7 +35,7 @@ def read_png(path: Path) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_it_compares_and_draws(pipelining: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draws_schedules(pipelining: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipelining.main([*SMALL, "--steps", "0", "--pictures", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "needs at least 7 micro-batches" in printed  # grouped
@@ -49,7 +49,7 @@ def test_it_compares_and_draws(pipelining: ModuleType, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_it_trains(pipelining: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trains_with_a_given_schedule(pipelining: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     loss = pipelining.main([*SMALL[:-4], "--schedules", "sequential", "--steps", "2"])
     assert 1.5 < loss < 4
     assert f"step   2  loss {loss:.4f}" in capsys.readouterr().out

@@ -64,7 +64,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("arch", PUBLISHED)
-def test_tutorial_7_estimates_what_the_guide_prints(tut7, arch):
+def test_tutorial_7_estimates_the_cycles_of_the_guide(tut7, arch):
     target = poplar.IPUModel(arch).create_device().get_target()
     best, worst = tut7.best_and_worst_split(target, 10000, 1000)
     phases = (best.compute, best.exchange, best.reduce_exchange, best.reduce_compute)

@@ -23,7 +23,7 @@ CHAPTERS = {"BERT-Base on 16 IPUs": "bert-base", "A transformer of 12 layers on 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", CHAPTERS)
-def test_code_prints_what_is_pasted(title: str, request: pytest.FixtureRequest) -> None:
+def test_code_prints_the_pasted_output(title: str, request: pytest.FixtureRequest) -> None:
     chapter = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
     names: dict[str, Any] = {"profile": doc_images.profile_of(CHAPTERS[title])}
     pairs = re.findall(r"```py\n(.*?)```\n\n```text\n(.*?)```\n", chapter, re.DOTALL)

@@ -37,7 +37,7 @@ def test_less_memory_for_more_cycles(
     assert f"drawn: {picture}" in text and picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_it_ends(
+def test_ends_at_a_chip_that_is_too_small(
     recomputing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At a chip that is too small; if there is none before it, there is nothing to train with."""
@@ -57,7 +57,7 @@ def test_where_it_ends(
 
 
 @pytest.mark.slow
-def test_as_users_run_it(recomputing: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_settings(recomputing: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     curve = recomputing.main(["--steps", "5"])
     assert len(curve) == 5 and curve[-1][0] < 0.55 * curve[0][0]
     difference = re.search(r"plain JAX differs by (\S+)", capsys.readouterr().out)

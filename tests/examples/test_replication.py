@@ -104,7 +104,7 @@ def test_flags_out_of_range_are_refused(
 
 
 @pytest.mark.slow
-def test_as_users_run_it(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_settings(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """More replicas are faster, each of them less efficient, and the more of them the more they wait for each other."""
     tables = replication.main([])
     for rows in tables.values():

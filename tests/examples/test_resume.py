@@ -30,7 +30,7 @@ def whole(resume: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.mark.slow
-def test_it_learns_as_without_the_machine(
+def test_learns_as_without_the_machine(
     resume: ModuleType, whole: tuple[list[float], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses, metrics = whole

@@ -48,7 +48,7 @@ def advice() -> ipu.Advice:
     return ipu.advise(fitted(0.8), *ARGS, batch_argnums=1, show=False)
 
 
-def test_each_way_has_a_row_with_what_it_takes() -> None:
+def test_each_change_has_a_row_with_its_cost() -> None:
     rows = {row.change: row for row in advice()}
     assert rows.keys() == {OWN, ALL, STANDARD, AUTO, HALF} and len(advice()) == len(rows)
     assert rows[AUTO].fits and rows[HALF].fits and not rows[OWN].fits
@@ -66,7 +66,7 @@ def test_each_way_has_a_row_with_what_it_takes() -> None:
     assert rows[OWN].worst_tile_bytes == error.value.needed_bytes
 
 
-def test_what_fits_comes_first_by_cycles_then_the_rest_by_memory() -> None:
+def test_rows_that_fit_come_first_by_cycles_then_others_by_memory() -> None:
     fits, others = [row for row in advice() if row.fits], [row for row in advice() if not row.fits]
     assert [*fits, *others] == list(advice()) and len(fits) > 1 and len(others) > 1
     assert [row.cycles for row in fits] == sorted(row.cycles for row in fits)
@@ -84,7 +84,7 @@ def test_the_table() -> None:
     assert len({line.index(" KiB") - len(line.split(" KiB")[0].split()[-1]) for line in lines}) == 1  # one column
 
 
-def test_it_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     small = ipu.jit(lambda x: x @ x.T, device=ipu.IPUModel(tiles_per_ipu=4))
     shown = ipu.advise(small, jax.ShapeDtypeStruct((4, 4), np.float32))
     assert capsys.readouterr().out == f"{shown}\n"
@@ -111,12 +111,12 @@ def test_options_are_written_as_they_are_given() -> None:
     assert written in {row.change for row in rows}
 
 
-def test_its_own_way_is_not_tried_twice() -> None:
+def test_the_function_s_own_option_is_not_tried_twice() -> None:
     rows = ipu.advise(fitted(recompute="auto"), *ARGS, batch_argnums=-1, show=False)
     assert {row.change for row in rows} == {OWN, NONE, ALL, STANDARD, HALF}
 
 
-def test_where_nothing_fits_it_says_so() -> None:
+def test_names_that_nothing_fits() -> None:
     found = ipu.advise(fitted(0.2), *ARGS, show=False)
     assert not any(row.fits or row.refused for row in found)
     with pytest.raises(ipu.ArgumentError, match="no change that was tried fits the machine") as error:
@@ -141,7 +141,7 @@ def test_memory_for_code_counts() -> None:
     assert not row.fits and row.worst_tile_bytes <= device.target.bytes_per_tile
 
 
-def test_what_cannot_be_compiled_is_a_row_with_the_reason() -> None:
+def test_a_change_that_cannot_be_compiled_is_a_row_with_the_reason() -> None:
     """Half of the batch is too little for four micro-batches of two replicas."""
     settings: Any = {"replicas": 2, "in_specs": (jax.P(), jax.P("replica")), "out_specs": jax.P()}
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_compiled_is_a_row_with_the_reason() -> None:
     assert lines[-1].endswith(str(refused[-1].refused)) and found.best().change == OWN
 
 
-def test_where_nothing_can_be_compiled_the_best_says_why() -> None:
+def test_the_best_row_has_the_reason_if_nothing_can_be_compiled() -> None:
     found = ipu.advise(ipu.jit(STEP, device=ipu.CPU()), *ARGS, show=False)
     assert all(row.refused for row in found)
     with pytest.raises(ipu.ArgumentError, match="no change that was tried can be compiled") as error:
@@ -166,7 +166,7 @@ def test_where_nothing_can_be_compiled_the_best_says_why() -> None:
     assert "runs on ipu.CPU()" in str(error.value)
 
 
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_invalid_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is compiled."""
     monkeypatch.setattr(ipu.jit(STEP).__class__, "lower", None)
     ws, x = ARGS
@@ -196,14 +196,14 @@ def test_state_goes_off_chip_first_and_then_all_that_is_donated() -> None:
         assert found[f"offload_argnums={chosen}"].cycles == again.profile.cycles
 
 
-def test_a_call_that_lacks_what_is_offloaded_is_refused() -> None:
+def test_refuses_a_call_without_an_offloaded_argument() -> None:
     fun = ipu.jit(lambda: jnp.ones(4), device=ipu.IPUModel(tiles_per_ipu=4), offload_argnums=0)
     with pytest.raises(ipu.ArgumentError, match="offload_argnums"):
         ipu.advise(fun, show=False)
 
 
 @pytest.mark.slow
-def test_where_nothing_fits_values_are_computed_again_too() -> None:
+def test_recomputation_is_tried_with_half_batches_if_nothing_fits() -> None:
     found = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
     assert f"{HALF}, {AUTO}" in {row.change for row in found} and not any(row.fits for row in found)
 

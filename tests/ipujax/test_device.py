@@ -154,6 +154,6 @@ def test_ipus_of_stages_are_used(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_what_has_no_elements_uses_one_ipu(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_array_uses_one_ipu(caplog: pytest.LogCaptureFixture) -> None:
     ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=4))(X[:0])
     assert "uses 1 of the 2 IPUs" in caplog.text

@@ -115,7 +115,7 @@ def test_bad_calls(name: str, call: str) -> None:
         raise ours
 
 
-def test_a_wrapper_takes_what_it_takes() -> None:
+def test_an_error_inside_of_a_wrapper_is_not_one_of_the_call() -> None:
     """Whatever the function it wraps says: an error inside is not taken for one of the call."""
     raised = TypeError("mine")
 
@@ -176,7 +176,7 @@ def test_any_position_of_variadic_functions() -> None:
         jitted(X, "no", 3, k=2)
 
 
-def test_values_that_are_no_arrays() -> None:
+def test_values_that_are_not_arrays() -> None:
     """Tokens at the ends, and a dtype of somebody's own inside."""
     token = lax.create_token(X)
     for fun, args, text in (
@@ -692,7 +692,7 @@ def test_inner_device_is_checked_anew_for_each_outer_device() -> None:
 
 
 @pytest.mark.parametrize("perm", [[(0, 1), (1, 1)], [(0, 1), (0, 0)], [(0, 5)]])
-def test_permutations_of_replicas_that_are_none(perm: list[tuple[int, int]]) -> None:
+def test_refuses_a_non_permutation_of_replicas(perm: list[tuple[int, int]]) -> None:
     def fun(x: jax.Array) -> jax.Array:
         return jax.lax.ppermute(x, "replica", perm)
 

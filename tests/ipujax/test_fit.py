@@ -81,7 +81,7 @@ def test_the_byte_cost_climbs_until_the_program_fits() -> None:
     assert "attempts" in compiled.timings
 
 
-def test_it_says_which_share_of_the_time_other_attempts_took(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_the_share_of_time_of_other_attempts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "ipujax.fit"):
         compiled = fitting().lower(*arguments()).compile()
     number = len(compiled.profile.byte_costs)
@@ -212,7 +212,7 @@ def test_refuses_a_program_that_is_far_too_large_after_two_attempts(caplog: pyte
     assert len(attempts) == 2 and "at 16 cycles per byte" in attempts[1] and "tiles of 39 KiB" in attempts[1]
 
 
-def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_as_few_attempts_as_possible_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[int] = []
 
     class Report:

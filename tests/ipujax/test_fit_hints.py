@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_in_use_or_has_nothing_to_work_on_is_not_proposed(name: str) -> None:
+def test_options_in_use_or_without_effect_are_not_proposed(name: str) -> None:
     fun, settings, expected = CASES[name]
     assert proposals(fun, (WS, X), settings) == [*expected, ADVISE]
 

@@ -468,7 +468,7 @@ def test_lowers_once_for_each_signature(lowerings: list[Any]) -> None:
     assert fun.lower(X) is fun.lower(X) and fun.lower(X).compile() is fun.lower(X).compile()
 
 
-def test_what_jax_forgot_is_traced_lowered_and_run_anew() -> None:
+def test_functions_are_traced_again_after_jax_clears_its_caches() -> None:
     """Also where nothing but JAX holds what was traced, as beside float0."""
     scale = [0.0]
     fun = ipu_jit(lambda x, i: jax.grad(lambda x, i: (x * scale[0]).sum(), (0, 1), allow_int=True)(x, i))
@@ -483,7 +483,7 @@ def test_what_jax_forgot_is_traced_lowered_and_run_anew() -> None:
         assert earlier() is fun.lower(X, 3)
 
 
-def test_a_function_takes_what_was_lowered_with_it() -> None:
+def test_lowered_programs_are_freed_with_their_function() -> None:
     fun = ipu_jit(lambda x: x * 2)
     fun(X)
     lowered, function = weakref.ref(fun.lower(X)), weakref.ref(fun)

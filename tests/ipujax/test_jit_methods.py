@@ -99,7 +99,7 @@ def test_clear_cache_traces_anew(which: str) -> None:
     assert len(traces) == 3
 
 
-def test_clear_cache_lets_go_of_what_was_lowered() -> None:
+def test_clear_cache_frees_lowered_programs() -> None:
     fun = JITS["ipu"](lambda x: x * 2)
     fun(X)
     lowered = weakref.ref(fun.lower(X))
@@ -108,7 +108,7 @@ def test_clear_cache_lets_go_of_what_was_lowered() -> None:
     assert lowered() is None
 
 
-def test_reprs_say_what_it_costs() -> None:
+def test_reprs_show_the_cost() -> None:
     compiled = JITS["ipu"](update).lower(params(), X).compile()
     cycles, fullest = compiled.profile.cycles, compiled.profile.memory.worst_tile
     assert repr(compiled) == f"Compiled(update: {compiled.profile.brief})"
@@ -117,7 +117,7 @@ def test_reprs_say_what_it_costs() -> None:
     assert f"fullest tile {fullest} with " in repr(compiled) and " of 624.0 KiB, 2 × mk2" in repr(compiled)
 
 
-def test_reprs_of_what_depends_on_data() -> None:
+def test_reprs_of_data_dependent_programs() -> None:
     fun = ipu.jit(
         lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0), device=ipu.IPUModel(tiles_per_ipu=2)
     )

@@ -200,7 +200,7 @@ def test_parameters_of_a_pipeline_that_are_on_the_host(fetch_inside: bool) -> No
     assert jitted.lower(put(params), x).compile().profile.streaming_memory_bytes == 320
 
 
-def test_what_a_pipeline_with_stages_offloads_is_refused() -> None:
+def test_refuses_offloading_in_a_pipeline_with_stages() -> None:
     params, _, x = training()
     step = ipu.jit(batches(jax.value_and_grad(offloading_loss)), device=device(2))
     with pytest.raises(ipu.IpuError, match=r"(?s)put on the host inside a stage.*test_memory_kinds"):
@@ -208,7 +208,7 @@ def test_what_a_pipeline_with_stages_offloads_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ("all", "standard", "auto"))
-def test_recomputation_keeps_what_is_offloaded(mode: str) -> None:
+def test_recomputation_leaves_values_offloaded(mode: str) -> None:
     args = [array(4, 4, seed=n) for n in range(3)], array(2, 4)
     step = jax.grad(layers_loss(OFFLOADING))
     jitted = ipu.jit(step, device=device(), options=ipu.Options(recompute=mode))
@@ -261,7 +261,7 @@ def test_offloading_policies_save_tile_memory_and_cost_cycles(loss_of: Callable[
     assert offloaded.cycles > saved.cycles
 
 
-def test_what_is_on_the_host_takes_no_tile_memory() -> None:
+def test_values_on_the_host_take_no_tile_memory() -> None:
     def step(h: jax.Array, w: jax.Array) -> Any:
         w = jnp.tanh(w) @ w
         return put(get(h) * 2), w @ w
@@ -330,7 +330,7 @@ WITHOUT_EFFECT: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.as_traced
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_what_has_no_effect_is_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_kinds_without_effect_are_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     fun, words = WITHOUT_EFFECT[name]
     with caplog.at_level(logging.WARNING):
         assert_same(ipu.jit(fun, device=device())(array(4, 3)), jax.jit(fun)(array(4, 3)))
@@ -338,7 +338,7 @@ def test_what_has_no_effect_is_named_once(name: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.as_traced
-def test_what_has_an_effect_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_kinds_with_an_effect_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
     def fun(ws: Any, h: jax.Array) -> Any:
         x = lax.with_sharding_constraint(get(h) * 2, kind("device"))
         return put(jax.jit(jnp.sin, out_shardings=kind("device"))(x)), jax.grad(layers_loss(OFFLOADING))(ws, x)
@@ -440,7 +440,7 @@ def test_transformations_and_nested_functions() -> None:
         pytest.param(lambda h, w: lax.fori_loop(0, 2, lambda _, c: c + get(h), w), 48, id="in a loop"),
     ],
 )
-def test_what_a_function_closes_over(fun: Callable[..., Any], streams: int) -> None:
+def test_values_that_a_function_closes_over(fun: Callable[..., Any], streams: int) -> None:
     h = held(4, 3)
     jitted = ipu.jit(lambda w: fun(h, w), device=device())
     expected = jax.jit(lambda w: fun(h, w))(array(4, 3))
@@ -450,7 +450,7 @@ def test_what_a_function_closes_over(fun: Callable[..., Any], streams: int) -> N
     assert compiled.profile.streaming_memory_bytes == streams
 
 
-def test_what_a_function_inside_closes_over_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_names_values_that_an_inner_function_closes_over(caplog: pytest.LogCaptureFixture) -> None:
     h = held(4, 3)
     inner = jax.jit(lambda w: get(h) + w)
     with caplog.at_level(logging.WARNING):

@@ -68,7 +68,7 @@ ADAM = jax.eval_shape(optax.adam(1e-3).init, PARAMS)
 
 
 @pytest.mark.parametrize("donate", [(), (0, 1)])
-def test_moments_of_adam_are_optimiser_state_and_what_they_change_are_weights(donate):
+def test_moments_of_adam_are_optimiser_state_and_the_values_they_change_weights(donate):
     found, graph = roles(adam_step, PARAMS, ADAM, X, X, donate_argnums=donate)
     assert under(found, "params") == {WEIGHTS} and under(found, "state") == {OPTIMISER_STATE}
     assert found["x"] == found["y"] == INPUTS
@@ -111,7 +111,7 @@ def test_sums_of_gradients_in_a_loop_are_gradients():
     assert found["scan/carry0"] == found["scan/carry1"] == GRADIENTS
 
 
-def test_what_a_checkpoint_computes_again_is_recomputed():
+def test_values_that_a_checkpoint_repeats_are_recomputed():
     def deep(params, x):
         layer = jax.checkpoint(lambda w, h: jnp.tanh(jnp.tanh(h @ w["a"]) @ w["b"]))
         return jnp.sum(layer(params, layer(params, x)) ** 2)
@@ -192,7 +192,7 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
     }
 
 
-def test_what_lies_in_streaming_memory_has_its_role_on_tiles():
+def test_values_in_streaming_memory_have_their_role_on_tiles():
     device = ipu.IPUModel(tiles_per_ipu=16)
     fun = ipu.jit(adam_step, device=device, donate_argnums=(0, 1), offload_argnums=(1,))
     graph = fun.lower(PARAMS, ADAM, X, X).graph

@@ -45,7 +45,7 @@ def runs(**settings: Any) -> dict[str, Callable[..., Any]]:
 @pytest.mark.as_traced
 @pytest.mark.parametrize("name", NO_ARRAYS)
 @pytest.mark.parametrize("settings", [{}, {"device": ipu.IPUModel(num_ipus=2, tiles_per_ipu=8), "replicas": 2}])
-def test_what_is_no_array_is_named(name: str, settings: dict[str, Any]) -> None:
+def test_names_a_non_array(name: str, settings: dict[str, Any]) -> None:
     value, what, got = NO_ARRAYS[name]
     for way, run in runs(**settings).items():
         expected = "an? .*array" if way == "call" else r"float32\[2,3\]"
@@ -56,7 +56,7 @@ def test_what_is_no_array_is_named(name: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.as_traced
-def test_what_is_no_array_is_named_on_the_cpu() -> None:
+def test_names_a_non_array_on_the_cpu() -> None:
     with pytest.raises(ArgumentTypeError, match="argument y of added is the shape of an array"):
         ipu.jit(added, device=ipu.CPU())({"w": [X]}, SHAPE)
 
@@ -71,7 +71,7 @@ def test_shapes_are_not_blamed_where_they_will_do() -> None:
 
 
 @pytest.mark.as_traced
-def test_numbers_too_large_for_what_is_compiled() -> None:
+def test_numbers_too_large_for_the_compiled_dtype() -> None:
     compiled = ipu.jit(lambda x: x + 1, device=DEVICE).lower(1).compile()
     with pytest.raises(ArgumentOverflowError, match=r"argument x of <lambda> is too large(.|\n)*expected: int32"):
         compiled(2**70)

@@ -285,7 +285,7 @@ def test_positions_count_static_arguments() -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind"), [(True, "bool"), (1.0, "float"), ("1", "str"), ((0, "b"), "tuple of int, str")]
 )
-def test_what_is_no_position_is_refused(wrong: Any, kind: str) -> None:
+def test_refuses_a_non_position(wrong: Any, kind: str) -> None:
     with pytest.raises(ipu.ArgumentError, match=rf"offload_argnums of ipu.jit cannot be (.|\n)*got: {kind}"):
         ipu.jit(lambda a: a, offload_argnums=wrong)
 
@@ -347,7 +347,7 @@ def test_each_batch_has_a_latency_and_its_bytes(most_bytes: int, monkeypatch: py
     assert profile.phase_cycles["host_exchange"] == 2 * (4 // of_each) * transfer_cycles(on, [400] * of_each)
 
 
-def test_what_exceeds_one_transfer_has_several_latencies() -> None:
+def test_bytes_beyond_one_transfer_have_several_latencies() -> None:
     on = device(max_remote_transfer_bytes=1024)
     fun = ipu.jit(lambda x: x * 2, device=on, offload_argnums=0, donate_argnums=0)
     profile = fun.lower(jax.ShapeDtypeStruct((1000,), jnp.float32)).compile().profile

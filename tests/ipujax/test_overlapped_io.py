@@ -166,7 +166,7 @@ def test_a_deeper_prefetch_takes_more_memory_of_io_tiles() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("io_tiles", -1), ("io_tiles", 1.5), ("prefetch_depth", 0), ("io_tiles", True)]
 )
-def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+def test_refuses_non_numbers(name: str, value: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match=f"Options.{name}"):
         ipu.Options(**{name: value})
 

@@ -114,7 +114,7 @@ def test_weights_come_again_for_the_gradient_and_activations_leave() -> None:
     assert len(spilled) >= LAYERS - 1
 
 
-def test_two_ipus_take_turns_and_load_meanwhile() -> None:
+def test_two_ipus_alternate_and_load_meanwhile() -> None:
     args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
     link = {"host_latency_seconds": 0, "streaming_bytes_per_second": 1e9}
     one, two = (compiled(trained(1), *args, num_ipus=count, **link).profile for count in (1, 2))
@@ -127,12 +127,12 @@ def test_two_ipus_take_turns_and_load_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(("mode", "num_ipus"), slow_but([("all", 2)], product(("all", "standard", "auto"), (1, 2))))
-def test_what_is_computed_again_has_the_numbers_of_plain_jax(mode: str, num_ipus: int) -> None:
+def test_recomputed_phases_have_the_numbers_of_plain_jax(mode: str, num_ipus: int) -> None:
     step, args = trained(2), (parameters(), ADAM.init(parameters()), rows(1), rows(2))
     check_numbers(step, compiled(step, *args, num_ipus=num_ipus, recompute=mode), calls=1)
 
 
-def test_what_is_computed_again_in_a_checkpoint() -> None:
+def test_recomputation_in_a_checkpoint() -> None:
     step = trained(2, lambda fun: jax.checkpoint(fun, static_argnums=2))
     args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
     check_numbers(step, compiled(step, *args, recompute="all"), calls=1)
@@ -274,7 +274,7 @@ def test_numbers_of_phases_are_whole(number: Any) -> None:
         pass
 
 
-def test_turns_and_io_tiles_exclude_each_other() -> None:
+def test_alternating_ipus_and_io_tiles_exclude_each_other() -> None:
     ws, x = parameters(), rows(1)
     device, options = ipu.IPUModel(2, tiles_per_ipu=TILES), ipu.Options(io_tiles=1)
     with pytest.raises(ipu.ArgumentError, match="alternate between IPUs"):

@@ -44,7 +44,7 @@ def test_an_exception_comes_where_its_batch_would() -> None:
         next(ahead)
 
 
-def test_closing_drops_what_is_ready() -> None:
+def test_closing_drops_prepared_batches() -> None:
     ahead = ipu.prefetch(iter(range(10)), depth=3)
     assert next(ahead) == 0
     ahead.close()
@@ -75,7 +75,7 @@ def test_a_loop_waits_for_a_slow_source() -> None:
     assert 4 * SECONDS <= host.prepared_seconds <= host.waited_seconds
 
 
-def test_a_loop_does_not_wait_for_what_is_ready() -> None:
+def test_a_loop_does_not_wait_for_prepared_batches() -> None:
     made, all_made = [], threading.Event()
 
     def source() -> Iterator[int]:
@@ -95,7 +95,7 @@ def test_a_loop_does_not_wait_for_what_is_ready() -> None:
 
 
 @pytest.mark.parametrize("clock_hz", [1e3, 1e9])
-def test_a_profile_says_what_is_slower(clock_hz: float) -> None:
+def test_a_profile_names_the_slower_of_host_and_device(clock_hz: float) -> None:
     """The same loop on a device that takes seconds, and on one that takes microseconds."""
     step = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=4, clock_hz=clock_hz))
     batches = ipu.prefetch((jnp.full(8, number) for number in slow(3)), depth=1)
@@ -110,6 +110,6 @@ def test_a_profile_says_what_is_slower(clock_hz: float) -> None:
 
 
 @pytest.mark.parametrize("depth", [-1, 1.5, True])
-def test_a_depth_that_is_none(depth: Any) -> None:
+def test_refuses_a_non_depth(depth: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match="a whole number from 0"):
         ipu.prefetch([1], depth=depth)

@@ -130,7 +130,7 @@ def test_a_program_without_lines_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_profiles_of_older_versions_have_what_they_had_and_name_what_they_lack(version: int, tmp_path: Path) -> None:
+def test_profiles_of_older_versions_have_their_figures_and_name_missing_ones(version: int, tmp_path: Path) -> None:
     old = Profile.load(DATA / f"two_ipus.version{version}.profile")
     assert old.cycles == 27_480 and sum(old.phase_cycles.values()) == old.cycles
     assert f"{old.cycles:,}" in old.summary(by="layer")
@@ -222,7 +222,7 @@ def test_an_interactive_session_of_python_has_a_page(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
 
 
-def test_a_notebook_is_no_script_and_what_to_do_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_a_notebook_with_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.ipynb").write_text('{"cells": [], "nbformat": 4}', encoding="utf-8")
     assert main(["profile", str(tmp_path / "train.ipynb")]) != 0
     said = capsys.readouterr().err

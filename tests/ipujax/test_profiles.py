@@ -124,7 +124,7 @@ THREADS = {
 
 
 @pytest.mark.parametrize("name", THREADS)
-def test_thread_balance_is_that_of_what_workers_have_to_do(name: str) -> None:
+def test_thread_balance_is_that_of_the_workers_loads(name: str) -> None:
     fun, shape, expected = THREADS[name]
     x = jax.ShapeDtypeStruct(shape, "float32")
     profile = ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=1)).lower(x).compile().profile

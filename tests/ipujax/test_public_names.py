@@ -36,7 +36,7 @@ SOME = {
 
 
 @pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])
-def test_what_dir_shows(name: str) -> None:
+def test_dir_shows_public_names(name: str) -> None:
     module = importlib.import_module(name)
     shown = {attribute: getattr(module, attribute) for attribute in dir(module)}
     assert SOME.get(name, set()) <= set(shown)
@@ -47,7 +47,7 @@ def test_what_dir_shows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])
-def test_what_a_module_defines_is_shown_or_private(name: str) -> None:
+def test_names_of_a_module_are_public_or_private(name: str) -> None:
     module = importlib.import_module(name)
     streams = {"PrintStream", "AbortStream"}  # of `poplar.program`, which makes them itself
     defined = {key for key, x in vars(module).items() if getattr(x, "__module__", None) == name and key[0] != "_"}
@@ -81,6 +81,6 @@ def test_the_reference_has_every_name() -> None:
     assert re.findall(r"^\.\. auto\w+:: (.+)$", page, re.MULTILINE)[0] == "ipujax.jit"
 
 
-def test_there_is_one_version() -> None:
+def test_versions_agree() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert ipu.__version__ == importlib.metadata.version("ipujax") == project["version"]

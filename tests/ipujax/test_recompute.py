@@ -164,7 +164,7 @@ def test_without_a_gradient_nothing_changes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", slow_but(["all"], ["all", "standard"]))
-def test_what_a_checkpoint_does_stays(mode: str) -> None:
+def test_checkpoints_of_the_user_are_not_changed(mode: str) -> None:
     """All of the network is in one, with others inside."""
     way, none = (compiled(*STEPS["all in a checkpoint"], each) for each in (mode, "none"))
     assert way.lowered.as_text("recompute") == none.lowered.as_text("recompute")
@@ -357,7 +357,7 @@ def test_recomputes_nothing_where_a_higher_byte_cost_fits_in_fewer_cycles() -> N
 
 
 @pytest.mark.parametrize("byte_cost", slow_but([None], [FIRST, None]))
-def test_what_fits_in_no_way_says_what_was_tried(byte_cost: float | None) -> None:
+def test_the_error_of_a_program_that_cannot_fit_names_the_attempts(byte_cost: float | None) -> None:
     fun, args = STEPS["residual"]
     with pytest.raises(ipu.TileMemoryError) as error:
         compiled(fun, args, "auto", 20_000, byte_cost=byte_cost)
@@ -375,7 +375,7 @@ def test_what_fits_in_no_way_says_what_was_tried(byte_cost: float | None) -> Non
     assert ("planned at costs of 0.5, 1, 2, 4, 8, 16 cycles per byte" in text) == (byte_cost is None)
 
 
-def test_where_nothing_can_be_computed_again_no_share_is_named() -> None:
+def test_no_share_is_named_if_nothing_can_be_recomputed() -> None:
     for fun, args in (STEPS["all in a checkpoint"], (forward, (WS, X))):
         with pytest.raises(ipu.TileMemoryError) as error:
             compiled(fun, args, "auto", 14_000, byte_cost=FIRST)
@@ -383,7 +383,7 @@ def test_where_nothing_can_be_computed_again_no_share_is_named() -> None:
 
 
 @pytest.mark.parametrize("given", ["stndard", "Auto", "al", True, 1, ["all"]])
-def test_what_is_no_way_of_recomputation(given: Any) -> None:
+def test_refuses_an_unknown_recomputation(given: Any) -> None:
     for what in (
         lambda: ipu.Options(recompute=given),
         lambda: ipu.pipeline(forward, micro_batches=2, recompute=given),

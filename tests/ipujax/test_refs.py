@@ -390,7 +390,7 @@ def test_a_condition_that_would_never_change() -> None:
         ipu.jit(fun, device=DEVICE)(X)
 
 
-def test_what_jax_has_no_rule_for() -> None:
+def test_refuses_refs_for_which_jax_has_no_rule() -> None:
     """A `custom_jvp` function that makes one: `jax.jit` raises a NotImplementedError."""
 
     @jax.custom_jvp

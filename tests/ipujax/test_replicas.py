@@ -253,7 +253,7 @@ def test_shard_map_over_a_mesh_keeps_its_meaning():
         np.testing.assert_allclose(got, expected, rtol=2e-6, atol=1e-7)
 
 
-def test_what_only_shard_map_splits_comes_from_the_host_split():
+def test_arguments_that_only_shard_map_splits_are_split_on_the_host():
     mesh = AbstractMesh((4,), ("x",))
     split = jax.shard_map(lambda x: x * lax.axis_index("x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     lowered = ipu.jit(split, device=device()).lower(np.ones(8, np.float32))
@@ -357,7 +357,7 @@ def test_only_collectives_cost_more_with_more_replicas():
 # --- several IPUs a replica ---
 
 
-def test_gradients_of_stages_are_summed_where_they_lie():
+def test_gradients_of_stages_are_summed_on_their_ipus():
     def loss(w: Any, x: Any) -> Any:
         with ipu.stage(0):
             h = jnp.tanh(x @ w[0])
@@ -438,7 +438,7 @@ def test_three_replicas_leave_an_ipu_unused():
 
 
 @pytest.mark.parametrize("where", [device(4), ipu.CPU()], ids=["IPUs", "CPU"])
-def test_casts_of_what_varies_are_refused_by_line(where):
+def test_refuses_casts_to_varying_by_line(where):
     run = ipu.jit(lambda x: lax.pcast(x, "replica", to="varying"), device=where, replicas=4, in_specs=SPLIT)
     with pytest.raises(ArgumentError, match=r"cannot cast a value by jax.lax.pcast[\s\S]*at: test_replicas.py"):
         run(X)

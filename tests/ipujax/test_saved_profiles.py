@@ -210,7 +210,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_decompresses_to_too_much_is_refused_unread(name, monkeypatch, tmp_path):
+def test_refuses_a_file_that_decompresses_to_too_much(name, monkeypatch, tmp_path):
     monkeypatch.setattr(serialise, "FREE_BYTES", 1 << 20)
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(BOMBS[name], 9))
@@ -219,7 +219,7 @@ def test_what_decompresses_to_too_much_is_refused_unread(name, monkeypatch, tmp_
         ipu.Profile.load(path)
 
 
-def test_what_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
+def test_a_profile_that_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
     profile, path = ipu.Profile.load(saved("one IPU")), tmp_path / "none"
     with monkeypatch.context() as patch:
         patch.setattr(serialise, "MAX_BYTES", 1_000)

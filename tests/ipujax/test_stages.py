@@ -172,7 +172,7 @@ def test_compiled_donates_as_jit() -> None:
 
 
 @pytest.mark.parametrize("method", ["__call__", "profile_call"])
-def test_compiled_refuses_what_it_was_not_compiled_for(method: str) -> None:
+def test_compiled_refuses_other_arguments(method: str) -> None:
     call = getattr(ipu.jit(step, device=DEVICE).lower(*arguments()).compile(), method)
     state, batch = arguments()
     wrong = [
@@ -406,7 +406,7 @@ def test_each_trip_costs_the_same_and_as_the_options_say() -> None:
         assert ipu.jit(fun, device=DEVICE, options=options).lower(jnp.ones(3)).compile().profile.cycles == cycles[n]
 
 
-def test_trip_counts_that_differ_from_turn_to_turn() -> None:
+def test_trip_counts_that_differ_between_iterations() -> None:
     def fun(counts: jax.Array) -> jax.Array:
         def turn(total: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
             got = lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
@@ -424,7 +424,7 @@ def test_trip_counts_that_differ_from_turn_to_turn() -> None:
     assert profile.cycles == reordered.cycles < compiled.profile_call(counts + 1)[1].cycles
 
 
-def test_branches_cost_what_they_do() -> None:
+def test_branches_cost_the_branch_that_runs() -> None:
     def fun(case: jax.Array, x: jax.Array) -> jax.Array:
         branches = [lambda x: x, lambda x: jnp.sin(x) @ x, lambda x: jnp.cos(x) @ x @ x @ x]
         return lax.switch(case, branches, x)
@@ -493,7 +493,7 @@ def test_profile_call_of_an_error_in_a_callback() -> None:
         fun_ipu.lower(X).compile().profile_call(X)
 
 
-def test_stages_have_what_those_of_jax_have() -> None:
+def test_stages_have_the_attributes_of_jax_stages() -> None:
     def fun(x: Any, n: int, *, y: Any) -> Any:
         return {"a": x * n + y, "b": (x > 1,)}
 

@@ -83,7 +83,7 @@ def test_all_kinds_of_functions_have_a_file(fun, name):
     assert profile_of(fun).identity.name == f"{name} ({HERE})"
 
 
-def test_what_is_typed_into_a_console_has_its_name():
+def test_functions_of_a_console_have_a_title():
     names = {"__name__": "__main__"}
     exec(compile("def typed(x):\n    return x * 2\n", "<stdin>", "exec"), names)
     assert profile_of(names["typed"]).title.startswith("typed (<stdin>) on 1 × mk2")
@@ -115,7 +115,7 @@ def test_machines_are_named_where_names_are_the_same():
 
 
 @pytest.mark.parametrize("label", [3, None, "two\nlines", " spaces ", "x" * 201])
-def test_what_is_no_label_is_refused(label):
+def test_refuses_a_non_label(label):
     with pytest.raises(ipu.ArgumentError, match=r"Options\.label must be a label"):
         ipu.Options(label=label)
     with pytest.raises(ipu.ArgumentError, match="label"):
@@ -149,6 +149,6 @@ def test_out_of_memory_comes_first(tmp_path):
         assert 0 < page.index("Try:") < page.index("</header>")
 
 
-def test_nothing_is_said_of_memory_where_it_suffices(tmp_path):
+def test_no_headline_where_memory_suffices(tmp_path):
     profile = profile_of(train_step)
     assert profile.ways_to_fit == () and "Out of memory" not in profile.summary()

@@ -70,7 +70,7 @@ def raised_with_nearest(tree: ast.Module) -> Iterator[tuple[int, set[str | None]
                     yield node.lineno, {keyword.arg for keyword in node.exc.keywords}
 
 
-def test_all_errors_with_a_nearest_name_show_what_was_given() -> None:
+def test_all_errors_with_a_nearest_name_show_the_given_name() -> None:
     files = [path for room in ("ipujax", "lowering", "runtime") for path in (ROOT / room).rglob("*.py")]
     raised = [
         (f"{path.relative_to(ROOT)}:{line}", keywords)

@@ -106,7 +106,7 @@ def test_an_iteration_of_a_sum_is_its_accesses():
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("op", OP_COSTS)
-def test_presets_cost_what_the_public_figures_say(op, name):
+def test_presets_cost_the_public_figures(op, name):
     """64 bits a load and a store: one iteration is the row of the table."""
     cycles, vector = OP_COSTS[op].iteration("half")
     one, two = elementwise_cycles(op, np.float16, 2, 0, 6 * vector * np.array([1, 2]), preset(name))

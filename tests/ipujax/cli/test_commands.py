@@ -67,7 +67,7 @@ def test_info_names_versions_and_machines(capsys: Capture) -> None:
     assert re.search(r"^  mk2 .* default$", said, re.MULTILINE) and "IPUModel(1 × mk2, 1472 tiles)" in said
 
 
-def test_info_says_what_is_not_installed(capsys: Capture, monkeypatch) -> None:
+def test_info_names_missing_packages(capsys: Capture, monkeypatch) -> None:
     monkeypatch.setattr("ipujax.cli.info_command._OPTIONAL", ("no_such_package_of_anybody",))
     assert main(["info"]) == 0 and "no_such_package_of_anybody  not installed" in capsys.readouterr().out
 
@@ -181,7 +181,7 @@ BROKEN: dict[str, Callable[[ipu.Profile, Path], object]] = {
 
 @pytest.mark.parametrize("message", BROKEN)
 @pytest.mark.parametrize("command", ["report", "compare"])
-def test_a_file_that_is_no_profile_is_one_error(command: str, message: str, saved, tmp_path, capsys: Capture) -> None:
+def test_refuses_a_file_that_is_not_a_profile(command: str, message: str, saved, tmp_path, capsys: Capture) -> None:
     good, bad = next(iter(saved)), tmp_path / "bad"
     BROKEN[message](saved[good], bad)
     assert main([command, *([good] if command == "compare" else []), str(bad)]) == 2
@@ -320,7 +320,7 @@ def test_only_a_terminal_gets_colours(command, environment, is_terminal, expecte
     assert ("\x1b[" in capsys.readouterr().out) is expected
 
 
-def test_the_version_is_told(capsys: Capture) -> None:
+def test_prints_the_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"ipujax {ipu.__version__}\n"

@@ -63,7 +63,7 @@ def test_options_of_models_are_refused_for_scripts(tmp_path: Path, capsys: Captu
     assert "--shape is for ONNX models" in capsys.readouterr().err
 
 
-def test_refuses_a_file_that_is_no_model(tmp_path: Path, capsys: Capture):
+def test_refuses_a_file_that_is_not_a_model(tmp_path: Path, capsys: Capture):
     (tmp_path / "net.onnx").write_bytes(b"")
     assert main(["report", str(tmp_path / "net.onnx")]) == 2
     assert "is empty" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_an_interrupt_ends_the_script(tmp_path, capsys: Capture) -> None:
     assert said.index("KeyboardInterrupt") < said.index("Programs of ")
 
 
-def test_an_exception_is_shown_as_python_shows_it_and_what_was_compiled_is_listed(tmp_path, capsys: Capture) -> None:
+def test_after_an_exception_as_of_python_compiled_programs_are_listed(tmp_path, capsys: Capture) -> None:
     source = """
     import jax.numpy as jnp, ipujax as ipu
     ipu.jit(jnp.sin, device=ipu.IPUModel(tiles_per_ipu=4)).lower(jnp.ones(4)).compile()

@@ -136,7 +136,7 @@ DISAGREEMENTS = {
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.slow] * (name != "shapes")) for name in DISAGREEMENTS]
 )
-def test_distributed_disagreement_is_an_error_before_anything_hangs(run: Runner, case: str):
+def test_distributed_disagreement_is_an_error_before_a_collective(run: Runner, case: str):
     statement, *texts = DISAGREEMENTS[case]
     assert run(START + statement) == 1
     for text in texts:

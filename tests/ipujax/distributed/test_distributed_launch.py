@@ -80,7 +80,7 @@ def test_output_of_one_instance_and_errors_of_all(run: Runner):
     assert run.out == ["[1] out"] and sorted(run.err) == ["[0] err", "[1] err"]
 
 
-def test_what_is_printed_last_without_end_of_line_is_shown(run: Runner):
+def test_a_last_line_without_end_is_shown(run: Runner):
     assert run("import os; os.write(1, b'half a line'); os._exit(0)", instances=1) == 0
     assert run.out == ["[0] half a line"]
 
@@ -209,7 +209,7 @@ def test_exit_codes_of_success(run: Runner):
         assert run.err == []
 
 
-def test_where_ended_processes_cannot_be_looked_at(run: Runner, monkeypatch: pytest.MonkeyPatch):
+def test_systems_without_waitid(run: Runner, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "waitid")
     assert run(PREAMBLE + "start_helper()\nif index: sys.exit(3)\nhang()") == 3
     assert clear_of(run.printed("pid"))

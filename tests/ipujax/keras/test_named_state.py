@@ -27,7 +27,7 @@ MODEL = SimpleNamespace(
     ("kind", "state"),
     [("train", ([1, 2, 3], [4], [5], [])), ("test", ([1, 2, 3], [4], [])), ("predict", ([1, 2, 3], [4]))],
 )
-def test_there_and_back_in_order(kind: str, state: tuple[list[int], ...]) -> None:
+def test_named_state_converts_back_to_lists_in_order(kind: str, state: tuple[list[int], ...]) -> None:
     names = StateNames(MODEL, kind)
     named = names.named(state)
     assert names.sizes == [len(values) for values in state] and names.listed(named) == state

@@ -145,7 +145,7 @@ def test_layers_tell_their_stages() -> None:
         assert stages_of(plain) == [0, 1, 1, 2]
 
 
-def test_a_model_that_was_not_called_says_what_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_of_unknown_stages_of_a_model_that_was_not_called(caplog: pytest.LogCaptureFixture) -> None:
     with strategy(4).scope():
         assert stages_of(Subclassed(True)) == [None] * 4
     assert "no layer of subclassed is known to be in a stage" in caplog.text

@@ -279,7 +279,7 @@ def test_a_model_that_was_compiled_outside() -> None:
         ("allow_recompute", "atuo", "'standard'"),
     ],
 )
-def test_options_that_there_are_not(name: str, value: Any, said: str) -> None:
+def test_refuses_unknown_options(name: str, value: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match="IPUConfig") as error:
         setattr(ipu.IPUConfig(), name, value)
     assert said in str(error.value)

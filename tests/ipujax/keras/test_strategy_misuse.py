@@ -39,7 +39,7 @@ def test_a_model_that_does_not_fit_keeps_its_weights() -> None:
         np.testing.assert_array_equal(one, np.asarray(other))
 
 
-def test_batches_that_are_no_update_take_no_weights() -> None:
+def test_an_incomplete_update_changes_no_weights() -> None:
     """The last of an execution is smaller, behind others that could run."""
 
     def batches() -> Iterator[Any]:
@@ -185,7 +185,7 @@ def test_prefetching_takes_no_more_batches_than_epochs_have() -> None:
         (lambda config: ipu.IPUStrategy("x"), "IPUConfig()"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_option(use: Any, said: str) -> None:
+def test_refuses_a_non_option(use: Any, said: str) -> None:
     with pytest.raises(ArgumentError) as error:
         use(ipu.IPUConfig())
     assert said in str(error.value)
@@ -200,7 +200,7 @@ def test_what_is_no_option(use: Any, said: str) -> None:
         (lambda model: model.set_pipelining_options(gradient_accumulation_reduction_method="foo"), "'mean'"),
     ],
 )
-def test_what_is_no_setting(use: Any, said: str) -> None:
+def test_refuses_a_non_setting(use: Any, said: str) -> None:
     with strategy().scope():
         model = mlp()
         with pytest.raises(ArgumentError) as error:
@@ -243,7 +243,7 @@ def refusal(set_up: Any = lambda config, model: None, tiles: int = 1, **compiled
 OWN_WORDS = ("Options(recompute", "offload_argnums", "ipu.advise", "jax.checkpoint", "bytes_per_tile=", "ipu.pipeline")
 
 
-def test_what_does_not_fit_proposes_what_can_be_set_in_keras() -> None:
+def test_remedies_of_a_model_that_does_not_fit_are_those_of_keras() -> None:
     def recomputing(config: Any, model: Any) -> None:
         config.allow_recompute = True
 
@@ -334,7 +334,7 @@ def test_options_of_a_strategy_name_those_of_the_configuration_that_they_replace
         lambda config: config.ipu_model.versions,
     ],
 )
-def test_an_option_that_there_is_not_is_told_as_when_it_is_set(read: Any) -> None:
+def test_reading_an_unknown_option_is_the_same_error_as_setting_it(read: Any) -> None:
     with pytest.raises(AttributeError, match=r"IPUConfig(.|\n)* has no option(.|\n)*expected: ") as error:
         read(ipu.IPUConfig())
     assert isinstance(error.value, ArgumentError)
@@ -343,7 +343,7 @@ def test_an_option_that_there_is_not_is_told_as_when_it_is_set(read: Any) -> Non
     assert not hasattr(config, "matmuls") and copy.deepcopy(config).auto_select_ipus == 4
 
 
-def test_what_models_lack_before_a_fit_says_where_it_is_had() -> None:
+def test_attributes_before_a_fit_name_the_remedy() -> None:
     with strategy().scope():
         model = mlp()
         with pytest.raises(AttributeError, match=r"has no ipu_profile(.|\n)*fit, evaluate or predict in"):

@@ -72,7 +72,7 @@ def test_a_smaller_last_batch_is_refused_before_any(name: str, accumulation: int
         {"x": X[:30], "y": Y[:30], "batch_size": 5, "validation_split": 1 / 3},
     ],
 )
-def test_what_is_a_whole_number_of_updates_runs(data: dict[str, Any]) -> None:
+def test_a_whole_number_of_updates_runs(data: dict[str, Any]) -> None:
     with strategy().scope():
         model = model_of(2, 1, steps=2)
         model.fit(**data, verbose=0)

@@ -180,7 +180,7 @@ def test_accumulation_that_does_not_divide_the_steps_of_an_execution() -> None:
             model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-def test_an_epoch_that_is_no_whole_number_of_updates() -> None:
+def test_refuses_an_epoch_with_an_incomplete_update() -> None:
     with strategy().scope():
         model = mlp()
         model.set_gradient_accumulation_options(5)
@@ -236,7 +236,7 @@ def test_layers_in_a_row_go_to_no_earlier_stage() -> None:
         (lambda m: m.set_outfeed_queue_options("first"), "'last'"),
     ],
 )
-def test_settings_that_there_are_not(use: Callable[[Any], None], said: str) -> None:
+def test_refuses_unknown_settings(use: Callable[[Any], None], said: str) -> None:
     with strategy().scope():
         model = mlp()
         before = settings_of(model)

@@ -54,7 +54,7 @@ def test_every_truncation_is_a_typed_error():
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04" * 50, b"not a model", b"\x00" * 64])
-def test_refuses_bytes_that_are_no_model(data):
+def test_refuses_bytes_that_are_not_a_model(data):
     with pytest.raises(OnnxModelError):
         ipujax.onnx.load(data)
 
@@ -64,7 +64,7 @@ def test_refuses_a_path_without_a_file(tmp_path):
         ipujax.onnx.load(tmp_path / "none.onnx")
 
 
-def test_refuses_an_object_that_is_no_source():
+def test_refuses_an_object_that_is_not_a_source():
     with pytest.raises(OnnxModelError, match="model must be a path, bytes or a ModelProto"):
         ipujax.onnx.load(3)
 

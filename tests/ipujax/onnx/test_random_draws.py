@@ -53,7 +53,7 @@ def test_bernoulli_and_multinomial_follow_their_probabilities():
     np.testing.assert_allclose(shares, [[0.1, 0.2, 0.7], [0.5, 0.5, 0]], atol=0.03)
 
 
-def test_dropout_scales_what_it_keeps():
+def test_dropout_scales_the_elements_that_remain():
     nodes = [helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"], "dropout")]
     constants = {"ratio": np.float32(0.25), "training": np.array(True)}
     constants = {name: np.asarray(value) for name, value in constants.items()}

@@ -201,7 +201,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_makes_no_sense_is_refused(name: str) -> None:
+def test_refuses_invalid_settings(name: str) -> None:
     call, match = BAD[name]
     with pytest.raises(ipu.ArgumentError, match=match):
         call()

@@ -303,7 +303,7 @@ NOT_ELEMENTWISE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_ELEMENTWISE)
-def test_what_a_shard_is_not_enough_for_is_refused_by_name(name: str) -> None:
+def test_refuses_updates_that_need_the_entire_array(name: str) -> None:
     optimizer, match = NOT_ELEMENTWISE[name]
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     own = next(n for n, line in enumerate(lines, 1) if line.endswith("# this line"))
@@ -315,7 +315,7 @@ def test_what_a_shard_is_not_enough_for_is_refused_by_name(name: str) -> None:
     assert "whole gradient first" in str(error.value)
 
 
-def test_what_is_refused_goes_before() -> None:
+def test_a_refused_update_may_come_before_the_shards() -> None:
     """As the error advises."""
     first, then = optax.adaptive_grad_clip(0.1), optax.sgd(0.05, momentum=0.9)
     expected, _ = whole_run(optax.chain(first, then))
@@ -371,7 +371,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_makes_no_sense_is_refused(name: str) -> None:
+def test_refuses_invalid_settings(name: str) -> None:
     call, match = BAD[name]
     with pytest.raises(ipu.ArgumentError, match=match):
         call()

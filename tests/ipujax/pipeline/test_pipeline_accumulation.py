@@ -257,7 +257,7 @@ def test_prints_come_once_a_micro_batch(capsys: pytest.CaptureFixture[str]) -> N
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_program_is_one_loop_of_any_number_of_turns() -> None:
+def test_the_program_is_one_loop_of_any_trip_count() -> None:
     sizes = set()
     for micro_batches in (4, 512):
         rows = 4 * micro_batches
@@ -390,7 +390,7 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
         assert "test_pipeline_accumulation.py" in str(caught.value)
 
 
-def test_an_error_of_the_function_says_what_was_taken_for_the_batch() -> None:
+def test_an_error_of_the_function_names_the_batch_arguments() -> None:
     run = ipu.pipeline(lambda batch, w: jnp.mean(batch @ w), micro_batches=2)
     for wrap in (lambda f: f, ipu.jit):
         with pytest.raises(TypeError, match="dot_general") as caught:

@@ -193,7 +193,7 @@ def test_a_micro_batch_whose_loop_runs_longer_is_named(slow: int, exchange: str)
     assert first.slow_micro_batch == -1
 
 
-def test_recomputed_work_is_told_apart() -> None:
+def test_recomputed_work_is_counted_separately() -> None:
     assert all(row.phases["recomputed"] == 0 for row in profile_of("1f1b", "buffered").stages)
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:

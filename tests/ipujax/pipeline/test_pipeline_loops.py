@@ -69,7 +69,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize(("schedule", "keeps_all"), [("gpipe", True), ("1f1b", False)])
-def test_an_iteration_updates_one_slot_of_what_is_kept(schedule: str, keeps_all: bool) -> None:
+def test_an_iteration_updates_one_slot_of_a_stash(schedule: str, keeps_all: bool) -> None:
     params = [np.ones((WIDTH, WIDTH), np.float32)] * 2
     batch = np.ones((ROWS * MICRO_BATCHES, WIDTH), np.float32)
     run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=MICRO_BATCHES, schedule=schedule)

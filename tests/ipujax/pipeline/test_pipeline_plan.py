@@ -20,7 +20,7 @@ FUN = jax.value_and_grad(MODELS["mlp"](4))
 ARGS = parameters(4), jax.random.key(0), batch(32)
 
 
-def test_rows_are_what_each_way_costs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_equal_the_cost_of_each_pipeline_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ipu.pipeline_plan(
         FUN, *ARGS, micro_batches=(8, 3), schedules=("gpipe", "interleaved"), device=DEVICE, rng_argnums=1
     )
@@ -84,7 +84,7 @@ def test_numbers_of_stages_are_compared() -> None:
         assert row.cycles == ipu.jit(fun, device=DEVICE).lower(*ARGS).compile().profile.cycles
 
 
-def test_what_does_not_fit_is_said_to() -> None:
+def test_rows_name_pipelines_that_do_not_fit() -> None:
     small = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4, bytes_per_tile=11_000)
     plan = ipu.pipeline_plan(FUN, *ARGS, micro_batches=8, schedules="gpipe", device=small, show=False, rng_argnums=1)
     assert "does not fit" in str(plan) and not next(iter(plan)).fits

@@ -205,7 +205,7 @@ def two_layers(params: Any, x: jax.Array, stage: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-def test_inference_stacks_what_comes_out(schedule: str) -> None:
+def test_inference_stacks_results(schedule: str) -> None:
     def fun(stage: Any) -> Any:
         settings = {} if stage is no_stage else {"schedule": schedule}
         return ipu.pipeline(lambda p, x: two_layers(p, x, stage), micro_batches=4, reduce="stack", **settings)
@@ -214,7 +214,7 @@ def test_inference_stacks_what_comes_out(schedule: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_reduction_and_what_aside_comes_out() -> None:
+def test_every_reduction_of_auxiliary_results() -> None:
     def fun(stage: Any) -> Any:
         def loss(params: Any, x: jax.Array) -> Any:
             h = two_layers(params, x, stage)
@@ -418,7 +418,7 @@ def test_pipelines_that_cannot_run_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"schedule": "grouped"}, {"schedule": "looped-1f1b", "stages": 3}], ids=str)
-def test_what_a_schedule_refuses_is_said_of_the_pipeline_s_line(settings: Any) -> None:
+def test_refusals_of_a_schedule_name_the_line_of_the_pipeline(settings: Any) -> None:
     def training_step(params: Any, rows: Any) -> Any:
         gradients = jax.grad(lambda p, x: jnp.sum(two_layers(p, x, stage)))
         return ipu.pipeline(gradients, micro_batches=2, **settings)(params, rows)

@@ -90,7 +90,7 @@ def test_plain_jax_ignores_stages() -> None:
 
 
 @pytest.mark.parametrize("donated", [(), (0, 1)])
-def test_one_stage_costs_what_no_stage_costs(donated: tuple[int, ...]) -> None:
+def test_one_stage_costs_as_much_as_none(donated: tuple[int, ...]) -> None:
     args = arguments(1)
     profiles = [
         ipu.jit(train(MODELS["mlp"](1, stage)), device=system(1), donate_argnums=donated).lower(*args).compile().profile
@@ -109,7 +109,7 @@ def ipus_of(lowered: ipu.Lowered, name: str) -> set[int]:
     return set((owners(lowered.graph.mappings[variable]) // TILES).tolist())
 
 
-def test_parameters_and_their_optimiser_state_lie_with_their_stage() -> None:
+def test_parameters_and_optimiser_state_are_on_the_ipu_of_their_stage() -> None:
     args = arguments(4)
     program = ipu.jit(train(MODELS["tied"](4)), device=system(4), donate_argnums=(0, 1)).lower(*args)
     for number in range(4):
@@ -121,7 +121,7 @@ def test_parameters_and_their_optimiser_state_lie_with_their_stage() -> None:
     assert ipus_of(program, "batch['words']") == {0}
 
 
-def test_what_crosses_between_ipus_is_activations_and_their_gradients() -> None:
+def test_only_activations_and_their_gradients_cross_between_ipus() -> None:
     args = arguments(3)
     program = ipu.jit(train(MODELS["mlp"](3), optax.sgd(0.1)), device=system(4)).lower(
         args[0], (optax.EmptyState(),) * 2, *args[2:]
@@ -144,7 +144,7 @@ def test_the_profile_shows_exchange_between_ipus_and_memory_by_ipu() -> None:
     assert min(by_ipu[:2]) > max(by_ipu[2:])
 
 
-def test_where_equations_without_a_stage_belong() -> None:
+def test_stages_of_equations_without_one() -> None:
     """By the rules of `placement`, found by hand."""
 
     def fun(w: Any, v: Any, y: Any) -> Any:
@@ -171,7 +171,7 @@ def test_where_equations_without_a_stage_belong() -> None:
     assert products == [0, 1, 0, 1]
 
 
-def test_what_sums_over_replicas_give_is_where_the_operands_are() -> None:
+def test_results_of_sums_over_replicas_are_on_the_ipus_of_operands() -> None:
     def fun(x: jax.Array) -> Any:
         with ipu.stage(0):
             first = jnp.sin(x)
@@ -246,7 +246,7 @@ def test_stages_that_make_no_sense_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "0", None, int, np.array([1, 2]), jnp.array([1, 2])])
-def test_what_is_no_number_of_a_stage_is_refused(number: Any) -> None:
+def test_refuses_a_non_number_of_a_stage(number: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match="needs the number of a stage"), ipu.stage(number):
         pass
 

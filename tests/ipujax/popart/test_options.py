@@ -177,7 +177,7 @@ def test_refuses_phases_beyond_their_number() -> None:
         session_of(options, perceptron(phases=True))
 
 
-def test_refuses_tracked_tensors_that_are_no_weights() -> None:
+def test_refuses_tracked_tensors_that_are_not_weights() -> None:
     model = perceptron()
     options = popart.SessionOptions()
     options.automaticLossScalingSettings.enabled = True

@@ -140,7 +140,7 @@ def test_inference_streams_all_batches() -> None:
     np.testing.assert_allclose(results[model.hidden], expected[plain.hidden], rtol=1e-6)
 
 
-def test_weights_move_when_they_are_told_to(tmp_path: Path) -> None:
+def test_weights_move_only_on_request(tmp_path: Path) -> None:
     model = perceptron()
     trained = train(model)
     session = trained.session

@@ -175,7 +175,7 @@ def test_results_of_functions_out_of_range(value):
         m.minimise(result)
 
 
-def test_what_a_function_raises_comes_out():
+def test_exceptions_of_functions_reach_the_caller():
     m = popsolver.Model()
     result = m.call([m.add_variable(0, 3)], lambda values: 1 // values[0])
     with pytest.raises(ZeroDivisionError):

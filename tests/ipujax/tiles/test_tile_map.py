@@ -128,7 +128,7 @@ def test_tile_map_costs_the_same_on_one_tile_and_on_many(fun: Any) -> None:
     assert len(cycles) == 1
 
 
-def test_tile_map_of_a_single_operation_costs_what_its_vertex_does() -> None:
+def test_tile_map_of_a_single_operation_costs_as_much_as_its_vertex() -> None:
     x = np.ones((1, 6, 8), np.float32)
     on_one = ipu.IPUModel(tiles_per_ipu=1)
     alone = ipu.jit(lambda x: jnp.exp(x), device=on_one).profile(x).phase_cycles["compute"]

@@ -197,7 +197,7 @@ def _owners(row: dict[str, Any]) -> np.ndarray:
 # --- the environment --------------------------------------------------------------------------------------------------
 
 
-def test_what_the_environment_asks_for(folder: Path, monkeypatch) -> None:
+def test_requests_of_the_environment(folder: Path, monkeypatch) -> None:
     monkeypatch.setenv(DUMP, "ir, tiles")
     made = ipu.jit(lambda x: x + 1, device=DEVICE).lower(X)
     assert {path.name for path in folder.iterdir()} == {"lambda.ir.json", "lambda.tiles.json"}
@@ -236,7 +236,7 @@ def failing(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_pass_that_fails_is_named_and_what_was_made_is_kept(folder: Path, asked: bool, monkeypatch) -> None:
+def test_dumps_name_a_failed_pass_and_have_the_forms_before_it(folder: Path, asked: bool, monkeypatch) -> None:
     broken = tuple((name, failing if name == "narrow" else run) for name, run in passes.PASSES)
     monkeypatch.setattr(passes, "PASSES", broken)
     if asked:

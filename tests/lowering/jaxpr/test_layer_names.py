@@ -164,7 +164,7 @@ def test_functions_called_at_several_places_are_numbered_where_no_scope_tells() 
     assert layers(named_towers, params(1)[0], X) == {"left", "right"}
 
 
-def test_what_a_checkpoint_computes_again_has_the_forward_layers() -> None:
+def test_recomputed_equations_have_the_forward_layers() -> None:
     grad = jax.grad(looped(jax.checkpoint(block)))
     assert layers(grad, params(3), X, part="forward") == {"loss"} | numbered("block", 3) | DENSE
     assert layers(grad, params(3), X, part="recomputed") == DENSE

@@ -61,7 +61,7 @@ def loss_by_generator(ws: Any, x: jax.Array) -> jax.Array:
     [(loss_by_reduce, "loop"), (loss_by_function, "dense"), (loss_by_map, "loop"), (loss_by_generator, "loop")],
 )
 @pytest.mark.parametrize("part", ["forward", "backward"])
-def test_what_c_code_calls_repeatedly_is_numbered(loss: Callable[..., Any], name: str, part: str) -> None:
+def test_repeated_calls_from_c_code_are_numbered(loss: Callable[..., Any], name: str, part: str) -> None:
     rows = layers(jax.grad(loss), [W] * 3, X, part=part)
     assert {row for row in rows if "[" in row} == {f"{loss.__name__}/{name}[{n}]" for n in range(3)}
 

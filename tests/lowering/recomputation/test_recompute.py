@@ -180,7 +180,7 @@ def stored_values(jaxpr: ClosedJaxpr, values: dict[Var, bytes]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
-def test_never_stores_what_a_checkpoint_recomputes(name: str) -> None:
+def test_never_stores_values_that_a_checkpoint_recomputes(name: str) -> None:
     jaxpr = original_step(name)
     values = values_of(name, jaxpr)
     forward_values = set[bytes]()
@@ -202,7 +202,7 @@ def test_never_stores_what_a_checkpoint_recomputes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["products saved", "names saved", "names offloaded"])
-def test_never_recomputes_what_a_policy_saves(name: str) -> None:
+def test_never_recomputes_values_that_a_policy_saves(name: str) -> None:
     values = values_of(name, original_step(name))
     mark = "host_put" if name == "names offloaded" else "reduce_precision"  # JAX's mark of a saved value
     eqns = original_step(name).jaxpr.eqns

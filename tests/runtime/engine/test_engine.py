@@ -702,7 +702,7 @@ def test_repeat_while(limit: int) -> None:
 
 
 @pytest.mark.parametrize("predicate", [False, True])
-def test_if_writes_only_what_a_branch_writes(predicate: bool) -> None:
+def test_if_writes_only_variables_that_a_branch_writes(predicate: bool) -> None:
     bench, x, y, z = Bench(), randn(4), randn(4, seed=1), randn(4, seed=2)
     p, a, b, c = bench.feed(np.bool_(predicate)), bench.feed(x), bench.feed(y), bench.feed(z)
     then = Sequence(bench.elementwise(jnp.negative, [a], b), bench.elementwise(jnp.sin, [b], c))

@@ -132,7 +132,7 @@ def _run(graph: Graph, program: Sequence, inputs: Mapping[HostStream, Any], held
     ],
     ids=["ring", "swap of two", "one to all", "to itself and another", "nobody"],
 )
-def test_a_copy_moves_what_the_replica_map_says(pairs):
+def test_a_copy_follows_the_replica_map(pairs):
     b, rng = Replicated(4), np.random.default_rng(0)
     source, held = rng.normal(size=(2, 4, 12)).astype(np.float32)
     x, y = b.given(source), b.given(held, "y", tile=2)
@@ -200,7 +200,7 @@ def controlled(replicas: int, kind: str, values: np.ndarray) -> list[np.ndarray]
 
 
 @pytest.mark.parametrize("kind", ["while", "until in repeat", "if", "switch"])
-def test_replicas_that_disagree_each_do_what_they_would_alone(kind):
+def test_replicas_that_disagree_compute_as_single_ones(kind):
     values = np.array([[0.0], [7.0], [3.5], [-2.0]], np.float32)
     together = controlled(4, kind, values)
     for replica, value in enumerate(values):
@@ -352,7 +352,7 @@ def test_a_copy_within_tiles_of_one_replica_is_an_exchange_between_two():
     assert least <= phases["global_exchange"] <= least + target.exchange_startup_cycles + 100
 
 
-def test_replicas_cost_and_hold_what_one_does():
+def test_replicas_cost_as_much_as_one_and_take_its_memory():
     def built(replicas: int) -> Profile:
         b = Replicated(replicas, 2)
         x = b.given(np.zeros((replicas, 64), np.float32), tile=0)

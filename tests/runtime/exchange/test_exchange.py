@@ -451,7 +451,7 @@ def test_sends_an_operand_of_many_tiles_once() -> None:
     np.testing.assert_array_equal(found.local_bytes, [0, 0, 4, 0])
 
 
-def test_a_stencil_receives_its_halo_and_copies_what_it_has() -> None:
+def test_a_stencil_receives_its_halo_and_copies_its_block() -> None:
     graph = graph_of(3)
     x = graph.add_variable((12,), F32, "x", grid((12,), (3,)))
     dims = (Dim((Term(0), Term(1)), -1),)
@@ -565,7 +565,7 @@ def test_refuses_a_variable_without_mapping() -> None:
             call()
 
 
-def test_tiles_of_a_bus_share_what_both_receive() -> None:
+def test_tiles_of_a_bus_share_common_data() -> None:
     graph = graph_of(5)
     x = graph.add_variable((12,), F32, "x", on_one_tile(12, 0))
     whole = [Axis("i", even_cuts(12, 1)), Axis("copy", even_cuts(5, 5))]

@@ -454,7 +454,7 @@ def test_races_are_refused():
             run(graph, body, [(a, numbers(40))], [out], seed=seed)
 
 
-def test_one_vertex_may_write_what_it_alone_reads():
+def test_a_vertex_may_write_elements_that_no_other_reads():
     graph = Graph(machine(4))
     a = spread(graph, (40,), name="a")
     x = numbers(40)

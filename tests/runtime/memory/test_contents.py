@@ -14,7 +14,7 @@ def contents(memory, **limits):
 
 
 @pytest.mark.parametrize("program", [trained_program, two_ipus, everything])
-def test_every_tile_holds_what_it_holds_by_itself(program):
+def test_contents_of_all_tiles_equal_those_of_each(program):
     memory = program().memory
     found = contents(memory, max_items=1000)
     assert found.tiles.tolist() == list(range(len(memory.tile_bytes)))

@@ -163,14 +163,14 @@ STRAIGHT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
-def test_a_straight_program_holds_what_is_predicted(name: str) -> None:
+def test_a_straight_program_takes_the_predicted_bytes(name: str) -> None:
     measured, expected, is_straight = peaks(*STRAIGHT[name])
     assert is_straight
     np.testing.assert_array_equal(measured, expected)
 
 
 @pytest.mark.parametrize("mode", ["none", "all", "standard"])
-def test_a_training_step_holds_what_is_predicted(mode: str) -> None:
+def test_a_training_step_takes_the_predicted_bytes(mode: str) -> None:
     step, options = trained(chain_of(dense)), ipu.Options(recompute=mode)
     measured, expected, is_straight = peaks(step, (LAYERS, array(16, 4)), options=options, donate_argnums=0)
     assert is_straight
@@ -277,7 +277,7 @@ def test_random_copies(data: st.DataObject, is_straight: bool) -> None:
     assert (measured == expected).all() if is_straight else (measured <= expected).all()
 
 
-def test_what_is_measured() -> None:
+def test_measured_live_ranges_of_a_variable() -> None:
     """By hand, of one variable of two elements: the steps are r(ead), w(ritten), 0 and 1 the elements written."""
     v = Variable((2,), np.dtype("float32"), "v")
     for steps, held in (

@@ -141,7 +141,7 @@ def test_every_byte_by_hand():
     assert report.worst_tile == 2
 
 
-def test_temporaries_share_memory_and_gaps_are_told():
+def test_temporaries_share_memory_and_gaps_are_reported():
     """Three variables one after the other, the middle one largest: a and c lie where b lay before or after."""
     graph = Graph(TARGET)
     a, b, c = (graph.add_variable((n,), F32, name, on_one_tile(n, 0)) for name, n in (("a", 3), ("b", 9), ("c", 4)))
@@ -215,7 +215,7 @@ def wide_program(interleaved, size=64, target=TARGET):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_what_is_accessed_128_bits_at_a_time_lies_on_top(interleaved):
+def test_variables_accessed_128_bits_at_a_time_are_on_top(interleaved):
     memory = compile(*wide_program(interleaved)).memory
     assert memory.is_from_top.tolist() == [interleaved] * 4
     assert memory.shared_bytes.tolist() == [2 * 64] * 4

@@ -56,7 +56,7 @@ def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(dra
 
 @settings(max_examples=30, deadline=None)
 @given(chips(), st.data())
-def test_what_a_tile_needs_does_not_depend_on_what_is_packed_with_it(drawn, data):
+def test_bytes_of_a_tile_do_not_depend_on_tiles_packed_with_it(drawn, data):
     both, peak, _ = drawn
     for chip in both:
         every = in_the_orders(chip, np.array(chip.tiles), peak)
@@ -66,7 +66,7 @@ def test_what_a_tile_needs_does_not_depend_on_what_is_packed_with_it(drawn, data
         np.testing.assert_array_equal(some.wide, every.wide[tiles - chip.tiles.start])
 
 
-def test_what_lies_on_top_is_placed_again_until_there_is_no_gap():
+def test_items_on_top_are_placed_first_again_until_no_gap_is_left():
     """Values of a step with sharded state: the orders alone leave gaps of a fifth."""
     lives = [(10240, 21, 27), (10240, 32, 38), (10240, 38, 38), (9216, 19, 19), (8192, 1, 47), (8192, 19, 20)]
     lives += [(8192, 20, 21), (6144, 16, 16), (4096, 8, 9), (4096, 9, 9), (2576, 29, 29), (2560, 23, 29)]

@@ -47,7 +47,7 @@ def suggested(text, pattern):
     return int(re.search(pattern, text).group(1).replace(",", ""))
 
 
-def test_it_tells_where_what_and_when():
+def test_the_error_names_tile_items_and_step():
     graph, program = through(TARGET, 200_000, 1, "activations")
     code = 2 * (CONTROL_BYTES_PER_STEP + HOST_CODE_BYTES)
     need = 800_000 + STACK_BYTES + 2 * HOST_HEADER_BYTES + -(-code // 8) * 8
@@ -65,7 +65,7 @@ def test_it_tells_where_what_and_when():
     assert kept.memory.max_tile_bytes == need == suggested(text, r"bytes_per_tile=(\d+)")
 
 
-def test_what_it_lists_is_in_order_of_need():
+def test_listed_tiles_are_in_order_of_bytes():
     graph, program = through(TARGET, 4 * TARGET.bytes_per_tile // 4 + 4000, 4)
     extra = graph.add_variable((1000,), F32, "extra", on_one_tile(1000, 2))
     text = refusal(
@@ -108,7 +108,7 @@ def test_suggested_float16_fits():
     )
 
 
-def test_code_must_lie_below_the_interleaved_region():
+def test_code_must_be_below_the_interleaved_region():
     def program(target):
         graph = Graph(target)
         x, y = (graph.add_variable((4,), F32, name, on_one_tile(4, 1)) for name in "xy")

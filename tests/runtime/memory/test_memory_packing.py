@@ -137,7 +137,7 @@ def test_items_of_one_size_pack_without_a_gap(lives):
 
 @settings(max_examples=50, deadline=None)
 @given(items(most=6), st.booleans())
-def test_what_comes_first_lies_lowest(drawn, huge):
+def test_the_first_item_has_the_lowest_address(drawn, huge):
     sizes, spans, first = drawn
     sizes = sizes * (2**34 if huge else 1)  # addresses that do not fit half a number
     packing = pack_in("longest", sizes, spans, ~first, first)
@@ -194,7 +194,7 @@ def test_rounding():
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_frame_lies_with_the_innermost_that_holds_all_its_calls():
+def test_a_frame_is_in_the_innermost_frame_around_all_its_calls():
     graph = Graph(TARGET)
     f32 = np.dtype("float32")
     a, b, c, d, e = (graph.add_variable((8,), f32, name, grid((8,), (4,))) for name in "abcde")

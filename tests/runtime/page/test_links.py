@@ -135,7 +135,7 @@ def test_slices_of_the_trace_have_their_rows(profile, text):
         assert tuple(data["sets"][rows]) == trace.row_sets[trace.rows[step]]
 
 
-def test_the_search_box_is_there_for_all_tables(text):
+def test_one_search_box_is_for_all_tables(text):
     page = Page(text)
     boxes = [found for kind, found in page.tags if kind == "input" and found.get("type") == "search"]
     assert [box["id"] for box in boxes] == ["search"] and not any("data-filter" in found for _, found in page.tags)
@@ -155,7 +155,7 @@ def test_every_figure_has_a_text(text):
     assert len(figures) == 7 and all(len(found["aria-label"]) > 20 for found in figures)
 
 
-def test_what_a_page_leaves_out_is_text():
+def test_rows_that_a_page_leaves_out_are_not_links():
     anchors = Anchors(operations={3: "op-3"}, layers={"a": "layer-a"}, lines={("model.py", 7): "line-model.py:7"})
     assert anchors.operation(4, "<b>") == "<b>" and anchors.operation(None, "x") == "x"
     assert anchors.operation(3, "x") == '<a href="#op-3">x</a>'

@@ -140,7 +140,7 @@ def test_a_saved_profile_has_the_same_page(tmp_path):
     assert first == second
 
 
-def test_sections_that_an_older_file_lacks_are_said_to_be_missing(tmp_path):
+def test_sections_that_an_older_file_lacks_have_a_message(tmp_path):
     text = page_of(Profile.load(OLD), tmp_path)
     missing = re.findall(r'<section id="(\w+)".{0,120}<p class="missing">Not known: ([^.]*)', text)
     assert dict(missing).keys() == {"layers", "stages", "trace", "program", "source"}
@@ -163,7 +163,7 @@ def test_paths_that_cannot_be_written(tmp_path):
             made.to_html(3)
 
 
-def test_without_bokeh_the_install_line_is_said(tmp_path, monkeypatch):
+def test_the_error_without_bokeh_has_the_install_line(tmp_path, monkeypatch):
     real = importlib.import_module
 
     def no_bokeh(name, *rest):

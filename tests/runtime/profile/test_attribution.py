@@ -24,7 +24,7 @@ def test_parts_add_up_and_are_in_proportion(total, weights):
     assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
 
 
-def test_the_largest_remainder_gets_what_is_missing():
+def test_the_largest_remainder_is_rounded_up():
     assert divide(10, [1, 1, 1]) == [4, 3, 3]
     assert divide(7, [3, 0, 4]) == [3, 0, 4]
 
@@ -95,7 +95,7 @@ def test_a_function_is_divided_among_its_calls():
     assert sum(row.cycles for row in profile.layers) == profile.busy_cycles
 
 
-def test_rows_of_an_older_file_are_said_to_lack_layers():
+def test_rows_of_an_older_file_name_missing_layers():
     old = ipu.Profile.load(OLD)
     with pytest.raises(ipu.IpuError, match="older ipujax, without its layers"):
         _ = old.layers

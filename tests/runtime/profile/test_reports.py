@@ -278,7 +278,7 @@ def test_memory_by_category_adds_up_in_every_region():
     assert np.any(section["byCategory"]["variable"]["nonInterleaved"]["overlapped"])
 
 
-def test_what_does_not_fit_overflows():
+def test_a_program_that_does_not_fit_overflows():
     graph = Graph(TARGET.replace(bytes_per_tile=4096, interleaved_offset_bytes=4096))
     a = graph.add_variable((4096,), F32, "a", on_one_tile(4096, 1))
     program = Sequence(*inputs(a), output(a))
@@ -466,7 +466,7 @@ def test_a_long_trace_is_cut_off_and_counted(count):
     assert data["simulation"]["steps"][1]["repeats"] == count
 
 
-def test_ids_of_what_ran_are_those_of_the_graph():
+def test_ids_of_executed_programs_are_those_of_the_graph():
     """A profile of part of an executable, run twice, names the programs of the whole."""
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")

@@ -73,7 +73,7 @@ def again(profile, tmp_path):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_it_answers_as_the_original(name, tmp_path):
+def test_figures_equal_those_of_the_original(name, tmp_path):
     original = PROFILES[name]()
     loaded = again(original, tmp_path)
     assert isinstance(loaded, Profile) and repr(loaded) == repr(original)
@@ -90,7 +90,7 @@ def test_it_answers_as_the_original(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_its_memory_is_that_of_the_original(name, tmp_path):
+def test_memory_equals_that_of_the_original(name, tmp_path):
     original = PROFILES[name]().memory
     loaded = again(PROFILES[name](), tmp_path).memory
     for figure in ["tile_bytes", "gap_bytes", "shared_bytes", "code_bytes", "overflowed_bytes", "is_from_top"]:
@@ -107,7 +107,7 @@ def test_its_memory_is_that_of_the_original(name, tmp_path):
         loaded.at_peak(loaded.worst_tile + 1)
 
 
-def test_it_can_be_saved_again(tmp_path):
+def test_a_loaded_profile_can_be_saved_again(tmp_path):
     loaded = again(PROFILES["trained"](), tmp_path)
     first = (tmp_path / "saved").read_bytes()
     again(loaded, tmp_path)
@@ -127,7 +127,7 @@ def test_unknown_trip_counts_stay_unknown(tmp_path):
             ask()
 
 
-def test_what_is_not_kept_is_said(tmp_path):
+def test_the_error_names_figures_that_are_not_saved(tmp_path):
     loaded = again(PROFILES["trained"](), tmp_path)
     for name in ("executable", "timeline", "numbering"):
         with pytest.raises(ProfileError, match=f"a saved profile has no {name}"):
@@ -235,7 +235,7 @@ def test_paths_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, 3.5, 99999, True, b"saved", ["saved"]], ids=repr)
-def test_what_is_no_path_is_refused(path):
+def test_refuses_a_non_path(path):
     profile = PROFILES["trained"]()
     for use in (profile.save, Profile.load):
         with pytest.raises(ArgumentTypeError, match=rf"(?s)needs a path.*expected: .*got: {type(path).__name__}"):
@@ -282,7 +282,7 @@ def test_phases_of_all_ipus_are_read_from_the_trace_of_version_3():
     assert (old.limiting_ipu, old.phase_cycles) == (new.limiting_ipu, new.phase_cycles)
 
 
-def test_what_files_of_the_version_before_lack_is_said():
+def test_the_error_names_figures_that_older_files_lack():
     old = Profile.load(OLD)
     asks = (lambda: old.execution_trace, lambda: old.program_costs, lambda: old.sources, lambda: old.memory.contents)
     for ask in asks:

@@ -78,7 +78,7 @@ def test_cycles_of_phases_are_those_of_the_profile(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_slices_of_a_track_lie_in_or_after_each_other(name, tmp_path):
+def test_slices_of_a_track_are_nested_or_disjoint(name, tmp_path):
     data = written(Profile(PROGRAMS[name]()), tmp_path)
     for events in threads(data).values():
         open_until: list[float] = []
@@ -118,7 +118,7 @@ def test_long_runs_are_folded_and_say_so(tmp_path):
     assert 1_000 < sums["step"] < 5_000
 
 
-def test_what_cannot_be_written_is_said(tmp_path):
+def test_the_error_names_a_path_that_cannot_be_written(tmp_path):
     profile = Profile(trained_program())
     with pytest.raises(ProfileError, match="cannot be written"):
         profile.to_perfetto(tmp_path / "none" / "trace.json")

@@ -172,7 +172,7 @@ def test_tiles_out_of_memory_are_named():
     assert row and [float(x) for x in row.groups()] == [round(over[t] / 1024, 1) for t in (3, 1)]
 
 
-def test_what_is_not_known_is_said():
+def test_unknown_figures_have_their_reason():
     graph, program, _, _ = looping()
     profile = Profile(compile(graph, program))
     text = profile.summary(show_execution_steps=True, show_var_storage=True)

@@ -61,7 +61,7 @@ def checked(kind, value, version=2):
         (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0, 0]]}),
     ],
 )
-def test_what_is_of_a_kind(kind, value):
+def test_accepts_data_of_a_kind(kind, value):
     checked(kind, value)
 
 
@@ -109,13 +109,13 @@ def test_what_is_of_a_kind(kind, value):
         (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0]]}, "f.b[1]"),
     ],
 )
-def test_what_is_of_another_kind(kind, value, path):
+def test_refuses_data_of_another_kind(kind, value, path):
     with pytest.raises(FieldError) as error:
         checked(kind, value)
     assert error.value.path == path and error.value.expected and len(error.value.got) < 100
 
 
-def test_what_older_files_may_lack():
+def test_fields_that_older_files_may_lack():
     checked(POINT, {"x": 1}, version=2)
     with pytest.raises(FieldError, match=r"f\.since"):
         checked(POINT, {"x": 1}, version=3)

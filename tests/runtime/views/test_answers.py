@@ -74,7 +74,7 @@ def test_the_planted_bottleneck_limits_and_its_line_is_to_change(planted):
     assert line.share == pytest.approx(work / profile.cycles)
 
 
-def test_what_is_busy_on_few_tiles_is_to_be_spread():
+def test_hint_to_spread_an_operation_on_few_tiles():
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")
     alone = apply(graph, codelet("alone", 1_000), a, b, 1, "model.py:1 (loss)")
@@ -148,7 +148,7 @@ def test_filling_and_draining_differ_from_steady_waiting():
     assert waiting_ipu(profile).subject == "IPU 0"
 
 
-def test_what_runs_on_one_tile_of_many_is_said_to():
+def test_names_an_operation_on_one_tile_of_many():
     graph = Graph(machine(64))
     a, b = (graph.add_variable((SIZE,), F32, name, on_one_tile(SIZE, 3)) for name in "ab")
     scalar = apply(graph, codelet("schedule", 1_000), a, b, 1, "model.py:7 (learning_rate)")
@@ -176,7 +176,7 @@ def test_one_ipu_waits_for_no_other():
     assert answer.share == 0 and "one IPU" in answer.sentence
 
 
-def test_what_is_not_known_is_said_for_each_question():
+def test_unknown_figures_are_named_for_each_question():
     graph, program, _, _ = looping()
     found = {answer.question: answer for answer in answers(Profile(compile(graph, program)))}
     assert list(found) == [question for question in QUESTIONS if question != STAGE]  # there is no pipeline

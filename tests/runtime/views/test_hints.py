@@ -103,7 +103,7 @@ def test_a_hint_needs_all_of_its_condition(table: str, name: str) -> None:
         assert not hint.holds(replace(situation, **{field: value})), field
 
 
-def test_nothing_is_said_of_a_program_without_a_part() -> None:
+def test_no_hint_for_an_empty_part() -> None:
     assert not any(hints(table, Situation()) for table in TABLES.values())
 
 

@@ -141,7 +141,7 @@ def test_cycles_receives_its_arguments_by_name():
 
 
 @pytest.mark.parametrize("cycles", [-1, 2**70, np.nan, "4", True, None])
-def test_refuses_cycles_that_are_no_count(cycles):
+def test_refuses_cycles_that_are_not_a_count(cycles):
     fields = {"x": Input[FLOAT], "out": Output[FLOAT]}
     wrong = type("Wrong", (Vertex,), {"compute": lambda x: x, "cycles": lambda x: cycles, "__annotations__": fields})
     with pytest.raises(GraphError, match=r"cycles of codelet Wrong[\s\S]*test_codelets.py[\s\S]*0 … 4294967295"):
@@ -258,7 +258,7 @@ def pi_by_division(unroll):
     return (instructions(compute, [spec()]) - OVERHEAD_CYCLES) / 1_200
 
 
-def test_a_loop_with_a_division_takes_what_was_published():
+def test_a_loop_with_a_division_takes_the_published_cycles():
     """15 instructions an iteration from C++; 9.6 and 7.9 where the compiler or the author unrolled it."""
     assert pi_by_division(1) == pytest.approx(15, rel=0.21)
     assert pi_by_division(8) == pytest.approx(9.6, rel=0.2)
