@@ -24,7 +24,9 @@ from tqdm import tqdm
 
 import ipujax as ipu
 
-CLASSES, SIDE, SEED = 10, 8, 0
+CLASSES = 10
+SIDE = 8
+SEED = 0
 
 Params = dict[str, jax.Array]
 Model = Callable[[Params, jax.Array], jax.Array]
@@ -42,7 +44,7 @@ def load() -> list[np.ndarray]:
 
 
 def batches(images: np.ndarray, labels: np.ndarray, size: int, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of one size in a new order each epoch; what does not fill the last batch waits for another epoch."""
+    """Batches of one size, in a new order each epoch; examples that do not fill a batch are left out in that epoch."""
     order = np.random.default_rng((SEED, epoch)).permutation(len(images))
     for start in range(0, len(order) - size + 1, size):
         chosen = order[start : start + size]

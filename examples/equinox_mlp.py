@@ -25,7 +25,10 @@ from sklearn.datasets import load_digits
 
 import ipujax as ipu
 
-PIXELS, CLASSES, SEED, RATE = 64, 10, 0, 3e-3
+PIXELS = 64
+CLASSES = 10
+SEED = 0
+RATE = 3e-3
 LEARNED = 1500  # images; the others are tested
 
 
@@ -36,7 +39,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(images: np.ndarray, labels: np.ndarray, size: int, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of one size in a new order each epoch; what does not fill the last batch waits for another epoch."""
+    """Batches of one size, in a new order each epoch; examples that do not fill a batch are left out in that epoch."""
     order = np.random.default_rng((SEED, epoch)).permutation(len(images))
     for start in range(0, len(order) - size + 1, size):
         chosen = order[start : start + size]
@@ -70,15 +73,17 @@ def accuracy_of(static: Any) -> Any:
 
 
 def train(args: argparse.Namespace) -> tuple[list[float], float]:
-    """Trains, tests after each epoch, prints what the step costs; returns the losses and the last accuracy."""
+    """Trains, tests after each epoch, prints the cost of the step; returns the losses and the last accuracy."""
     images, labels = digits()
-    learned, test = (images[:LEARNED], labels[:LEARNED]), (images[LEARNED:], labels[LEARNED:])
+    learned = (images[:LEARNED], labels[:LEARNED])
+    test = (images[LEARNED:], labels[LEARNED:])
     model = eqx.nn.MLP(PIXELS, CLASSES, args.width, args.depth, key=jax.random.key(SEED))
     arrays, static = eqx.partition(model, eqx.is_array)
     steps = args.epochs * (len(learned[0]) // args.batch)
     optimizer = optax.adamw(optax.warmup_cosine_decay_schedule(0.0, RATE, steps // 10, steps))
     opt_state = optimizer.init(arrays)
-    step, accuracy = training_step(static, optimizer), accuracy_of(static)
+    step = training_step(static, optimizer)
+    accuracy = accuracy_of(static)
     losses = []
     for epoch in range(1, args.epochs + 1):
         values = []

@@ -26,7 +26,9 @@ from jax import lax
 
 import ipujax as ipu
 
-SEED, RATE, TEMPERATURE = 0, 3e-3, 0.7
+SEED = 0
+RATE = 3e-3
+TEMPERATURE = 0.7
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -53,10 +55,11 @@ def batches(text: np.ndarray, batch: int, context: int, steps: int, epoch: int) 
 
 
 class Block(nnx.Module):
-    """Attention to the characters before, then two dense layers; each adds to what it is given."""
+    """Attention to the characters before, then two dense layers, both with a residual connection."""
 
     def __init__(self, width: int, heads: int, rngs: nnx.Rngs) -> None:
-        self.norm1, self.norm2 = nnx.RMSNorm(width, rngs=rngs), nnx.RMSNorm(width, rngs=rngs)
+        self.norm1 = nnx.RMSNorm(width, rngs=rngs)
+        self.norm2 = nnx.RMSNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(heads, width, use_bias=False, decode=False, rngs=rngs)
         self.up = nnx.Linear(width, 4 * width, use_bias=False, rngs=rngs)
         self.down = nnx.Linear(4 * width, width, use_bias=False, rngs=rngs)
@@ -71,7 +74,8 @@ class Transformer(nnx.Module):
 
     def __init__(self, letters: int, context: int, width: int, heads: int, layers: int) -> None:
         rngs = nnx.Rngs(SEED)
-        self.letters, self.places = nnx.Embed(letters, width, rngs=rngs), nnx.Embed(context, width, rngs=rngs)
+        self.letters = nnx.Embed(letters, width, rngs=rngs)
+        self.places = nnx.Embed(context, width, rngs=rngs)
         self.blocks = nnx.List(Block(width, heads, rngs) for _ in range(layers))
         self.norm = nnx.RMSNorm(width, rngs=rngs)
 
@@ -118,11 +122,12 @@ def written(graph: Any, params: Any, start: np.ndarray, count: int) -> np.ndarra
 
 
 def train(args: argparse.Namespace) -> list[float]:
-    """Trains, prints what the step costs and a sample; returns the loss of each epoch."""
+    """Trains, prints the cost of the step and a sample; returns the loss of each epoch."""
     text, letters = read()
     graph, params = nnx.split(Transformer(len(letters), args.context, args.width, args.heads, args.layers), nnx.Param)
     optimizer = optax.adamw(RATE)
-    opt_state, step = optimizer.init(params), training_step(graph, optimizer)
+    opt_state = optimizer.init(params)
+    step = training_step(graph, optimizer)
     losses = []
     for epoch in range(1, args.epochs + 1):
         values = []

@@ -23,7 +23,9 @@ from sklearn.datasets import load_digits
 
 import ipujax.keras as ipu
 
-CLASSES, SEED, TESTED = 10, 0, 297
+CLASSES = 10
+SEED = 0
+TESTED = 297
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +51,8 @@ def cnn() -> keras.Model:
 
 
 def print_epoch(epoch: int, logs: Mapping[str, float]) -> None:
-    accuracy, seconds = logs["val_accuracy"], logs["host_seconds"]
+    accuracy = logs["val_accuracy"]
+    seconds = logs["host_seconds"]
     print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}, test accuracy {accuracy:.3f}, {seconds:.1f} s", flush=True)
 
 
@@ -66,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--tiles", type=int, default=0, help="tiles of the IPU; all that it has by default")
     args = parser.parse_args(argv)
     images, labels = digits()
-    train, test = (images[:-TESTED], labels[:-TESTED]), (images[-TESTED:], labels[-TESTED:])
+    train = (images[:-TESTED], labels[:-TESTED])
+    test = (images[-TESTED:], labels[-TESTED:])
     keras.utils.set_random_seed(SEED)
     config = ipu.IPUConfig()
     config.auto_select_ipus = 1
@@ -74,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
     with ipu.IPUStrategy(config).scope():
         model = cnn()
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=args.steps)
-        shown = [ipu.ProfileLogger(), keras.callbacks.LambdaCallback(on_epoch_end=print_epoch)]
+        callbacks = [ipu.ProfileLogger(), keras.callbacks.LambdaCallback(on_epoch_end=print_epoch)]
         history = model.fit(
-            *train, batch_size=args.batch, epochs=args.epochs, verbose=0, callbacks=shown, validation_data=test
+            *train, batch_size=args.batch, epochs=args.epochs, verbose=0, callbacks=callbacks, validation_data=test
         ).history
         profile = model.ipu_profile
     print(f"{args.steps} batches of {args.batch}: {profile.cycles:,} cycles, {profile.seconds * 1e6:,.0f} µs on a Mk2")

@@ -26,7 +26,10 @@ from sklearn.datasets import load_digits
 
 import ipujax.keras as ipu
 
-CLASSES, SEED, STAGES, BATCH = 10, 0, 2, 16
+CLASSES = 10
+SEED = 0
+STAGES = 2
+BATCH = 16
 
 
 def mlp(width: int) -> keras.Model:
@@ -82,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> tuple[list[float], list[float]]:
     parser.add_argument("--tiles", type=int, default=0, help="tiles of each IPU; all that it has by default")
     parser.add_argument("--batches", type=int, nargs="+", default=[2, 4, 8], help="accumulated, to be compared")
     args = parser.parse_args(argv)
-    losses, stock = [], []
+    losses = []
+    stock = []
     for batches in args.batches:
         losses, profile = trained(args, batches)
         stock, _ = trained(args, batches, on_ipus=False)

@@ -49,8 +49,8 @@ def mixture(
     places, weighted = route(tokens, params["gate"], capacity)
     sent = to_experts(jnp.einsum("gtec,gtf->egcf", places, tokens))
     hidden = jax.nn.relu(jnp.einsum("egcf,efh->egch", sent, params["up"]))
-    done = to_groups(jnp.einsum("egch,ehf->egcf", hidden, params["down"]))
-    return tokens + jnp.einsum("gtec,egcf->gtf", weighted, done)
+    processed = to_groups(jnp.einsum("egch,ehf->egcf", hidden, params["down"]))
+    return tokens + jnp.einsum("gtec,egcf->gtf", weighted, processed)
 
 
 def by_sharding(mesh: AbstractMesh, capacity: int) -> Callable[..., jax.Array]:
@@ -104,7 +104,8 @@ def make_train_step(layer: Any, mesh: AbstractMesh, args: argparse.Namespace) ->
 def init(args: argparse.Namespace) -> tuple[Any, jax.Array, jax.Array]:
     """Parameters, tokens and targets."""
     rng = np.random.default_rng(0)
-    features, hidden = args.features, 4 * args.features
+    features = args.features
+    hidden = 4 * args.features
 
     def normal(*shape: int, scale: float = 1.0) -> jax.Array:
         return jnp.asarray(rng.normal(0, scale, shape), jnp.float32)

@@ -30,7 +30,8 @@ import optax
 
 import ipujax as ipu
 
-SEED, RATE = 0, 1e-3
+SEED = 0
+RATE = 1e-3
 CODE_BYTES = 200 * 1024  # of a tile's memory that may hold code
 
 Params = list[tuple[jax.Array, jax.Array]]
@@ -80,10 +81,11 @@ def compiled(step: Step, shapes: Sequence[Any], tiles: int, num_ipus: int = 1, i
     return ipu.jit(step, device=device, donate_argnums=(0, 1), options=options).lower(*shapes).compile()
 
 
-def row(name: str, done: ipu.Compiled) -> tuple[float, int]:
+def row(name: str, compiled_step: ipu.Compiled) -> tuple[float, int]:
     """Prints the memory of the fullest tile and the cycles of a step; returns both."""
-    profile = done.profile
-    kib, cycles = profile.memory.max_tile_bytes / 1024, profile.cycles
+    profile = compiled_step.profile
+    kib = profile.memory.max_tile_bytes / 1024
+    cycles = profile.cycles
     waits = profile.phase_cycles["host_exchange"] / cycles
     print(f"{name:<34}  {kib:>7.1f} KiB  {cycles:>12,} cycles, {waits:4.0%} of them waiting for streaming memory")
     return kib, cycles
@@ -113,50 +115,53 @@ def main(argv: Sequence[str] | None = None) -> list[tuple[float, int]]:
     parser.add_argument("--io-tiles", type=int, default=8, help="that only move data, where there are any")
     parser.add_argument("--steps", type=int, default=10, help="to train")
     parser.add_argument("--picture", type=Path, help="where to draw the trade-off")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     optimizer = optax.adam(RATE)
-    params = initial_parameters(jax.random.key(SEED), given.layers, given.width)
+    params = initial_parameters(jax.random.key(SEED), args.layers, args.width)
     state = optimizer.init(params)
-    shapes = params, state, *examples(given.batch, given.width)
+    shapes = params, state, *examples(args.batch, args.width)
     size = sum(x.nbytes for x in jax.tree.leaves((params, state)))
-    chip = ipu.IPUModel(tiles_per_ipu=given.tiles).target.total_memory_bytes
+    chip = ipu.IPUModel(tiles_per_ipu=args.tiles).target.total_memory_bytes
     print(f"parameters and state: {size / 2**20:.1f} MiB, {size / chip:.1f} times the memory of a chip")
 
     try:
-        row("one phase", compiled(training_step(optimizer, None), shapes, given.tiles))
+        row("one phase", compiled(training_step(optimizer, None), shapes, args.tiles))
     except ipu.TileMemoryError as error:
         print(f"{'one phase':<34}  does not fit: {error.needed_bytes / 1024:,.1f} KiB on the fullest tile")
-    curve, done = list[tuple[float, int]](), None
+    curve = list[tuple[float, int]]()
+    step = None
     for count in (1, 2, 3):
         try:
-            done = compiled(training_step(optimizer, count), shapes, given.tiles)
+            step = compiled(training_step(optimizer, count), shapes, args.tiles)
         except ipu.TileMemoryError as error:
             print(f"{f'phases of {count} layers':<34}  does not fit: {error.needed_bytes / 1024:,.1f} KiB")
             break
-        curve.append(row(f"phases of {count} layer{'s' if count > 1 else ''}", done))
+        curve.append(row(f"phases of {count} layer{'s' if count > 1 else ''}", step))
     single = training_step(optimizer, 1)
     points = {
-        "two IPUs in turns": row("phases of 1 layer, two IPUs", compiled(single, shapes, given.tiles, num_ipus=2)),
-        f"{given.io_tiles} I/O tiles": row(
-            f"phases of 1 layer, {given.io_tiles} I/O tiles",
-            compiled(single, shapes, given.tiles, io_tiles=given.io_tiles),
+        "two IPUs in turns": row("phases of 1 layer, two IPUs", compiled(single, shapes, args.tiles, num_ipus=2)),
+        f"{args.io_tiles} I/O tiles": row(
+            f"phases of 1 layer, {args.io_tiles} I/O tiles",
+            compiled(single, shapes, args.tiles, io_tiles=args.io_tiles),
         ),
     }
-    if given.picture is not None:
-        draw(points, curve, given.picture)
+    if args.picture is not None:
+        draw(points, curve, args.picture)
 
-    if done is not None and given.steps:
+    if step is not None and args.steps:
         x, y = shapes[2:]
         plain = jax.jit(training_step(optimizer, None))
-        theirs, other, values, expected = *jax.tree.map(jnp.copy, (params, state)), [], []
-        for _ in range(given.steps):
-            params, state, value = done(params, state, x, y)
-            theirs, other, wanted = plain(theirs, other, x, y)
+        jax_params, jax_state = jax.tree.map(jnp.copy, (params, state))
+        values = []
+        expected = []
+        for _ in range(args.steps):
+            params, state, value = step(params, state, x, y)
+            jax_params, jax_state, jax_loss = plain(jax_params, jax_state, x, y)
             values.append(float(value))
-            expected.append(float(wanted))
+            expected.append(float(jax_loss))
         difference = max(abs(a - b) / b for a, b in zip(values, expected, strict=True))
-        print(f"loss {values[0]:.4f} to {values[-1]:.4f} in {given.steps} steps; plain JAX differs by {difference:.0e}")
+        print(f"loss {values[0]:.4f} to {values[-1]:.4f} in {args.steps} steps; plain JAX differs by {difference:.0e}")
     return curve
 
 

@@ -27,7 +27,12 @@ from sklearn.datasets import load_digits
 
 import ipujax as ipu
 
-STAGES, WIDTH, HEADS, ROWS, CLASSES, SEED = 4, 32, 4, 8, 10, 0
+STAGES = 4
+WIDTH = 32
+HEADS = 4
+ROWS = 8
+CLASSES = 10
+SEED = 0
 
 Params = dict[str, Any]
 
@@ -86,13 +91,14 @@ COLOURS = {
 
 def draw(tasks: Sequence[ipu.TaskTime], path: Path, width: int = 1200, row: int = 30) -> None:
     """A row an IPU, a bar a task, shades by micro-batch, white where the IPU waits."""
-    ipus, length = 1 + max(task.ipu for task in tasks), max(task.end for task in tasks)
+    ipus = 1 + max(task.ipu for task in tasks)
+    length = max(task.end for task in tasks)
     pixels = np.full((ipus * row, width, 3), 255, np.uint8)
     for task in tasks:
-        left, right = (round(at / length * (width - 1)) for at in (task.start, task.end))
+        first, last = (round(at / length * (width - 1)) for at in (task.start, task.end))
         shade = 1 - 0.4 * (task.micro_batch % 2)
         top = task.ipu * row + 3
-        pixels[top : top + row - 6, left : max(right - 1, left + 1)] = np.multiply(COLOURS[task.kind], shade)
+        pixels[top : top + row - 6, first : max(last - 1, first + 1)] = np.multiply(COLOURS[task.kind], shade)
     write_png(path, pixels)
 
 
@@ -123,28 +129,29 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b", "grouped", "interleaved", "zb-h1"])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--pictures", type=Path, help="folder for a picture of each schedule")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     digits = load_digits()
-    images, labels = (digits.images / 16).astype(np.float32), digits.target.astype(np.int32)
-    device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=given.tiles)
+    images = (digits.images / 16).astype(np.float32)
+    labels = digits.target.astype(np.int32)
+    device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=args.tiles)
     params = initial_parameters(jax.random.key(SEED))
     shapes = {
-        "images": jax.ShapeDtypeStruct((given.batch, ROWS, ROWS), np.float32),
-        "labels": jax.ShapeDtypeStruct((given.batch,), np.int32),
+        "images": jax.ShapeDtypeStruct((args.batch, ROWS, ROWS), np.float32),
+        "labels": jax.ShapeDtypeStruct((args.batch,), np.int32),
     }
     gradients = jax.value_and_grad(loss)
     plan = ipu.pipeline_plan(
-        gradients, params, shapes, micro_batches=given.micro_batches, schedules=given.schedules, device=device
+        gradients, params, shapes, micro_batches=args.micro_batches, schedules=args.schedules, device=device
     )
 
-    if given.pictures is not None:
-        given.pictures.mkdir(parents=True, exist_ok=True)
+    if args.pictures is not None:
+        args.pictures.mkdir(parents=True, exist_ok=True)
         for row in plan:
             if row.refused is None:
                 fun = ipu.pipeline(gradients, micro_batches=row.micro_batches, schedule=row.schedule)
                 compiled = ipu.jit(fun, device=device).lower(params, shapes).compile()
-                path = given.pictures / f"{row.schedule}-{row.micro_batches}.png"
+                path = args.pictures / f"{row.schedule}-{row.micro_batches}.png"
                 draw(ipu.pipeline_tasks(compiled), path)
                 print(f"drawn: {path}")
 
@@ -159,11 +166,13 @@ def main(argv: Sequence[str] | None = None) -> float:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    state, rng, value = optimizer.init(params), np.random.default_rng(SEED), np.inf
-    for number in range(1, given.steps + 1):
-        chosen = rng.integers(0, len(images), given.batch)
+    state = optimizer.init(params)
+    rng = np.random.default_rng(SEED)
+    value = np.inf
+    for number in range(1, args.steps + 1):
+        chosen = rng.integers(0, len(images), args.batch)
         params, state, value = step(params, state, {"images": images[chosen], "labels": labels[chosen]})
-        if number % 10 == 0 or number == given.steps:
+        if number % 10 == 0 or number == args.steps:
             print(f"step {number:3}  loss {float(value):.4f}")
     return float(value)
 

@@ -27,7 +27,10 @@ import numpy as np
 
 import ipujax as ipu
 
-LAYERS, INPUTS, SEED, RATE = 7, 16, 0, 0.05
+LAYERS = 7
+INPUTS = 16
+SEED = 0
+RATE = 0.05
 CODE_BYTES = 200 * 1024  # of a tile's memory that may hold code
 
 Params = list[tuple[jax.Array, jax.Array]]
@@ -59,12 +62,12 @@ def group(params: Params, x: jax.Array) -> jax.Array:
 
 
 def training_step(by_hand: bool) -> Step:
-    """A step of gradient descent; by hand, all that is kept of three layers is what enters them."""
+    """A step of gradient descent; `by_hand` saves only the inputs of each three layers, by `jax.checkpoint`."""
 
     def loss(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-        some = jax.checkpoint(group) if by_hand else group
+        layers = jax.checkpoint(group) if by_hand else group
         for first in (0, 3):
-            x = some(params[first : first + 3], x)
+            x = layers(params[first : first + 3], x)
         weights, bias = params[-1]
         return jnp.mean((x @ weights + bias - y) ** 2)
 
@@ -93,9 +96,10 @@ def compiled(step: Step, shapes: Sequence[object], tiles: int, kib: float | None
     return ipu.jit(step, device=device, donate_argnums=0, options=options).lower(*shapes).compile()
 
 
-def row(name: str, done: ipu.Compiled) -> tuple[float, int]:
+def row(name: str, compiled_step: ipu.Compiled) -> tuple[float, int]:
     """Prints the memory of the fullest tile and the cycles of a step; returns both."""
-    kib, cycles = done.profile.memory.max_tile_bytes / 1024, done.profile.cycles
+    kib = compiled_step.profile.memory.max_tile_bytes / 1024
+    cycles = compiled_step.profile.cycles
     print(f"{name:<28}  {kib:>8.1f} KiB  {cycles:>12,} cycles")
     return kib, cycles
 
@@ -123,40 +127,45 @@ def main(argv: Sequence[str] | None = None) -> list[tuple[float, int]]:
     parser.add_argument("--points", type=int, default=4, help="chips of less memory to compile for")
     parser.add_argument("--steps", type=int, default=20, help="to train")
     parser.add_argument("--picture", type=Path, help="where to draw the curve")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
-    x, y = examples(given.batch)
-    params = initial_parameters(jax.random.key(SEED), given.width)
+    x, y = examples(args.batch)
+    params = initial_parameters(jax.random.key(SEED), args.width)
     shapes = params, x, y
-    plain, by_hand = training_step(by_hand=False), training_step(by_hand=True)
+    plain = training_step(by_hand=False)
+    by_hand = training_step(by_hand=True)
 
     points = {
-        "nothing again": row("nothing again", compiled(plain, shapes, given.tiles, None, "none")),
-        "by hand": row("by hand, jax.checkpoint", compiled(by_hand, shapes, given.tiles, None, "none")),
-        "standard": row('recompute="standard"', compiled(plain, shapes, given.tiles, None, "standard")),
-        "all": row('recompute="all"', compiled(plain, shapes, given.tiles, None, "all")),
+        "nothing again": row("nothing again", compiled(plain, shapes, args.tiles, None, "none")),
+        "by hand": row("by hand, jax.checkpoint", compiled(by_hand, shapes, args.tiles, None, "none")),
+        "standard": row('recompute="standard"', compiled(plain, shapes, args.tiles, None, "standard")),
+        "all": row('recompute="all"', compiled(plain, shapes, args.tiles, None, "all")),
     }
-    most, curve, done = points["nothing again"][0], [points["nothing again"]], None
-    for number in range(1, given.points + 1):
-        room = most * (1 - 0.5 * number / given.points)
+    largest_kib = points["nothing again"][0]
+    curve = [points["nothing again"]]
+    step = None
+    for number in range(1, args.points + 1):
+        room = largest_kib * (1 - 0.5 * number / args.points)
         try:
-            done = compiled(plain, shapes, given.tiles, room, "auto")
+            step = compiled(plain, shapes, args.tiles, room, "auto")
         except ipu.TileMemoryError as error:
             print(f"{f'auto, {room:.0f} KiB a tile':<28}  does not fit: it needs {error.needed_bytes / 1024:.1f} KiB")
             break
-        curve.append(row(f"auto, {room:.0f} KiB a tile", done))
-    if given.picture is not None:
-        draw(points, curve, given.picture)
+        curve.append(row(f"auto, {room:.0f} KiB a tile", step))
+    if args.picture is not None:
+        draw(points, curve, args.picture)
 
-    if done is not None and given.steps:
-        values, expected, theirs = [], [], jax.tree.map(jnp.copy, params)
-        for _ in range(given.steps):
-            params, value = done(params, x, y)
-            theirs, other = jax.jit(plain)(theirs, x, y)
+    if step is not None and args.steps:
+        values = []
+        expected = []
+        jax_params = jax.tree.map(jnp.copy, params)
+        for _ in range(args.steps):
+            params, value = step(params, x, y)
+            jax_params, jax_loss = jax.jit(plain)(jax_params, x, y)
             values.append(float(value))
-            expected.append(float(other))
+            expected.append(float(jax_loss))
         difference = max(abs(a - b) / b for a, b in zip(values, expected, strict=True))
-        print(f"loss {values[0]:.4f} to {values[-1]:.4f} in {given.steps} steps; plain JAX differs by {difference:.0e}")
+        print(f"loss {values[0]:.4f} to {values[-1]:.4f} in {args.steps} steps; plain JAX differs by {difference:.0e}")
     return curve
 
 

@@ -25,7 +25,8 @@ from jax.sharding import PartitionSpec
 
 import ipujax as ipu
 
-SAME, SPLIT = PartitionSpec(), PartitionSpec("replica")
+SAME = PartitionSpec()
+SPLIT = PartitionSpec("replica")
 optimizer = optax.adam(3e-3)
 
 
@@ -122,12 +123,14 @@ def plot(path: str, tables: dict[str, list[Row]]) -> None:
 
 def losses(train_step: Any, params: Params, data: Sequence[np.ndarray], batch: int, steps: int) -> list[float]:
     """The losses of the first steps of training."""
-    params, found = jax.tree.map(jax.numpy.copy, params), []  # the step overwrites its arguments with its results
+    # The step overwrites its arguments with its results.
+    params = jax.tree.map(jax.numpy.copy, params)
+    values = []
     opt_state = optimizer.init(params)
     for images, labels in islice(shuffled(data, batch), steps):
         params, opt_state, loss = train_step(params, opt_state, images, labels)
-        found.append(float(loss))
-    return found
+        values.append(float(loss))
+    return values
 
 
 def shuffled(data: Sequence[np.ndarray], batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -149,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[Row]]:
     parser.add_argument("--steps", type=int, default=3, help="training steps to run on each number of replicas")
     parser.add_argument("--plot", metavar="FILE", help="also draw the tables, as FILE.png")
     args = parser.parse_args(argv)
-    data, replicas = load(), sorted(set(args.replicas))
+    data = load()
+    replicas = sorted(set(args.replicas))
     if replicas[0] < 1 or args.steps < 0:
         parser.error("--replicas must be at least 1, and --steps 0")
     if not 1 <= args.batch <= len(data[0]) or any(args.batch % n for n in replicas):
@@ -158,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[Row]]:
         parser.error("--plot draws with matplotlib, which is not installed: pip install 'ipujax[examples]'")
 
     model, shapes = MODELS[args.model]
-    params, micro_batch = init(shapes), args.batch // replicas[-1]
+    params = init(shapes)
+    micro_batch = args.batch // replicas[-1]
     train_steps = {n: make_train_step(model, args.device, n) for n in replicas}
     tables: dict[str, list[Row]] = {}
     for title, sizes in (
@@ -173,11 +178,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[Row]]:
 
     if args.steps:
         print(f"\nlosses of the first {args.steps} steps, batch {args.batch}")
-        found = {n: losses(train_steps[n], params, data, args.batch, args.steps) for n in replicas}
-        for n, values in found.items():
+        losses_by_replicas = {n: losses(train_steps[n], params, data, args.batch, args.steps) for n in replicas}
+        for n, values in losses_by_replicas.items():
             print(f"{n:8} replicas  " + "  ".join(f"{value:.7f}" for value in values))
-        first = np.array(found[replicas[0]])
-        furthest = max(float(np.max(np.abs(np.array(values) / first - 1))) for values in found.values())
+        first = np.array(losses_by_replicas[replicas[0]])
+        furthest = max(float(np.max(np.abs(np.array(values) / first - 1))) for values in losses_by_replicas.values())
         print(f"they differ by {furthest:.1e} of themselves at most")
     return tables
 

@@ -35,7 +35,10 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("examples/resume.py saves checkpoints by Orbax: pip install orbax-checkpoint") from None
 
-SEED, POINTS, RATE, NOISE = 0, 1024, 1e-2, 0.05
+SEED = 0
+POINTS = 1024
+RATE = 1e-2
+NOISE = 0.05
 
 State = dict[str, Any]
 
@@ -76,15 +79,15 @@ def initial_state(width: int, optimizer: Any) -> State:
 
 
 def training_step(optimizer: Any) -> Any:
-    """The step for the device; points are moved a little, so that each comes from a new place each time."""
+    """The step for the device; points are noisy_points a little, so that each comes from a new place each time."""
 
     @ipu.jit(donate_argnums=0)
     def train_step(state: State, points: jax.Array, spiral: jax.Array) -> tuple[State, jax.Array]:
         key, now = jax.random.split(state["key"])
-        moved = points + NOISE * jax.random.normal(now, points.shape)
+        noisy_points = points + NOISE * jax.random.normal(now, points.shape)
 
         def loss(params: Any) -> jax.Array:
-            return optax.sigmoid_binary_cross_entropy(logits(params, moved), spiral).mean()
+            return optax.sigmoid_binary_cross_entropy(logits(params, noisy_points), spiral).mean()
 
         value, grads = jax.value_and_grad(loss)(state["params"])
         updates, opt_state = optimizer.update(grads, state["opt_state"])
@@ -96,7 +99,7 @@ def training_step(optimizer: Any) -> Any:
 # --- epochs -----------------------------------------------------------------------------------------------------------
 
 
-def kept_lines(path: Path, epochs: int, settings: dict[str, int]) -> list[str]:
+def checkpointed_lines(path: Path, epochs: int, settings: dict[str, int]) -> list[str]:
     """The lines of a run's metrics up to its checkpoint: its settings, then a line for each epoch."""
     if not epochs:
         return [json.dumps(settings)]
@@ -115,21 +118,23 @@ def rewrite(path: Path, lines: Sequence[str]) -> None:
 
 def train(args: argparse.Namespace) -> list[float]:
     """Trains from the last checkpoint on; returns the loss of every epoch, also of those before it."""
-    folder, optimizer = args.folder.resolve(), optax.adam(RATE)
-    state, step = initial_state(args.width, optimizer), training_step(optimizer)
+    folder = args.folder.resolve()
+    optimizer = optax.adam(RATE)
+    state = initial_state(args.width, optimizer)
+    step = training_step(optimizer)
     metrics = folder / "metrics.jsonl"
     with ocp.CheckpointManager(folder / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2)) as manager:
-        done = manager.latest_step() or 0
-        lines = kept_lines(metrics, done, {"width": args.width, "batch": args.batch})
-        if args.stop_after is not None and args.stop_after <= done:
-            sys.exit(f"--stop-after {args.stop_after}: the run in {folder} has {done} epochs already")
+        epochs_run = manager.latest_step() or 0
+        lines = checkpointed_lines(metrics, epochs_run, {"width": args.width, "batch": args.batch})
+        if args.stop_after is not None and args.stop_after <= epochs_run:
+            sys.exit(f"--stop-after {args.stop_after}: the run in {folder} has {epochs_run} epochs already")
         rewrite(metrics, lines)
-        if done >= args.epochs:
-            print(f"the run in {folder} has {done} epochs already; --epochs for more, or another --folder")
-        elif done:
-            state = manager.restore(done, args=ocp.args.StandardRestore(state))
-            print(f"goes on after epoch {done}")
-        for epoch in range(done + 1, args.epochs + 1):
+        if epochs_run >= args.epochs:
+            print(f"the run in {folder} has {epochs_run} epochs already; --epochs for more, or another --folder")
+        elif epochs_run:
+            state = manager.restore(epochs_run, args=ocp.args.StandardRestore(state))
+            print(f"goes on after epoch {epochs_run}")
+        for epoch in range(epochs_run + 1, args.epochs + 1):
             values = []
             for batch in ipu.prefetch(batches(args.batch, epoch), depth=2):
                 state, value = step(state, *batch)

@@ -145,7 +145,9 @@ def measure(layout: Layout, params: Any, tokens: np.ndarray, args: argparse.Name
     compiled = make_train_step(layout, args.tiles, args.micro_batches).lower(params, tokens).compile()
     moves = compiled.partitioning.notes.moves if layout.data * layout.model > 1 else ()
     profile = compiled.profile
-    params, losses = jax.tree.map(jnp.copy, params), []  # the step takes the arrays for its results
+    # The step takes the arrays for its results.
+    params = jax.tree.map(jnp.copy, params)
+    losses = []
     for _ in range(args.steps):
         params, loss = compiled(params, tokens)
         losses.append(float(loss))
@@ -180,7 +182,8 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     if args.heads % 2 or args.width % args.heads or args.batch % (2 * args.micro_batches):
         parser.error("--heads must be even and divide --width, and --batch a multiple of 2 × --micro-batches")
 
-    params, tokens = init(args.width, args.heads), batch_of(args.batch, args.length)
+    params = init(args.width, args.heads)
+    tokens = batch_of(args.batch, args.length)
     layouts = Layout(), Layout(data=2), Layout(model=2), Layout(stages=2), Layout(2, 2, 2)
     rows = [measure(layout, params, tokens, args) for layout in layouts]
     print(table(rows))

@@ -35,7 +35,7 @@ def sparse_attention(pattern: BlockPattern, tiles: int, q: jax.Array, k: jax.Arr
 
 
 def dense_attention(mask: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The same of all scores, those outside of the mask left out."""
+    """Attention with all scores computed, and those outside of the mask left out, [tokens, channels]."""
     scores = jnp.where(mask, q @ k.T / q.shape[1] ** 0.5, -jnp.inf)
     return jax.nn.softmax(scores) @ v
 

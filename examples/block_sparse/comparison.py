@@ -25,7 +25,7 @@ class Cost:
 
 
 def cost(function: Callable[..., Any], device: ipu.IPUModel, *arguments: Any) -> Cost:
-    """Compile a function for shapes of arguments, and return what it costs; nothing runs."""
+    """Compile a function for shapes of arguments, and return its cost; nothing runs."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     profile = ipu.jit(function, device=device).lower(*shapes).compile().profile
     phases = profile.phase_cycles
@@ -44,5 +44,5 @@ def random_pattern(rows: int, columns: int, block: int, density: float, seed: in
 
 def break_even(densities: list[float], sparse: list[Cost], dense: Cost) -> str:
     """Up to which of some densities the sparse program takes fewer cycles than the dense one."""
-    faster = [density for density, one in zip(densities, sparse, strict=True) if one.cycles < dense.cycles]
+    faster = [density for density, product in zip(densities, sparse, strict=True) if product.cycles < dense.cycles]
     return f"sparse wins up to a density of {max(faster):.3g}" if faster else "dense wins at all of these densities"

@@ -21,7 +21,8 @@ from sklearn.datasets import load_digits
 import ipujax as ipu
 from ipujax import popsparse
 
-PIXELS, CLASSES = 64, 10
+PIXELS = 64
+CLASSES = 10
 Params = dict[str, jax.Array]
 Layer = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -33,7 +34,7 @@ def logits(layer: Layer, params: Params, images: jax.Array) -> jax.Array:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
-    """Train both, print what they reach and cost, and return the accuracy of each on images that it has not seen."""
+    """Train both classifiers, print their accuracy and cost, and return the accuracy of each on test images."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--block", type=int, default=8, choices=popsparse.BLOCK_SIZES)
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     args = parser.parse_args(arguments)
 
     digits = load_digits()
-    images, labels = (digits.images.reshape(-1, PIXELS) / 16).astype(np.float32), digits.target.astype(np.int32)
+    images = (digits.images.reshape(-1, PIXELS) / 16).astype(np.float32)
+    labels = digits.target.astype(np.int32)
     pattern = random_pattern(args.hidden, PIXELS, args.block, args.density)
     device = ipu.IPUModel(tiles_per_ipu=args.tiles)
     keys = jax.random.split(jax.random.key(0), 2)

@@ -37,13 +37,15 @@ def save_alexnet(path: Path, batch_size: int, side: int, width: float) -> str:
         return builder.addInitializedInputTensor(np.zeros(size, np.float32))
 
     pictures = builder.addInputTensor("FLOAT", [batch_size, 3, side, side], "pictures")
-    x, channels = pictures, 3
+    x = pictures
+    channels = 3
     for full_width, kernel, stride, padding, is_pooled in CONVOLUTIONS:
         after = max(1, int(full_width * width))
         x = builder.aiOnnx.conv(
             [x, weights(after, channels, kernel, kernel), zeros(after)], strides=[stride] * 2, pads=[padding] * 4
         )
-        x, channels = builder.aiOnnx.relu([x]), after
+        x = builder.aiOnnx.relu([x])
+        channels = after
         if is_pooled:
             (x,) = builder.aiOnnx.maxpool([x], 1, kernel_shape=[3, 3], strides=[2, 2])
     x = builder.aiOnnx.flatten([x])
@@ -52,7 +54,8 @@ def save_alexnet(path: Path, batch_size: int, side: int, width: float) -> str:
         if units != CLASSES:
             (x,) = builder.aiOnnx.dropout([x], 1, ratio=0.5)
         x = builder.aiOnnx.gemm([x, weights(units, size), zeros(units)], transB=1)
-        x, size = (builder.aiOnnx.relu([x]) if units != CLASSES else x), units
+        x = builder.aiOnnx.relu([x]) if units != CLASSES else x
+        size = units
     probabilities = builder.aiOnnx.softmax([x])
     builder.addOutputTensor(probabilities)
     builder.saveModelProto(path)

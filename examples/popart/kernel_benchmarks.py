@@ -15,7 +15,9 @@ import ipujax.popart as popart
 
 def lstm(builder: popart.Builder, args: argparse.Namespace) -> tuple[str, int]:
     """Return the last output of an LSTM, and the operations of its products."""
-    units, steps, batch = args.size, args.steps, args.batch_size
+    units = args.size
+    steps = args.steps
+    batch = args.batch_size
     rng = np.random.default_rng(0)
     x = builder.addInputTensor("FLOAT", [steps, batch, units], "sequence")
     weights = builder.addInitializedInputTensor(rng.normal(size=(1, 4 * units, units)).astype(np.float32) / 8)
@@ -26,7 +28,9 @@ def lstm(builder: popart.Builder, args: argparse.Namespace) -> tuple[str, int]:
 
 def convolution(builder: popart.Builder, args: argparse.Namespace) -> tuple[str, int]:
     """Return a convolution of 3 × 3, and its operations."""
-    channels, side, batch = args.size, args.steps, args.batch_size
+    channels = args.size
+    side = args.steps
+    batch = args.batch_size
     rng = np.random.default_rng(0)
     x = builder.addInputTensor("FLOAT", [batch, channels, side, side], "picture")
     kernel = rng.normal(size=(channels, channels, 3, 3)).astype(np.float32) / 8
@@ -70,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
     seconds = session.getReport().seconds / args.batches
     rate = operations * (3 if args.train else 1) / seconds
-    what = "training" if args.train else "inference"
-    print(f"{args.kernel}, {what}: {session.getCycleCount():,} cycles a step, {rate / 1e9:,.1f} GFLOP/s")
+    mode = "training" if args.train else "inference"
+    print(f"{args.kernel}, {mode}: {session.getCycleCount():,} cycles a step, {rate / 1e9:,.1f} GFLOP/s")
     print(session.getSummaryReport())
     return rate
 

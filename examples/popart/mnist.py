@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 
 import ipujax.popart as popart
 
-SIDE, CLASSES = 28, 10
+SIDE = 28
+CLASSES = 10
 TEST_SAMPLES = 297
 
 
@@ -102,8 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     training.prepareDevice()
     testing.prepareDevice()
     training.weightsFromHost()
-    losses, results = training.initAnchorArrays(), testing.initAnchorArrays()
-    used, tested = batches * args.batch_size, test_batches * args.batch_size
+    losses = training.initAnchorArrays()
+    results = testing.initAnchorArrays()
+    used = batches * args.batch_size
+    tested = test_batches * args.batch_size
     accuracies: list[float] = []
     for epoch in range(args.epochs):
         training.run(popart.PyStepIO({data: pictures[:used], labels: numbers[:used]}, losses))

@@ -12,7 +12,9 @@ import numpy as np
 
 import ipujax.popart as popart
 
-FEATURES, HIDDEN, CLASSES = 128, 96, 10
+FEATURES = 128
+HIDDEN = 96
+CLASSES = 10
 
 
 def session_of(is_pipelined: bool, args: argparse.Namespace) -> tuple[popart.TrainingSession, dict[str, str]]:

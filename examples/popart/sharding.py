@@ -14,7 +14,8 @@ import numpy as np
 
 import ipujax.popart as popart
 
-FEATURES, CLASSES = 64, 10
+FEATURES = 64
+CLASSES = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> np.ndarray:

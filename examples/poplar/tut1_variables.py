@@ -1,6 +1,6 @@
 """Tutorial 1: variables on tiles, control programs, and data to and from the host.
 
-What a program prints with `PrintTensor` goes to the standard error stream.
+`PrintTensor` prints to the standard error stream.
 Source: Poplar & PopLibs user guide, tutorial 1.
 """
 

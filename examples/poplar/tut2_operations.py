@@ -1,6 +1,6 @@
 """Tutorial 2: operations of the libraries on tensors and on views of them.
 
-What a program prints with `PrintTensor` goes to the standard error stream.
+`PrintTensor` prints to the standard error stream.
 Source: Poplar & PopLibs user guide, tutorial 2.
 """
 

@@ -14,7 +14,7 @@ from ipujax.poplar.program import Copy, Execute, PrintTensor, Sequence
 
 
 class SumVertex(poplar.Vertex):
-    """Sums what it is given."""
+    """Sums the elements of its input."""
 
     in_: poplar.Input[poplar.Vector[poplar.FLOAT]]  # connected as "in": the underscore avoids Python's keyword
     out: poplar.Output[poplar.FLOAT]

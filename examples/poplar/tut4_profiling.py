@@ -42,14 +42,14 @@ def main(out: TextIO | None = None, num_tiles: int | None = None) -> poplar.Engi
     engine = poplar.Engine(graph, prog, {"debug.instrument": "true"})
     engine.load(device)
     rng = np.random.default_rng(0)
-    given = {name: rng.standard_normal(m.shape, np.float32) for name, m in (("m1", m1), ("m2", m2), ("m3", m3))}
-    for name, value in given.items():
+    matrices = {name: rng.standard_normal(m.shape, np.float32) for name, m in (("m1", m1), ("m2", m2), ("m3", m3))}
+    for name, value in matrices.items():
         engine.write_tensor(name, value)
     product = np.zeros(m5.shape, np.float32)
     engine.connect_stream("m5", product.reshape(-1))
     engine.run(0)
 
-    expected = given["m1"] @ given["m2"] @ given["m3"]
+    expected = matrices["m1"] @ matrices["m2"] @ matrices["m3"]
     error = float(np.abs(product - expected).max() / np.abs(expected).max())
     engine.print_profile_summary(out, {"showExecutionSteps": "true"})
     print(f"Largest error relative to the largest element: {error:.1e}", file=out or sys.stdout)

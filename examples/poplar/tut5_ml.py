@@ -19,7 +19,9 @@ from sklearn.datasets import load_digits
 from ipujax import poplar, poplin, popnn, popops, poputil
 from ipujax.poplar.program import Copy, Repeat, Sequence
 
-PIXELS, CLASSES, TEST_IMAGES = 64, 10, 360
+PIXELS = 64
+CLASSES = 10
+TEST_IMAGES = 360
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def build_model(graph: poplar.Graph, batch: int, eta: float) -> Model:
         popops.add_in_place(graph, num_correct, right, prog, "count")
         return probabilities
 
-    count, learn = Sequence(), Sequence()
+    count = Sequence()
+    learn = Sequence()
     answers(count)
     probabilities = answers(learn)
     popnn.calc_loss(graph, probabilities, labels, loss, delta, "softmax_cross_entropy", learn, "dE/d(xW+b)")
@@ -99,11 +102,15 @@ def train(epochs: int, device: poplar.Device, batch: int = 40, eta: float = 0.5)
     Returns:
         The last accuracy on the test images, and the buffers of the streams by name.
     """
-    digits, rng = load_digits(), np.random.default_rng(0)
+    digits = load_digits()
+    rng = np.random.default_rng(0)
     order = rng.permutation(len(digits.target))
-    images, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order].astype(np.uint32)
-    train_batches, test_batches = (len(images) - TEST_IMAGES) // batch, TEST_IMAGES // batch
-    num_trained, num_tested = train_batches * batch, test_batches * batch
+    images = (digits.data[order] / 16).astype(np.float32)
+    labels = digits.target[order].astype(np.uint32)
+    train_batches = (len(images) - TEST_IMAGES) // batch
+    test_batches = TEST_IMAGES // batch
+    num_trained = train_batches * batch
+    num_tested = test_batches * batch
 
     graph = poplar.Graph(device.get_target())
     for library in (popops, poplin, popnn):
@@ -130,7 +137,8 @@ def train(epochs: int, device: poplar.Device, batch: int = 40, eta: float = 0.5)
     tested = 0.0
     for epoch in range(1, epochs + 1):
         chosen = rng.choice(np.arange(TEST_IMAGES, len(images)), num_trained, replace=False)
-        buffers["trainImages"][:], buffers["trainLabels"][:] = images[chosen], labels[chosen]
+        buffers["trainImages"][:] = images[chosen]
+        buffers["trainLabels"][:] = labels[chosen]
         engine.run(TRAIN)
         trained = buffers["numCorrect"].item() / num_trained
         engine.run(TEST)

@@ -34,7 +34,8 @@ def build_multiply_program(
 ) -> Sequence:
     """A program that writes `matrix` times `in_` to `out`: rows, and their vertices, spread over all tiles."""
     mul_cs = graph.add_compute_set("mulCS")
-    num_rows, num_tiles = matrix.dim(0), graph.get_target().get_num_tiles()
+    num_rows = matrix.dim(0)
+    num_tiles = graph.get_target().get_num_tiles()
     for row in range(num_rows):
         tile = row * num_tiles // num_rows
         graph.set_tile_mapping(matrix[row], tile)
@@ -56,7 +57,7 @@ def run_on_host(
     """Streams a random matrix and vector in, runs a multiplication, and streams its result out.
 
     Returns:
-        The engine, what it computed, and what numpy does; float32[num_rows] each.
+        The engine, its product, and that of numpy; float32[num_rows] each.
     """
     in_matrix = graph.add_host_to_device_fifo("inputMatrix", poplar.FLOAT, matrix.num_elements())
     in_vector = graph.add_host_to_device_fifo("inputVector", poplar.FLOAT, in_.num_elements())
@@ -82,7 +83,7 @@ def run_on_host(
 
 
 def multiply(num_rows: int, num_cols: int, device: poplar.Device) -> tuple[np.ndarray, np.ndarray]:
-    """Multiplies a random matrix by a random vector on a device; returns what it computed, and what numpy does."""
+    """Multiplies a random matrix by a random vector on a device; returns its product, and that of numpy."""
     print(f"Multiplying matrix of size {num_rows}x{num_cols} by vector of size {num_cols}")
     graph = poplar.Graph(device.get_target())
     graph.add_codelets(DotProductVertex)

@@ -77,8 +77,9 @@ def divide(number: int, by: int) -> int:
 
 
 def estimate_cycles(target: poplar.Target, num_rows: int, num_cols: int, split: int) -> Estimate:
-    """What multiplying with rows in `split` segments would take."""
-    tiles, workers = target.get_num_tiles(), target.get_num_worker_contexts()
+    """Estimated cycles of multiplying with rows in `split` segments."""
+    tiles = target.get_num_tiles()
+    workers = target.get_num_worker_contexts()
     floats_per_cycle = target.get_exchange_bytes_per_cycle() / target.get_type_size(poplar.FLOAT)
     segment = divide(num_cols, split)
     vertices_a_worker = divide(divide(num_rows * split, tiles), workers)
@@ -102,14 +103,16 @@ def build_multiply_program(
     graph: poplar.Graph, matrix: poplar.Tensor, in_: poplar.Tensor, out: poplar.Tensor, split: int
 ) -> Sequence:
     """A program that writes `matrix` times `in_` to `out`, with rows in `split` segments."""
-    (num_rows, num_cols), num_tiles = matrix.shape, graph.get_target().get_num_tiles()
+    (num_rows, num_cols) = matrix.shape
+    num_tiles = graph.get_target().get_num_tiles()
     partials = graph.add_variable(poplar.FLOAT, [num_rows, split], "partials")
 
     # Tiles take vertices of one segment after those of another, so that most receive one segment of the vector.
     mul_cs = graph.add_compute_set("mulCS")
     per_tile = divide(num_rows * split, num_tiles)
     for i in range(split):
-        begin, end = i * num_cols // split, (i + 1) * num_cols // split
+        begin = i * num_cols // split
+        end = (i + 1) * num_cols // split
         segment = in_.slice(begin, end)
         graph.set_tile_mapping(segment, i * num_rows // per_tile)
         for row in range(num_rows):
@@ -142,7 +145,7 @@ def multiply(num_rows: int, num_cols: int, device: poplar.Device) -> tuple[np.nd
     """Multiplies a random matrix by a random vector on a device.
 
     Returns:
-        What the device computed, what numpy does (float32[num_rows] each), and the cycles without host exchange.
+        The product of the device, that of numpy (float32[num_rows] each), and the cycles without host exchange.
     """
     print(f"Multiplying matrix of size {num_rows}x{num_cols} by vector of size {num_cols}")
     graph = poplar.Graph(device.get_target())
