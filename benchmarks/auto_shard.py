@@ -101,7 +101,7 @@ def compared(name: str, num_ipus: int, tiles: int) -> bool:
 
 
 def main() -> int:
-    """Runs what the command line says."""
+    """Runs the cases of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ipus", type=int, action="append", help="of the mesh; 4 and 8")
     parser.add_argument("--case", action="append", choices=cases(1), help="several times for several; all")

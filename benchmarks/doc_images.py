@@ -4,7 +4,7 @@
     python benchmarks/doc_images.py --screenshots   # also the PNG files, by Chromium and Selenium
 
 The picture of the README needs no browser: `tests/benchmarks/test_doc_images.py` runs the README and compares the
-numbers in the picture; `pytest --update-golden` writes it anew. Screenshots are parts of the pages of benchmark models,
+numbers in the picture; `pytest --update-golden` writes it. Screenshots are parts of the pages of benchmark models,
 each at most 300 KB.
 """
 
@@ -33,7 +33,7 @@ from ipujax.runtime.views import Answer, answers
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 README_PICTURE = IMAGES / "readme_profile.svg"
-_EDGE = 16  # pixels around what a screenshot shows
+_EDGE = 16  # pixels around the part that a screenshot shows
 MOST_BYTES = 300_000  # of a PNG file
 
 # --- the picture of the README ----------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ _LEAST_SHARE = 0.01  # of the run, of a phase that has a name
 
 
 def readme_picture(profile: ipu.Profile) -> str:
-    """What a run costs, as SVG: phases as a bar, and a card for each question with its answer.
+    """Cost of a run, as SVG: phases as a bar, and a card for each question with its answer.
 
     Args:
         profile: of the run.
@@ -198,7 +198,7 @@ def _shoot(browser: Any, page: Path, part: Screenshot, path: Path) -> None:
         time.sleep(0.05)
     dark = "document.getElementById('theme').click();" if part.is_dark else ""
     browser.execute_script(f"{part.before} {dark} document.querySelector('nav').style.position = 'static';")
-    time.sleep(1)  # until charts are drawn anew
+    time.sleep(1)  # until charts are drawn again
     box = browser.execute_script(
         "const [first, last] = [...arguments].map((x) => document.querySelector(x).getBoundingClientRect());"
         "return [first.top + scrollY, last.bottom + scrollY];",

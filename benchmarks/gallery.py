@@ -1,10 +1,10 @@
 """Makes docs/gallery.md: for each example a picture, a sentence, and a command with small settings.
 
-    python benchmarks/gallery.py                     # runs every example, draws what it prints, writes the page
+    python benchmarks/gallery.py                     # runs every example, draws its output, writes the page
     python benchmarks/gallery.py digits tiled_qr     # draws only these
     python benchmarks/gallery.py --page              # writes the page alone
 
-A picture is what the example printed, as SVG; a sentence is the first of its docstring.
+A picture is the output of the example, as SVG; a sentence is the first of its docstring.
 `tests/examples/test_gallery.py` runs the commands.
 """
 
@@ -88,7 +88,7 @@ def sentence(name: str) -> str:
 
 
 def printed(name: str) -> str:
-    """Runs an example in a folder of its own, and returns what it prints."""
+    """Runs an example in a folder of its own, and returns its output."""
     script, *options = command(name)
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

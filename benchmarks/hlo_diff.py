@@ -102,7 +102,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def opcodes(jitted: Any, args: Sequence[Any]) -> Counter[str]:
-    """The operations of what XLA compiles, counted by opcode."""
+    """Operations of the optimised HLO, counted by opcode."""
     return Counter(_OPCODE.findall(jitted.lower(*args).compile().as_text()))
 
 

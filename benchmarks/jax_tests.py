@@ -225,7 +225,7 @@ def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -
 
 @dataclass
 class Outcomes:
-    """What the tests of one file did.
+    """Results of the tests of one file.
 
     Args:
         file: its name.
@@ -298,7 +298,7 @@ def show(all_outcomes: Sequence[Outcomes], whole: bool) -> None:
 
 
 def main() -> int:
-    """Runs what the command line says."""
+    """Runs the tests of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of JAX at the installed version")
     parser.add_argument("--only", action="append", metavar="FILE", help="a test file; several times for several")

@@ -41,7 +41,7 @@ def networks(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 
 def medians(steps: list[Callable[[], Any]]) -> list[float]:
-    """Return the median seconds of each step, all of them running in turn."""
+    """Return the median seconds of each step, all of them alternating."""
     for step in steps * 2:
         step()
     seconds: list[list[float]] = [[] for _ in steps]

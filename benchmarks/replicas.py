@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case = Case(digits, name)
         compiles = {str(n): lambda n=n, case=case: compile_seconds(case, n) for n in (1, COMPILED_FOR)}
         for run in compiles.values():
-            run()  # what is planned once in a process
+            run()  # planned once in a process
         compiled = median_times(compiles, repetitions)
         stepped = median_times({str(n): stepping(case, n) for n in (1, STEPPED_WITH)}, repetitions)
         what = f"compile, {COMPILED_FOR} replicas / 1"

@@ -11,7 +11,7 @@ Both compilers run alternately in one process; figures are medians. For each mod
                   lowering, XLA's compilation and one run
     lower         CPU seconds of `.lower(shapes)` of a new function: tracing, passes, graph and program
     compile       CPU seconds of `.compile()` after it: checks, costs, memory, timeline; nothing of XLA
-    memory        peak MiB of the process during a first step, over what it had before (Linux)
+    memory        peak MiB of the process during a first step, over the bytes before it (Linux)
 
 CPU seconds are of all threads, and hardly depend on other load of the machine; wall seconds do. No measurement begins
 after `--seconds` of its kind and model, so `runs` (of warm steps, first steps, and lower with compile) may be fewer for
@@ -49,7 +49,7 @@ BASE, OURS = "jax.jit", "ipu.jit"
 BEGIN, END = "<!-- speed: written by benchmarks/speed.py -->\n", "<!-- end of speed -->"
 MIB = 1 << 20
 
-# Steps of `Compiled.timings` by what they do, for the table of where time goes; all other steps are passes.
+# Steps of `Compiled.timings` by their kind, for the table of the division of time; all other steps are passes.
 PARTS = {
     "trace": ("trace",),
     "graph and program": ("lower",),
@@ -141,7 +141,7 @@ def status_mib(name: str) -> float:
 
 
 def restart_peak() -> None:
-    """Let the peak of this process start anew, where the system can."""
+    """Reset the peak of this process, where the system can."""
     peak = Path("/proc/self/clear_refs")
     if peak.exists():
         peak.write_text("5")

@@ -92,7 +92,7 @@ def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def median_times(runs: dict[str, Callable[[], float]], repetitions: int) -> dict[str, float]:
-    """Medians of measurements that alternate, each in turn the first."""
+    """Medians of measurements that alternate; each is first equally often."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for repetition in range(repetitions):
@@ -156,7 +156,7 @@ def first_times(case: Case, device: ipu.IPUModel, repetitions: int) -> dict[str,
 
     runs = {name: measured(wrap) for name, wrap in jitters(device).items()}
     for run in runs.values():
-        run()  # what happens once in a process is not what is compared
+        run()  # work done once in a process is not compared
     return median_times(runs, repetitions)
 
 

@@ -118,7 +118,7 @@ class Result:
         own_seconds: wall time of its own run.
         profiled_seconds: wall time under `ipujax profile`.
         compiled: functions that were compiled for an IPU.
-        failure: last line of what a failing run printed; "" for none.
+        failure: last line of the output of a failing run; "" for none.
     """
 
     example: str
@@ -187,7 +187,7 @@ def _run(
 
 
 def main() -> None:
-    """Measure all examples, print a row for each, and what they add up to."""
+    """Measure all examples, print a row for each, and their totals."""
     parser = argparse.ArgumentParser()
     parser.add_argument("sources", type=Path)
     parser.add_argument("--steps", type=int, default=12)

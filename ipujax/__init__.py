@@ -7,7 +7,7 @@
     @ipu.jit(device=ipu.IPUModel(arch="mk2"), donate_argnums=0)
     def step(params, batch): ...
 
-step.profile(params, batch).summary() says what the machine would do; step(params, batch) computes it.
+step.profile(params, batch).summary() shows the cost on the machine; step(params, batch) computes the results.
 
 `import ipujax` imports no part of the compiler: that, and most names below, are imported when they are first needed.
 """

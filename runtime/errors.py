@@ -120,7 +120,7 @@ def _cell_number(file: str) -> str | None:
 @remembered_small
 def is_of_user(file: str) -> bool:
     """Return whether a file is neither of ipujax, nor of JAX, nor of the standard library, nor generated code."""
-    # What is typed into a console is the user's, though its file names look like those of generated code.
+    # Code typed into a console is the user's, though its file names look like those of generated code.
     # Packages may be installed in a folder of the standard library.
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return file.startswith(_TYPED_IN) or (not is_standard and not file.startswith(_SKIPPED_FILES))

@@ -1,7 +1,7 @@
 """A 3 × 3 Gaussian blur of a picture of 2,200 × 1,122 pixels on Mk1, phase by phase.
 
-Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and the eight things
-around it: rows, columns and corners, each an operand of its own. Outside the picture all is zero. One of 16 IPUs
+Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and its eight
+neighbours: rows, columns and corners, each a separate operand. Outside the picture all is zero. One of 16 IPUs
 has 70 rows; what comes from its neighbours is left out, which concerns the tiles at its edge only.
 Source of the program: lbm-graphcore, `LowLevelStencil.cpp` and `StructuredGridUtils.hpp` (reference B5).
 """
@@ -41,7 +41,7 @@ _BARS = (0.20, 0.40, 0.40, 0.25)
 
 
 def blurred(n: Any, s: Any, w: Any, e: Any, nw: Any, ne: Any, sw: Any, se: Any, m: Any) -> Any:
-    """The blur of a rectangle from what lies around it, all flat; of the same size and type."""
+    """The blur of a rectangle from its neighbours, all flat; of the same size and type."""
     rows, columns = w.size // _CHANNELS, n.size // _CHANNELS
     corner, side, middle = (1, 1), (rows, 1), (rows, columns)
     above = [part.reshape(*shape, _CHANNELS) for part, shape in ((nw, corner), (n, (1, columns)), (ne, corner))]
@@ -116,7 +116,7 @@ class Rectangle:
     width: int
 
     def around(self, name: str) -> Rectangle:
-        """What lies next to it: above ("n"), below, beside, or at a corner."""
+        """Its neighbour: above ("n"), below, beside, or at a corner."""
         top = self.top - 1 if "n" in name else self.top + self.height if "s" in name else self.top
         left = self.left - 1 if "w" in name else self.left + self.width if "e" in name else self.left
         height, width = 1 if set("ns") & set(name) else self.height, 1 if set("we") & set(name) else self.width

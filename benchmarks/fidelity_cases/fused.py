@@ -45,7 +45,7 @@ def scaled_add(x: Any, y: Any, scale: Any) -> Any:
 
 
 def compute_cycles(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> int:
-    """Cycles of the compute phase of a function of arrays that lie on one tile of an Mk2.
+    """Cycles of the compute phase of a function of arrays on one tile of an Mk2.
 
     Raises:
         ValueError: if the function is not one compute set of one vertex.

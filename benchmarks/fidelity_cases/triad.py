@@ -45,7 +45,7 @@ def program(target: poplar.Target, floats: int) -> tuple[poplar.Graph, dict[str,
 
 
 def share(tiles: int | None = None) -> float:
-    """Bytes loaded and stored over what the port could move in the cycles of the compute phase; all tiles when None."""
+    """Bytes loaded and stored over the capacity of the port in the cycles of the compute phase; all tiles when None."""
     target = poplar.IPUModel("ipu2", tiles_per_ipu=tiles).create_device().get_target()
     graph, _, triad = program(target, _FLOATS)
     port = target.load_bytes_per_cycle + target.store_bytes_per_cycle

@@ -45,7 +45,7 @@ class ReduceVertex(poplar.Vertex):
 
 @lru_cache(maxsize=1)
 def _tutorial() -> ModuleType:
-    """The example's module; it imports the tutorial before it, which lies beside it."""
+    """The example's module; it imports the tutorial before it, a file of the same folder."""
     name = "tut7_matrix_vector_opt"
     spec = importlib.util.spec_from_file_location(name, _EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None

@@ -136,7 +136,7 @@ def lamb(sizes: Sizes, min_elements: int) -> optax.GradientTransformation:
 
 
 def parted(state: Any) -> tuple[Any, Any]:
-    """The state of an optimiser as what is sharded, and what is not, None in the place of the other.
+    """The sharded and the other state of an optimiser, each with None in place of the other.
 
     The moments of vectors are less on a tile than the code that would move them to streaming memory and back.
     """

@@ -106,7 +106,7 @@ def gpt2(name: str, sizes: Sizes, micro_batches: int, **rest: Any) -> Model:
 
 
 def gpt2_medium(layers: int = 24, micro_batches: int = 8) -> Model:
-    """GPT-2 medium, micro-batches of one sequence of 1,024 tokens; the compiler says what is computed again.
+    """GPT-2 medium, micro-batches of one sequence of 1,024 tokens; the compiler chooses the recomputation.
 
     Args:
         layers: blocks.

@@ -25,7 +25,7 @@ from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
 
 _LOG = Log("cache")
-# Attributes of a `Lowered` that are read from the program lowered anew.
+# Attributes of a `Lowered` that are read from the program after lowering it again.
 _OF_GRAPH = frozenset(
     {"jaxpr", "graph", "program", "pipelines", "choice", "trades", "_jaxprs", "_lowered", "_plan", "_may_offload"}
 )

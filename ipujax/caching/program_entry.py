@@ -98,7 +98,7 @@ class ProgramEntry:
         return json.loads(gzip.decompress(file[1][_PROFILE]))
 
     def put_program(self, compiled: Compiled) -> None:
-        """Store what is known when a program is compiled."""
+        """Store the figures that are known when a program is compiled."""
         lowered = compiled.lowered
         if lowered.calls is not None or lowered.partitioning is not None or lowered.closes_over_host_arrays:
             return

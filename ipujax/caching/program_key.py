@@ -37,7 +37,7 @@ def program_key(plan: LoweringPlan) -> str:
     """Return the key of a program.
 
     Raises:
-        NoFingerprintError: it has none; the text says what is in the way.
+        NoFingerprintError: it has none; the text names the value without a stable form.
     """
     signature = plan.signature
     if plan.spread is not None:

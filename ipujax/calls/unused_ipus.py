@@ -36,7 +36,7 @@ class UnusedIpus:
             num_ipus: IPUs of the device.
         """
         enough = 1 << (num_used - 1).bit_length()  # systems have powers of two
-        # A function compiles anew for each shape, which would repeat the line.
+        # A function is compiled for each shape, which would repeat the line.
         if enough < num_ipus and device not in self._settled_devices:
             self._settled_devices.add(device)
             text = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"

@@ -69,7 +69,7 @@ def _run_file(path: str) -> None:
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = module  # for pickles, and for processes that import the script anew
+    sys.modules["__main__"] = module  # for pickles, and for processes that import the script again
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
     exec(code, module.__dict__)

@@ -117,11 +117,11 @@ class ProfiledFunction:
                 record.reason = error.what
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the trace of JAX; calls of what is compiled from it are counted."""
+        """Return the trace of JAX; calls of functions compiled from it are counted."""
         return ProfiledStage(self._jitted.trace(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what JAX lowers; calls of what is compiled from it are counted."""
+        """Return the lowered function of JAX; calls of functions compiled from it are counted."""
         return ProfiledStage(self._jitted.lower(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -156,7 +156,7 @@ def _leaf_key(x: Any, by_value: bool) -> Any:
 
 
 def _shape_of_tracer(x: Any) -> Any:
-    """Return the shape of a traced value, another leaf as it is."""
+    """Return the shape of a traced value; another leaf unchanged."""
     if not isinstance(x, jax.core.Tracer):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)

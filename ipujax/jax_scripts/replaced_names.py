@@ -80,7 +80,7 @@ def replaced_names(recorder: Recorder) -> Iterator[None]:
         for space, name, value in old:
             setattr(space, name, value)
         for space, name, value in replaced:
-            if type(vars(space).get(name)) is ProfiledFunction:  # else the code inside has set it anew
+            if type(vars(space).get(name)) is ProfiledFunction:  # else the code inside has replaced it
                 _set(space, name, value)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from ipujax.onnx.onnx_errors import TracedOperandError
 from ipujax.runtime.errors import ArgumentTypeError
 
-# Keyword-only parameters that are not attributes: what the evaluator passes for them.
+# Keyword-only parameters that are not attributes, with the values that the evaluator passes.
 NODE_FACTS: Mapping[str, str] = {
     "output_count": "int: outputs of the node, up to the last that has a name",
     "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",

@@ -70,7 +70,7 @@ class Dumps:
             if "ir" in self._request.kinds:
                 forms = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))
                 where = f"what was made before it is in {self._write('ir.json', _text(forms))}"
-            if "ir" in self._request.kinds or not isinstance(error, IpuError):  # which says itself what is wrong
+            if "ir" in self._request.kinds or not isinstance(error, IpuError):  # whose error names the failure
                 error.add_note(f"the step {step!r} of compiling {self._name} failed; {where}")
             raise
 

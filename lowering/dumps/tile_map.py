@@ -4,7 +4,7 @@
     variable ::= {"name", "dtype", "shape", "line", "tiles": [tile…], "elements": [of each of them…], "mapping"}
     mapping  ::= {"blocks": {"cuts": [[0, …] of each dimension], "tiles": [of each block, row-major]}}
                | {"intervals": {"starts": [first element, row-major…], "tiles": [of each interval]}}
-               | null for what has no mapping
+               | null without a mapping
 
 Input: a graph. Output: dicts and lists. Tiles are those of one replica.
 Source: PopART user guide, "Saving the tensor map"; the form is ours, for intervals alone would take gigabytes.

@@ -202,7 +202,7 @@ class _WithBlocks:
             for depth, block in enumerate(_blocks_of(moment, code), 1):
                 prefix = self._prefixes[block]
                 alike = self._numbers[block[:-1], prefix]
-                # A block that opens no scope, as `ipu.stage`, has the prefix of what is around it.
+                # A block that opens no scope, as `ipu.stage`, has the prefix of its surroundings.
                 if len(alike) > 1 and len(prefix) >= depth and prefix[-1] in code.co_consts:
                     numbered[len(prefix) - 1] += f"[{alike.index(block)}]"
         return tuple(numbered)

@@ -3,7 +3,7 @@
     m2 = 0.9 * m + g                      m1 = remote_load m; m2 = 0.9 * m1 + g; r = remote_store m m2
 
 Input: a jaxpr, its arguments in streaming memory, and the argument that each result replaces. Output: an equal jaxpr. A
-value that is used again after others have been loaded is dropped in between and loaded anew; optimisers update one
+value that is used again after others have been loaded is dropped in between and loaded again; optimisers update one
 parameter after the other, see `depth_first`; small transfers go together, see `batches`. Of a table that is looked up
 or updated by rows, only these rows move, see `row_updates`.
 

@@ -73,7 +73,7 @@ class Propagation:
     target: Target
     specs: dict[Var, Spec] = field(default_factory=dict)
     open_dims: dict[Var, frozenset[int]] = field(default_factory=dict)
-    # Explicit axes of a mesh that has automatic ones too: they split what the type says, and nothing else.
+    # Explicit axes of a mesh that has automatic ones too: they split only the dimensions that the type names.
     typed_axes: dict[Var, frozenset[str]] = field(default_factory=dict)
     conflicts: dict[int, str] = field(default_factory=dict)
 

@@ -71,7 +71,7 @@ class PartBuilder:
         view: the view of its IPU.
         prog: program before all tasks, in which counters start.
         name: debug name.
-        body: what the function does.
+        body: program of the function.
         counters: counters of micro-batches, by the number that they start from.
         slots: slots of micro-batches in rings, by the depth of the ring.
     """
@@ -91,7 +91,7 @@ class PartBuilder:
 
     @property
     def inside(self) -> Builder:
-        """Builder of what the function does."""
+        """Builder of the program of the function."""
         return Builder(self.view, self.body, self.name)
 
     def counted(self) -> Tensor:

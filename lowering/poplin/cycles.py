@@ -45,7 +45,7 @@ class WorkerPass:
         adding: of a pass that adds to sums, by rows.
         zeroing: of the pass that starts the sums, by rows, without the zeros that it stores.
         stores_zeros: whether that pass stores zeros first, and then adds to them.
-        state: to load what a worker keeps from pass to pass, once.
+        state: to load the state that a worker keeps between passes, once.
         input_state: the part of `state` that is loaded again for each group of input channels.
     """
 
@@ -62,7 +62,7 @@ class KernelPass:
 
     Args:
         items: of each item of its work list, a row of output elements or a part of one, by the length of the item.
-        state: to load what a worker keeps from pass to pass, once.
+        state: to load the state that a worker keeps between passes, once.
     """
 
     items: _ByRows
@@ -208,7 +208,7 @@ def amp_nx1_cycles(
     return setup + groups * (16 + best) + zeroing
 
 
-_ZEROING_STATE = 9  # instructions to load what a worker keeps from zeroing to zeroing, once
+_ZEROING_STATE = 9  # instructions to load the state that a worker keeps between zeroings, once
 
 
 def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:

@@ -79,7 +79,7 @@ class ConvSpec:
     # Memory order of the weights; axes are groups, output and input channels, kernel, by number
     rhs_memory: Memory = ()
     is_product: bool = False  # whether it is a matrix multiplication, whose layer has operands swapped
-    # What the vertices of a chosen plan copy; None for what the extents say
+    # Data that the vertices of a chosen plan copy; None if the extents decide it
     rearranged: Rearranged | None = None
 
     @property

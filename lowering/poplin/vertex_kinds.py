@@ -261,7 +261,7 @@ def _is_combinable(spec: ConvSpec, arith: Arithmetic) -> bool:
 
 
 def _has_narrow_groups(spec: ConvSpec, arith: Arithmetic) -> bool:
-    """True for what SLIC vertices compute (poplibs `addSLICConstraints`)."""
+    """True for convolutions that SLIC vertices compute (poplibs `addSLICConstraints`)."""
     steps = *spec.lhs_dilation, *spec.rhs_dilation, *spec.strides[:-1]
     channels = max(spec.extents.in_channels, spec.extents.out_channels)
     is_plain = all(n == 1 for n in steps) and max(spec.strides, default=1) <= _SLIC_MAX_STRIDE

@@ -220,7 +220,7 @@ class _Scan:
         tested = (
             after | self.in_frame(step_effects(loop, self.effects).reads) | self.in_frame(self.effects(loop.body).reads)
         )
-        # At the end of the body all that the next test reads is live, and all it does not kill of what follows a test.
+        # Live at the end of the body: all that the next test reads, and all live after a test that it does not kill.
         self.set_live(self.in_frame(test_effects.reads) | (tested - test_effects.kills))
         self.visit(loop.body)
         self.set_live(self.live.keys() | after)

@@ -451,7 +451,7 @@ def _flatten(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[
 
 def _compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
     """Return the variables that codelets compare, each of which must have one value in all fusions."""
-    # XLA computes a cheap value anew in each fusion that reads it, with a fused multiply-add in one and without in
+    # XLA computes a cheap value again in each fusion that reads it, with a fused multiply-add in one and without in
     # another. The largest element then equals none of the elements that it was chosen from. A function that is not
     # inlined computes such a value once.
     groups = (group for group in executed_groups(graph, program) if group.codelet.compares)

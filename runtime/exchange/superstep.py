@@ -1,4 +1,4 @@
-"""The cost of a superstep: one sync, one exchange, the copies on tiles around it, and what is computed.
+"""The cost of a superstep: one sync, one exchange, the copies on tiles around it, and computation.
 
     superstep ::= sync ; exchange of operands, one after the other ; copies on the tile, computing
 
@@ -31,7 +31,7 @@ class Superstep:
         sync_cycles: of its sync.
         exchange_cycles: of its exchange, start-up included.
         copy_cycles: of the copies on the tile.
-        compute_cycles: of what is computed.
+        compute_cycles: of the vertices.
     """
 
     sync_cycles: Count

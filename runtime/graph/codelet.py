@@ -70,7 +70,7 @@ class Codelet:
             "shapes": `shapes=`, shape of the block of each field that is written.
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
         compares: whether results depend on equality of elements of its inputs. Its inputs are then computed once:
-            compiled anew with another reader, a sum of products may round otherwise, and differ from itself.
+            compiled again with another reader, a sum of products may round otherwise, and differ from itself.
         flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add; or
             `shapes -> int64 array`, operations of one vertex, where that space is not what is computed. Only reports
             use it.

@@ -167,7 +167,7 @@ class Graph:
 
     def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
         """Add a constant, an array of any shape, and return its tensor."""
-        # JAX arrays stay what they are: NumPy has no dtype of PRNG keys.
+        # JAX arrays are not converted: NumPy has no dtype of PRNG keys.
         value = value if hasattr(value, "dtype") else np.asarray(value)
         variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
         return self._add(variable, mapping)

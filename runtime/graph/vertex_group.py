@@ -6,7 +6,7 @@
     dim    ::= (Σ coefficient · index + offset) / divisor over some axes
 
 Block g of an axis is [c_g, c_{g+1}). A vertex reads, in each dimension, the hull of the indices its block names,
-clipped to the tensor; what lies outside, or between (divisor > 1), reads `fill`. An axis in no dim of an access is a
+clipped to the tensor; indices outside, or between (divisor > 1), read `fill`. An axis in no dim of an access is a
 broadcast. A term in units of blocks names the block's number instead of its elements: that is how a split reduction
 writes partials.
 

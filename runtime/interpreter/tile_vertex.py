@@ -113,7 +113,7 @@ def _jit_codelet(codelet: Codelet) -> Callable[..., Any]:
 
 
 def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views) -> None:
-    """Run a vertex; refuse reads of what is not on its tile, races, and results of another dtype or shape."""
+    """Run a vertex; refuse reads of elements that are not on its tile, races, and results of another dtype or shape."""
     codelet = vertex.group.codelet
     connections = list(zip(codelet.fields, vertex.group.accesses, strict=True))
     _check_in_place(vertex, views)

@@ -88,7 +88,7 @@ def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -
 
 
 def page_with(text: str) -> str:
-    """Return a page whose text after the marker, which must be there, is generated anew."""
+    """Return a page whose text after the marker, which must be there, is generated."""
     by_hand, marker, _ = text.partition(MARKER)
     if not marker:
         raise ArgumentError("the page must have a marker for the constants", expected=f"a line {MARKER.strip()}")

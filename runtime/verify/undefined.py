@@ -4,7 +4,7 @@
 the others are followed through the program by the set of elements that are surely written: both branches of a condition
 must write an element, a loop that may be skipped writes none.
 
-Limits: a function is followed anew at each call, because the variables written before it differ.
+Limits: a function is followed again at each call, because the variables written before it differ.
 """
 
 from __future__ import annotations

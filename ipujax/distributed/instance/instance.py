@@ -22,7 +22,7 @@ from types import TracebackType
 
 CONTROL_FD = "IPUJAX_CONTROL_FD"  # the number of the file through which the instance talks with its launcher
 LAUNCHER_PID = "IPUJAX_LAUNCHER_PID"
-EXIT_CODE = "IPUJAX_EXIT_CODE"  # of the script, for what runs at exit
+EXIT_CODE = "IPUJAX_EXIT_CODE"  # of the script, for exit handlers
 # The process that these variables are for: programs that the script starts inherit them.
 INSTANCE_PID = "IPUJAX_INSTANCE_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

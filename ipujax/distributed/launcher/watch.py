@@ -125,7 +125,7 @@ class Watch:
         return self._code or 0
 
     def _handle_events(self, timeout: float | None) -> None:
-        """Handle the next events. After a delay of the launcher itself the silence of instances is counted anew."""
+        """Handle the next events. After a delay of the launcher itself the silence of instances is counted again."""
         start = time.monotonic()
         ready = self._selector.select(timeout)
         selected = time.monotonic()

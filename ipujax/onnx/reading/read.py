@@ -59,7 +59,7 @@ def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     rewrite_old_nodes(model, opset)
     try:
         converted = onnx.version_converter.convert_version(model, newest)
-    except (RuntimeError, ValueError) as error:  # what the converter raises for a node that it refuses
+    except (RuntimeError, ValueError) as error:  # raised by the converter for a node that it refuses
         message = f"the model cannot be converted from opset {opset} to {newest}"
         raise OnnxModelError(message, got=str(error).strip(), hint="export for a later opset") from error
     restore_domain(converted)

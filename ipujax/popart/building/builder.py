@@ -27,7 +27,7 @@ from ipujax.popart.exceptions import popart_attribute_error, popart_exception, p
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
 from ipujax.runtime.target import nearest
 
-# ONNX's version of the format by opset: what a file says that readers compare with their own.
+# Version of ONNX's file format, which readers compare with their own.
 _IR_VERSION = 8
 
 

@@ -92,7 +92,7 @@ def nll_loss(
     """
     index = labels.astype(jnp.int32)
     is_counted = jnp.ones(index.shape, bool) if ignoreIndex is None else index != ignoreIndex
-    # A label that is ignored may lie outside of the classes.
+    # A label that is ignored may be outside of the classes.
     inside = jnp.where(is_counted, index, 0)[..., None]
     chosen = jnp.take_along_axis(probabilities, inside, axis=-1)[..., 0]
     if not inputIsLogProbability:

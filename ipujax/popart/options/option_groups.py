@@ -128,7 +128,7 @@ class ExecutionPhaseSettings(OptionGroup):
 
     Args:
         phases: number of phases; 0 for none.
-        stages: IPUs that take turns: 1, or 2.
+        stages: IPUs that alternate: 1, or 2.
         weightIOSchedule: when weights are loaded.
         activationIOSchedule: when activations are.
         optimizerStateIOSchedule: when the optimiser's state is.

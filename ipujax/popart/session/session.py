@@ -373,7 +373,7 @@ class Session(Reports):
             raise popart_exception(message, hint="options.constantWeights = False")
 
     def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
-        """Save parameters and state; the program is compiled anew when they are loaded.
+        """Save parameters and state; the program is compiled again when they are loaded.
 
         Args:
             path: of the file.
@@ -406,7 +406,7 @@ class Session(Reports):
     # Random numbers.
 
     def setRandomSeed(self, seedValue: int) -> None:
-        """Start the random numbers anew.
+        """Restart the random numbers from a seed.
 
         Raises:
             popart_exception: a session that is not prepared.
