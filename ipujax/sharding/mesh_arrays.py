@@ -1,6 +1,6 @@
 """Arrays between one device of the host, which computes the program of all IPUs, and the devices of a mesh.
 
-A value may be a sum that is left to be taken: then each device has a term of it.
+A value may be an unreduced sum: then each device has a term of it.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Partitioning:
 
 
 def _leaving(spec: PartitionSpec, axes: Sequence[str]) -> PartitionSpec:
-    """Spec of a result by that of the program's, which is a stack where a sum over axes is left to be taken."""
+    """Spec of a result by that of the program's, which is a stack where a sum over axes is unreduced."""
     return PartitionSpec(*spec.partitions[1:], unreduced=set(axes)) if axes else spec
 
 

@@ -1,7 +1,8 @@
 """Numbers of equations, equal for equal computations: to find repeated computations of a jaxpr.
 
-Equal are primitive, parameters (jaxprs in them up to the names of their variables), literals, shapes and dtypes, stage,
-and whether the equation is a gradient's or recomputed. Scopes, source lines and the operands' values may differ.
+Equations with one number have equal primitives, parameters (jaxprs in them up to the names of their variables),
+literals, shapes, dtypes and stages, and are alike parts of a gradient, or recomputed, or neither. Scopes, source lines
+and the values of operands may differ.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Input: the equations of a jaxpr after inlining, in the order of tracing, with the frames each was traced in. Output: a
 path for each, `encoder/block[3]/dense`.
 
-A path has the scopes of the name stack; without any the user's functions, outermost first, then a library's. Functions
-that a Python loop or several lines of a function call are numbered, and named where there are scopes too, at the group
-among them that all equations of a call agree on. Forward equations are in the order of tracing, see `activations`.
-Those of a gradient, and those that a checkpoint recomputes, have the frames of the forward equations that they derive
-from: they belong to equations with a common operand or result at the same group; without one the order decides, which
-is the reverse in a gradient.
+A path has the scopes of the name stack; an equation without scopes has the user's functions, outermost first, then
+those of a library. A function that is called in a Python loop, or on several lines of one function, is numbered. Where
+there are scopes too, it is added between those scopes that all equations of a call have in common. Forward equations
+are in the order of tracing, see `activations`. Equations of a gradient, and those that a checkpoint recomputes, have
+the frames of the forward equations that they derive from. They belong to forward equations of the same functions with a
+common operand or result; without one the order decides, which is the reverse in a gradient.
 Limits: where neither decides, a function has no number.
 """
 

@@ -1,9 +1,9 @@
 """Stages in name stacks: `ipu.stage(2)` adds a scope to all equations traced inside, which JAX's transformations keep.
 
 Input: the name stack of an equation after inlining, `transpose(jvp(ipu_stage_2))/dense`. Output: the innermost stage,
-and whether the equation is in the stage's backward part: gradients of a stage have its name too. So have those of a
-phase, `ipu.phase(2)`, which runs after the phases before it. And whether `jax.checkpoint` recomputes it for a gradient:
-such an equation is never merged with its original.
+and whether the equation is in the stage's backward part, since gradients of a stage have its name too; the same for
+phases, `ipu.phase(2)`; and whether `jax.checkpoint` recomputes the equation for a gradient: such an equation is never
+merged with its original.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class Evaluation:
     def _reduced(
         self, monoids: Mapping[str, str], x: Any, spec: Spec, carried: frozenset[str], eqn: JaxprEqn, var: Any
     ) -> Block:
-        """Block of a result; sums are left to be taken, other reductions of devices are not."""
+        """Block of a result; sums stay unreduced, other reductions of devices do not."""
         for monoid in sorted(set(monoids.values()) - {"add"}):
             axes = tuple(axis for axis, other in monoids.items() if other == monoid)
             self._note_reduction(monoid, axes, spec, eqn, var)
@@ -259,7 +259,7 @@ class Evaluation:
         self.notes.moves.append(Move(eqn.primitive.name, source_line(eqn), step, num_bytes, received, why))
 
     def _terms_left(self, spec: Spec | None, var: Var) -> frozenset[str]:
-        """Axes over which a result may stay a sum that is left to be taken."""
+        """Axes over which a result may stay an unreduced sum."""
         if var in self.sums:
             return frozenset(self.mesh.names)
         return frozenset() if spec is None else spec.unreduced

@@ -132,7 +132,7 @@ def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> 
 
 
 def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]) -> list[Spec]:
-    """Spec of each operand that an assignment needs; sums that are left to be taken stay so."""
+    """Spec of each operand that an assignment needs; unreduced sums stay unreduced."""
     return [
         Spec(factors.axes_of(labels, assignment), spec.unreduced)
         for labels, spec in zip(factors.operands, operand_specs, strict=True)

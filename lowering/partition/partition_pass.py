@@ -49,7 +49,7 @@ NONE = Shardings()
 def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | None = None) -> ClosedJaxpr:
     """Returns an equal jaxpr of one `shard_map` if shardings split a value, else the jaxpr.
 
-    A result that is a sum left to be taken becomes the stack of its terms.
+    A result that is an unreduced sum becomes the stack of its terms.
 
     Args:
         jaxpr: the program, inlined.
@@ -95,7 +95,7 @@ def _partitioned(
     run = Evaluation(mesh, target, specs, notes, sums=left_by_reshards(jaxpr.jaxpr, specs, mesh))
 
     def local(*arrays: Any) -> list[Any]:
-        # The first device has all of an argument that is a sum left to be taken.
+        # The first device has all of an argument that is an unreduced sum.
         terms = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
         blocks = [Block(x, s, aval) for x, s, aval in zip(terms, in_specs, jaxpr.in_avals, strict=True)]
         results = run.run(jaxpr, blocks)

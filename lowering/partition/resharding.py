@@ -1,11 +1,11 @@
 """Resharding: collectives that bring a value from one spec to another, with their bytes and cycles.
 
-Sums that are left to be taken come first, as reduce-scatters where the wanted spec splits over the same axis, else as
+Unreduced sums come first, as reduce-scatters where the wanted spec splits over the same axis, else as
 one all-reduce. Then, as long as dimensions differ: an axis that moves to another dimension is an all-to-all; an axis
 that splits further is a slice, without communication; other axes are gathered, those of a dimension at once. Blocks of
 the same shapes on other devices are a permute.
 
-A value becomes a sum that is left to be taken without communication: over an axis that splits it, the term of a device
+A value becomes an unreduced sum without communication: over an axis that splits it, the term of a device
 is its block amid zeros; over another one the first device has the value, others have zeros.
 """
 

@@ -1,4 +1,4 @@
-"""Specs: the mesh axes that split each dimension of a value, and those over which its sum is still to be taken.
+"""Specs: the mesh axes that split each dimension of a value, and those over which it is an unreduced sum.
 
 A mesh has named axes; a device of it is one IPU, the last axis varying fastest. A dimension split over axes (a, b) is
 in `a × b` blocks, b varying fastest. Axes of size 1 split nothing and do not occur. Devices that differ only in axes
@@ -91,7 +91,7 @@ class Spec:
 
 
 def in_words(spec: Spec) -> str:
-    """A spec as text, a sum that is left to be taken by its axes."""
+    """A spec as text, an unreduced sum by its axes."""
     text = str(spec.reduced().partition_spec()).replace("PartitionSpec", "P")
     return f"{text}, a sum over {', '.join(sorted(spec.unreduced))}" if spec.unreduced else text
 

@@ -1,4 +1,4 @@
-"""Values that stay terms of a sum on each device, because their only reader takes the sum, or leaves it untaken too."""
+"""Values that stay terms of a sum on each device, because their only reader takes the sum or is unreduced too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def values_that_stay_terms(jaxpr: Jaxpr, summed: Iterable[Var]) -> frozenset[Var
 
 
 def left_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:
-    """Values without a type of their own that are resharded to a sum left to be taken, and to nothing else."""
+    """Values without a type of their own that are resharded to an unreduced sum only."""
     left = [
         eqn.invars[0]
         for eqn in jaxpr.eqns

@@ -1,7 +1,7 @@
 """Operations on tensors: elementwise, reductions, slices, windows, sorting.
 
-Arguments that most functions share: `graph` is the graph to add to, `prog` the program that runs the added compute sets
-and copies, `name` their debug name, and `target` the machine of a cost. "Args" sections list the others.
+Arguments that most functions share: `builder` has the graph to which compute sets and copies are added, the program
+that runs them, and their debug name; `target` is the machine of a cost. "Args" sections list the others.
 """
 
 from ipujax.lowering.layout import total_elements as total_elements

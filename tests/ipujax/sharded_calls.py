@@ -108,7 +108,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def sums() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
-    """Functions with an argument whose results are sums left to be taken (`unreduced`), by name."""
+    """Functions with an argument whose results are unreduced sums, by name."""
     row = jax.device_put(np.arange(8.0, dtype=np.float32), P())
     reduced = jax.device_put(np.arange(8.0, dtype=np.float32), P(reduced={"x"}))
     split = jax.device_put(np.arange(8, dtype=np.int32), P("x"))
