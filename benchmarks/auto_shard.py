@@ -89,19 +89,19 @@ def compared(name: str, num_ipus: int, tiles: int) -> bool:
     plans = ipu.auto_shard(fun, mesh, args, device=device)
     seconds = time.process_time() - start
     plan = next((row.cycles for row in plans if row.fits), inf)
-    every = {specs: cycles_of(fun, args, specs, mesh, device) for specs in assignments(args, num_ipus)}
-    specs, least = min(every.items(), key=lambda item: item[1])
-    fitting = sum(cycles < inf for cycles in every.values())
+    cycles_by_specs = {specs: cycles_of(fun, args, specs, mesh, device) for specs in assignments(args, num_ipus)}
+    specs, best = min(cycles_by_specs.items(), key=lambda item: item[1])
+    fitting = sum(cycles < inf for cycles in cycles_by_specs.values())
     print(
-        f"{num_ipus} IPUs {name:6} {plan:12,} {least:12,} {plan / least:7.3f} {fitting:4} of {len(every)} fit"
+        f"{num_ipus} IPUs {name:6} {plan:12,} {best:12,} {plan / best:7.3f} {fitting:4} of {len(cycles_by_specs)} fit"
         f" {plans.num_estimated:5} estimated {seconds:6.1f} CPU s"
     )
     print(f"  plan {plans.rows[0].code}\n  best {specs}", flush=True)
-    return plan <= AT_MOST * least
+    return plan <= AT_MOST * best
 
 
 def main() -> int:
-    """Runs the cases of the command line."""
+    """Compares the plans of the cases that the command line chooses."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ipus", type=int, action="append", help="of the mesh; 4 and 8")
     parser.add_argument("--case", action="append", choices=cases(1), help="several times for several; all")

@@ -22,7 +22,12 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
-HIDDEN, HEADS, FEED, SEQUENCE, ROWS, WORDS = 1024, 16, 4096, 128, 8, 30_528
+HIDDEN = 1024
+HEADS = 16
+FEED = 4096
+SEQUENCE = 128
+ROWS = 8
+WORDS = 30_528
 HALF = jnp.float16
 
 
@@ -50,13 +55,17 @@ def parameters(layers: int) -> Any:
     def half(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, HALF)
 
-    def one() -> Any:
+    def layer_shapes() -> Any:
         norms = {f"norm{n}": {"scale": half(HIDDEN), "bias": half(HIDDEN)} for n in (1, 2)}
         dense = {"qkv": half(HIDDEN, 3 * HIDDEN), "out": half(HIDDEN, HIDDEN)}
         dense |= {"up": half(HIDDEN, FEED), "down": half(FEED, HIDDEN)}
         return norms | dense | {"qkv_bias": half(3 * HIDDEN), "up_bias": half(FEED)}
 
-    return {"table": half(WORDS, HIDDEN), "places": half(SEQUENCE, HIDDEN), "layers": [one() for _ in range(layers)]}
+    return {
+        "table": half(WORDS, HIDDEN),
+        "places": half(SEQUENCE, HIDDEN),
+        "layers": [layer_shapes() for _ in range(layers)],
+    }
 
 
 def loss(stages: int) -> Any:
@@ -111,20 +120,26 @@ def main() -> None:
     for name, value in (("layers", 24), ("stages", 4), ("replicas", 4), ("micro-batches", 64)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--schedule", default="1f1b")
-    given = parser.parse_args()
-    run, args = training_step(given.layers, given.stages, given.replicas, given.micro_batches, given.schedule)
-    start, before = time.perf_counter(), time.process_time()
+    arguments = parser.parse_args()
+    run, args = training_step(
+        arguments.layers, arguments.stages, arguments.replicas, arguments.micro_batches, arguments.schedule
+    )
+    start = time.perf_counter()
+    before = time.process_time()
     compiled = run.lower(*args).compile()
     profile = compiled.profile
     print(f"{profile.cycles:,} cycles, {profile.seconds * 1e3:.1f} ms a step")
-    elapsed, worked = time.perf_counter() - start, time.process_time() - before
+    elapsed = time.perf_counter() - start
+    worked = time.process_time() - before
     most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{elapsed:.1f} s ({worked:.1f} s of work), {most_bytes / 2**30:.2f} GiB")
     print({name: round(seconds, 2) for name, seconds in compiled.timings.items()})
     print(profile.phase_cycles)
-    by_ipu = profile.memory.tile_bytes.reshape(given.stages, -1)
-    shown = [f"{most / 1024:.0f} ({mean / 1024:.0f})" for most, mean in zip(by_ipu.max(1), by_ipu.mean(1), strict=True)]
-    print(f"fullest tile of each IPU, and mean: {', '.join(shown)} KiB")
+    by_ipu = profile.memory.tile_bytes.reshape(arguments.stages, -1)
+    cells = [
+        f"{largest / 1024:.0f} ({mean / 1024:.0f})" for largest, mean in zip(by_ipu.max(1), by_ipu.mean(1), strict=True)
+    ]
+    print(f"fullest tile of each IPU, and mean: {', '.join(cells)} KiB")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def _docstring(node: ast.AST) -> ast.stmt | None:
 def count(source: str) -> Counter[str]:
     """Lines of a module by kind."""
     tree = ast.parse(source)
-    docstrings, imports = set[int](), set[int]()
+    docstrings = set[int]()
+    imports = set[int]()
     for node in ast.walk(tree):
         if docstring := _docstring(node):
             docstrings.update(_lines(docstring))

@@ -38,13 +38,16 @@ MOST_BYTES = 300_000  # of a PNG file
 
 # --- the picture of the README ----------------------------------------------------------------------------------------
 
-_WIDTH, _MARGIN, _LINE = 1000, 24, 20  # pixels
+# pixels
+_WIDTH = 1000
+_MARGIN = 24
+_LINE = 20
 _COLUMNS = 62  # characters of a line of a card, at 13 pixels
 _LEAST_SHARE = 0.01  # of the run, of a phase that has a name
 
 
 def readme_picture(profile: ipu.Profile) -> str:
-    """Cost of a run, as SVG: phases as a bar, and a card for each question with its answer.
+    """Cost of a run as SVG: phases as a bar, and a card for each question with its answer.
 
     Args:
         profile: of the run.
@@ -52,14 +55,16 @@ def readme_picture(profile: ipu.Profile) -> str:
     cards = [card for card in answers(profile) if card.question != "Where does an IPU wait?"]  # there is one
     parts = [_text(profile.identity.function, 40, size=20, weight=600), _text(profile.brief, 62, fill="#555555")]
     parts += _phase_bar(profile, 80)
-    y, height = 150, 0
+    y = 150
+    height = 0
     for number, card in enumerate(cards):
-        left = _MARGIN + (number % 2) * (_WIDTH // 2 - 8)
-        lines, drawn = _card(card, left, y)
+        card_x = _MARGIN + (number % 2) * (_WIDTH // 2 - 8)
+        lines, drawn = _card(card, card_x, y)
         parts += drawn
         height = max(height, lines * _LINE + 52)
         if number % 2 or number == len(cards) - 1:
-            y, height = y + height + 8, 0
+            y = y + height + 8
+            height = 0
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 8}" font-family="system-ui, sans-serif"'
     back = f'<rect width="{_WIDTH}" height="{y + 8}" fill="#ffffff"/>'
     return "\n".join([f'{head} font-size="13" role="img">', back, *parts, "</svg>\n"])
@@ -72,7 +77,9 @@ def _text(text: str, y: int, x: int = _MARGIN, size: int = 13, weight: int = 400
 
 def _phase_bar(profile: ipu.Profile, y: int) -> list[str]:
     """The phases of the limiting IPU beside each other, and their names below."""
-    parts, x, name_x = list[str](), float(_MARGIN), _MARGIN
+    parts = list[str]()
+    x = float(_MARGIN)
+    name_x = _MARGIN
     for name, cycles in profile.phase_cycles.items():
         share = cycles / max(1, profile.cycles)
         width = share * (_WIDTH - 2 * _MARGIN)
@@ -86,7 +93,7 @@ def _phase_bar(profile: ipu.Profile, y: int) -> list[str]:
 
 
 def _card(card: Answer, x: int, y: int) -> tuple[int, list[str]]:
-    """How many lines a card has, and its elements."""
+    """Number of lines of a card, and its elements."""
     lines = [(line, "#1a1a1a") for line in textwrap.wrap(card.sentence, _COLUMNS)]
     lines += [(line, "#555555") for line in textwrap.wrap(f"Try: {card.hint}", _COLUMNS) if card.hint]
     height = len(lines) * _LINE + 44

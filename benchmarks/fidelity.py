@@ -21,7 +21,8 @@ from fidelity_cases.case import EARLIER, Family
 
 CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "networks")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, PICTURE = DOCS / "fidelity.md", DOCS / "images" / "fidelity.svg"
+PAGE = DOCS / "fidelity.md"
+PICTURE = DOCS / "images" / "fidelity.svg"
 _HEAD = f"""# Fidelity: the simulated machine against published measurements
 
 This page is the output of `python benchmarks/fidelity.py`. A positive error means that the simulated figure is larger
@@ -36,7 +37,7 @@ def page(families: Sequence[Family]) -> str:
     """The page: which bars are met, then every family."""
     lines = ["| case | bars |", "| --- | --- |"]
     for family in families:
-        missed = ", ".join(one.name for one in (*family.rows, *family.bars) if not one.is_met)
+        missed = ", ".join(figure.name for figure in (*family.rows, *family.bars) if not figure.is_met)
         lines.append(f"| {family.title} | {'missed: ' + missed if missed else 'all met'} |")
     return "\n".join([_HEAD, *lines, "", *(family.markdown() for family in families)])
 

@@ -68,15 +68,15 @@ def figures(model: Model, machine: Mapping[str, Any], options: Mapping[str, Any]
     """Figures of a model, compiled in this process.
 
     Args:
-        model: what to compile.
+        model: the model to compile.
         machine: fields of `Target` to set otherwise.
         options: fields of `ipu.Options`, beside those of the model.
     """
     chosen = ipu.Options(**known_options({"allow_out_of_memory": True, **model.options, **options}))
     device = model.device(**machine)
     # What happens once in a process, as imports inside functions, is not measured.
-    one = ipu.IPUModel(arch=model.arch)
-    ipu.jit(lambda x: x + 1, device=one).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
+    single = ipu.IPUModel(arch=model.arch)
+    ipu.jit(lambda x: x + 1, device=single).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
     step = ipu.jit(model.step, device=device, donate_argnums=model.donate_argnums, options=chosen, **model.jit)
     args = model.args
     start = time.process_time()
@@ -84,7 +84,8 @@ def figures(model: Model, machine: Mapping[str, Any], options: Mapping[str, Any]
     memory = compiled.profile.memory
     lacking = memory.lacking()
     cpu_seconds = time.process_time() - start
-    profile, tile = compiled.profile, memory.worst_tile
+    profile = compiled.profile
+    tile = memory.worst_tile
     exchange = sum(memory.by_category[name] for name in memory.by_category if name.endswith("ExchangeCode"))
     return {
         "cycles": int(profile.cycles - profile.phase_cycles["host_exchange"]),
@@ -113,10 +114,10 @@ def measure(name: str, sizes: Mapping[str, int], machine: Mapping[str, Any], opt
     return figures(ALL[name](**sizes), machine, options)
 
 
-def measure_apart(*given: Any) -> Figures:
+def measure_apart(*arguments: Any) -> Figures:
     """`measure` in a process of its own."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure, *given).result()
+        return pool.submit(measure, *arguments).result()
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -149,9 +150,9 @@ def summary(new: Mapping[str, Figures], old: Mapping[str, Figures]) -> str:
     width = len(header(False))
     means = [math.exp(statistics.fmean(map(math.log, column))) for column in columns]
     return "\n".join(
-        f"{f'{what} of {len(names)} of the {len(COMPARED)} compared models':<{width}}"
+        f"{f'{statistic} of {len(names)} of the {len(COMPARED)} compared models':<{width}}"
         + "".join(f"{value:>17.3f}" for value in values)
-        for what, values in (("geometric mean", means), ("worst", [max(column) for column in columns]))
+        for statistic, values in (("geometric mean", means), ("worst", [max(column) for column in columns]))
     )
 
 
@@ -177,16 +178,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--byte-price", type=float, dest="byte_cost", action=_RenamedByteCost, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures into this file, beside those of other models")
     parser.add_argument("--against", type=Path, help="such a file of another version, for ratios to it")
-    given = vars(parser.parse_args(argv))
-    names = chosen_models(given["only"])
+    settings = vars(parser.parse_args(argv))
+    names = chosen_models(settings["only"])
     sizes, machine, options = (
-        {name: given[name] for name in group if given[name] is not None}
+        {name: settings[name] for name in group if settings[name] is not None}
         for group in (("layers", "micro_batches"), ("tiles_per_ipu", "bytes_per_tile"), ("byte_cost",))
     )
     for name in names:
         if missing := sorted(set(sizes) - set(inspect.signature(ALL[name]).parameters)):
             parser.error(f"{name} has no {' and no '.join(missing)} to choose; name models that have with --only")
-    old = json.loads(given["against"].read_text()) if given["against"] else {}
+    old = json.loads(settings["against"].read_text()) if settings["against"] else {}
     new: dict[str, Figures] = {}
     failed = False
     print(header(bool(old)))
@@ -198,10 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name:<17}  failed: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
             continue
         print(row(name, new[name], old.get(name)), flush=True)
-        seconds, before = new[name]["cpu_seconds"], old.get(name, {}).get("cpu_seconds")
+        seconds = new[name]["cpu_seconds"]
+        before = old.get(name, {}).get("cpu_seconds")
         print(f"{name}: {seconds:.1f} CPU s{f', × {seconds / before:.2f}' if before else ''}", file=sys.stderr)
-        if given["json"]:
-            save(given["json"], {name: new[name]})
+        if settings["json"]:
+            save(settings["json"], {name: new[name]})
     if lines := summary(new, old):
         print(lines)
     return int(failed)
@@ -217,8 +219,8 @@ def chosen_models(only: Sequence[str] | None) -> list[str]:
 
 def save(path: Path, new: Mapping[str, Figures]) -> None:
     """Writes figures into a file, keeping those of other models."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**kept, **new}, indent=1) + "\n")
+    figures_of_others = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**figures_of_others, **new}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "images" / "gallery"
-MOST_LINES, MOST_COLUMNS = 16, 110
-_LINE, _COLUMN, _EDGE = 16, 7.25, 12  # pixels
+MOST_LINES = 16
+MOST_COLUMNS = 110
+# pixels
+_LINE = 16
+_COLUMN = 7.25
+_EDGE = 12
 _SMALL_SECONDS = 300  # that an example may take
 
 # Options with which an example takes seconds.
@@ -107,18 +111,18 @@ def printed(name: str) -> str:
 
 
 def picture(name: str, text: str) -> str:
-    """What an example printed, as SVG: its first lines."""
+    """First lines of an example's output, as SVG."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).expandtabs(4).rstrip() for line in text.splitlines()]
     lines = [line[: MOST_COLUMNS - 1] + "…" if len(line) > MOST_COLUMNS else line for line in lines if line]
-    shown = [f"$ python {' '.join(command(name))}"[:MOST_COLUMNS], *lines[:MOST_LINES]]
+    output = [f"$ python {' '.join(command(name))}"[:MOST_COLUMNS], *lines[:MOST_LINES]]
     if len(lines) > MOST_LINES:
-        shown.append(f"… {len(lines) - MOST_LINES} more lines")
-    width = round(2 * _EDGE + _COLUMN * max(map(len, shown)))
-    height = 2 * _EDGE + _LINE * len(shown)
+        output.append(f"… {len(lines) - MOST_LINES} more lines")
+    width = round(2 * _EDGE + _COLUMN * max(map(len, output)))
+    height = 2 * _EDGE + _LINE * len(output)
     rows = (
         f'<text x="{_EDGE}" y="{_EDGE + _LINE * n + 12}" xml:space="preserve"'
         f' fill="{"#666666" if n == 0 else "#111111"}">{escape(line)}</text>'
-        for n, line in enumerate(shown)
+        for n, line in enumerate(output)
     )
     return "\n".join(
         (
@@ -147,7 +151,7 @@ def page() -> str:
     ]
     for folder, title in titles.items():
         lines.append(f"\n## {title}\n")
-        for name in (one for one in examples() if one.rpartition("/")[0] == folder):
+        for name in (example for example in examples() if example.rpartition("/")[0] == folder):
             lines += [
                 f"### `{name.rpartition('/')[2]}`\n",
                 f"{sentence(name)}\n",
@@ -163,15 +167,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="examples to draw; all when none is named")
     parser.add_argument("--page", action="store_true", help="the page alone")
     args = parser.parse_args(arguments)
-    known = examples()
-    unknown = [name for name in args.names if not any(name in (one, one.rpartition("/")[2]) for one in known)]
+    all_examples = examples()
+    unknown = [
+        name
+        for name in args.names
+        if not any(name in (example, example.rpartition("/")[2]) for example in all_examples)
+    ]
     if unknown:
-        parser.error(f"no example is called {', '.join(unknown)}; known: {', '.join(known)}")
+        parser.error(f"no example is called {', '.join(unknown)}; there are {', '.join(all_examples)}")
     PAGE.write_text(page(), encoding="utf-8")
     if args.page:
         return
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name in known:
+    for name in all_examples:
         if args.names and not {name, name.rpartition("/")[2]} & {*args.names}:
             continue
         file = PICTURES / f"{name.replace('/', '_')}.svg"

@@ -102,7 +102,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def opcodes(jitted: Any, args: Sequence[Any]) -> Counter[str]:
-    """Operations of the optimised HLO, counted by opcode."""
+    """Operations of the compiled program, counted by opcode."""
     return Counter(_OPCODE.findall(jitted.lower(*args).compile().as_text()))
 
 
@@ -126,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(CASES), action="append", help="these cases")
     parser.add_argument("--program", action="store_true", help="compare the lowered program")
-    given = parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
     is_different = False
-    for name in given.only or CASES:
-        rows = differences(CASES[name](), given.program)
+    for name in chosen.only or CASES:
+        rows = differences(CASES[name](), chosen.program)
         is_different |= bool(rows)
         cells = [f"{opcode} {plain} → {ours}" for opcode, (plain, ours) in rows.items()]
         print(f"{name:<{_WIDTH}}{', '.join(cells) or 'the same operations'}", flush=True)

@@ -62,8 +62,9 @@ CLASSES = {"pjit_test": "ShardingInTypesTest"}
 WITH_TEXTS = frozenset({"pjit_test"})
 # Arguments of `jax.jit` that `ipu.jit` has not, or that mean something else: calls with them are left to `jax.jit`.
 NOT_OURS = frozenset({"keep_unused", "device", "backend", "inline", "compiler_options"})
-IPUS, TILES = 8, 64
-_SHOWN = 300  # characters of a line
+IPUS = 8
+TILES = 64
+_MOST_CHARACTERS = 300  # characters of a line
 OUTCOMES = ("passed", "failed", "skipped", "excluded")
 
 
@@ -107,7 +108,8 @@ class Recorded(unittest.TestResult):
 
     def __init__(self, path: Path, replacement: Replacement) -> None:
         super().__init__()
-        self._path, self._replacement = path, replacement
+        self._path = path
+        self._replacement = replacement
         self._outcome: tuple[str, str] = "passed", ""
 
     def _write(self, test: unittest.TestCase, outcome: str, text: str = "") -> None:
@@ -155,7 +157,8 @@ def raising(case: unittest.TestCase, result: Recorded, expected: Any, pattern: A
     """The context of `assertRaisesRegex`, in which errors of ipujax have words of their own."""
     with case.assertRaises(expected) as caught:
         yield caught
-    error, expression = caught.exception, re.compile(pattern)
+    error = caught.exception
+    expression = re.compile(pattern)
     if expression.search(str(error)) is None:
         if not isinstance(error, ipu.IpuError):
             case.fail(f"/{expression.pattern}/ is not in {str(error)!r}")
@@ -225,10 +228,10 @@ def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -
 
 @dataclass
 class Outcomes:
-    """Results of the tests of one file.
+    """Outcomes of the tests of one file.
 
     Args:
-        file: its name.
+        file: name of the file.
         tests: for each test its outcome and a text: the traceback of a failure, the reason of an exclusion.
         left: how many calls gave each argument that `ipu.jit` has not.
     """
@@ -253,7 +256,8 @@ def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]]
     """
     outcomes = Outcomes(file)
     with tempfile.TemporaryDirectory() as folder:
-        names, results = Path(folder, "names.json"), Path(folder, "results.jsonl")
+        names = Path(folder, "names.json")
+        results = Path(folder, "results.jsonl")
         command = [sys.executable, __file__, str(checkout), "--only", file, "--inside", folder, *flags]
         subprocess.run(command, check=True)
         to_run = []
@@ -281,24 +285,24 @@ def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]]
 
 def last_line(text: str) -> str:
     """The last line of a traceback that says something, shortened."""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")[:_SHOWN]
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")[:_MOST_CHARACTERS]
 
 
-def show(all_outcomes: Sequence[Outcomes], whole: bool) -> None:
+def show(all_outcomes: Sequence[Outcomes], with_tracebacks: bool) -> None:
     """Prints failures, exclusions and calls left to `jax.jit`."""
-    for what in ("failed", "excluded"):
-        rows = [(o.file, name, text) for o in all_outcomes for name, text in sorted(o.of(what).items())]
-        print(f"\n{what}: {len(rows)}")
+    for outcome in ("failed", "excluded"):
+        rows = [(o.file, name, text) for o in all_outcomes for name, text in sorted(o.of(outcome).items())]
+        print(f"\n{outcome}: {len(rows)}")
         for file, name, text in rows:
             print(f"  {file} {name}\n    {last_line(text)}")
-            if whole and what == "failed":
+            if with_tracebacks and outcome == "failed":
                 print(text)
     left: Counter[str] = sum((outcomes.left for outcomes in all_outcomes), Counter())
     print(f"\ncalls left to jax.jit, by argument: {dict(left.most_common()) or 'none'}")
 
 
 def main() -> int:
-    """Runs the tests of the command line."""
+    """Runs the tests that the command line chooses."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of JAX at the installed version")
     parser.add_argument("--only", action="append", metavar="FILE", help="a test file; several times for several")

@@ -50,7 +50,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one step costs."""
+    """Cost of one step."""
 
     items_per_second: float
     flops_per_second: float
@@ -65,7 +65,8 @@ class Measurement:
 
 def lstm(args: argparse.Namespace) -> Kernel:
     """A layer over a sequence; the item is [steps, inputs]."""
-    hidden, inputs = args.hidden, args.inputs
+    hidden = args.hidden
+    inputs = args.inputs
 
     def cell(params: dict[str, Any], state: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
         h, c = state
@@ -103,7 +104,9 @@ def matmul(args: argparse.Namespace) -> Kernel:
 
 def attention(args: argparse.Namespace) -> Kernel:
     """Self-attention with its four projections; the item is [tokens, channels]."""
-    tokens, channels, heads = args.tokens, args.channels, args.heads
+    tokens = args.tokens
+    channels = args.channels
+    heads = args.heads
 
     def apply(params: dict[str, Any], batch: Any) -> Any:
         q, k, v = jnp.split((batch @ params["projection"]).reshape(len(batch), tokens, heads, -1), 3, -1)
@@ -159,7 +162,7 @@ def measured(args: argparse.Namespace) -> Measurement:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line: a kernel with its sizes, and what all kernels share."""
+    """The command line: a kernel with its sizes, and the options of all kernels."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--batch", type=int, default=16, help="items of a replica")
     shared.add_argument("--dtype", choices=("float16", "float32"), default="float16")
@@ -185,9 +188,9 @@ def swept(args: argparse.Namespace, error: Callable[[str], Any]) -> tuple[str, l
             error("--csv and --plot need --sweep")
         return "batch", [args.batch]
     option, *values = args.sweep
-    known = ["batch", "ipus", *KERNELS[args.name][1]]
-    if option not in known or not values or not all(value.isdigit() and int(value) for value in values):
-        error(f"--sweep needs one of {', '.join(known)} and its values, positive whole numbers")
+    options = ["batch", "ipus", *KERNELS[args.name][1]]
+    if option not in options or not values or not all(value.isdigit() and int(value) for value in values):
+        error(f"--sweep needs one of {', '.join(options)} and its values, positive whole numbers")
     return option, [int(value) for value in values]
 
 

@@ -106,7 +106,8 @@ def main() -> int:
     for name in [arguments.only] if arguments.only else PROGRAMS:
         for turn in ("first", "again"):
             parts = measure(PROGRAMS[name], arguments.xla)
-            equations, seconds = int(parts.pop("equations")), parts.pop("seconds")
+            equations = int(parts.pop("equations"))
+            seconds = parts.pop("seconds")
             missed |= turn == "first" and seconds > BAR_SECONDS
             rest = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
             print(f"{name:9} {turn}: {equations} equations in {seconds:.2f} s (bar {BAR_SECONDS:.0f} s): {rest}")

@@ -30,14 +30,16 @@ import numpy as np
 import ipujax as ipu
 from ipujax.storage import CACHE_DIR
 
-FIRST, LAST = 10, 100
+FIRST = 10
+LAST = 100
 BAR_MIB = 40.0  # of the project
 MIB = 1 << 20
 
 
 def compile_and_run(number: int, compiler: str) -> None:
     """A step of a small network whose shapes no other number has."""
-    width, batch = 8 + number, 4 + number % 7
+    width = 8 + number
+    batch = 4 + number % 7
 
     def step(params: Any, x: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:

@@ -81,13 +81,15 @@ def cost(network: Network, batch: int, tiles: int) -> tuple[int, int]:
     return profile.total_worker_cycles, profile.cycles - profile.phase_cycles["host_exchange"]
 
 
-def report(what: str, ratios: dict[str, float], broken: Callable[[float], bool], worst: Callable[..., str]) -> None:
+def report(title: str, ratios: dict[str, float], broken: Callable[[float], bool], worst: Callable[..., str]) -> None:
     """Prints the share of ratios that break a rule, and the worst."""
     if not ratios:
         return
-    number, where = sum(map(broken, ratios.values())), worst(ratios, key=ratios.__getitem__)
+    number = sum(map(broken, ratios.values()))
+    where = worst(ratios, key=ratios.__getitem__)
     print(
-        f"{what:<40} {number:>5} of {len(ratios):>5} ({number / len(ratios):.1%})  worst × {ratios[where]:.3f}: {where}"
+        f"{title:<40} {number:>5} of {len(ratios):>5} ({number / len(ratios):.1%})"
+        f"  worst × {ratios[where]:.3f}: {where}"
     )
 
 
@@ -101,9 +103,10 @@ def main() -> None:
     tiles_time: dict[str, float] = {}
     for network in networks(128 if many else 6):
         costs = [cost(network, batch, max(TILES)) for batch in BATCHES]
-        for batch, (fewer, more) in zip(BATCHES, pairwise(costs), strict=False):
+        for batch, (smaller, larger) in zip(BATCHES, pairwise(costs), strict=False):
             case = f"{network[0]}, batch {batch} → {2 * batch}"
-            work[case], time[case] = more[0] / fewer[0], more[1] / fewer[1]
+            work[case] = larger[0] / smaller[0]
+            time[case] = larger[1] / smaller[1]
         cycles = [cost(network, TILES_BATCH, tiles)[1] for tiles in TILES]
         for tiles, cycle_pair in zip(pairwise(TILES), pairwise(cycles), strict=True):
             tiles_time[f"{network[0]}, tiles {tiles[0]} → {tiles[1]}"] = cycle_pair[1] / cycle_pair[0]

@@ -190,8 +190,8 @@ def main() -> None:
             outcome = outcome_of(tree, tests, args.limit_seconds)
             (tree / mutation.path).write_text(source, encoding="utf-8")
             outcomes[outcome] += 1
-            shown = mutation.diff(source) if outcome != "noticed" else ""
-            print(f"{outcome}: {mutation.path}, {len(tests)} test files from {tests[0]}\n{shown}", flush=True)
+            diff = mutation.diff(source) if outcome != "noticed" else ""
+            print(f"{outcome}: {mutation.path}, {len(tests)} test files from {tests[0]}\n{diff}", flush=True)
     print(f"{len(candidates):,} mutations, {len(chosen)} tried: {dict(outcomes)}")
 
 

@@ -20,7 +20,9 @@ import numpy as np
 
 import ipujax as ipu
 
-STAGES, WIDTH, ROWS = 4, 32, 4
+STAGES = 4
+WIDTH = 32
+ROWS = 4
 
 
 def loss(params: Any, batch: Any) -> jax.Array:
@@ -37,14 +39,14 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", default=["1f1b", "gpipe", "grouped"])
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[16, 512])
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=64)
     params = {f"{name}{n}": np.ones((WIDTH, WIDTH), np.float32) for name in ("up", "down") for n in range(STAGES)}
     ours: dict[tuple[str, int], list[float]] = {}
     xla: dict[tuple[str, int], list[float]] = {}
-    for _ in range(given.repeats + 1):
-        for schedule in given.schedules:
-            for count in given.micro_batches:
+    for _ in range(chosen.repeats + 1):
+        for schedule in chosen.schedules:
+            for count in chosen.micro_batches:
                 batch = {name: np.ones((ROWS * count, WIDTH), np.float32) for name in ("x", "y")}
                 run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=count, schedule=schedule)
                 start = time.process_time()
@@ -54,9 +56,9 @@ def main() -> None:
                 jax.block_until_ready(compiled(params, batch))
                 ours.setdefault((schedule, count), []).append(lowered - start)
                 xla.setdefault((schedule, count), []).append(time.process_time() - lowered)
-    for schedule in given.schedules:
-        first = statistics.median(ours[schedule, given.micro_batches[0]][1:])  # what comes first also fills caches
-        for count in given.micro_batches:
+    for schedule in chosen.schedules:
+        first = statistics.median(ours[schedule, chosen.micro_batches[0]][1:])  # what comes first also fills caches
+        for count in chosen.micro_batches:
             seconds = statistics.median(ours[schedule, count][1:])
             compiling = statistics.median(xla[schedule, count][1:])
             print(

@@ -28,29 +28,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("micro-batches", 256), ("rows", 16), ("width", 256), ("repeats", 7)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=64)
     random = np.random.default_rng(0)
-    shape = given.width, given.width
+    shape = chosen.width, chosen.width
     names = [f"{name}{n}" for name in ("up", "down") for n in range(STAGES)]
     params = {name: jnp.asarray(random.normal(size=shape) / 99, jnp.float32) for name in names}
-    rows = given.rows * given.micro_batches, given.width
+    rows = chosen.rows * chosen.micro_batches, chosen.width
     batch = {name: jnp.asarray(random.normal(size=rows), jnp.float32) for name in ("x", "y")}
     steps = {}
     for schedule in SCHEDULES:
-        run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=given.micro_batches, schedule=schedule)
+        run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=chosen.micro_batches, schedule=schedule)
         steps[schedule] = ipu.jit(run, device=device).lower(params, batch).compile()
         jax.block_until_ready(steps[schedule](params, batch))
     seconds: dict[str, list[float]] = {schedule: [] for schedule in SCHEDULES}
-    for _ in range(given.repeats):
+    for _ in range(chosen.repeats):
         for schedule, step in steps.items():
             start = time.perf_counter()
             jax.block_until_ready(step(params, batch))
             seconds[schedule].append(time.perf_counter() - start)
-    few, many = (statistics.median(seconds[schedule]) for schedule in SCHEDULES)
-    print(f"a slot is {given.rows * given.width * 4 / 1024:.0f} KiB")
-    print(f"{STAGES:5} slots {few * 1e3:8.1f} ms")
-    print(f"{given.micro_batches:5} slots {many * 1e3:8.1f} ms, × {many / few:.2f}")
+    short_seconds, long_seconds = (statistics.median(seconds[schedule]) for schedule in SCHEDULES)
+    print(f"a slot is {chosen.rows * chosen.width * 4 / 1024:.0f} KiB")
+    print(f"{STAGES:5} slots {short_seconds * 1e3:8.1f} ms")
+    print(f"{chosen.micro_batches:5} slots {long_seconds * 1e3:8.1f} ms, × {long_seconds / short_seconds:.2f}")
 
 
 if __name__ == "__main__":

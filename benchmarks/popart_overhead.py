@@ -24,7 +24,10 @@ import numpy as np
 import ipujax as ipu
 from ipujax import popart
 
-BATCHES, SAMPLES, FEATURES, CLASSES = 50, 16, 128, 10
+BATCHES = 50
+SAMPLES = 16
+FEATURES = 128
+CLASSES = 10
 ROUNDS = 21
 RATE = 0.1
 RNG = np.random.default_rng(0)
@@ -98,8 +101,8 @@ def by_hand(accumulation: int, is_pipelined: bool, data: np.ndarray, labels: np.
 
     @ipu.jit(device=device, donate_argnums=0)
     def pipelined_batch(params: Any, rate: jax.Array, batch: Any) -> Any:
-        whole = ipu.pipeline(differentiate, micro_batches=accumulation, reduce=("stack", "sum"))
-        losses, gradients = whole(params, batch)
+        pipelined = ipu.pipeline(differentiate, micro_batches=accumulation, reduce=("stack", "sum"))
+        losses, gradients = pipelined(params, batch)
         return update(params, gradients, rate), losses
 
     def batch(params: Any, rows: Any) -> Any:
@@ -126,12 +129,13 @@ def by_hand(accumulation: int, is_pipelined: bool, data: np.ndarray, labels: np.
             )
             state["params"], losses = whole_step(state["params"], rate, rows)
             return np.asarray(losses)
-        xs, ys = data.reshape(BATCHES, -1, FEATURES), labels.reshape(BATCHES, -1)
-        found = []
+        xs = data.reshape(BATCHES, -1, FEATURES)
+        ys = labels.reshape(BATCHES, -1)
+        losses_by_batch = []
         for i in range(BATCHES):
             state["params"], losses = pipelined_batch(state["params"], rate, (xs[i], ys[i]))
-            found.append(losses)
-        return np.stack([np.asarray(losses) for losses in found])
+            losses_by_batch.append(losses)
+        return np.stack([np.asarray(losses) for losses in losses_by_batch])
 
     return run
 

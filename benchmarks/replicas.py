@@ -27,8 +27,10 @@ from step_time import Case, load_example, median_times, new_step, row
 import ipujax as ipu
 
 MICRO_BATCH = 32
-COMPILED_FOR, STEPPED_WITH = 16, 8
-COMPILE_BAR, STEP_BAR = 1.1, 1.2
+COMPILED_FOR = 16
+STEPPED_WITH = 8
+COMPILE_BAR = 1.1
+STEP_BAR = 1.2
 
 
 def replicated(case: Case, replicas: int) -> Any:
@@ -51,7 +53,9 @@ def batch(case: Case, replicas: int) -> tuple[np.ndarray, ...]:
 
 def compile_seconds(case: Case, replicas: int) -> float:
     """CPU seconds from a function nobody has seen to its profile."""
-    step, data, state = replicated(case, replicas), batch(case, replicas), case.state()
+    step = replicated(case, replicas)
+    data = batch(case, replicas)
+    state = case.state()
     jax.clear_caches()
     start = time.process_time()
     _ = step.profile(*state, *data).cycles
@@ -60,7 +64,8 @@ def compile_seconds(case: Case, replicas: int) -> float:
 
 def stepping(case: Case, replicas: int, steps: int = 10) -> Callable[[], float]:
     """Measures seconds of one warm step."""
-    step, data = replicated(case, replicas), batch(case, replicas)
+    step = replicated(case, replicas)
+    data = batch(case, replicas)
     state = list(step(*case.state(), *data)[:2])
 
     def run() -> float:
@@ -78,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
     repetitions = parser.parse_args(arguments).repetitions
-    digits, held = load_example(), []
+    digits = load_example()
+    are_met = []
     print(f"{'':<26} {'':<5} {'base ms':>10} {'other ms':>10} {'ratio':>7} {'bar':>6}")
     for name in digits.MODELS:
         case = Case(digits, name)
@@ -87,15 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run()  # planned once in a process
         compiled = median_times(compiles, repetitions)
         stepped = median_times({str(n): stepping(case, n) for n in (1, STEPPED_WITH)}, repetitions)
-        what = f"compile, {COMPILED_FOR} replicas / 1"
-        held.append(row(what, name, compiled["1"], compiled[str(COMPILED_FOR)], COMPILE_BAR))
-        whole = STEPPED_WITH * stepped["1"]
-        held.append(
+        title = f"compile, {COMPILED_FOR} replicas / 1"
+        are_met.append(row(title, name, compiled["1"], compiled[str(COMPILED_FOR)], COMPILE_BAR))
+        one_by_one = STEPPED_WITH * stepped["1"]
+        are_met.append(
             row(
-                f"step, {STEPPED_WITH} replicas / {STEPPED_WITH} x 1", name, whole, stepped[str(STEPPED_WITH)], STEP_BAR
+                f"step, {STEPPED_WITH} replicas / {STEPPED_WITH} x 1",
+                name,
+                one_by_one,
+                stepped[str(STEPPED_WITH)],
+                STEP_BAR,
             )
         )
-    return 0 if all(held) else 1
+    return 0 if all(are_met) else 1
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ Figures = dict[str, float]
 def measure(name: str) -> Figures:
     """Figures of one step, lowered once in this process."""
     model = MODELS[name]()
-    device, args = model.device(), model.args
+    device = model.device()
+    args = model.args
     # What happens once in a process, as imports inside functions, is not measured.
     ipu.jit(lambda x: x + 1, device=device).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
     # Whether a step fits is one of the figures.

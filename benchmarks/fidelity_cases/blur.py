@@ -1,8 +1,8 @@
 """A 3 × 3 Gaussian blur of a picture of 2,200 × 1,122 pixels on Mk1, phase by phase.
 
-Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and its eight
-neighbours: rows, columns and corners, each a separate operand. Outside the picture all is zero. One of 16 IPUs
-has 70 rows; what comes from its neighbours is left out, which concerns the tiles at its edge only.
+Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and the eight parts
+around it: rows, columns and corners, each an operand of its own. Outside the picture all is zero. One of 16 IPUs
+has 70 rows; pixels of its neighbours are left out, which concerns the tiles at its edge only.
 Source of the program: lbm-graphcore, `LowLevelStencil.cpp` and `StructuredGridUtils.hpp` (reference B5).
 """
 
@@ -22,7 +22,9 @@ from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES
 from ipujax.runtime.cost.compute_set import ComputeSetCost
 
 _CHANNELS = 4
-_WIDTH, _HEIGHT, _HEIGHT_OF_16 = 2200, 1122, 70
+_WIDTH = 2200
+_HEIGHT = 1122
+_HEIGHT_OF_16 = 70
 _FEWEST_PIXELS = 6  # of a side of a tile's rectangle
 _WEIGHTS = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]], np.float32) / 16
 # A vector of results: 9 loads, 8 additions and 3 products, a store, 2 instructions of the loop; no two at once.
@@ -41,16 +43,19 @@ _BARS = (0.20, 0.40, 0.40, 0.25)
 
 
 def blurred(n: Any, s: Any, w: Any, e: Any, nw: Any, ne: Any, sw: Any, se: Any, m: Any) -> Any:
-    """The blur of a rectangle from its neighbours, all flat; of the same size and type."""
-    rows, columns = w.size // _CHANNELS, n.size // _CHANNELS
-    corner, side, middle = (1, 1), (rows, 1), (rows, columns)
+    """The blur of a rectangle from its pixels and those around it, all flat; of the same size and type."""
+    rows = w.size // _CHANNELS
+    columns = n.size // _CHANNELS
+    corner = (1, 1)
+    side = (rows, 1)
+    middle = (rows, columns)
     above = [part.reshape(*shape, _CHANNELS) for part, shape in ((nw, corner), (n, (1, columns)), (ne, corner))]
     beside = [part.reshape(*shape, _CHANNELS) for part, shape in ((w, side), (m, middle), (e, side))]
     below = [part.reshape(*shape, _CHANNELS) for part, shape in ((sw, corner), (s, (1, columns)), (se, corner))]
-    whole = jnp.concatenate([jnp.concatenate(parts, 1) for parts in (above, beside, below)], 0)
+    extended = jnp.concatenate([jnp.concatenate(parts, 1) for parts in (above, beside, below)], 0)
     total = jnp.zeros((rows, columns, _CHANNELS), m.dtype)
     for (dy, dx), weight in np.ndenumerate(_WEIGHTS):
-        total += whole[dy : dy + rows, dx : dx + columns] * m.dtype.type(weight)
+        total += extended[dy : dy + rows, dx : dx + columns] * m.dtype.type(weight)
     return total.ravel()
 
 
@@ -116,10 +121,11 @@ class Rectangle:
     width: int
 
     def around(self, name: str) -> Rectangle:
-        """Its neighbour: above ("n"), below, beside, or at a corner."""
+        """The neighbouring rectangle: above ("n"), below, beside, or at a corner."""
         top = self.top - 1 if "n" in name else self.top + self.height if "s" in name else self.top
         left = self.left - 1 if "w" in name else self.left + self.width if "e" in name else self.left
-        height, width = 1 if set("ns") & set(name) else self.height, 1 if set("we") & set(name) else self.width
+        height = 1 if set("ns") & set(name) else self.height
+        width = 1 if set("we") & set(name) else self.width
         return Rectangle(top, left, height, width)
 
     def workers(self, workers: int) -> Iterator[Rectangle]:
@@ -153,7 +159,8 @@ def blur(
     target: poplar.Target, height: int, width: int, name: str
 ) -> tuple[poplar.Graph, poplar.Tensor, poplar.Tensor, Program]:
     """The program of one step with codelets of `CODELETS`; returns graph, picture, result and program."""
-    graph, (dtype, codelet) = poplar.Graph(target), CODELETS[name]
+    graph = poplar.Graph(target)
+    (dtype, codelet) = CODELETS[name]
     graph.add_codelets(codelet)
     picture, result = (graph.add_variable(dtype, [height, width, _CHANNELS], name) for name in ("img", "tmpImg"))
     compute_set = graph.add_compute_set("inToOut")
@@ -186,18 +193,18 @@ def cost(ipus: int, name: str) -> ComputeSetCost:
     """Cycles of a step on each tile of one IPU of several."""
     target = poplar.IPUModel("ipu1").create_device().get_target()
     graph, _, _, program = blur(target, _HEIGHT if ipus == 1 else _HEIGHT_OF_16, _WIDTH, name)
-    (found,) = compute_set_costs(graph, program)
-    return found
+    (step_cost,) = compute_set_costs(graph, program)
+    return step_cost
 
 
 def family() -> Family:
     """Each phase of each type, the slowest tile."""
     rows = []
     for (ipus, name), figures in _PUBLISHED.items():
-        found = cost(ipus, name)
-        after = found.rearrangement_after_cycles
-        copies = found.rearrangement_cycles
-        parts = (found.before.cycles, copies - after, after, found.compute_cycles - copies)
+        step_cost = cost(ipus, name)
+        after = step_cost.rearrangement_after_cycles
+        copies = step_cost.rearrangement_cycles
+        parts = (step_cost.before.cycles, copies - after, after, step_cost.compute_cycles - copies)
         names = ("exchange on the chip", "copies before", "copies after", "compute")
         for phase, published, cycles, bar in zip(names, figures, parts, _BARS, strict=True):
             number = "1 IPU" if ipus == 1 else f"{ipus} IPUs"

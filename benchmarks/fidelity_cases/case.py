@@ -24,11 +24,11 @@ class Row:
     """One figure.
 
     Args:
-        name: what it is.
+        name: name of the figure.
         measured: the published figure.
-        simulated: the same of the simulated machine.
+        simulated: the figure of the simulated machine.
         bar: largest error that is allowed; None where a bar is set for many rows together, see `Bar`.
-        unit: of both figures.
+        unit: unit of both figures.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def is_met(self) -> bool:
-        """Whether the error is within the row's bar, if it has one."""
+        """True if the error is within the row's bar, or the row has none."""
         return self.bar is None or abs(self.error) <= self.bar
 
 
@@ -53,10 +53,10 @@ class Bar:
     """A bar for a figure of many rows.
 
     Args:
-        name: what it is a figure of.
+        name: name of the figure.
         value: the figure, a ratio.
-        bar: what it may be.
-        at_least: whether the value must reach the bar, instead of staying within it.
+        bar: largest value that is allowed, or smallest.
+        at_least: the value must reach the bar, instead of staying within it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Bar:
 
     @property
     def is_met(self) -> bool:
-        """Whether the value is on the right side of the bar."""
+        """True if the value is on the right side of the bar."""
         return self.value >= self.bar if self.at_least else self.value <= self.bar
 
 
@@ -75,9 +75,9 @@ class Family:
     """Cases of one source.
 
     Args:
-        title: of its section.
-        source: where the figures were published.
-        how: how the case is written, and what is compared.
+        title: title of its section.
+        source: publication of the figures.
+        how: the program of the case, and the figures that are compared.
         rows: the figures.
         bars: bars for many rows together.
     """
@@ -90,8 +90,8 @@ class Family:
 
     @property
     def is_met(self) -> bool:
-        """Whether every bar is met."""
-        return all(one.is_met for one in (*self.rows, *self.bars))
+        """True if every bar is met."""
+        return all(figure.is_met for figure in (*self.rows, *self.bars))
 
     def markdown(self) -> str:
         """The section of the page."""
@@ -107,10 +107,10 @@ class Family:
             before = _earlier().get((self.title, row.name))
             signed = [_signed(error) for error in (row.error, None if before is None else before / row.measured - 1)]
             lines.append(f"| {row.name} | {' | '.join([*figures, *signed])} | {bar} |")
-        for one in self.bars:
-            sign = "≥" if one.at_least else "≤"
-            verdict = f"{_verdict(one.is_met)} {sign} {100 * one.bar:.3g} %"
-            lines.append(f"| **{one.name}** | | | {100 * one.value:.2f} % | | {verdict} |")
+        for figure in self.bars:
+            sign = "≥" if figure.at_least else "≤"
+            verdict = f"{_verdict(figure.is_met)} {sign} {100 * figure.bar:.3g} %"
+            lines.append(f"| **{figure.name}** | | | {100 * figure.value:.2f} % | | {verdict} |")
         return "\n".join(lines) + "\n"
 
 
@@ -134,8 +134,8 @@ def _within(bar: float) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    shown = f"{value:,.0f}" if value == int(value) or value >= 1e4 else f"{value:,.1f}"
-    return f"{shown} {unit}" if unit != "cycles" else shown
+    number = f"{value:,.0f}" if value == int(value) or value >= 1e4 else f"{value:,.1f}"
+    return f"{number} {unit}" if unit != "cycles" else number
 
 
 def errors(rows: Sequence[Row]) -> np.ndarray:

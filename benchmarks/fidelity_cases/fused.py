@@ -25,7 +25,7 @@ def relu(x: Any) -> Any:
 
 
 def relu_of_sum(x: Any, y: Any) -> Any:
-    """The same on a sum, as behind a bias."""
+    """The non-linearity of a sum, as behind a bias."""
     return jax.nn.relu(x + y)
 
 
@@ -59,21 +59,22 @@ def compute_cycles(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ..
 
 def cycles_per_vector(fun: Callable[..., Any], *dtypes: Any) -> float:
     """Cycles that a worker takes longer for another vector of four."""
-    few, many = (
+    cycles_of_some, cycles_of_twice_as_many = (
         compute_cycles(fun, [((times * _VECTORS * _VECTOR * _WORKERS,), dtype) for dtype in dtypes]) for times in (1, 2)
     )
-    return (many - few) / _WORKERS / _VECTORS
+    return (cycles_of_twice_as_many - cycles_of_some) / _WORKERS / _VECTORS
 
 
 def scaled_add_cycles(elements: int) -> int:
-    """A scaled addition of floats, with what counters add."""
+    """Cycles of a scaled addition of floats, with those that the counters add."""
     vector = ((elements,), jnp.float32)
     return compute_cycles(scaled_add, [vector, vector, ((), jnp.float32)]) + _COUNTERS_CYCLES
 
 
 def family() -> Family:
     """All expressions."""
-    half, unit = jnp.float16, "a vector"
+    half = jnp.float16
+    unit = "a vector"
     behind_a_sum = cycles_per_vector(relu_of_sum, half, half) - cycles_per_vector(jnp.add, half, half)
     rows = [
         Row("ReLU by itself", 1, cycles_per_vector(relu, half), unit=unit),

@@ -37,18 +37,18 @@ def rows(path: str = "bow_dense_gemm.csv", mapping: str = "created") -> list[tup
     """Every measured point, with its number of columns."""
     with (DATA / path).open() as file:
         points = list(csv.DictReader(file))
-    found = []
+    results = []
     for point in points:
         m, k, n = (int(point[name]) for name in "mkn")
         name = f"{point['dtype']} {m} × {k} × {n}, {mapping}"
-        found.append((n, Row(name, float(point["cycles_at_1.85GHz"]), cycles(point["dtype"], m, k, n, mapping))))
-    return found
+        results.append((n, Row(name, float(point["cycles_at_1.85GHz"]), cycles(point["dtype"], m, k, n, mapping))))
+    return results
 
 
 def family() -> Family:
     """All points with both mappings; bars are for created operands, of many and of few columns."""
-    found, linear = (rows(mapping=mapping) for mapping in MAPPINGS)
-    large, small = ([row for n, row in found if (n >= _LARGE) == is_large] for is_large in (True, False))
+    created, linear = (rows(mapping=mapping) for mapping in MAPPINGS)
+    large, small = ([row for n, row in created if (n >= _LARGE) == is_large] for is_large in (True, False))
     bars = (
         Bar("n ≥ 256, created: mean error", errors(large).mean(), 0.06),
         Bar("n ≥ 256, created: worst error", errors(large).max(), 0.12),
@@ -63,4 +63,4 @@ def family() -> Family:
         "`createMatMulInputLHS` and `RHS`, as in the rows *created*. The rows *linear* are the same products with "
         "operands that are mapped linearly."
     )
-    return Family("Dense matrix multiplication on Bow", source, how, [row for _, row in (*found, *linear)], bars)
+    return Family("Dense matrix multiplication on Bow", source, how, [row for _, row in (*created, *linear)], bars)

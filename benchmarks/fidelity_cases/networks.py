@@ -1,9 +1,9 @@
 """Training steps of whole networks on Bow Pods: cycles of an example in each replica.
 
-Where the published batch is hundreds of micro-batches a replica, what one more of them takes is the difference of steps
-of many and of few, so that the optimiser, sums over replicas and the ramps of pipelines are apart; where it is a few,
-the whole step is compared. Each is compiled at the lowest cost per byte at which it fits, if there is
-one, and at the default.
+Where the published batch is hundreds of micro-batches a replica, the cycles of a micro-batch are the difference of a
+longer and a shorter step, so that the optimiser, sums over replicas and the ramps of pipelines cancel. Where it is a
+few micro-batches, the whole step is compared. Each is compiled at the lowest cost per byte at which it fits, if there
+is one, and at the default.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Network:
     """A published training step.
 
     Args:
-        title: what it is.
+        title: name of the network and its pod.
         model: its name in `benchmarks/models`.
-        examples_per_second: published, of all replicas.
-        replicas: that share the pod.
-        micro_batch: examples.
-        micro_batches: of the longer step, and of the shorter one.
+        examples_per_second: published rate of all replicas.
+        replicas: replicas that share the pod.
+        micro_batch: examples of a micro-batch.
+        micro_batches: micro-batches of the longer step, and of the shorter one.
         fits_at: lowest cost per byte at which it fits, in cycles; None where it fits at none.
         software: SDK and framework of the published figure.
         partials: dtype of the partial results of the published program.
-        sizes: of the model, where they are not those it has.
+        sizes: sizes of the model that differ from its default.
         accumulated: micro-batches of a published step; None to compare one more micro-batch of a long step.
     """
 
@@ -52,8 +52,9 @@ class Network:
     accumulated: int | None = None
 
     def rows(self) -> list[Row]:
-        """Cycles of an example, against what was published, at each cost per byte."""
-        measured, unit = round(_CLOCK_HZ * self.replicas / self.examples_per_second), "cycles"
+        """Cycles of an example against the published ones, at each cost per byte."""
+        measured = round(_CLOCK_HZ * self.replicas / self.examples_per_second)
+        unit = "cycles"
         modes = {_DEFAULT_BYTE_COST: "planned as if there were more memory"}
         if self.fits_at is not None:
             modes = {self.fits_at: f"planned to fit, cost per byte {self.fits_at:g}"} | modes
@@ -73,9 +74,9 @@ class Network:
         """Cycles of an example in each replica, in the steady state."""
         if self.accumulated is not None:
             return round(step(self, self.accumulated, byte_cost)[0] / self.accumulated / self.micro_batch)
-        many, few = self.micro_batches
-        more, less = (step(self, count, byte_cost)[0] for count in (many, few))
-        return round((more - less) / (many - few) / self.micro_batch)
+        long, short = self.micro_batches
+        long_cycles, short_cycles = (step(self, count, byte_cost)[0] for count in (long, short))
+        return round((long_cycles - short_cycles) / (long - short) / self.micro_batch)
 
 
 @cache
@@ -123,7 +124,7 @@ def family() -> Family:
     memory = "; ".join(_memory(network) for network in NETWORKS)
     source = (
         "Graphcore's published performance results for Bow Pods, with the SDK that each row names: "
-        + ", ".join(f"{one.examples_per_second:,} examples a second ({one.title})" for one in NETWORKS)
+        + ", ".join(f"{network.examples_per_second:,} examples a second ({network.title})" for network in NETWORKS)
         + ". Replicas and micro-batches are those of Graphcore's examples: a replica of BERT-Base and of BERT-Large "
         "has 4 IPUs, with 0, 4, 4, 4 and 3, 7, 7, 7 layers; one of ResNet-50 has one IPU."
     )

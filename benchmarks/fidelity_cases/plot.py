@@ -40,13 +40,13 @@ def points(page: str) -> list[Point]:
     Args:
         page: text of `docs/fidelity.md`.
     """
-    found = list[Point]()
+    rows = list[Point]()
     for section in page.split("\n## ")[1:]:
         title = section.splitlines()[0]
         for _, measured, unit, simulated in _ROW.findall(section):
             figures = (float(text.replace(",", "")) for text in (measured, simulated))
-            found.append(Point(title, *figures, is_cycles=not unit.strip()))
-    return found
+            rows.append(Point(title, *figures, is_cycles=not unit.strip()))
+    return rows
 
 
 def picture(rows: Sequence[Point]) -> str:
@@ -60,10 +60,10 @@ def picture(rows: Sequence[Point]) -> str:
         left, right = figure.subplots(1, 2)
         for number, section in enumerate(dict.fromkeys(row.section for row in rows)):
             colour = f"C{number}"
-            own = [(place, row) for place, row in enumerate(rows) if row.section == section]
-            errors = [100 * (row.simulated / row.measured - 1) for _, row in own]
-            right.scatter([place for place, _ in own], errors, s=12, color=colour, label=section)
-            cycles = [row for _, row in own if row.is_cycles]
+            numbered_rows = [(place, row) for place, row in enumerate(rows) if row.section == section]
+            errors = [100 * (row.simulated / row.measured - 1) for _, row in numbered_rows]
+            right.scatter([place for place, _ in numbered_rows], errors, s=12, color=colour, label=section)
+            cycles = [row for _, row in numbered_rows if row.is_cycles]
             left.scatter([row.measured for row in cycles], [row.simulated for row in cycles], s=12, color=colour)
         _band(left, [row.measured for row in rows if row.is_cycles])
         left.set(xscale="log", yscale="log", xlabel="measured, cycles", ylabel="predicted, cycles")
@@ -81,6 +81,8 @@ def picture(rows: Sequence[Point]) -> str:
 
 def _band(axes: Axes, measured: Sequence[float]) -> None:
     """Draws where predictions are equal, and the bars around it."""
-    ends = [min(measured) / 2, max(measured) * 2]
-    axes.fill_between(ends, *([end * (1 + sign * _BAND) for end in ends] for sign in (-1, 1)), color="0.9", zorder=0)
-    axes.plot(ends, ends, color="0.5", linewidth=0.8, zorder=0)
+    limits = [min(measured) / 2, max(measured) * 2]
+    axes.fill_between(
+        limits, *([end * (1 + sign * _BAND) for end in limits] for sign in (-1, 1)), color="0.9", zorder=0
+    )
+    axes.plot(limits, limits, color="0.5", linewidth=0.8, zorder=0)

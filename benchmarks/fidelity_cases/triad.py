@@ -30,7 +30,8 @@ class TriadVertex(poplar.Vertex):
 
 def program(target: poplar.Target, floats: int) -> tuple[poplar.Graph, dict[str, poplar.Tensor], Program]:
     """The triad with arrays of so many floats on each tile, shared evenly by its workers."""
-    tiles, workers = target.get_num_tiles(), target.get_num_worker_contexts()
+    tiles = target.get_num_tiles()
+    workers = target.get_num_worker_contexts()
     graph = poplar.Graph(target)
     graph.add_codelets(TriadVertex)
     compute_set = graph.add_compute_set("triad")
@@ -45,7 +46,7 @@ def program(target: poplar.Target, floats: int) -> tuple[poplar.Graph, dict[str,
 
 
 def share(tiles: int | None = None) -> float:
-    """Bytes loaded and stored over the capacity of the port in the cycles of the compute phase; all tiles when None."""
+    """Bytes loaded and stored, as a share of the port's capacity in the compute phase; on all tiles when None."""
     target = poplar.IPUModel("ipu2", tiles_per_ipu=tiles).create_device().get_target()
     graph, _, triad = program(target, _FLOATS)
     port = target.load_bytes_per_cycle + target.store_bytes_per_cycle

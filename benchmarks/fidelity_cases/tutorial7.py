@@ -16,7 +16,8 @@ from ipujax import poplar
 from ipujax.poplar.program import Program
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "poplar"
-_ROWS, _COLUMNS = 10_000, 1_000
+_ROWS = 10_000
+_COLUMNS = 1_000
 # Split, total, compute, exchange, reduce exchange, reduce compute, worst: the guide for Mk1, tut6's README for Mk2.
 _ESTIMATES = {"ipu1": (5, 4751, 4410, 200, 45, 96, 64373), "ipu2": (7, 3996, 3696, 143, 49, 108, 53807)}
 _NAMES = ("split", "total", "compute", "exchange", "reduce exchange", "reduce compute", "worst total")

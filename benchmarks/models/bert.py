@@ -25,7 +25,9 @@ import ipujax as ipu
 from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_init, weights
 from .model import Model, Struct, in_single
 
-HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
+HALF = jnp.float16
+LOSS_SCALE = 128.0
+IPUS = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Sizes:
 
     Args:
         layers: on each IPU.
-        width: of what is known of each word.
+        width: features of each word.
         heads: of attention.
         micro_batch: sequences.
         micro_batches: of each replica, a step.
@@ -42,7 +44,7 @@ class Sizes:
         length: words of a sequence.
         masked: words of a sequence that are to be predicted.
         vocabulary: different words.
-        keeps_layers: whether what enters each layer is kept for the backward pass, or only what enters each stage.
+        keeps_layers: the inputs of each layer are saved for the backward pass; else only those of each stage.
     """
 
     layers: tuple[int, ...]
@@ -136,24 +138,24 @@ def lamb(sizes: Sizes, min_elements: int) -> optax.GradientTransformation:
 
 
 def parted(state: Any) -> tuple[Any, Any]:
-    """The sharded and the other state of an optimiser, each with None in place of the other.
+    """The state of an optimiser in two trees: sharded arrays, and all others, each with None for those of the other.
 
     The moments of vectors are less on a tile than the code that would move them to streaming memory and back.
     """
 
-    def only(wanted: bool) -> Any:
-        return jax.tree.map(lambda x: x if _is_shard(x) == wanted else None, state, is_leaf=_is_shard)
+    def select(is_sharded: bool) -> Any:
+        return jax.tree.map(lambda x: x if _is_shard(x) == is_sharded else None, state, is_leaf=_is_shard)
 
-    return only(True), only(False)
+    return select(True), select(False)
 
 
-def joined(sharded: Any, others: Any) -> Any:
+def merge_state(sharded: Any, replicated: Any) -> Any:
     """The state that `parted` took apart."""
 
     def is_end(x: Any) -> bool:
         return x is None or _is_shard(x)
 
-    return jax.tree.map(lambda x, other: other if x is None else x, sharded, others, is_leaf=is_end)
+    return jax.tree.map(lambda x, other: other if x is None else x, sharded, replicated, is_leaf=is_end)
 
 
 def _is_shard(x: Any) -> bool:
@@ -166,7 +168,7 @@ def bert(name: str, sizes: Sizes, optimizer: optax.GradientTransformation | None
     Args:
         name: of the model.
         sizes: of the model and its batches.
-        optimizer: sharded over replicas, what it shards in streaming memory; plain SGD when None.
+        optimizer: an optimiser sharded over replicas, with the shards in streaming memory; plain SGD when None.
         rest: further fields of `Model`.
     """
     chosen = optimizer or optax.sgd(1e-3 / LOSS_SCALE)
@@ -175,19 +177,21 @@ def bert(name: str, sizes: Sizes, optimizer: optax.GradientTransformation | None
         params = init(sizes, key)
         return params, *parted(chosen.init(params))
 
-    def step(params: Params, sharded: Any, others: Any, batch: Params) -> Any:
+    def step(params: Params, sharded: Any, replicated: Any, batch: Params) -> Any:
         grad_fn = jax.value_and_grad(lambda params, batch: loss(sizes, params, batch))
         mapping = [*range(IPUS), 0]
         result = ipu.pipeline(grad_fn, micro_batches=sizes.micro_batches, device_mapping=mapping)(params, batch)
         if optimizer is not None:
-            value, grads = lax.pmean(result[0], "replica"), result[1]
+            value = lax.pmean(result[0], "replica")
+            grads = result[1]
         else:
             value, grads = lax.pmean(result, "replica") if sizes.replicas > 1 else result
-        updates, opt_state = chosen.update(grads, joined(sharded, others), params)
+        updates, opt_state = chosen.update(grads, merge_state(sharded, replicated), params)
         return optax.apply_updates(params, updates), *parted(opt_state), value / LOSS_SCALE
 
     rows = sizes.replicas * sizes.micro_batches * sizes.micro_batch
-    words, masked = Struct((rows, sizes.length), np.int32), Struct((rows, sizes.masked), np.int32)
+    words = Struct((rows, sizes.length), np.int32)
+    masked = Struct((rows, sizes.masked), np.int32)
     batch = {"words": words, "segments": words, "is_word": Struct(words.shape, np.bool_), "positions": masked}
     batch |= {"guesses": masked, "follows": Struct((rows,), np.int32)}
     jit: dict[str, Any] = {}
@@ -218,8 +222,8 @@ def bert_large(layers: int = 24, micro_batches: int = 16) -> Model:
 def bert_base(layers: int = 12, micro_batches: int = 16) -> Model:
     """BERT-Base, phase 1, on a Bow Pod16 as published: 4 replicas of 4 IPUs with 0, 4, 4 and 4 layers, half partials.
 
-    Micro-batches of 32. Steps of 24 and of 16 micro-batches differ by what one micro-batch takes, optimiser and ramps
-    apart.
+    Micro-batches of 32. The difference of steps of 24 and of 16 micro-batches is the cost of micro-batches without
+    optimiser and ramps.
 
     Args:
         layers: of all IPUs, none on the first.

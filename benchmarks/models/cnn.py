@@ -39,5 +39,6 @@ def cnn(side: int = 28, channels: tuple[int, int] = (16, 32), classes: int = 10,
             x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         return cross_entropy(dense(params["out"], x.reshape(batch, -1)), labels)
 
-    images, labels = Struct((batch, side, side, 1), np.float32), Struct((batch,), np.int32)
+    images = Struct((batch, side, side, 1), np.float32)
+    labels = Struct((batch,), np.int32)
     return trained("cnn", loss, init, optax.adam(1e-3), images, labels)

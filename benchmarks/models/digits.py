@@ -54,5 +54,6 @@ def digits(name: str, batch: int = 64) -> Model:
         batch: images a step.
     """
     loss, init, image = digits_network(name)
-    images, labels = Struct((batch, *image), np.float32), Struct((batch,), np.int32)
+    images = Struct((batch, *image), np.float32)
+    labels = Struct((batch,), np.int32)
     return trained(f"digits {name}", loss, init, optax.adam(1e-3), images, labels)

@@ -32,7 +32,8 @@ def gcn(
     """
 
     def loss(params: Any, features: jax.Array, edges: Any, labels: jax.Array) -> jax.Array:
-        senders, receivers = edges["senders"], edges["receivers"]
+        senders = edges["senders"]
+        receivers = edges["receivers"]
         degree = 1 + segment_sum(jnp.ones(len(receivers)), receivers, nodes)  # each node is its own neighbour too
         norm = lax.rsqrt(degree)[:, None]
 
@@ -47,5 +48,6 @@ def gcn(
         return cross_entropy(logits, labels)
 
     links = {"senders": Struct((edges,), np.int32), "receivers": Struct((edges,), np.int32)}
-    features, labels = Struct((nodes, widths[0]), np.float32), Struct((labelled,), np.int32)
+    features = Struct((nodes, widths[0]), np.float32)
+    labels = Struct((labelled,), np.int32)
     return trained("gcn", loss, lambda key: perceptron_init(key, *widths), optax.adam(1e-2), features, links, labels)

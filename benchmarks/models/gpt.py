@@ -43,7 +43,7 @@ def block_init(key: jax.Array, width: int) -> Params:
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """What each place takes from those up to it; all are [batch, length, heads, width of a head]."""
+    """Values of the positions up to each, weighted by attention; all are [batch, length, heads, width of a head]."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
@@ -69,7 +69,7 @@ def language_model(name: str, sizes: Sizes, run: Run, arrange: Callable[[list[Pa
         name: of the model.
         sizes: of the model and its batches.
         run: applies all blocks, as they are arranged, to [batch, length, width].
-        arrange: from a list of the parameters of each block to what `run` takes.
+        arrange: from a list of the parameters of each block to the argument of `run`.
     """
 
     def init(key: jax.Array) -> Params:
@@ -97,11 +97,11 @@ def gpt(layers: int = 4, **sizes: int) -> Model:
         layers: blocks.
         sizes: other fields of `Sizes`.
     """
-    given = Sizes(layers, **sizes)
+    all_sizes = Sizes(layers, **sizes)
 
     def run(blocks: list[Params], x: jax.Array) -> jax.Array:
         for p in blocks:
-            x = block(p, x, given.heads)
+            x = block(p, x, all_sizes.heads)
         return x
 
-    return language_model("gpt", given, run)
+    return language_model("gpt", all_sizes, run)

@@ -25,7 +25,9 @@ from .gpt import Sizes, attend, block, block_init
 from .layers import Params, layer_norm, norm_init, weights
 from .model import Model, Struct, in_single
 
-HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
+HALF = jnp.float16
+LOSS_SCALE = 128.0
+IPUS = 4
 TABLES = 8  # parts of the table of tokens
 GROUPS = 4  # of heads
 
@@ -45,18 +47,20 @@ def init(sizes: Sizes, key: jax.Array) -> Params:
 def embed(tables: Params, ids: jax.Array) -> jax.Array:
     """The rows of a table that is in parts."""
     rows = len(tables[0])
-    own = [ids - n * rows for n in range(len(tables))]
-    found = [table[jnp.clip(at, 0, rows - 1)] for table, at in zip(tables, own, strict=True)]
-    return sum(jnp.where(((at >= 0) & (at < rows))[..., None], x, 0) for x, at in zip(found, own, strict=True))
+    local_ids = [ids - n * rows for n in range(len(tables))]
+    rows_by_part = [table[jnp.clip(at, 0, rows - 1)] for table, at in zip(tables, local_ids, strict=True)]
+    return sum(
+        jnp.where(((at >= 0) & (at < rows))[..., None], x, 0) for x, at in zip(rows_by_part, local_ids, strict=True)
+    )
 
 
 def cross_entropy(tables: Params, x: jax.Array, ids: jax.Array) -> jax.Array:
     """Mean over all places, in single precision, of a table that is in parts."""
 
     @jax.checkpoint
-    def of_part(x: jax.Array, table: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_part(x: jax.Array, table: jax.Array, local_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = (x @ table.T).astype(jnp.float32)
-        right = jnp.arange(len(table)) == own[..., None]
+        right = jnp.arange(len(table)) == local_ids[..., None]
         return jax.nn.logsumexp(logits, -1), jnp.where(right, logits, 0).sum(-1)
 
     rows = len(tables[0])
@@ -65,10 +69,10 @@ def cross_entropy(tables: Params, x: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def attend_in_groups(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """As `attend`, a group of heads after the other."""
+    """Result of `attend`, computed for a group of heads after the other."""
     groups = [jnp.moveaxis(x.reshape(*x.shape[:2], GROUPS, -1, x.shape[-1]), 2, 0) for x in (q, k, v)]
-    done = lax.map(jax.checkpoint(lambda group: attend(*group)), groups)
-    return jnp.moveaxis(done, 0, 2).reshape(q.shape)
+    attended = lax.map(jax.checkpoint(lambda group: attend(*group)), groups)
+    return jnp.moveaxis(attended, 0, 2).reshape(q.shape)
 
 
 def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
@@ -106,7 +110,7 @@ def gpt2(name: str, sizes: Sizes, micro_batches: int, **rest: Any) -> Model:
 
 
 def gpt2_medium(layers: int = 24, micro_batches: int = 8) -> Model:
-    """GPT-2 medium, micro-batches of one sequence of 1,024 tokens; the compiler chooses the recomputation.
+    """GPT-2 medium, micro-batches of one sequence of 1,024 tokens; the compiler chooses the values to compute again.
 
     Args:
         layers: blocks.

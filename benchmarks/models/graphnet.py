@@ -32,7 +32,7 @@ def graphnet(
     Args:
         nodes: of the graph.
         edges: of the graph, directed.
-        width: of what is known of each node and edge between the encoder and the decoder.
+        width: features of each node and edge between the encoder and the decoder.
         rounds: of messages, each with parameters of its own.
         features: given of each node, and of each edge.
         outputs: predicted of each node.
@@ -51,7 +51,8 @@ def graphnet(
         }
 
     def loss(params: Params, graph: Params, targets: jax.Array) -> jax.Array:
-        x, e = update(params["node"], graph["nodes"]), update(params["edge"], graph["edges"])
+        x = update(params["node"], graph["nodes"])
+        e = update(params["edge"], graph["edges"])
         for p in params["rounds"]:
             e = e + update(p["edge"], e, x[graph["senders"]], x[graph["receivers"]])
             received = jax.ops.segment_sum(e, graph["receivers"], nodes)

@@ -16,7 +16,7 @@ from .model import Model, Struct
 
 
 def hmm(states: int = 32, symbols: int = 64, length: int = 128) -> Model:
-    """The filter of one sequence: log probabilities of states given what was seen so far, and those of all that was.
+    """The filter of one sequence: log probabilities of states given the symbols so far, and of all symbols.
 
     Args:
         states: hidden ones.

@@ -42,5 +42,6 @@ def lstm(length: int = 64, units: int = 256, features: int = 64, classes: int = 
         (h, _), _ = lax.scan(cell, (zeros, zeros), x)
         return cross_entropy(h @ params["w"], labels)
 
-    x, labels = Struct((length, batch, features), np.float32), Struct((batch,), np.int32)
+    x = Struct((length, batch, features), np.float32)
+    labels = Struct((batch,), np.int32)
     return trained("lstm", loss, init, optax.adam(1e-3), x, labels)

@@ -23,5 +23,6 @@ def mlp(widths: tuple[int, ...] = (784, 512, 512, 10), batch: int = 128) -> Mode
     def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         return cross_entropy(perceptron(params, images), labels)
 
-    images, labels = Struct((batch, widths[0]), np.float32), Struct((batch,), np.int32)
+    images = Struct((batch, widths[0]), np.float32)
+    labels = Struct((batch,), np.int32)
     return trained("mlp", loss, lambda key: perceptron_init(key, *widths), optax.adam(1e-3), images, labels)

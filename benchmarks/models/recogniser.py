@@ -52,5 +52,6 @@ def recogniser(length: int = 100, units: int = 128, features: int = 40, classes:
         both = [run(params["forward"], x, False), run(params["backward"], x, True)]
         return cross_entropy(dense(params["out"], jnp.concatenate(both, -1)), labels)
 
-    x, labels = Struct((length, batch, features), np.float32), Struct((length, batch), np.int32)
+    x = Struct((length, batch, features), np.float32)
+    labels = Struct((length, batch), np.int32)
     return trained("recogniser", loss, init, optax.adam(1e-3), x, labels)

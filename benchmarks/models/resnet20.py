@@ -29,7 +29,9 @@ def block_init(key: jax.Array, inputs: int, outputs: int) -> tuple[Tree, Tree]:
 
 def block(p: Tree, stats: Tree, x: jax.Array) -> tuple[jax.Array, Tree]:
     """Two convolutions beside a shortcut; where the shortcut is a convolution, height and width are halved."""
-    stride, new, short = 1, {}, x
+    stride = 1
+    new = {}
+    short = x
     if "shortcut" in p:
         stride = 2
         short, new["shortcut"] = conv_norm(p["shortcut"], stats["shortcut"], x, stride)
@@ -59,7 +61,8 @@ def resnet20(blocks: int = 3, width: int = 16, side: int = 32, batch: int = 32) 
 
     def loss(params: Tree, stats: Tree, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Tree]:
         x, stem = conv_norm(params["stem"], stats["stem"], images)
-        x, new = jax.nn.relu(x), []
+        x = jax.nn.relu(x)
+        new = []
         for p, old in zip(params["blocks"], stats["blocks"], strict=True):
             x, now = block(p, old, x)
             new.append(now)

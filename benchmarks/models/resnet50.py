@@ -21,7 +21,9 @@ import ipujax as ipu
 from .layers import conv_norm, conv_norm_init, cross_entropy, dense, dense_init
 from .model import Model, Struct
 
-HALF, LOSS_SCALE, EXPANSION = jnp.float16, 128.0, 4
+HALF = jnp.float16
+LOSS_SCALE = 128.0
+EXPANSION = 4
 Tree = dict[str, Any]
 
 
@@ -30,7 +32,8 @@ def block_init(key: jax.Array, inputs: int, width: int, is_first: bool) -> tuple
     sizes = [(1, inputs, width), (3, width, width), (1, width, EXPANSION * width)]
     names = ["reduce", "middle", "expand"]
     if is_first:
-        sizes, names = [*sizes, (1, inputs, EXPANSION * width)], [*names, "shortcut"]
+        sizes = [*sizes, (1, inputs, EXPANSION * width)]
+        names = [*names, "shortcut"]
     keys = jax.random.split(key, len(sizes))
     parts = {n: conv_norm_init(k, *size, dtype=HALF) for n, k, size in zip(names, keys, sizes, strict=True)}
     return {name: p for name, (p, _) in parts.items()}, {name: s for name, (_, s) in parts.items()}
@@ -38,7 +41,8 @@ def block_init(key: jax.Array, inputs: int, width: int, is_first: bool) -> tuple
 
 def block(stride: int, p: Tree, stats: Tree, x: jax.Array) -> tuple[jax.Array, Tree]:
     """A bottleneck of three convolutions beside a shortcut."""
-    new, short = {}, x
+    new = {}
+    short = x
     if "shortcut" in p:
         short, new["shortcut"] = conv_norm(p["shortcut"], stats["shortcut"], x, stride)
     x, new["reduce"] = conv_norm(p["reduce"], stats["reduce"], x)
@@ -83,7 +87,9 @@ def resnet50(
         channels = width
         for k, (inner, is_first, _) in zip(keys, plan, strict=True):
             p, s = block_init(k, channels, inner, is_first)
-            params, stats, channels = [*params, p], [*stats, s], EXPANSION * inner
+            params = [*params, p]
+            stats = [*stats, s]
+            channels = EXPANSION * inner
         all_params = {"stem": first, "blocks": params, "head": dense_init(head, channels, classes, HALF)}
         return all_params, {"stem": first_stats, "blocks": stats}, optimizer.init(all_params)
 

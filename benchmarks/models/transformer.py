@@ -32,9 +32,9 @@ def transformer(way: str, layers: int = 12, **sizes: int) -> Model:
         layers: blocks.
         sizes: other fields of `gpt.Sizes`; 2 sequences unless given.
     """
-    given = Sizes(layers, **{"batch": 2, **sizes})
-    one = partial(block, heads=given.heads)
-    each = jax.jit(one) if way == "jit" else one
+    all_sizes = Sizes(layers, **{"batch": 2, **sizes})
+    block_of_heads = partial(block, heads=all_sizes.heads)
+    each = jax.jit(block_of_heads) if way == "jit" else block_of_heads
 
     def loop(blocks: list[Params], x: jax.Array) -> jax.Array:
         for p in blocks:
@@ -45,5 +45,5 @@ def transformer(way: str, layers: int = 12, **sizes: int) -> Model:
         return lax.scan(lambda x, p: (each(p, x), None), x, blocks)[0]
 
     if way == "scan":
-        return language_model("transformer scan", given, scan, stacked)
-    return language_model(f"transformer {way}", given, loop)
+        return language_model("transformer scan", all_sizes, scan, stacked)
+    return language_model(f"transformer {way}", all_sizes, loop)

@@ -29,7 +29,8 @@ def vae(pixels: int = 784, hidden: int = 400, code: int = 20, batch: int = 128) 
 
     def init(key: jax.Array) -> Any:
         key, *keys = jax.random.split(key, 3)
-        encoder, decoder = (pixels, hidden, 2 * code), (code, hidden, pixels)
+        encoder = (pixels, hidden, 2 * code)
+        decoder = (code, hidden, pixels)
         params = {"encoder": perceptron_init(keys[0], *encoder), "decoder": perceptron_init(keys[1], *decoder)}
         return params, optimizer.init(params), key
 

@@ -83,10 +83,10 @@ class Pipeline:
         """Return the examples several times, for ever without a count."""
 
         def rows() -> Iterator[Any]:
-            done = 0
-            while count is None or done < count:
+            repetition = 0
+            while count is None or repetition < count:
                 yield from self._rows()
-                done += 1
+                repetition += 1
 
         return self._with(rows, self._length * (count or 1))
 

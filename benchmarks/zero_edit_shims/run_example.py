@@ -1,4 +1,4 @@
-"""A training example of another repository, unchanged, with data from `modules`; what its functions return is written.
+"""A training example of another repository, unchanged, with data from `modules`; results of its functions are written.
 
     python run_example.py REPOSITORY FILE RESULTS STEPS
 
