@@ -46,7 +46,7 @@ def check_compiled_call(
         raise ArgumentTypeError(problem, hint="apply them to the ipu.jit function itself")
     # The tree first: leaves of another structure would be reported under the names of other arguments.
     leaves, tree = jax.tree.flatten((args, kwargs))
-    hint = "call the ipu.jit function itself, which compiles anew for new shapes"
+    hint = "call the ipu.jit function itself, which compiles for new shapes"
     if tree != signature.in_tree:
         difference = first_difference(signature.in_tree, args, kwargs, signature.arguments)
         problem = f"{who} was compiled for another structure of {difference.place}"

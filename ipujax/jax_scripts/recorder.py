@@ -100,7 +100,7 @@ class Recorder:
             return list(self._records.values())
 
     def add(self, record: FunctionRecord) -> FunctionRecord:
-        """Return the record of an equal function, a new one else: functions made anew in a loop are one function."""
+        """Return the record of an equal function, a new one else: functions made in a loop are one function."""
         text = "" if record.traced is None else _ADDRESS.sub("", str(record.traced.jaxpr))
         with self._lock:
             return self._records.setdefault((str(record.name), record.name.file, record.is_forward_alone, text), record)

@@ -173,5 +173,5 @@ def check_split_alike(who: str, names: Sequence[str], leaves: Sequence[Any], par
                 f"argument {name} of {who} has another sharding than the compiled program",
                 expected=f"{spec} over {mesh_in_words(partitioning.mesh)}",
                 got=in_words(sharding),
-                hint="call the ipu.jit function itself, which compiles anew; or jax.device_put(x, sharding)",
+                hint="call the ipu.jit function itself, which compiles again; or jax.device_put(x, sharding)",
             )
