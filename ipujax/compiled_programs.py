@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipujax.runtime.compile import Executable
 from ipujax.runtime.logs import Log
+
+if TYPE_CHECKING:
+    from ipujax.runtime.compile import Executable
 
 _LOG = Log("poplin")
 

@@ -17,6 +17,7 @@ from ipujax.arguments import FunctionName, as_names, as_numbers, check_function,
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
@@ -178,9 +179,9 @@ class IpuFunction(Generic[_P, _R]):
     def _compiler(self) -> FunctionCompiler:
         """Compiler of the function, imported and made when it is first needed."""
         if self._made_compiler is None:
-            from ipujax.functions.function_compiler import FunctionCompiler
+            with self._making_compiler, collecting_rarely():
+                from ipujax.functions.function_compiler import FunctionCompiler
 
-            with self._making_compiler:
                 self._made_compiler = self._made_compiler or FunctionCompiler(self._settings)
         return self._made_compiler
 

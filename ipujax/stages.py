@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -27,8 +27,7 @@ from ipujax.calls import (
 )
 from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
-from ipujax.fit import Choice, Untried, compile_fitting
-from ipujax.lowering.dumps import LOWERED, TRACE, intermediate_json, tile_map, write_json
+from ipujax.lowering.dumps import LOWERED, TRACE
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     fetched,
@@ -39,28 +38,30 @@ from ipujax.lowering.jax_compat import (
     with_weak_type,
 )
 from ipujax.lowering.jaxpr import equations, primitive_names
-from ipujax.lowering.lower import LoweredProgram
-from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.compile import STEPS, Executable, cycle_counter
-from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.garbage import collecting_rarely
-from ipujax.runtime.graph import Program, StreamOut, distinct
-from ipujax.runtime.graph.listing import listing
-from ipujax.runtime.host import ALONE, CallStream, HostCalls, wait_for_calls
 from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, join_markup, table, tag
-from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
-from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames
 from ipujax.sharding import Partitioning, run_on_one_device
 from ipujax.storage import save_program
 
-Record = Callable[[Program, Any], None]
+# Imported by the methods that need them: a program of the cache is called without.
+if TYPE_CHECKING:
+    from ipujax.fit import Choice, Untried
+    from ipujax.lowering.lower import LoweredProgram
+    from ipujax.lowering.recomputation import ChainTrade
+    from ipujax.runtime.compile import Executable
+    from ipujax.runtime.graph import Program
+    from ipujax.runtime.host import HostCalls
+    from ipujax.runtime.memory import MemoryReport
+    from ipujax.runtime.report import Profile
+
+Record = Callable[["Program", Any], None]
 
 
 class Store(Protocol):
@@ -137,6 +138,8 @@ class Lowered(Stage):
             ArgumentError: for an unknown pass.
         """
         if after is None or after == LOWERED:
+            from ipujax.runtime.graph.listing import listing
+
             return listing(self.graph, self.program)
         if after not in self._jaxprs:
             names = ", ".join((*self._jaxprs, LOWERED))
@@ -154,6 +157,8 @@ class Lowered(Stage):
             ArgumentTypeError: `path` is not a path.
             ArgumentError: it cannot be written.
         """
+        from ipujax.lowering.dumps import intermediate_json, write_json
+
         write_json(path, intermediate_json(self.name, self._jaxprs, (self.graph, self.program)))
 
     def shardings(self) -> str:
@@ -172,6 +177,8 @@ class Lowered(Stage):
             its `"tiles"`, the number of `"elements"` on each of them, and the `"mapping"`, by blocks or intervals, of
             its elements in row-major order.
         """
+        from ipujax.lowering.dumps import tile_map
+
         return tile_map(self.graph)
 
     def evaluate(self, *leaves: Any, record: Record | None = None, of_program: bool = False) -> Any:
@@ -234,6 +241,10 @@ class Lowered(Stage):
         Returns:
             An array for each result of the jaxpr.
         """
+        from ipujax.runtime.compile import cycle_counter
+        from ipujax.runtime.engine import engine_function
+        from ipujax.runtime.host import ALONE
+
         program = self._lowered
         spread = self.spread
         instances = ALONE if spread is None else spread.instances
@@ -274,6 +285,9 @@ class Lowered(Stage):
     @cached_property
     def calls(self) -> HostCalls | None:
         """Caller of the program's Python functions; None if it has none."""
+        from ipujax.runtime.graph import StreamOut, distinct
+        from ipujax.runtime.host import CallStream, HostCalls
+
         has_calls = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if has_calls else None
 
@@ -295,6 +309,9 @@ class Lowered(Stage):
     @property
     def untried(self) -> Untried:
         """Options that could make the program smaller, and are not set."""
+        from ipujax.fit import Untried
+        from ipujax.lowering.recomputation import Recomputation, modes
+
         eqns = list(equations(self._jaxprs["dce"].jaxpr))
         with_auto = modes(eqns, Recomputation("auto"))
         recompute = modes(eqns, Recomputation(self._options.recompute)) != with_auto
@@ -302,9 +319,12 @@ class Lowered(Stage):
 
     @cached_property
     def _compiled(self) -> Compiled:
+        from ipujax.fit import compile_fitting
+        from ipujax.runtime.compile import STEPS
+
         steps = (*self.timings, *STEPS)
         spent_seconds = sum(self.timings.values())
-        with collecting_rarely(), watch_compilation(self.name, steps, self._options.progress, spent_seconds):
+        with collecting_rarely(), watch_compilation(self.name, lambda: steps, self._options.progress, spent_seconds):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file, lowered.timings)
         compiled = Compiled(lowered, executable, self.store)
@@ -379,6 +399,8 @@ class Compiled(Stage):
     @cached_property
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
+        from ipujax.runtime.report import Profile
+
         profile = Profile(self.executable)
         if self._store is not None:
             self._store.put_profile(profile)
@@ -450,6 +472,8 @@ class Compiled(Stage):
         Raises:
             ArgumentError: as a call, and for replicas that are spread over instances.
         """
+        from ipujax.runtime.report import Profile
+
         leaves = self._check(args, kwargs)
         if self._lowered.spread is not None:
             problem = f"replicas of {self._lowered.name} are on several instances: their run cannot be profiled"
@@ -481,7 +505,11 @@ class Compiled(Stage):
 
     def _settled(self, outs: Any) -> Any:
         calls = self._lowered.calls
-        return outs if calls is None else wait_for_calls(outs, [calls])
+        if calls is None:
+            return outs
+        from ipujax.runtime.host import wait_for_calls
+
+        return wait_for_calls(outs, [calls])
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         signature = self._lowered.signature

@@ -216,7 +216,7 @@ def compile(
         ArgumentError: `Options.trip_counts` names a loop that the program lacks.
     """
     options = options or Options()
-    with watch_compilation("program", STEPS, options.progress):
+    with watch_compilation("program", lambda: STEPS, options.progress):
         return _compile(graph, program, options, check)
 
 

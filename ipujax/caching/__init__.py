@@ -6,7 +6,6 @@ LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: CachedLo
 from ipujax.caching.cached_stages import (
     CachedCompiled as CachedCompiled,
     CachedLowered as CachedLowered,
-    CachedProfile as CachedProfile,
     find_or_lower as find_or_lower,
 )
 from ipujax.caching.program_entry import CallFigures as CallFigures, ProgramEntry as ProgramEntry, entry_of as entry_of

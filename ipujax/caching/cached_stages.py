@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
 from ipujax.compiled_programs import announce
 from ipujax.lowering_plan import LoweringPlan
-from ipujax.runtime.compile import Executable
 from ipujax.runtime.logs import Log, step
-from ipujax.runtime.report import Profile, SavedProfile
-from ipujax.runtime.sections.ids import Numbering
-from ipujax.runtime.sources import current_texts
-from ipujax.runtime.timeline import Timeline
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
+
+if TYPE_CHECKING:
+    from ipujax.runtime.compile import Executable
+    from ipujax.runtime.report import Profile
 
 _LOG = Log("cache")
 # Attributes of a `Lowered` that are read from the program after lowering it again.
@@ -125,41 +124,15 @@ class CachedCompiled(Compiled):
     @cached_property
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
+        from ipujax.caching.cached_profile import CachedProfile
+        from ipujax.runtime.report import Profile
+
         data = self._entry.profile()
         if data is not None:
             return CachedProfile(data, lambda: self.executable)
         profile = Profile(self.executable)
         self._entry.put_profile(profile)
         return profile
-
-
-class CachedProfile(SavedProfile):
-    """A profile from the cache; its program is compiled again if the executable or the timeline is read."""
-
-    def __init__(self, data: Any, compile_anew: Callable[[], Executable]) -> None:
-        super().__init__(data)
-        self.__dict__["_compile_anew"] = compile_anew  # figures are frozen
-
-    @property
-    def executable(self) -> Executable:
-        """The compiled program."""
-        executable: Executable = self.__dict__["_compile_anew"]()
-        return executable
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """`Figures.timeline`."""
-        return self.executable.timeline_of(None)
-
-    @cached_property
-    def numbering(self) -> Numbering:
-        """`Figures.numbering`."""
-        return Profile(self.executable).numbering
-
-    @cached_property
-    def sources(self) -> Mapping[str, list[str]]:
-        """The lines of the source files as they are now, by path."""
-        return current_texts(super().sources)
 
 
 def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:

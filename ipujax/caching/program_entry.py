@@ -14,7 +14,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_key import program_key
 from ipujax.compiled_programs import bound_warnings
@@ -22,8 +22,6 @@ from ipujax.lowering.jax_compat import is_float0
 from ipujax.lowering.jaxpr import NoFingerprintError
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.logs import Log
-from ipujax.runtime.profile.saved_figures import saved_data
-from ipujax.runtime.report import Profile
 from ipujax.stages import Compiled
 from ipujax.storage import (
     CacheDirectory,
@@ -32,6 +30,9 @@ from ipujax.storage import (
     exported_computation,
     read_computation,
 )
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _LOG = Log("cache")
 _PROGRAM, _PROFILE = "program", "profile"
@@ -114,6 +115,8 @@ class ProgramEntry:
 
     def put_profile(self, profile: Profile) -> None:
         """Store a profile, when it is read first: all of its figures are computed for that."""
+        from ipujax.runtime.profile.saved_figures import saved_data
+
         try:
             content = gzip.compress(json.dumps(saved_data(profile), allow_nan=False).encode(), _LEVEL, mtime=0)
         except ValueError as error:  # a figure that is not finite

@@ -34,4 +34,5 @@ from ipujax.calls.tree_difference import (
     first_difference as first_difference,
     tree_in_words as tree_in_words,
 )
+from ipujax.calls.unsupported_memories import check_asked_memories as check_asked_memories
 from ipujax.calls.unused_ipus import UnusedIpus as UnusedIpus

@@ -27,7 +27,7 @@ from ipujax.lowering.jax_compat import (
     without_float0,
 )
 from ipujax.lowering.refs import discharged_body, refuse_refs
-from ipujax.lowering.replicas import AXIS, Dims, global_shape, gradient_sums
+from ipujax.lowering.replicas import AXIS, Dims, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.logs import Log
 
@@ -147,7 +147,11 @@ class Replication:
 
     def _warn_of_gradients(self, name: str, jaxpr: ClosedJaxpr) -> None:
         """Warn, once for each line, of collectives that sum gradients of values that all replicas share."""
-        for collective, line in gradient_sums(jaxpr.jaxpr, self.axis_name) if self.replicas > 1 else ():
+        if self.replicas == 1:
+            return
+        from ipujax.lowering.replicas import gradient_sums  # for functions of several replicas alone
+
+        for collective, line in gradient_sums(jaxpr.jaxpr, self.axis_name):
             if line not in self.warned:
                 self.warned.add(line)
                 public_name = _PUBLIC_NAMES.get(collective, collective)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
@@ -46,18 +46,19 @@ from ipujax.calls import (
 )
 from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
-from ipujax.fit import first_choice
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
-from ipujax.lowering_plan import STEPS, LoweringPlan
+from ipujax.lowering_plan import LoweringPlan, compilation_steps
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
-from ipujax.runtime.host import HostCalls, wait_for_calls
 from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
+
+if TYPE_CHECKING:
+    from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
 _IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
@@ -121,7 +122,11 @@ class FunctionCompiler:
         except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
             raise
-        return outs if is_traced or self._calls is None else wait_for_calls(outs, self._calls)
+        if is_traced or self._calls is None:
+            return outs
+        from ipujax.runtime.host import wait_for_calls
+
+        return wait_for_calls(outs, self._calls)
 
     def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error with function, argument and remedy in place of JAX's, if JAX refused the arguments."""
@@ -215,7 +220,7 @@ class FunctionCompiler:
 
     def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
         """Log and show the progress of the compilation inside, on which `spent_seconds` were spent before."""
-        return watch_compilation(self._name, STEPS, self._settings.options.progress, spent_seconds)
+        return watch_compilation(self._name, compilation_steps, self._settings.options.progress, spent_seconds)
 
     def _runner(self, device: Device) -> Callable[..., Any]:
         """Return the jitted function of a device, which lowers while it is traced; on a `CPU` the plain one."""
@@ -318,7 +323,12 @@ class FunctionCompiler:
 
     def _lower_plan(self, plan: LoweringPlan) -> Lowered:
         with collecting_rarely(), self._watching(sum(plan.timings.values())), tracing_without_mesh():
-            return plan.lowered(first_choice(self._settings.options, plan.argument_bytes_per_tile))
+            # The compiler is imported here: a program of the cache is called without.
+            from ipujax.fit import first_choice
+            from ipujax.lowering_plan.planned_lowering import PlannedLowering
+
+            lowering = PlannedLowering.of_plan(plan)
+            return lowering.lowered(first_choice(self._settings.options, lowering.argument_bytes_per_tile))
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._settings.static)

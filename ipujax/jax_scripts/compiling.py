@@ -22,6 +22,7 @@ from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan
+from ipujax.lowering_plan.planned_lowering import PlannedLowering
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.options import Options
@@ -45,8 +46,9 @@ def profile_of(record: FunctionRecord, device: IPUModel) -> Profile:
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
         check_jaxpr(name, record.traced.jaxpr, None)
         plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
-        choice = first_choice(OPTIONS, plan.argument_bytes_per_tile)
-        compiled = find_or_lower(plan, lambda: plan.lowered(choice)).compile()
+        lowering = PlannedLowering.of_plan(plan)
+        choice = first_choice(OPTIONS, lowering.argument_bytes_per_tile)
+        compiled = find_or_lower(plan, lambda: lowering.lowered(choice)).compile()
     profile: Profile = compiled.profile
     if record.sample is None or _has_cycles(profile):
         return profile

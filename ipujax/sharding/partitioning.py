@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0
-from ipujax.lowering.partition import Notes, explicit_axes, splits
+from ipujax.lowering.partition import explicit_axes, splits
 from ipujax.runtime.errors import ArgumentError
 from ipujax.sharding.call_shardings import CallShardings
 from ipujax.sharding.mesh_arrays import on_devices
 from ipujax.sharding.meshes import in_words, mesh_in_words, split_axes
+
+if TYPE_CHECKING:
+    from ipujax.lowering.partition import Notes
 
 
 @dataclass(frozen=True, slots=True)

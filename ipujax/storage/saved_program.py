@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.export
@@ -21,13 +21,14 @@ from ipujax.calls import Signature, check_compiled_call
 from ipujax.lowering.jaxpr import CALLBACKS
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
-from ipujax.runtime.profile.saved_figures import saved_data
-from ipujax.runtime.report import Profile, SavedProfile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.storage.computation import exported_computation
 from ipujax.storage.sealed import DamagedError, Head, seal, unseal
 from ipujax.storage.tree_data import tree_data, tree_of_data
 from ipujax.storage.versions import installed_versions
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _KIND = "compiled"
 _COMPARED = ("ipujax", "jax", "jaxlib", "machine")  # versions that must be equal
@@ -67,6 +68,8 @@ class LoadedProgram:
     @cached_property
     def profile(self) -> Profile:
         """Static profile, as of `Compiled.profile`; it has neither executable nor timeline."""
+        from ipujax.runtime.report import SavedProfile
+
         return SavedProfile(json.loads(gzip.decompress(self._profile_content)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +128,8 @@ def save_program(path: FilePath, program: Program, profile: Profile) -> None:
             cannot be written.
         ArgumentTypeError: a pytree of a kind that cannot be saved, or `path` is not a path.
     """
+    from ipujax.runtime.profile.saved_figures import saved_data
+
     if not isinstance(path, str | os.PathLike):
         raise ArgumentTypeError("compiled.save needs a path", expected="a str or an os.PathLike", got=repr(path))
     name = program.name

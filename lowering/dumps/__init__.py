@@ -3,7 +3,27 @@
 IPUJAX_DOT, IPUJAX_DUMP ──▶ DumpRequest          jaxpr after each pass, graph, program ── Dumps ──▶ files
 """
 
-from ipujax.lowering.dumps.dump_request import LOWERED as LOWERED, TRACE as TRACE, DumpRequest as DumpRequest
-from ipujax.lowering.dumps.dumps import Dumps as Dumps, write_json as write_json
-from ipujax.lowering.dumps.intermediate import intermediate_json as intermediate_json
-from ipujax.lowering.dumps.tile_map import tile_map as tile_map
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.lowering.dumps.dump_request import (
+        LOWERED as LOWERED,
+        TRACE as TRACE,
+        DumpRequest as DumpRequest,
+        steps as steps,
+    )
+    from ipujax.lowering.dumps.dumps import Dumps as Dumps, write_json as write_json
+    from ipujax.lowering.dumps.intermediate import intermediate_json as intermediate_json
+    from ipujax.lowering.dumps.tile_maps import tile_map as tile_map
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "dump_request": "LOWERED TRACE DumpRequest steps",
+            "dumps": "Dumps write_json",
+            "intermediate": "intermediate_json",
+            "tile_maps": "tile_map",
+        },
+    )

@@ -16,16 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ipujax.lowering.passes import PASSES
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 
 DOT, DUMP, FOLDER = "IPUJAX_DOT", "IPUJAX_DUMP", "IPUJAX_DUMP_DIR"
 LOWERED = "lower"  # behind all passes: the graph
 TRACE = "trace"  # before all passes
-STEPS = (TRACE, *(name for name, _ in PASSES), LOWERED)
 KINDS = ("ir", "tiles")
 _AFTER = "after:"
+
+
+def steps() -> tuple[str, ...]:
+    """Steps of a lowering, in order."""
+    from ipujax.lowering.passes import PASSES  # a request without dumps needs no passes
+
+    return TRACE, *(name for name, _ in PASSES), LOWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def _step(part: str) -> str:
     if not part.startswith(_AFTER):
         raise ArgumentError(f"{DOT} must name a pass", expected="after:PASS, after:PASS, …", got=repr(part))
     name = part.removeprefix(_AFTER)
-    _check(name, STEPS, f"{DOT} names an unknown pass: {name!r}")
+    _check(name, steps(), f"{DOT} names an unknown pass: {name!r}")
     return name
 
 

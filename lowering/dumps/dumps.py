@@ -15,11 +15,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipujax.lowering.dumps.dump_request import DUMP, LOWERED, STEPS, DumpRequest
+from ipujax.lowering.dumps.dump_request import DUMP, LOWERED, DumpRequest, steps
 from ipujax.lowering.dumps.graph_dot import graph_dot
 from ipujax.lowering.dumps.intermediate import Failure, intermediate_json
 from ipujax.lowering.dumps.jaxpr_dot import jaxpr_dot
-from ipujax.lowering.dumps.tile_map import tile_map
+from ipujax.lowering.dumps.tile_maps import tile_map
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, IpuError
 from ipujax.runtime.graph import Graph, Program
@@ -65,7 +65,7 @@ class Dumps:
         try:
             yield
         except Exception as error:
-            step = next(step for step in STEPS if step not in self.jaxprs)
+            step = next(step for step in steps() if step not in self.jaxprs)
             where = f"{DUMP}=ir writes what was made before it"
             if "ir" in self._request.kinds:
                 forms = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))

@@ -5,15 +5,31 @@ least cost on the links of the machine, `rounds` adds it to a program, `stacked`
 and `collectives` has the functions for lowering rules and Poplar programs.
 """
 
-from ipujax.lowering.gcl.cheapest import estimated_cycles as estimated_cycles
-from ipujax.lowering.gcl.collective_params import (
-    AXIS as AXIS,
-    COLLECTIVES as COLLECTIVES,
-    MONOIDS as MONOIDS,
-    Form as Form,
-    axis_of as axis_of,
-    is_collective as is_collective,
-    is_reduction as is_reduction,
-)
-from ipujax.lowering.gcl.collective_schedules import Groups as Groups
-from ipujax.lowering.gcl.stacked import whole as whole
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.lowering.gcl.cheapest import estimated_cycles as estimated_cycles
+    from ipujax.lowering.gcl.collective_params import (
+        COLLECTIVES as COLLECTIVES,
+        MONOIDS as MONOIDS,
+        Form as Form,
+        axis_of as axis_of,
+        is_collective as is_collective,
+        is_reduction as is_reduction,
+    )
+    from ipujax.lowering.gcl.collective_schedules import Groups as Groups
+    from ipujax.lowering.gcl.replica_axis import AXIS as AXIS
+    from ipujax.lowering.gcl.stacked import whole as whole
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "cheapest": "estimated_cycles",
+            "collective_params": "COLLECTIVES MONOIDS Form axis_of is_collective is_reduction",
+            "collective_schedules": "Groups",
+            "replica_axis": "AXIS",
+            "stacked": "whole",
+        },
+    )

@@ -25,12 +25,12 @@ import numpy as np
 
 from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
+from ipujax.lowering.gcl.replica_axis import AXIS
 from ipujax.lowering.jax_compat import JaxprEqn, shape_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
-AXIS = "replica"  # default name of the axis of replicas
 # `all_reduce` names its monoid in its parameters.
 MONOIDS = {"psum": "add", "pmax": "max", "pmin": "min"}
 Kind = Literal["reduce", "gather", "scatter", "exchange", "permute", "index"]

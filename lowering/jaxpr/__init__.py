@@ -1,54 +1,80 @@
 """Analyses of jaxprs: stages of equations, nested jaxprs, counts of operations, layers and roles of values."""
 
-from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
-from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
-from ipujax.lowering.jaxpr.fingerprint import (
-    CALLBACKS as CALLBACKS,
-    NoFingerprintError as NoFingerprintError,
-    digest_of as digest_of,
-    fingerprint as fingerprint,
-)
-from ipujax.lowering.jaxpr.nested import (
-    Rewrite as Rewrite,
-    equations as equations,
-    equations_inside as equations_inside,
-    everywhere as everywhere,
-    once as once,
-    primitive_names as primitive_names,
-    results_in_memories as results_in_memories,
-    variables as variables,
-    variables_read as variables_read,
-    with_inner as with_inner,
-)
-from ipujax.lowering.jaxpr.op_counts import (
-    PARTS as PARTS,
-    PRODUCTS as PRODUCTS,
-    VIEWS as VIEWS,
-    Work as Work,
-    elements_of as elements_of,
-    value_bytes as value_bytes,
-    work_of as work_of,
-    work_of_equation as work_of_equation,
-)
-from ipujax.lowering.jaxpr.stage_names import (
-    MICRO_BATCHES as MICRO_BATCHES,
-    PIPELINE as PIPELINE,
-    StageName as StageName,
-    has_phases as has_phases,
-    has_stages as has_stages,
-    holds_pipeline as holds_pipeline,
-    is_pipeline as is_pipeline,
-    is_transposed as is_transposed,
-    is_transposed_only as is_transposed_only,
-    named_stages as named_stages,
-    phase_of as phase_of,
-    phase_scope as phase_scope,
-    read_name as read_name,
-    recompute_mode as recompute_mode,
-    recompute_scope as recompute_scope,
-    stage_name as stage_name,
-    stage_scope as stage_scope,
-    stages_inside as stages_inside,
-)
-from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
-from ipujax.lowering.jaxpr.value_types import check_values as check_values
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
+    from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
+    from ipujax.lowering.jaxpr.fingerprints import (
+        CALLBACKS as CALLBACKS,
+        NoFingerprintError as NoFingerprintError,
+        digest_of as digest_of,
+        fingerprint as fingerprint,
+    )
+    from ipujax.lowering.jaxpr.nested import (
+        Rewrite as Rewrite,
+        equations as equations,
+        equations_inside as equations_inside,
+        everywhere as everywhere,
+        once as once,
+        primitive_names as primitive_names,
+        results_in_memories as results_in_memories,
+        variables as variables,
+        variables_read as variables_read,
+        with_inner as with_inner,
+    )
+    from ipujax.lowering.jaxpr.op_counts import (
+        PARTS as PARTS,
+        PRODUCTS as PRODUCTS,
+        VIEWS as VIEWS,
+        Work as Work,
+        elements_of as elements_of,
+        value_bytes as value_bytes,
+        work_of as work_of,
+        work_of_equation as work_of_equation,
+    )
+    from ipujax.lowering.jaxpr.stage_names import (
+        MICRO_BATCHES as MICRO_BATCHES,
+        PIPELINE as PIPELINE,
+        StageName as StageName,
+        has_phases as has_phases,
+        has_stages as has_stages,
+        holds_pipeline as holds_pipeline,
+        is_pipeline as is_pipeline,
+        is_transposed as is_transposed,
+        is_transposed_only as is_transposed_only,
+        named_stages as named_stages,
+        phase_of as phase_of,
+        phase_scope as phase_scope,
+        read_name as read_name,
+        recompute_mode as recompute_mode,
+        recompute_scope as recompute_scope,
+        stage_name as stage_name,
+        stage_scope as stage_scope,
+        stages_inside as stages_inside,
+    )
+    from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
+    from ipujax.lowering.jaxpr.value_types import check_values as check_values
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "call_sites": "Bodies CallSite CallSites",
+            "equation_numbers": "EquationNumbers",
+            "fingerprints": "CALLBACKS NoFingerprintError digest_of fingerprint",
+            "nested": (
+                "Rewrite equations equations_inside everywhere once primitive_names results_in_memories variables"
+                " variables_read with_inner"
+            ),
+            "op_counts": "PARTS PRODUCTS VIEWS Work elements_of value_bytes work_of work_of_equation",
+            "stage_names": (
+                "MICRO_BATCHES PIPELINE StageName has_phases has_stages holds_pipeline is_pipeline is_transposed"
+                " is_transposed_only named_stages phase_of phase_scope read_name recompute_mode recompute_scope"
+                " stage_name stage_scope stages_inside"
+            ),
+            "value_roles": "ValueRoles part_of_step",
+            "value_types": "check_values",
+        },
+    )

@@ -27,4 +27,3 @@ from ipujax.lowering.offload.primitives import (
     remote_store_p as remote_store_p,
     remote_update_p as remote_update_p,
 )
-from ipujax.lowering.offload.unsupported_memories import check_asked_memories as check_asked_memories

@@ -1,16 +1,30 @@
 """Partitioning: shardings become the program of one IPU of a mesh, with collectives."""
 
-from ipujax.lowering.partition.block_evaluation import Move as Move, Notes as Notes
-from ipujax.lowering.partition.partition_cost import Estimate as Estimate, estimate as estimate
-from ipujax.lowering.partition.partition_pass import (
-    NONE as NONE,
-    Shardings as Shardings,
-    partition as partition,
-    splits as splits,
-)
-from ipujax.lowering.partition.specs import (
-    MeshAxes as MeshAxes,
-    explicit_axes as explicit_axes,
-    running_without_mesh as running_without_mesh,
-    tracing_without_mesh as tracing_without_mesh,
-)
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.lowering.partition.block_evaluation import Move as Move, Notes as Notes
+    from ipujax.lowering.partition.partition_cost import Estimate as Estimate, estimate as estimate
+    from ipujax.lowering.partition.partition_pass import (
+        partition as partition,
+    )
+    from ipujax.lowering.partition.program_shardings import NONE as NONE, Shardings as Shardings, splits as splits
+    from ipujax.lowering.partition.specs import (
+        MeshAxes as MeshAxes,
+        explicit_axes as explicit_axes,
+        running_without_mesh as running_without_mesh,
+        tracing_without_mesh as tracing_without_mesh,
+    )
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "block_evaluation": "Move Notes",
+            "partition_cost": "Estimate estimate",
+            "partition_pass": "partition",
+            "program_shardings": "NONE Shardings splits",
+            "specs": "MeshAxes explicit_axes running_without_mesh tracing_without_mesh",
+        },
+    )

@@ -8,7 +8,6 @@ program without any that splits a value stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, elimin
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
+from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
 from ipujax.lowering.partition.propagation import Propagation
 from ipujax.lowering.partition.resharding import reshard
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
@@ -26,24 +26,6 @@ from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target, preset
-
-
-@dataclass(frozen=True, slots=True)
-class Shardings:
-    """Shardings of a program's arguments and results, and the machine that it is partitioned for.
-
-    Args:
-        inputs: sharding of each input, None for any; all None when empty.
-        outputs: sharding of each result, likewise.
-        target: machine whose cycles decide; a Mk2 when None.
-    """
-
-    inputs: tuple[NamedSharding | None, ...] = ()
-    outputs: tuple[NamedSharding | None, ...] = ()
-    target: Target | None = None
-
-
-NONE = Shardings()
 
 
 def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | None = None) -> ClosedJaxpr:
@@ -140,14 +122,6 @@ def _splitting(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedShardi
 def _of_type(var: Any) -> Iterable[NamedSharding]:
     sharding = getattr(var.aval, "sharding", None)
     return (sharding,) if isinstance(sharding, NamedSharding) and splits(sharding) else ()
-
-
-def splits(sharding: Any) -> bool:
-    """True if devices of a named sharding have different parts of a value, or terms of a sum."""
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.size <= 1:  # a mesh without axes has 0
-        return False
-    mesh = MeshAxes.of(sharding.mesh)
-    return not spec_of(sharding.spec, len(sharding.spec.partitions), mesh).is_whole
 
 
 def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target, notes: Notes) -> dict[Var, Spec]:

@@ -25,7 +25,6 @@ import numpy as np
 
 from ipujax.lowering.gcl import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
-from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval
 from ipujax.runtime.host import ALONE, Instances
 
 
@@ -137,6 +136,8 @@ def evaluate(
 
     With several instances, operands and results are those of the local replicas, inside a `jax.shard_map` over them.
     """
+    from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval  # for functions of replicas alone
+
     all_replicas = Replicas(replicas, instances)
     num_local = all_replicas.num_local
     stacked = [

@@ -8,7 +8,7 @@ is planned again: each attempt is shown by its number and its cost per byte; the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class _Compilation:
 
     Args:
         name: of the program.
-        step_names: of its steps, in order.
+        step_names: returns the names of its steps, in order.
         running: the steps that have begun, outermost first: name, and text for the line of progress ("" for the name).
         num_parts: parts of the innermost step that are finished.
         parts_name: plural of their kind.
@@ -36,7 +36,7 @@ class _Compilation:
     """
 
     name: str
-    step_names: tuple[str, ...]
+    step_names: Callable[[], Sequence[str]]
     running: tuple[tuple[str, str], ...] = ()
     num_parts: int = 0
     parts_name: str = ""
@@ -55,7 +55,7 @@ class _Compilation:
         past = f" ({self.past_seconds / seconds:.0%} past attempts)" if self.past_seconds else ""
         parts = [f"{seconds:.0f} s{past}", *(detail for _, detail in self.running if detail)]
         parts += [name for name, detail in self.running[-1:] if not detail]
-        names = self.step_names
+        names = self.step_names()
         parts += [f"pass {names.index(name) + 1} of {len(names)}" for name, _ in self.running if name in names]
         parts += [f"{self.num_parts:,} {self.parts_name}"] if self.num_parts else []
         return f"ipujax: {self.name}: {', '.join(parts)}"
@@ -78,20 +78,20 @@ def compilation_name() -> str:
 
 @contextmanager
 def watch_compilation(
-    name: str, step_names: Sequence[str], progress: bool = True, spent_seconds: float = 0.0
+    name: str, step_names: Callable[[], Sequence[str]], progress: bool = True, spent_seconds: float = 0.0
 ) -> Iterator[None]:
     """Open a compilation, whose steps run inside; within another compilation, do nothing.
 
     Args:
         name: of the program.
-        step_names: in order.
+        step_names: returns their names in order; called for the line of progress alone.
         progress: show a line of progress on a terminal.
         spent_seconds: of the same compilation before this call.
     """
     if _COMPILATION.get() is not None:
         yield
         return
-    compilation = _Compilation(name, tuple(step_names), spent_seconds=spent_seconds)
+    compilation = _Compilation(name, step_names, spent_seconds=spent_seconds)
     token = _COMPILATION.set(compilation)
     try:
         with progress_line(compilation.text) if progress else nullcontext():

@@ -1,55 +1,79 @@
 """Variables, tile mappings, and tensors: views of variables, with variable and flat index of each element."""
 
-from ipujax.runtime.tensor.affine import Affine as Affine, Group as Group, canonical as canonical
-from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
-from ipujax.runtime.tensor.mapping import (
-    MIN_BYTES_PER_TILE as MIN_BYTES_PER_TILE,
-    VECTOR_BYTES as VECTOR_BYTES,
-    Blocked as Blocked,
-    Flat as Flat,
-    TileMapping as TileMapping,
-    blocked_mapping as blocked_mapping,
-    check_mapping as check_mapping,
-    even_cuts as even_cuts,
-    flat_mapping as flat_mapping,
-    frozen as frozen,
-    linear as linear,
-    on_one_tile as on_one_tile,
-    owners as owners,
-    pad_tiles as pad_tiles,
-    renumber_tiles as renumber_tiles,
-)
-from ipujax.runtime.tensor.origin import (
-    MAX_CALLERS as MAX_CALLERS,
-    MERGED_WITH as MERGED_WITH,
-    OF_CALLER as OF_CALLER,
-    Origin as Origin,
-    caller_name as caller_name,
-    compose as compose,
-    join_layers as join_layers,
-    part_of as part_of,
-    readable_name as readable_name,
-    visible_layer as visible_layer,
-)
-from ipujax.runtime.tensor.tensor import (
-    Tensor as Tensor,
-    append as append,
-    concat as concat,
-    read as read,
-    write as write,
-)
-from ipujax.runtime.tensor.variable import (
-    Variable as Variable,
-    dtype_name as dtype_name,
-    element_bytes as element_bytes,
-    is_key_dtype as is_key_dtype,
-)
-from ipujax.runtime.tensor.view import (
-    Concat as Concat,
-    Indexed as Indexed,
-    Node as Node,
-    Reshaped as Reshaped,
-    concat_nodes as concat_nodes,
-    elements as elements,
-    freeze as freeze,
-)
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.runtime.tensor.affine import Affine as Affine, Group as Group, canonical as canonical
+    from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
+    from ipujax.runtime.tensor.mapping import (
+        MIN_BYTES_PER_TILE as MIN_BYTES_PER_TILE,
+        VECTOR_BYTES as VECTOR_BYTES,
+        Blocked as Blocked,
+        Flat as Flat,
+        TileMapping as TileMapping,
+        blocked_mapping as blocked_mapping,
+        check_mapping as check_mapping,
+        even_cuts as even_cuts,
+        flat_mapping as flat_mapping,
+        frozen as frozen,
+        linear as linear,
+        on_one_tile as on_one_tile,
+        owners as owners,
+        pad_tiles as pad_tiles,
+        renumber_tiles as renumber_tiles,
+    )
+    from ipujax.runtime.tensor.origin import (
+        MAX_CALLERS as MAX_CALLERS,
+        MERGED_WITH as MERGED_WITH,
+        OF_CALLER as OF_CALLER,
+        Origin as Origin,
+        caller_name as caller_name,
+        compose as compose,
+        join_layers as join_layers,
+        part_of as part_of,
+        readable_name as readable_name,
+        visible_layer as visible_layer,
+    )
+    from ipujax.runtime.tensor.tensor import (
+        Tensor as Tensor,
+        append as append,
+        concat as concat,
+        read as read,
+        write as write,
+    )
+    from ipujax.runtime.tensor.variable import (
+        Variable as Variable,
+        dtype_name as dtype_name,
+        element_bytes as element_bytes,
+        is_key_dtype as is_key_dtype,
+    )
+    from ipujax.runtime.tensor.view import (
+        Concat as Concat,
+        Indexed as Indexed,
+        Node as Node,
+        Reshaped as Reshaped,
+        concat_nodes as concat_nodes,
+        elements as elements,
+        freeze as freeze,
+    )
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "affine": "Affine Group canonical",
+            "aliasing": "leaves surely_disjoint",
+            "mapping": (
+                "MIN_BYTES_PER_TILE VECTOR_BYTES Blocked Flat TileMapping blocked_mapping check_mapping even_cuts"
+                " flat_mapping frozen linear on_one_tile owners pad_tiles renumber_tiles"
+            ),
+            "origin": (
+                "MAX_CALLERS MERGED_WITH OF_CALLER Origin caller_name compose join_layers part_of readable_name"
+                " visible_layer"
+            ),
+            "tensor": "Tensor append concat read write",
+            "variable": "Variable dtype_name element_bytes is_key_dtype",
+            "view": "Concat Indexed Node Reshaped concat_nodes elements freeze",
+        },
+    )

@@ -445,7 +445,7 @@ def test_pure_callback() -> None:
 @pytest.fixture
 def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Input types of every jaxpr that is lowered."""
-    module, seen = sys.modules["ipujax.lowering_plan"], []
+    module, seen = sys.modules["ipujax.lowering_plan.planned_lowering"], []
     original = module.lower
 
     def counting(jaxpr: Any, *args: Any, **kwargs: Any) -> Any:

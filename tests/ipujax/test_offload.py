@@ -18,8 +18,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax import lowering_plan
 from ipujax.lowering.offload import BATCH_BYTES
+from ipujax.lowering_plan import planned_lowering
 from ipujax.runtime.interpreter.interpreter import interpret
 from tests.ipujax.pipeline.pipeline_models import no_stage
 from tests.lowering.helpers import assert_same, quick_jit
@@ -338,8 +338,8 @@ def transfer_cycles(on: ipu.IPUModel, sizes: Sequence[int]) -> int:
 @pytest.mark.parametrize("most_bytes", [1 << 20, 800, 1])
 def test_each_batch_has_a_latency_and_its_bytes(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four arguments of 400 bytes, in batches of four, of two and of one."""
-    monkeypatch.setattr(lowering_plan, "BATCH_BYTES", most_bytes)
-    monkeypatch.setattr(lowering_plan, "_MAX_BATCH_SHARE", 1)
+    monkeypatch.setattr(planned_lowering, "BATCH_BYTES", most_bytes)
+    monkeypatch.setattr(planned_lowering, "_MAX_BATCH_SHARE", 1)
     on, every = device(streaming_bytes_per_second=3e9), (0, 1, 2, 3)
     fun = ipu.jit(lambda *xs: [x * 2 for x in xs], device=on, offload_argnums=every, donate_argnums=every)
     profile = fun.lower(*[jax.ShapeDtypeStruct((100,), jnp.float32)] * 4).compile().profile

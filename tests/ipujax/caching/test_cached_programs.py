@@ -16,7 +16,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.caching import CachedCompiled, CachedLowered, CachedProfile
+from ipujax.caching import CachedCompiled, CachedLowered
+from ipujax.caching.cached_profile import CachedProfile
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 X = jnp.arange(32, dtype=jnp.float32).reshape(8, 4)

@@ -58,7 +58,7 @@ def wait_for(terminal: Terminal, text: str) -> None:
 
 
 def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> None:
-    with watch_compilation("train", ("fuse", "lower", "cost")):
+    with watch_compilation("train", lambda: ("fuse", "lower", "cost")):
         with attempt(Log("fit"), 2, 4.0), step(Log("passes"), "lower"):
             wait_for(terminal, "% past attempts), attempt 2 at 4 cycles/byte, lower, pass 2 of 3")
         with step(Log("compile"), "cost"):
@@ -68,7 +68,7 @@ def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> No
 
 
 def test_a_long_pass_counts_its_finished_parts(terminal: Terminal) -> None:
-    with watch_compilation("train", ("fuse", "lower")), step(Log("passes"), "lower"):
+    with watch_compilation("train", lambda: ("fuse", "lower")), step(Log("passes"), "lower"):
         for _ in range(1_200):
             count_part("equations")
         wait_for(terminal, "ipujax: train: 0 s, lower, pass 2 of 2, 1,200 equations")
@@ -77,7 +77,7 @@ def test_a_long_pass_counts_its_finished_parts(terminal: Terminal) -> None:
 
 
 def test_the_clock_goes_on_from_attempt_to_attempt_and_from_lowering_to_compiling(terminal: Terminal) -> None:
-    with watch_compilation("train", ("lower",), spent_seconds=30.0):
+    with watch_compilation("train", lambda: ("lower",), spent_seconds=30.0):
         with attempt(Log("fit"), 1, 0.5):
             wait_for(terminal, "ipujax: train: 30 s, attempt 1 at 0.5 cycles/byte")
             assert "past attempts" not in terminal.getvalue()
@@ -102,7 +102,7 @@ def test_time_of_lowering_is_time_of_the_compilation(terminal: Terminal) -> None
 
 
 def test_the_line_is_cleared_when_a_step_fails(terminal: Terminal) -> None:
-    with pytest.raises(ZeroDivisionError), watch_compilation("train", ("fuse",)), step(Log("passes"), "fuse"):
+    with pytest.raises(ZeroDivisionError), watch_compilation("train", lambda: ("fuse",)), step(Log("passes"), "fuse"):
         wait_for(terminal, "fuse")
         raise ZeroDivisionError
     assert shown(terminal.getvalue()) == ""
@@ -111,7 +111,7 @@ def test_the_line_is_cleared_when_a_step_fails(terminal: Terminal) -> None:
 def test_log_lines_hide_it(terminal: Terminal, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "INFO")
     monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 60)
-    with watch_compilation("train", ("fuse",)):
+    with watch_compilation("train", lambda: ("fuse",)):
         wait_for(terminal, "ipujax: train")
         Log("passes").info("a line")
         written = terminal.getvalue()
@@ -122,7 +122,7 @@ def test_log_lines_hide_it(terminal: Terminal, monkeypatch) -> None:
 @pytest.mark.parametrize("wide", [20, 200])
 def test_the_line_is_no_wider_than_the_terminal(wide: int, terminal: Terminal, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", str(wide))
-    with watch_compilation("a_function_of_a_long_name", ("fuse",)), step(Log("passes"), "fuse"):
+    with watch_compilation("a_function_of_a_long_name", lambda: ("fuse",)), step(Log("passes"), "fuse"):
         wait_for(terminal, "ipujax: a_function")
     assert max(len(part) for part in terminal.getvalue().split("\r")) < wide
 

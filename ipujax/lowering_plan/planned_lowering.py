@@ -1,25 +1,18 @@
 """Lowering of a traced function: memories of its arguments, the passes over its jaxpr, graph and program.
 
-Input: a traced function, the target, the user's options, and the `Choice` of a plan. Output: `Lowered`.
+Input: a lowering plan, and the `Choice` of a plan. Output: `Lowered`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
-import jax
-from jax.sharding import Mesh
-
-from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, may_be_offloaded
-from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
-from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs, is_on_host, without_float0
-from ipujax.lowering.jaxpr import check_values, primitive_names
+from ipujax.lowering.jax_compat import host_constants_as_inputs, is_on_host
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import (
     BATCH_BYTES,
@@ -27,40 +20,25 @@ from ipujax.lowering.offload import (
     Offloading,
     Streams,
     batch_arguments,
-    check_asked_memories,
     is_streamed,
     memory_spaces,
 )
-from ipujax.lowering.partition import Notes, Shardings, partition
-from ipujax.lowering.passes import PASSES, run_passes
+from ipujax.lowering.partition import Notes, partition
+from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
-from ipujax.runtime.compile import STEPS as COMPILE_STEPS
+from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.logs import Log, step
-from ipujax.runtime.options import Options
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
-from ipujax.sharding import NO_SHARDINGS, CallShardings, Partitioning, mesh_of_constraints, without_splits
-from ipujax.stages import Lowered, Traced
+from ipujax.sharding import Partitioning
+from ipujax.stages import Lowered
 
-STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
 _MAX_BATCH_SHARE = 1 / 64  # assumed: of a chip's memory, for one batch of loads, at the first cost per byte
-
-
-def _with_static_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a jaxpr with block-sparse products in place of those of sparse arrays with constant indices."""
-    # The library is imported for programs that need it alone.
-    if not any(name.startswith(("bcoo_dot", "bcsr_dot")) for name in primitive_names(jaxpr.jaxpr)):
-        return jaxpr
-    from ipujax.popsparse.jax_arrays import with_static_products
-
-    return with_static_products(jaxpr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,75 +74,13 @@ class _InputMemories:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LoweringPlan:
-    """A traced function with all that is equal in every plan of it.
-
-    Args:
-        name: name of the function.
-        signature: signature of the trace.
-        jaxpr: the traced jaxpr, with values in place of Refs and without float0.
-        positions: for each input of the jaxpr the number of its leaf; Refs are numbered after the arguments.
-        refs: Refs that the function closes over and changes.
-        line: origin of equations that have no line of the user's.
-        target: target of all replicas.
-        options: options of the user.
-        spread: distribution of replicas over instances.
-        timings: seconds of steps before.
-        constants: arrays on the host that the function closes over: the last inputs of the jaxpr.
-        shardings: shardings of the inputs and results of the jaxpr.
-        mesh: devices that results are put on; None for one device.
-        call: shardings of the call.
-        result_settings: sharding that the user wants of each leaf of the results.
-    """
-
-    name: FunctionName
-    signature: Signature
-    jaxpr: ClosedJaxpr
-    positions: Sequence[int]
-    refs: Sequence[jax.Ref]
-    line: str
-    target: Target
-    options: Options
-    spread: Spread | None
-    timings: Mapping[str, float]
-    constants: tuple[Any, ...] = ()
-    shardings: Shardings = Shardings()
-    mesh: Mesh | None = None
-    call: CallShardings = NO_SHARDINGS
-    result_settings: tuple[Any, ...] = ()
+class PlannedLowering(LoweringPlan):
+    """A lowering plan with the lowering itself."""
 
     @staticmethod
-    def of(
-        name: FunctionName, traced: Traced, line: str, target: Target, options: Options, spread: Spread | None
-    ) -> LoweringPlan:
-        """Return the lowering plan of a traced function; refuse values other than arrays, and unsupported memories."""
-        # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
-        copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
-        check_values(copy, name, traced.signature.leaf_names)
-        check_asked_memories(name, copy)
-        jaxpr, positions = without_float0(copy)
-        jaxpr, refs = with_state(_with_static_products(jaxpr))
-        num_arguments = len(traced.signature.in_avals)
-        inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
-        outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings
-        shardings = Shardings(inputs, outputs, target)
-        positions += range(num_arguments, num_arguments + len(refs))
-        return LoweringPlan(
-            name,
-            traced.signature,
-            jaxpr,
-            positions,
-            refs,
-            line,
-            target,
-            options,
-            spread,
-            traced.timings,
-            shardings=shardings,
-            mesh=traced.shardings.mesh or mesh_of_constraints(copy),
-            call=traced.shardings,
-            result_settings=traced.result_shardings,
-        )
+    def of_plan(plan: LoweringPlan) -> PlannedLowering:
+        """Return the lowering of a plan."""
+        return PlannedLowering(*(getattr(plan, each.name) for each in fields(plan)))
 
     def lowered(self, choice: Choice) -> Lowered:
         """Run all passes on the jaxpr and lower it with the parameters of a plan."""

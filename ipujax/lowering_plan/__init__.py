@@ -1,0 +1,8 @@
+"""Plans of lowerings: all that the lowering of a traced function reads, and the lowering itself.
+
+traced function ──▶ LoweringPlan ──▶ key of the cache          LoweringPlan ──▶ PlannedLowering ──▶ Lowered
+
+`planned_lowering` imports the compiler, so import it where a function is lowered.
+"""
+
+from ipujax.lowering_plan.traced_plan import LoweringPlan as LoweringPlan, compilation_steps as compilation_steps
