@@ -86,13 +86,13 @@ class Figures:
 # --- one model --------------------------------------------------------------------------------------------------------
 
 
-def compilers(model: Model) -> dict[str, Callable[[], Callable[..., Any]]]:
-    """Makers of a new function by compiler; none has seen the others'."""
+def compilers(model: Model, cache_dir: str = "") -> dict[str, Callable[[], Callable[..., Any]]]:
+    """Makers of a new function by compiler; none has seen the others'. Programs are stored in `cache_dir`, if given."""
 
     def new_step() -> Callable[..., Any]:
         return lambda *args: model.step(*args)
 
-    options = ipu.Options(**{"allow_out_of_memory": True, "progress": False, "cache_dir": "", **model.options})
+    options = ipu.Options(**{"allow_out_of_memory": True, "progress": False, "cache_dir": cache_dir, **model.options})
     settings = {"donate_argnums": model.donate_argnums, "options": options, **model.jit}
     plain = jax.jit
     if model.jit:
@@ -320,17 +320,17 @@ def block(all_figures: dict[str, Figures], settings: str) -> list[str]:
     ]
 
 
-def write_block(page: Path, lines: Sequence[str]) -> None:
-    """Put lines into the page's block.
+def write_between(page: Path, begin: str, end: str, lines: Sequence[str]) -> None:
+    """Put lines between two lines of a page.
 
     Raises:
         SystemExit: the page has no block.
     """
     text = page.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{page} has no block {BEGIN.strip()} … {END}")
-    before, rest = text.split(BEGIN, 1)
-    page.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END, 1)[1], encoding="utf-8")
+    if begin not in text or end not in text:
+        raise SystemExit(f"{page} has no block {begin.strip()} … {end}")
+    before, rest = text.split(begin, 1)
+    page.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1], encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -363,7 +363,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             data = {name: asdict(figures) for name, figures in all_figures.items()}
             given.json.write_text(json.dumps({"machine": machine(), "models": data}, indent=1) + "\n")
         if given.write:
-            write_block(given.write, block(all_figures, f"`--runs {given.runs} --seconds {given.seconds:g}`"))
+            write_between(
+                given.write, BEGIN, END, block(all_figures, f"`--runs {given.runs} --seconds {given.seconds:g}`")
+            )
     print("\n".join([*summary(all_figures), "", *shares(all_figures)]))
     return int(failed)
 

@@ -18,15 +18,9 @@ import jax
 import numpy as np
 
 from ipujax.arguments import FunctionName
-from ipujax.calls import (
-    Signature,
-    Stage,
-    Traced as Traced,
-    check_compiled_call,
-    moves_apart,
-)
+from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, moves_apart
 from ipujax.compiled_programs import announce, bound_warnings
-from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
+from ipujax.distributed.instance import Spread, to_local
 from ipujax.lowering.dumps import LOWERED, TRACE
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
@@ -232,42 +226,13 @@ class Lowered(Stage):
         return list(jaxpr_as_fun(self._function)(*operands))
 
     def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
-        """Compute the program on this process or, if replicas are spread, on all instances together.
+        """Return the results of the jaxpr, computed by the program, from its inputs; see `evaluate_program`."""
+        from ipujax.program_evaluation import evaluate_program
 
-        Args:
-            operands: arrays of the inputs of the jaxpr.
-            record: as of `evaluate`.
-
-        Returns:
-            An array for each result of the jaxpr.
-        """
-        from ipujax.runtime.compile import cycle_counter
-        from ipujax.runtime.engine import engine_function
-        from ipujax.runtime.host import ALONE
-
-        program = self._lowered
-        spread = self.spread
-        instances = ALONE if spread is None else spread.instances
-        run = engine_function(
-            program.graph,
-            program.program,
-            exact_splits=self._options.exact_splits,
-            record=record,
-            calls=self.calls,
-            instances=instances,
-            clock=cycle_counter(program.graph, program.program),
+        exact_splits = self._options.exact_splits
+        return evaluate_program(
+            self.name, self._lowered, self.jaxpr, operands, self.spread, self.calls, record, exact_splits
         )
-        if spread is None:
-            return program.evaluate(operands, run)
-        if self.calls is not None:
-            problem = f"{self.name} calls Python functions while it runs, and its replicas are on several instances"
-            raise ArgumentError(problem, hint="return the arguments of these functions as results")
-        # Different programs would exchange bytes of different arrays, or wait for each other for ever.
-        check_same_program(self.name, self.jaxpr)
-        together = over_instances(
-            lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
-        )
-        return together(*operands)
 
     @cached_property
     def computes_function(self) -> bool:
@@ -285,11 +250,9 @@ class Lowered(Stage):
     @cached_property
     def calls(self) -> HostCalls | None:
         """Caller of the program's Python functions; None if it has none."""
-        from ipujax.runtime.graph import StreamOut, distinct
-        from ipujax.runtime.host import CallStream, HostCalls
+        from ipujax.program_evaluation import host_calls
 
-        has_calls = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
-        return HostCalls(guarded=True) if has_calls else None
+        return host_calls(self.program)
 
     @property
     def primitives(self) -> set[str]:

@@ -222,10 +222,14 @@ ROOMS: dict[str, str] = {
     "ipujax.storage": (
         "ipujax.calls lowering.jaxpr lowering.refs runtime.logs runtime.profile runtime.report runtime.signatures"
     ),
+    "ipujax.program_evaluation": (
+        "ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine runtime.graph"
+        " runtime.host"
+    ),
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
-        " ipujax.sharding ipujax.storage lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.recomputation lowering.refs runtime.compile runtime.engine runtime.graph runtime.host"
+        " ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.dumps lowering.jax_compat lowering.jaxpr"
+        " lowering.lower lowering.recomputation lowering.refs runtime.compile runtime.graph runtime.host"
         " runtime.logs runtime.markup runtime.memory runtime.options runtime.report runtime.signatures"
         " runtime.target runtime.tracebacks"
     ),

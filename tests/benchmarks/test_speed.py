@@ -40,7 +40,7 @@ def test_a_page_without_a_block_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="has no block"):
-        speed.write_block(page, ["line"])
+        speed.write_between(page, speed.BEGIN, speed.END, ["line"])
 
 
 def test_the_page_has_the_tables_of_a_run() -> None:

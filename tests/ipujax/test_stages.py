@@ -17,7 +17,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax import stages
+from ipujax import program_evaluation
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.graph.program import Program, RepeatWhile, Switch
 from ipujax.runtime.graph.steps import distinct
@@ -441,13 +441,13 @@ def test_branches_cost_the_branch_that_runs() -> None:
 
 def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[bool] = []
-    original = stages.engine_function
+    original = program_evaluation.engine_function
 
     def counting(*args: Any, record: Any, **kwargs: Any) -> Any:
         traces.append(record is not None)
         return original(*args, record=record, **kwargs)
 
-    monkeypatch.setattr(stages, "engine_function", counting)
+    monkeypatch.setattr(program_evaluation, "engine_function", counting)
     compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
     profiles = []
     for n in (6, 7, 6):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,3 +234,30 @@ def test_bound_removes_longest_unused(tmp_path, monkeypatch):
         os.utime(new[0], (number, number))
     assert [path.exists() for path in paths] == [False, True, True]
     assert is_hit(compiled(dense, tmp_path, X[:4])) and not is_hit(compiled(dense, tmp_path, X[:2]))
+
+
+def test_a_second_process_imports_no_compiler(tmp_path: Path) -> None:
+    """A call of a program in the cache needs neither rules nor planners, costs, memory, profiles or pages."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        import jax.numpy as jnp
+        import ipujax as ipu
+
+        step = ipu.jit(lambda x: jnp.tanh(x @ x).sum(), device=ipu.IPUModel(tiles_per_ipu=16))
+        print(step(jnp.ones((8, 8))))
+        print(*(name for name in sys.modules if name.startswith("ipujax.")))
+        """)
+    )
+    environment = {**os.environ, "IPUJAX_CACHE_DIR": str(tmp_path / "cache")}
+    outputs = [
+        subprocess.run([sys.executable, script], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        for _ in range(2)
+    ]
+    (first, of_first), (second, of_second) = (output.splitlines() for output in outputs)
+    assert first == second
+    rules = {"ipujax.lowering.rules", "ipujax.lowering.passes", "ipujax.runtime.graph", "ipujax.runtime.compile"}
+    assert rules <= set(of_first.split())
+    others = {"ipujax.fit", *(f"ipujax.runtime.{room}" for room in ("cost", "engine", "memory", "page", "report"))}
+    assert not (rules | others) & set(of_second.split())

@@ -18,7 +18,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering import passes
 from ipujax.lowering.dumps.dot import Dot, quoted
-from ipujax.lowering.dumps.dump_request import DOT, DUMP, FOLDER, STEPS
+from ipujax.lowering.dumps.dump_request import DOT, DUMP, FOLDER, steps
 from ipujax.lowering.dumps.jaxpr_parts import plain
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.graph import leaves
@@ -55,10 +55,10 @@ def labels(graph: Graph) -> list[str]:
 
 
 def test_dot_after_every_step(folder: Path, monkeypatch) -> None:
-    monkeypatch.setenv(DOT, ", ".join(f"after:{step}" for step in STEPS))
+    monkeypatch.setenv(DOT, ", ".join(f"after:{name}" for name in steps()))
     made = lowered()
-    assert {path.name for path in folder.iterdir()} == {f"layers.{step}.dot" for step in STEPS}
-    for step in STEPS[:-1]:
+    assert {path.name for path in folder.iterdir()} == {f"layers.{name}.dot" for name in steps()}
+    for step in steps()[:-1]:
         graph = read((folder / f"layers.{step}.dot").read_text(encoding="utf-8"))
         assert graph.name == f"layers after {step}"
         assert {"scan", "cond", "while", "tanh", "dot_general", "output 1"} <= set(labels(graph)), step
@@ -66,8 +66,8 @@ def test_dot_after_every_step(folder: Path, monkeypatch) -> None:
     called = read((folder / "layers.outline.dot").read_text(encoding="utf-8"))
     assert labels(called).count("tanh") == 1 and labels(called).count("function_call") == 2  # a function is drawn once
     graph = read((folder / "layers.lower.dot").read_text(encoding="utf-8"))
-    steps = [label for label in labels(graph) if re.match(r"\d+\. \w", label)]
-    assert len(steps) == len(list(leaves(made.program)))
+    numbered = [label for label in labels(graph) if re.match(r"\d+\. \w", label)]
+    assert len(numbered) == len(list(leaves(made.program)))
     assert "weights['a \"name\" \\\\']" in labels(graph)
     assert {"function <lambda>", "repeat 2"} <= {cluster.label.split(" test_")[0] for cluster in graph.all_clusters()}
 
@@ -110,7 +110,7 @@ def test_the_whole_ir_as_json(tmp_path: Path) -> None:
     made.to_json(tmp_path / "ir.json")
     ir = json.loads((tmp_path / "ir.json").read_text(encoding="utf-8"))
     assert (ir["format"], ir["version"], ir["function"], ir["failed"]) == ("ipujax ir", 1, "layers", None)
-    assert [each["name"] for each in ir["passes"]] == list(STEPS[:-1])
+    assert [each["name"] for each in ir["passes"]] == list(steps()[:-1])
     jaxprs, graph = ir["jaxprs"], ir["graph"]
     for each in ir["passes"]:
         assert [value["type"] for value in jaxprs[each["jaxpr"]]["inputs"]] == ["f32[4,4]"] * 2
@@ -271,4 +271,4 @@ def test_lowering_that_fails_is_named(folder: Path, monkeypatch) -> None:
         two.lower(X)
     assert "the step 'lower' of compiling differing failed" in caught.value.__notes__[0]
     ir = json.loads((folder / "differing.ir.json").read_text(encoding="utf-8"))
-    assert len(ir["passes"]) == len(STEPS) - 1 and ir["failed"]["error"].startswith("GraphError: ")
+    assert len(ir["passes"]) == len(steps()) - 1 and ir["failed"]["error"].startswith("GraphError: ")
