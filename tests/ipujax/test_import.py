@@ -74,7 +74,10 @@ print(*sorted(name for name in sys.modules if name not in before), ipu.__file__)
 """
 LIGHT_ROOMS = {
     *("arguments", "device", "functions", "jit", "pipeline", "public"),
-    *(f"runtime.{room}" for room in ("cache", "deprecated_names", "errors", "options", "signatures", "target")),
+    *(
+        f"runtime.{room}"
+        for room in ("cache", "deprecated_names", "errors", "garbage", "options", "signatures", "target")
+    ),
     "runtime.tracebacks",
 }
 
