@@ -19,7 +19,8 @@ import pytest
 from tests.test_layering import FILES, ROOT, imported, within
 
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
+BEGIN = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n"
+END = "```\n<!-- end of rooms -->"
 MAX_FILES = 16
 # Rooms of equal files: one file for each pass, schedule, command or family of operators.
 FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.operators", "ipujax.popart.operators"}

@@ -19,7 +19,8 @@ from ipujax import poplar
 from tests.ipujax.poplar.helpers import run_both
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "fidelity.md"
+BENCHMARKS = ROOT / "benchmarks"
+PAGE = ROOT / "docs" / "fidelity.md"
 Load = Callable[[str], ModuleType]
 
 
@@ -124,7 +125,8 @@ def test_a_matrix_multiplication_as_measured(case, dtype, n, measured):
 
 
 def test_the_readme_has_the_errors_of_the_page():
-    page, readme = PAGE.read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     errors = [float(error) for error in re.findall(r"^\| \*\*n .*error\*\* \| \| \| ([\d.]+) %", page, re.MULTILINE)]
     said = re.search(r"([\d.]+) %\s+on average and (\d+) %\s+at worst, narrower ones ([\d.]+) and (\d+) %", readme)
     assert said and [round(error, number) for error, number in zip(errors, (1, 0, 1, 0), strict=True)] == [
@@ -169,7 +171,8 @@ def test_the_blur_blurs(case, name):
 @pytest.mark.parametrize(("height", "width", "tiles"), [(1122, 2200, 1176), (70, 2200, 1176), (14, 19, 6), (5, 3, 1)])
 def test_rectangles_cover_the_picture_once(case, height, width, tiles):
     """1,176 of 1,216 tiles are what the source reports, for one IPU and for each of 16."""
-    blur, seen = case("blur"), np.zeros((height, width), np.int64)
+    blur = case("blur")
+    seen = np.zeros((height, width), np.int64)
     rectangles = list(blur.tiles_of(height, width, 6 if tiles < 100 else 1216))
     assert len(rectangles) == tiles
     for rectangle in rectangles:
@@ -199,7 +202,8 @@ def test_the_dot_product_multiplies(case):
     graph.add_codelets([tutorial.DotProductVertex, tutorial.ReduceVertex])
     matrix, vector, out = (graph.add_variable(poplar.FLOAT, shape, "x") for shape in ([6, 5], [5], [6]))
     program = tutorial._tutorial().build_multiply_program(graph, matrix, vector, out, 2)
-    a, x = np.arange(30, dtype=np.float32).reshape(6, 5), np.arange(5, dtype=np.float32)
+    a = np.arange(30, dtype=np.float32).reshape(6, 5)
+    x = np.arange(5, dtype=np.float32)
     (got,) = run_both(graph, program, {matrix: a, vector: x}, [out])
     np.testing.assert_array_equal(got, a @ x)
 

@@ -22,7 +22,8 @@ SMALL = {"tiles_per_ipu": 4}
 
 def test_figures_of_a_small_model() -> None:
     model = MODELS["mlp"](widths=(6, 8, 10), batch=4)
-    found, again = fit.figures(model, SMALL, {}), fit.figures(model, SMALL, {})
+    found = fit.figures(model, SMALL, {})
+    again = fit.figures(model, SMALL, {})
     assert again.pop("cpu_seconds") > 0 and {name: found[name] for name in again} == again
     assert found["fits"] and found["cycles"] > 0 and found["compute_sets"] > 0
     assert found["data_bytes"] + found["code_bytes"] == found["tile_bytes"]
@@ -88,7 +89,8 @@ def test_sizes_go_to_models_that_have_them(measured, capsys: pytest.CaptureFixtu
 def test_a_process_of_its_own_measures_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     sizes = {"states": 3, "symbols": 4, "length": 5}
-    apart, here = fit.measure_apart("hmm", sizes, SMALL, {}), fit.measure("hmm", sizes, SMALL, {})
+    apart = fit.measure_apart("hmm", sizes, SMALL, {})
+    here = fit.measure("hmm", sizes, SMALL, {})
     del apart["cpu_seconds"], here["cpu_seconds"]
     assert apart == here
 

@@ -79,8 +79,10 @@ def compiled(fun: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 def run(model: Model, steps: int) -> tuple[Any, list[float]]:
     """The outputs of the last of some steps on one batch, and the last output of each."""
     key = jax.random.key(0)
-    state, batch = compiled(model.init, key)(key), jax.tree.map(drawn, model.batch)
-    step, values = compiled(model.step, *state, *batch), []
+    state = compiled(model.init, key)(key)
+    batch = jax.tree.map(drawn, model.batch)
+    step = compiled(model.step, *state, *batch)
+    values = []
     for _ in range(steps):
         outputs = step(*state, *batch)
         values.append(float(outputs[-1]))
@@ -121,7 +123,8 @@ def test_small_models_learn(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_transformer_is_the_same_as_a_loop_and_as_a_scan() -> None:
-    key, losses = jax.random.key(0), []
+    key = jax.random.key(0)
+    losses = []
     params, _ = compiled(SMALL["transformer-loop"]().init, key)(key)
     for way in ("loop", "scan"):
         model = SMALL[f"transformer-{way}"]()
@@ -136,7 +139,8 @@ def test_the_filter_is_the_sum_over_all_paths() -> None:
     model = SMALL["hmm"]()
     (filtered, evidence), _ = run(model, 1)
     key = jax.random.key(0)
-    (params,), seen = compiled(model.init, key)(key), np.asarray(drawn(model.batch[0]))
+    (params,) = compiled(model.init, key)(key)
+    seen = np.asarray(drawn(model.batch[0]))
     start, transition, emission = (np.exp(np.asarray(params[name])) for name in ("start", "transition", "emission"))
     last = np.zeros(len(start))
     for path in itertools.product(range(len(start)), repeat=len(seen)):
@@ -154,7 +158,8 @@ def test_layers_of_each_ipu() -> None:
 def test_gpt2_in_parts_is_gpt2() -> None:
     """A table and heads in parts give the look-ups, the loss and the attention of the whole."""
     keys = jax.random.split(jax.random.key(0), 6)
-    table, x = jax.random.normal(keys[0], (32, 6)), jax.random.normal(keys[1], (2, 5, 6))
+    table = jax.random.normal(keys[0], (32, 6))
+    x = jax.random.normal(keys[1], (2, 5, 6))
     ids = jax.random.randint(keys[2], (2, 5), 0, 32)
     parts = jnp.split(table, 4)
     np.testing.assert_array_equal(gpt2.embed(parts, ids), table[ids])

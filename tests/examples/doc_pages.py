@@ -54,7 +54,8 @@ def run(page: str) -> tuple[list[Block], dict[str, Any]]:
 
 
 def _run(ran: list[Block]) -> tuple[list[Block], dict[str, Any]]:
-    lines, space = 0, dict[str, Any]({"__name__": "page"})
+    lines = 0
+    space = dict[str, Any]({"__name__": "page"})
     for number, block in enumerate(ran):
         if block.is_command:
             Path("train.py").write_text("".join(b.code for b in ran[:number] if not b.is_command), encoding="utf-8")
@@ -79,7 +80,9 @@ def command_output(command: str) -> str:
 
 def excerpt(pasted: str, printed: str) -> str:
     """The printed lines that pasted ones stand for, which must agree but for their numbers."""
-    left, lines, skips = iter(printed.splitlines()), [], False
+    left = iter(printed.splitlines())
+    lines = []
+    skips = False
     for line in pasted.splitlines():
         if line == LEFT_OUT:
             lines.append(line)

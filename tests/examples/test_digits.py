@@ -33,7 +33,8 @@ def test_data_is_split_once_and_for_all(digits: ModuleType) -> None:
 
 
 def test_batches_have_one_size_and_no_image_twice(digits: ModuleType) -> None:
-    images, labels = np.arange(10)[:, None], np.arange(10)
+    images = np.arange(10)[:, None]
+    labels = np.arange(10)
     first, second = (list(digits.batches(images, labels, 4, epoch)) for epoch in (1, 2))
     for epoch in (first, second):
         assert [len(batch) for batch, _ in epoch] == [4, 4]

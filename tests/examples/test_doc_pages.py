@@ -66,8 +66,11 @@ def test_the_readme_trains_as_jax_jit_does() -> None:
     ((first,), (second,)) = (re.findall(r"^loss ([\d.]+)$", block.printed, re.MULTILINE) for block in (ran[0], ran[-1]))
     names: dict[str, Any] = {}
     exec(ran[0].code.split("step = ipu.jit")[0], names)
-    params, batch, losses = names["params"], names["batch"], []
-    opt_state, step = names["optimizer"].init(params), jax.jit(names["train_step"])
+    params = names["params"]
+    batch = names["batch"]
+    losses = []
+    opt_state = names["optimizer"].init(params)
+    step = jax.jit(names["train_step"])
     for _ in range(11):  # ten on one IPU, one with replicas and a pipeline
         params, opt_state, value = step(params, opt_state, batch)
         losses.append(float(value))

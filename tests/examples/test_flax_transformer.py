@@ -13,7 +13,9 @@ from flax import nnx
 import ipujax as ipu
 from tests.examples.loading import example
 
-CONTEXT, WIDTH, HEADS = 8, 16, 2
+CONTEXT = 8
+WIDTH = 16
+HEADS = 2
 SMALL = f"--epochs 2 --steps 20 --batch 8 --context {CONTEXT} --width {WIDTH} --heads {HEADS} --layers 1".split()
 
 
@@ -48,7 +50,8 @@ def test_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.C
 @pytest.mark.slow
 def test_generated_text_has_known_characters(transformer: ModuleType) -> None:
     text, letters = transformer.read()
-    model, count = transformer.Transformer(len(letters), CONTEXT, WIDTH, HEADS, 1), 5
+    model = transformer.Transformer(len(letters), CONTEXT, WIDTH, HEADS, 1)
+    count = 5
     graph, params = nnx.split(model, nnx.Param)
     logits = jax.jit(lambda text: nnx.merge(graph, params)(text[None])[0, -1])
     expected = text[:CONTEXT]

@@ -47,12 +47,14 @@ def test_sums_of_masked_losses_have_the_gradient_of_the_whole_batch() -> None:
 
 @pytest.mark.slow
 def test_a_loop_over_layers_is_cut() -> None:
-    (_, names), rng = run(PAGE), np.random.default_rng(0)
+    (_, names) = run(PAGE)
+    rng = np.random.default_rng(0)
     params = {"layers": {"w": rng.normal(size=(6, 5, 5)).astype(np.float32) / 4}}
     batch = {"x": rng.normal(size=(16, 5)).astype(np.float32), "y": np.zeros((16, 5), np.float32)}
     scanned = ipu.jit(names["scanned"], device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
     assert scanned.lower(params, batch).pipelines[0].plan.num_stages == 2
-    (got, grads), (value, expected) = scanned(params, batch), jax.value_and_grad(names["scanned_loss"])(params, batch)
+    (got, grads) = scanned(params, batch)
+    (value, expected) = jax.value_and_grad(names["scanned_loss"])(params, batch)
     np.testing.assert_allclose(got, value, rtol=1e-5)
     np.testing.assert_allclose(grads["layers"]["w"], expected["layers"]["w"], rtol=1e-4, atol=1e-6)
 
@@ -82,7 +84,8 @@ KEEPS = {
 
 def rows() -> dict[str, str]:
     """Schedule → micro-batches kept, as the table of the page has it."""
-    found, text = {}, (ROOT / PAGE).read_text(encoding="utf-8")
+    found = {}
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
     for names, keeps in re.findall(r"^\| (`.*?`) \| .*? \| (.*?) \|$", text, re.MULTILINE):
         listed = re.findall(r"`(.*?)`", names)
         several = keeps.split(", ") if len(listed) > 1 else [keeps]

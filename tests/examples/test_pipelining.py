@@ -22,12 +22,15 @@ def read_png(path: Path) -> np.ndarray:
     """The pixels of a picture whose rows are not filtered."""
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    place, chunks = 8, {}
+    place = 8
+    chunks = {}
     while place < len(data):
         (length,) = struct.unpack(">I", data[place : place + 4])
-        name, body = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
+        name = data[place + 4 : place + 8]
+        body = data[place + 8 : place + 8 + length]
         assert struct.unpack(">I", data[place + 8 + length : place + 12 + length]) == (zlib.crc32(name + body),)
-        chunks[name], place = body, place + 12 + length
+        chunks[name] = body
+        place = place + 12 + length
     width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
     rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
     assert not rows[:, 0].any()

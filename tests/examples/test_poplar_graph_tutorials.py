@@ -51,7 +51,8 @@ def test_tutorial_6_computes_the_same_tile_by_tile(tut6, rows, cols, num_tiles):
     graph.add_codelets(tut6)
     matrix, vector, out = (graph.add_variable(poplar.FLOAT, shape, "x") for shape in ([rows, cols], [cols], [rows]))
     prog = tut6.build_multiply_program(graph, matrix, vector, out)
-    a, x = np.arange(rows * cols, dtype=np.float32).reshape(rows, cols), np.arange(cols, dtype=np.float32)
+    a = np.arange(rows * cols, dtype=np.float32).reshape(rows, cols)
+    x = np.arange(cols, dtype=np.float32)
     (got,) = run_both(graph, prog, {matrix: a, vector: x}, [out])
     np.testing.assert_array_equal(got, a @ x)
 
@@ -91,6 +92,7 @@ def test_tutorial_7_computes_the_same_tile_by_tile(tut7, rows, cols, split, num_
     graph.add_codelets(tut7)
     matrix, vector, out = (graph.add_variable(poplar.FLOAT, shape, "x") for shape in ([rows, cols], [cols], [rows]))
     prog = tut7.build_multiply_program(graph, matrix, vector, out, split)
-    a, x = np.arange(rows * cols, dtype=np.float32).reshape(rows, cols), np.arange(cols, dtype=np.float32)
+    a = np.arange(rows * cols, dtype=np.float32).reshape(rows, cols)
+    x = np.arange(cols, dtype=np.float32)
     (got,) = run_both(graph, prog, {matrix: a, vector: x}, [out])
     np.testing.assert_array_equal(got, a @ x)

@@ -45,7 +45,9 @@ def test_tutorial_5_trains_on_other_images_than_it_tests_on(tut5, capsys):
 
 @pytest.mark.slow
 def test_tutorial_5_steps_as_plain_jax_does_tile_by_tile(tut5):
-    batch, batches, eta = 4, 3, 0.25
+    batch = 4
+    batches = 3
+    eta = 0.25
     rng = np.random.default_rng(1)
     images = rng.uniform(0, 1, (batches, batch, tut5.PIXELS)).astype(np.float32)
     labels = rng.integers(0, tut5.CLASSES, (batches, batch)).astype(np.uint32)
@@ -78,7 +80,8 @@ def test_tutorial_5_steps_as_plain_jax_does_tile_by_tile(tut5):
         scores = jax.nn.log_softmax(x @ params[0] + params[1])
         return -jnp.mean(scores[jnp.arange(batch), expected])
 
-    params, right = (weights, biases), 0
+    params = (weights, biases)
+    right = 0
     for x, expected in zip(images, labels, strict=True):
         right += int(np.sum((x @ params[0] + params[1]).argmax(1) == expected))
         slopes = jax.grad(loss)(params, x, expected)

@@ -46,8 +46,10 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
         if "replicas  " in line and "." in line
     }
     images, _, labels, _ = replication.load()
-    params, expected = replication.init(replication.MODELS["mlp"][1]), []
-    model, state = replication.MODELS["mlp"][0], replication.optimizer.init(params)
+    params = replication.init(replication.MODELS["mlp"][1])
+    expected = []
+    model = replication.MODELS["mlp"][0]
+    state = replication.optimizer.init(params)
     for x, y in list(replication.batches(images, labels, 16, 1))[:2]:
 
         def loss(params: object, x: np.ndarray = x, y: np.ndarray = y) -> jax.Array:

@@ -22,7 +22,8 @@ def test_every_layout_has_the_losses_of_jax(sharded_transformer: ModuleType) -> 
     rows = sharded_transformer.main(SMALL)
     assert [row.layout.num_ipus for row in rows] == [1, 2, 2, 2, 8]
     assert [set(row.collectives) for row in rows] == [set(), {"data"}, {"model"}, set(), {"data", "model"}]
-    params, tokens = sharded_transformer.init(32, 2), sharded_transformer.batch_of(8, 8)
+    params = sharded_transformer.init(32, 2)
+    tokens = sharded_transformer.batch_of(8, 8)
     loss = sharded_transformer.make_loss(sharded_transformer.Layout())
     wanted = []
     for _ in range(2):

@@ -17,7 +17,8 @@ import pytest
 for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed"),

@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P, SingleDeviceSharding
 
 import ipujax as ipu
 
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+HOST = jax.memory.Space.Host
+DEVICE = jax.memory.Space.Device
 POLICIES = jax.checkpoint_policies
 OFFLOADING = POLICIES.save_and_offload_only_these_names(
     names_which_can_be_saved=[], names_which_can_be_offloaded=["pre"], offload_src="device", offload_dst="pinned_host"
@@ -138,7 +139,8 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-FIRST, BOTH = {"donate_argnums": 0}, {"donate_argnums": (0, 1)}
+FIRST = {"donate_argnums": 0}
+BOTH = {"donate_argnums": (0, 1)}
 
 
 def one() -> tuple[Any, ...]:

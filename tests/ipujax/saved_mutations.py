@@ -83,7 +83,8 @@ def nested(value, depth: int):
 
 def damaged(data, seed: int) -> tuple[str, object]:
     """The name of some damage, and data that have it."""
-    number, data = random.Random(seed), copy.deepcopy(data)
+    number = random.Random(seed)
+    data = copy.deepcopy(data)
     kinds = by_kind(data)
     path = number.choice(kinds[number.choice(sorted(kinds, key=str))])
     beside = [key for key in (at(data, path[:-1]) if isinstance(at(data, path[:-1]), dict) else {}) if key != path[-1]]

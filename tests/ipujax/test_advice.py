@@ -18,7 +18,8 @@ ARGS = [array(16, 16, seed=n) for n in range(4)], array(1024, 16)
 NONE, ALL, STANDARD, AUTO = (
     f'options=ipu.Options(byte_cost=0.5, recompute="{mode}")' for mode in ("none", "all", "standard", "auto")
 )
-OWN, HALF = "as it is", "half of the batch, twice"
+OWN = "as it is"
+HALF = "half of the batch, twice"
 
 
 def fitted(share: float | None = None, **options: Any) -> Any:
@@ -67,7 +68,8 @@ def test_each_change_has_a_row_with_its_cost() -> None:
 
 
 def test_rows_that_fit_come_first_by_cycles_then_others_by_memory() -> None:
-    fits, others = [row for row in advice() if row.fits], [row for row in advice() if not row.fits]
+    fits = [row for row in advice() if row.fits]
+    others = [row for row in advice() if not row.fits]
     assert [*fits, *others] == list(advice()) and len(fits) > 1 and len(others) > 1
     assert [row.cycles for row in fits] == sorted(row.cycles for row in fits)
     assert [row.worst_tile_bytes for row in others] == sorted(row.worst_tile_bytes for row in others)
@@ -101,7 +103,8 @@ def test_options_are_written_as_they_are_given() -> None:
     def until(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: x * 2, x)
 
-    fun, x = ipu.jit(until, device=ipu.IPUModel(tiles_per_ipu=4)), array(8)
+    fun = ipu.jit(until, device=ipu.IPUModel(tiles_per_ipu=4))
+    x = array(8)
     with pytest.raises(ipu.ProfileError, match="trip count"):  # which its cycles depend on
         ipu.advise(fun, x)
     options = ipu.Options(trip_counts={"while[0]": 5}, partials="float16", allow_out_of_memory=True)

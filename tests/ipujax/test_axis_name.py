@@ -51,7 +51,8 @@ def trained(axis: str, device: Any) -> Any:
 
 @pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
 def test_the_name_changes_no_number(device: Any) -> None:
-    named, plain = trained("batch", device), trained("replica", device)
+    named = trained("batch", device)
+    plain = trained("replica", device)
     for a, b in zip(jax.tree.leaves(named), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(a, b)
 

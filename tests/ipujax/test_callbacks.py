@@ -160,7 +160,8 @@ def test_a_call_is_a_host_exchange_of_its_operands_and_results() -> None:
     def fun(x: Any) -> Any:
         return jax.pure_callback(lambda v: v, SAME, x) + 1
 
-    target, profiles = DEVICE.target, [ipu.jit(f, device=DEVICE).lower(X).compile().profile for f in (fun, lambda x: x)]
+    target = DEVICE.target
+    profiles = [ipu.jit(f, device=DEVICE).lower(X).compile().profile for f in (fun, lambda x: x)]
     assert not profiles[0].fallbacks
     more = profiles[0].phase_cycles["host_exchange"] - profiles[1].phase_cycles["host_exchange"]
     one_way = target.host_latency_seconds + X.nbytes / target.host_bytes_per_second
@@ -253,7 +254,8 @@ def test_numbers_of_64_bits_are_narrowed_where_jax_does(call: Any, value: Any, d
             return "refused"
 
     with jax.enable_x64(wide):
-        plain, ours = outcome(jax.jit), outcome(partial(ipu.jit, device=DEVICE))
+        plain = outcome(jax.jit)
+        ours = outcome(partial(ipu.jit, device=DEVICE))
     assert getattr(ours, "dtype", None) == getattr(plain, "dtype", None)
     np.testing.assert_array_equal(ours, plain)
 

@@ -42,7 +42,8 @@ def printed(seed: str) -> str:
 
 @pytest.mark.slow
 def test_profiles_do_not_depend_on_the_order_of_sets() -> None:
-    first, second = printed("1"), printed("2")
+    first = printed("1")
+    second = printed("2")
     assert first == second
     lines = first.splitlines()
     assert lines[:2] == lines[2:4], "two compilations in one process"

@@ -249,7 +249,8 @@ def test_users_errors_are_untouched(kind: type[Exception]) -> None:
     ],
 )
 def test_errors_of_jax_are_untouched(fun: Callable[..., Any], kind: type[Exception]) -> None:
-    expected, found = error_of(lambda: jax.jit(fun)(X), kind), error_of(lambda: ipu.jit(fun, device=DEVICE)(X), kind)
+    expected = error_of(lambda: jax.jit(fun)(X), kind)
+    found = error_of(lambda: ipu.jit(fun, device=DEVICE)(X), kind)
     assert type(found) is type(expected) and str(found) == str(expected)
 
 
@@ -372,7 +373,8 @@ def test_donated_arguments_survive_an_error() -> None:
     def broken(x: Any) -> Any:
         raise ValueError("mine")
 
-    x, w = jnp.ones(3), jnp.ones((1000, 1200))
+    x = jnp.ones(3)
+    w = jnp.ones((1000, 1200))
     with pytest.raises(ValueError, match="mine"):
         ipu.jit(broken, device=DEVICE, donate_argnums=0)(x)
     with pytest.raises(ipu.TileMemoryError):
@@ -416,7 +418,8 @@ def test_a_donated_array_given_twice(name: str, device: Any) -> None:
 @pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
 def test_other_donated_arrays_survive_one_that_is_given_twice(device: Any) -> None:
     fun = ipu.jit(lambda p, q, x: (p + 1, q * x), device=device, donate_argnums=(0, 1))
-    p, a = jnp.ones(5), jnp.arange(3.0)
+    p = jnp.ones(5)
+    a = jnp.arange(3.0)
     fun(jnp.ones(5), jnp.arange(3.0), a)
     assert "as q (donated) and as x" in error_of(lambda: fun(p, a, a), ipu.ArgumentError).what
     np.testing.assert_array_equal(fun(p, a, jnp.ones(3))[1], np.arange(3.0))
@@ -458,7 +461,8 @@ def test_out_of_memory() -> None:
     for call in (lambda: fun(*args), lambda: fun.lower(*args).compile(), lambda: fun(*args)):
         error = error_of(call, ipu.TileMemoryError)
         profile = ipu.jit(too_large, device=DEVICE, options=ipu.Options(allow_out_of_memory=True)).lower(*args)
-        memory, have = profile.compile().profile.memory, DEVICE.target.bytes_per_tile
+        memory = profile.compile().profile.memory
+        have = DEVICE.target.bytes_per_tile
         assert error.where.line == f"test_errors.py:{line} (too_large)"
         for text in (
             rf"on 4 of 4 tiles, worst on tile {memory.worst_tile}, by {memory.max_tile_bytes - have:,} bytes",
@@ -673,7 +677,8 @@ def test_inner_function_on_another_device_inside_one_of_jax(how: str, traced_bef
 def test_inner_function_of_other_replicas_inside_one_of_jax() -> None:
     inner = ipu.jit(lambda x: x * 2, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
     between = jax.jit(lambda x: inner(x) + 1)
-    outer, x = ipu.jit(lambda x: between(x), device=DEVICE), np.ones(4, np.float32)
+    outer = ipu.jit(lambda x: between(x), device=DEVICE)
+    x = np.ones(4, np.float32)
     for _ in range(2):
         error = error_of(lambda: outer(x), ipu.ArgumentError)
         assert (error.expected, error.got) == (1, 2)

@@ -23,7 +23,9 @@ from ipujax.runtime.graph import Call, distinct
 from ipujax.runtime.memory import check_memory
 
 FIRST = BYTE_COSTS[0]
-WIDTH, ROWS, LAYERS = 48, 48, 4
+WIDTH = 48
+ROWS = 48
+LAYERS = 4
 
 
 def layers(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
@@ -71,7 +73,9 @@ def test_the_byte_cost_climbs_until_the_program_fits() -> None:
     bytes_per_tile, byte_cost = climb()
     lowered = fitting().lower(*arguments())
     compiled = lowered.compile()
-    profile, first, same = compiled.profile, at_cost(bytes_per_tile, FIRST), at_cost(bytes_per_tile, byte_cost)
+    profile = compiled.profile
+    first = at_cost(bytes_per_tile, FIRST)
+    same = at_cost(bytes_per_tile, byte_cost)
     assert fits(profile) and profile.byte_cost == byte_cost
     assert profile.byte_costs == BYTE_COSTS[: BYTE_COSTS.index(byte_cost) + 1]
     assert profile.cycles == same.cycles and profile.memory.tile_bytes.tolist() == same.memory.tile_bytes.tolist()
@@ -117,7 +121,8 @@ def test_an_exception_of_a_callback_comes_back() -> None:
         jax.debug.callback(refuse, x[0, 0])
         return x * 2
 
-    fun, x = ipu.jit(calling, device=device(600_000)), arguments()[1]
+    fun = ipu.jit(calling, device=device(600_000))
+    x = arguments()[1]
     for run in (fun, fun.lower(x).compile()):
         with pytest.raises(KeyError, match="mine"):
             run(x)
@@ -131,7 +136,8 @@ def test_donated_state_of_replicas() -> None:
     machine = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
     settings = {"in_specs": (P(), P("replica")), "out_specs": (P(), P("replica")), "donate_argnums": 0}
     fun = ipu.jit(step, device=machine, replicas=2, **settings)  # type: ignore[call-overload]
-    x, y = jnp.arange(3.0), jnp.arange(12.0).reshape(4, 3)
+    x = jnp.arange(3.0)
+    y = jnp.arange(12.0).reshape(4, 3)
     assert fun.lower(x, y).compile().profile.byte_costs == BYTE_COSTS[:4]
     new, squares = fun(x, y)
     np.testing.assert_allclose(new, jnp.arange(3.0) + y.sum(0) / 2)
@@ -147,7 +153,8 @@ def test_pipelines_are_those_of_the_program_that_runs() -> None:
         with ipu.stage(1):
             return (x @ weights[1]).var()
 
-    machine, (weights, x) = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), arguments()
+    machine = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    (weights, x) = arguments()
     piped = ipu.pipeline(jax.value_and_grad(model), micro_batches=4)
     compiled = ipu.jit(piped, device=machine).lower(weights[:2], x).compile()
     assert compiled.profile.byte_cost == 4
@@ -217,7 +224,8 @@ def test_packs_as_few_attempts_as_possible_to_find_the_smallest(monkeypatch: pyt
 
     class Report:
         def __init__(self, least: int, size: int) -> None:
-            self.least_bytes, self.size = np.array([0, least]), size
+            self.least_bytes = np.array([0, least])
+            self.size = size
 
         @property
         def max_tile_bytes(self) -> int:
@@ -241,7 +249,8 @@ def test_the_error_takes_less_time_than_the_compilation() -> None:
     gradient = jax.grad(lambda weights, x: layers(weights, x).var())
     start = process_time()
     lowered = ipu.jit(gradient, device=small, options=ipu.Options(allow_out_of_memory=True)).lower(*shapes)
-    memory, compiled = lowered.compile().memory_analysis(), process_time()
+    memory = lowered.compile().memory_analysis()
+    compiled = process_time()
     with pytest.raises(ipu.TileMemoryError):
         check_memory(memory)
     assert process_time() - compiled < compiled - start
@@ -263,7 +272,8 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
 
 
 def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
-    before, after = at_cost(*climb(), layers), fitting().lower(*arguments()).compile().profile
+    before = at_cost(*climb(), layers)
+    after = fitting().lower(*arguments()).compile().profile
     after.save(tmp_path / "after")
     loaded = ipu.Profile.load(tmp_path / "after")
     assert loaded.byte_costs == after.byte_costs and loaded.byte_cost == after.byte_cost
@@ -277,14 +287,16 @@ def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
 
 def test_cached_plans_depend_on_the_byte_cost() -> None:
     def convolved(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
-        image, kernel = weights[0].reshape(1, 1, WIDTH, WIDTH), weights[1][:3, :6].reshape(2, 1, 3, 3)
+        image = weights[0].reshape(1, 1, WIDTH, WIDTH)
+        kernel = weights[1][:3, :6].reshape(2, 1, 3, 3)
         return jax.lax.conv(image, kernel, (1, 1), "SAME").sum(1) @ weights[2] + x[:, weights[3].argmax(0)].mean()
 
     def figures(byte_cost: float) -> tuple[int, list[int]]:
         found = at_cost(600_000, byte_cost, convolved)
         return found.cycles, found.memory.tile_bytes.tolist()
 
-    byte_costs, fresh = (0.0, FIRST, 1e4), []
+    byte_costs = (0.0, FIRST, 1e4)
+    fresh = []
     for byte_cost in byte_costs:
         ipu.clear_caches()
         fresh.append(figures(byte_cost))

@@ -12,10 +12,15 @@ import pytest
 
 import ipujax as ipu
 
-ROWS, WIDTH = 64, 16
-WS, X = [np.ones((WIDTH, WIDTH), np.float32)] * 2, np.ones((ROWS, WIDTH), np.float32)
-RECOMPUTE, PIPELINE = 'Options(recompute="auto")', 'recompute="auto" of ipu.pipeline'
-OFFLOAD, FEWER, ADVISE = "offload_argnums of ipu.jit", "Options(io_tiles=…) of fewer than", "ipu.advise(fun, *args)"
+ROWS = 64
+WIDTH = 16
+WS = [np.ones((WIDTH, WIDTH), np.float32)] * 2
+X = np.ones((ROWS, WIDTH), np.float32)
+RECOMPUTE = 'Options(recompute="auto")'
+PIPELINE = 'recompute="auto" of ipu.pipeline'
+OFFLOAD = "offload_argnums of ipu.jit"
+FEWER = "Options(io_tiles=…) of fewer than"
+ADVISE = "ipu.advise(fun, *args)"
 
 
 def forward(ws: Sequence[jax.Array], x: jax.Array) -> jax.Array:
@@ -60,7 +65,8 @@ def proposals(fun: Any, args: Sequence[Any], settings: dict[str, Any], **keyword
     return [each for hint in hints for each in known if hint.startswith(each)]
 
 
-AUTO, OFF = {"recompute": "auto"}, {"offload_argnums": (0, 1)}
+AUTO = {"recompute": "auto"}
+OFF = {"offload_argnums": (0, 1)}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "no gradient": (forward, {}, [OFFLOAD]),
     "no gradient, all offloaded": (forward, OFF, []),
@@ -90,7 +96,8 @@ def test_options_in_use_or_without_effect_are_not_proposed(name: str) -> None:
 
 def test_only_arrays_that_can_be_offloaded_count() -> None:
     """Not what is unused, not a number, not what is given by name."""
-    row, number = np.ones(4096, np.float32), np.float32(2)
+    row = np.ones(4096, np.float32)
+    number = np.float32(2)
     assert proposals(of_one, (row, row, number), {}) == [OFFLOAD, ADVISE]
     assert proposals(of_one, (row, row, number), {"offload_argnums": 0}) == [ADVISE]
     assert proposals(of_one, (), {}, w=row, unused=row, number=number) == [ADVISE]

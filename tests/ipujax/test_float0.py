@@ -51,7 +51,8 @@ FLOAT0: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_gradients_of_whole_numbers(name: str) -> None:
     """They have no bytes: they pass around the machine."""
     fun, args = FLOAT0[name]
-    expected, lowered = jax.jit(fun)(*args), ipu.jit(fun, device=DEVICE).lower(*args)
+    expected = jax.jit(fun)(*args)
+    lowered = ipu.jit(fun, device=DEVICE).lower(*args)
     shape = lambda x: (type(x), x.shape, x.dtype)  # noqa: E731
     for call in (
         ipu.jit(fun, device=DEVICE),
@@ -71,10 +72,8 @@ def test_gradients_of_whole_numbers_beside_donated_arguments() -> None:
     fun = lambda z, x: (z, x + 1)  # noqa: E731
     zeros = np.zeros((3,), jax.dtypes.float0)
     given = jnp.array(X)
-    got, text = (
-        ipu.jit(fun, device=DEVICE, donate_argnums=1)(zeros, given),
-        ipu.jit(fun, device=DEVICE).lower(zeros, X).as_text(),
-    )
+    got = ipu.jit(fun, device=DEVICE, donate_argnums=1)(zeros, given)
+    text = ipu.jit(fun, device=DEVICE).lower(zeros, X).as_text()
     assert given.is_deleted() and got[0].dtype == jax.dtypes.float0 and '"x"' in text and '"z"' not in text
     np.testing.assert_array_equal(got[1], X + 1)
 
@@ -86,7 +85,9 @@ _WHOLE_GRADIENTS = jax.grad(lambda x, i: (x * i[:, None]).sum(), (0, 1), allow_i
 
 @pytest.mark.parametrize("device", [ipu.IPUModel(num_ipus=2), ipu.CPU()], ids=["model", "cpu"])
 def test_replicas_take_and_give_float0(device: Any) -> None:
-    x, i, rows = jnp.ones((8, 3)), jnp.arange(8), jax.sharding.PartitionSpec("replica")
+    x = jnp.ones((8, 3))
+    i = jnp.arange(8)
+    rows = jax.sharding.PartitionSpec("replica")
     step = ipu.jit(_WHOLE_GRADIENTS, device=device, replicas=2, in_specs=rows, out_specs=rows)
     of_x, of_i = step(x, i)
     np.testing.assert_array_equal(of_x, _WHOLE_GRADIENTS(x, i)[0])
@@ -97,9 +98,11 @@ def test_replicas_take_and_give_float0(device: Any) -> None:
 
 @pytest.mark.parametrize(("reduce", "shape"), [("stack", (2, 4)), ("last", (4,)), ("sum", (4,))])
 def test_pipelines_take_and_give_float0(reduce: str, shape: tuple[int, ...]) -> None:
-    x, i = jnp.ones((8, 3)), jnp.arange(8)
+    x = jnp.ones((8, 3))
+    i = jnp.arange(8)
     pipelined = ipu.pipeline(_WHOLE_GRADIENTS, micro_batches=2, batch_argnums=(0, 1), reduce=reduce)
-    (of_x, of_i), (expected, nothing) = ipu.jit(pipelined)(x, i), jax.jit(pipelined)(x, i)
+    (of_x, of_i) = ipu.jit(pipelined)(x, i)
+    (expected, nothing) = jax.jit(pipelined)(x, i)
     np.testing.assert_array_equal(of_x, expected)
     assert of_i.shape == nothing.shape == shape and of_i.dtype == jax.dtypes.float0
     given = ipu.pipeline(lambda w, nothing, x: (w * x).sum(), micro_batches=2)

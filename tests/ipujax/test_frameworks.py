@@ -21,7 +21,10 @@ from flax.training.train_state import TrainState
 import ipujax as ipu
 from tests.ipujax.models.base import numbers
 
-FEATURES, CLASSES, BATCH, STEPS = 6, 3, 8, 3
+FEATURES = 6
+CLASSES = 3
+BATCH = 8
+STEPS = 3
 RTOL = 1e-5
 FEW_TILES = ipu.IPUModel(tiles_per_ipu=4)
 SGD = optax.sgd(0.1, momentum=0.9)
@@ -42,7 +45,8 @@ def as_numbers(tree: Any) -> list[np.ndarray]:
 
 def assert_same_training(step: Step, state: Any) -> Any:
     """Trains with both some steps; compares losses and all state, and returns the state."""
-    on_ipu, plain = ipu.jit(step, device=FEW_TILES), jax.jit(step)
+    on_ipu = ipu.jit(step, device=FEW_TILES)
+    plain = jax.jit(step)
     ours = theirs = state
     for number in range(STEPS):
         x = numbers(BATCH, FEATURES, seed=number)
@@ -82,8 +86,10 @@ class Normalised(nnx.Module):
     """A hidden layer with statistics of what it has seen, and dropout with a stream of random numbers."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.hidden, self.out = nnx.Linear(FEATURES, 5, rngs=rngs), nnx.Linear(5, CLASSES, rngs=rngs)
-        self.norm, self.dropout = nnx.BatchNorm(5, rngs=rngs), nnx.Dropout(0.3, rngs=rngs)
+        self.hidden = nnx.Linear(FEATURES, 5, rngs=rngs)
+        self.out = nnx.Linear(5, CLASSES, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.out(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
@@ -116,8 +122,10 @@ class Stateful(eqx.Module):
 
     def __init__(self, key: jax.Array) -> None:
         first, last = jax.random.split(key)
-        self.hidden, self.out = eqx.nn.Linear(FEATURES, 5, key=first), eqx.nn.Linear(5, CLASSES, key=last)
-        self.norm, self.dropout = eqx.nn.BatchNorm(5, axis_name="batch", mode="batch"), eqx.nn.Dropout(0.3)
+        self.hidden = eqx.nn.Linear(FEATURES, 5, key=first)
+        self.out = eqx.nn.Linear(5, CLASSES, key=last)
+        self.norm = eqx.nn.BatchNorm(5, axis_name="batch", mode="batch")
+        self.dropout = eqx.nn.Dropout(0.3)
 
     def __call__(self, x: jax.Array, statistics: eqx.nn.State, key: jax.Array) -> tuple[jax.Array, eqx.nn.State]:
         x, statistics = self.norm(self.hidden(x), statistics)

@@ -231,7 +231,8 @@ def test_a_line_is_named_once_in_the_life_of_a_function(caplog: pytest.LogCaptur
     def twice(w: Any, x: Any) -> Any:
         return jax.grad(lambda w: summed(w).sum() + jnp.sin(summed(w * x)).sum())(w)
 
-    device, specs = ipu.IPUModel(num_ipus=N, tiles_per_ipu=8), {"in_specs": P("replica"), "out_specs": P("replica")}
+    device = ipu.IPUModel(num_ipus=N, tiles_per_ipu=8)
+    specs = {"in_specs": P("replica"), "out_specs": P("replica")}
     run = ipu.jit(twice, device=device, replicas=N, **specs)
     for size in (8, 16):
         run(np.ones(size, np.float32), np.ones(size, np.float32))

@@ -14,7 +14,8 @@ from jax import lax
 import ipujax as ipu
 
 Struct = jax.ShapeDtypeStruct
-F32, I32 = jnp.float32, jnp.int32
+F32 = jnp.float32
+I32 = jnp.int32
 OPTIONS = ipu.Options(allow_out_of_memory=True, progress=False)
 
 
@@ -39,8 +40,10 @@ def steps(x: Any) -> Any:
     return lax.scan(lambda c, row: (jnp.tanh(c * row), c), jnp.zeros(x.shape[1:]), x)
 
 
-IMAGES, KERNEL = Struct((1000, 3, 10**4, 10**4), F32), Struct((64, 3, 7, 7), F32)
-LONG, TOKENS = Struct((10**9,), F32), Struct((1, 10**6, 8, 64), F32)
+IMAGES = Struct((1000, 3, 10**4, 10**4), F32)
+KERNEL = Struct((64, 3, 7, 7), F32)
+LONG = Struct((10**9,), F32)
+TOKENS = Struct((1, 10**6, 8, 64), F32)
 # Twice the processor seconds that are wanted of each, for machines that are slower or busy.
 HUGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
     "convolution": (convolution, (IMAGES, KERNEL), 20),

@@ -140,7 +140,9 @@ def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path):
 
 
 def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: Path):
-    checkout, dist, site = copy_of_checkout(tmp_path), tmp_path / "dist", tmp_path / "site"
+    checkout = copy_of_checkout(tmp_path)
+    dist = tmp_path / "dist"
+    site = tmp_path / "site"
 
     # Without --wheel or --sdist, `build` makes the sdist, unpacks it, and makes the wheel from that.
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(checkout)]

@@ -62,10 +62,13 @@ def assert_same(got: Any, expected: Any) -> None:
 def check(fun: Callable[..., Any], *args: Any, settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
     """Asserts that two calls do what `jax.jit` does, also to donated arguments."""
     settings = settings or {}
-    reference, ours = jax.jit(fun, **settings), ipu_jit(fun, **settings)
+    reference = jax.jit(fun, **settings)
+    ours = ipu_jit(fun, **settings)
     for _ in range(2):
-        theirs, mine = fresh((args, kwargs)), fresh((args, kwargs))
-        expected, got = reference(*theirs[0], **theirs[1]), ours(*mine[0], **mine[1])
+        theirs = fresh((args, kwargs))
+        mine = fresh((args, kwargs))
+        expected = reference(*theirs[0], **theirs[1])
+        got = ours(*mine[0], **mine[1])
         assert_same(got, expected)
         assert deleted(mine) == deleted(theirs)
 
@@ -187,7 +190,8 @@ def test_old_style_keys_and_other_generators() -> None:
 def test_double_precision() -> None:
     """In and out of x64 mode one function is compiled anew, even if its arguments are the same."""
     fun = lambda a: (a, jnp.arange(3) * a, jnp.ones(2) * 2.5)  # noqa: E731
-    ours, reference = ipu_jit(fun), jax.jit(fun)
+    ours = ipu_jit(fun)
+    reference = jax.jit(fun)
     assert_same(ours(np.int32(2)), reference(np.int32(2)))
     with jax.enable_x64(True):
         assert_same(ours(np.int32(2)), reference(np.int32(2)))
@@ -285,7 +289,8 @@ class Named:
 
     def __init__(self, names: tuple[str, ...], data: Any) -> None:
         assert len(names) == data.ndim
-        self.names, self.data = names, data
+        self.names = names
+        self.data = data
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         return (self.data,), self.names
@@ -338,7 +343,8 @@ def f_of_two(f: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformed(name: str) -> None:
     transform = TRANSFORMED[name]
-    expected, got = transform(jax.jit(energy))(jnp.asarray(X)), transform(ipu_jit(energy))(jnp.asarray(X))
+    expected = transform(jax.jit(energy))(jnp.asarray(X))
+    got = transform(ipu_jit(energy))(jnp.asarray(X))
     assert_same(got, expected)
     check(transform(ipu_jit(energy)), X)
 
@@ -486,7 +492,8 @@ def test_functions_are_traced_again_after_jax_clears_its_caches() -> None:
 def test_lowered_programs_are_freed_with_their_function() -> None:
     fun = ipu_jit(lambda x: x * 2)
     fun(X)
-    lowered, function = weakref.ref(fun.lower(X)), weakref.ref(fun)
+    lowered = weakref.ref(fun.lower(X))
+    function = weakref.ref(fun)
     del fun
     gc.collect()
     assert (function(), lowered()) == (None, None)
@@ -511,7 +518,8 @@ def test_one_lowering_a_device(lowerings: list[Any]) -> None:
 
 def test_two_threads_call_for_the_first_time() -> None:
     """Both trace at once, and each must know its own device while it does."""
-    barrier, results = threading.Barrier(2), {}
+    barrier = threading.Barrier(2)
+    results = {}
 
     def slow(x: jax.Array) -> jax.Array:
         time.sleep(0.05)
@@ -535,7 +543,8 @@ def test_two_threads_call_for_the_first_time() -> None:
 
 
 def test_two_threads_on_one_device() -> None:
-    fun, barrier = ipu_jit(lambda x: (time.sleep(0.02), x * 2)[1]), threading.Barrier(4)
+    fun = ipu_jit(lambda x: (time.sleep(0.02), x * 2)[1])
+    barrier = threading.Barrier(4)
     results: list[Any] = []
 
     def call() -> None:

@@ -41,7 +41,8 @@ def params() -> Any:
 @pytest.mark.parametrize("which", JITS)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_arguments_are_donated_by_name(which: str, settings: Any, donated: list[bool]) -> None:
-    given, scale = params(), jnp.ones((2, 3))
+    given = params()
+    scale = jnp.ones((2, 3))
     JITS[which](update, **settings)(given, X, scale=scale)
     assert [given["w"].is_deleted(), scale.is_deleted()] == donated
     if which == "ipu":
@@ -89,7 +90,8 @@ def test_eval_shape_lowers_nothing() -> None:
 
 @pytest.mark.parametrize("which", JITS)
 def test_clear_cache_traces_anew(which: str) -> None:
-    scale, traces = [1.0], []
+    scale = [1.0]
+    traces = []
     fun = JITS[which](lambda x: (traces.append(1), x * scale[0])[1])
     for expected in (1.0, 2.0, 3.0):
         scale[0] = expected
@@ -110,7 +112,8 @@ def test_clear_cache_frees_lowered_programs() -> None:
 
 def test_reprs_show_the_cost() -> None:
     compiled = JITS["ipu"](update).lower(params(), X).compile()
-    cycles, fullest = compiled.profile.cycles, compiled.profile.memory.worst_tile
+    cycles = compiled.profile.cycles
+    fullest = compiled.profile.memory.worst_tile
     assert repr(compiled) == f"Compiled(update: {compiled.profile.brief})"
     assert repr(compiled.profile) == f"Profile({compiled.profile.brief})"
     assert compiled.profile.brief.startswith(f"{cycles:,} cycles, ")

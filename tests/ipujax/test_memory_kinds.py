@@ -50,7 +50,8 @@ FAST = (*FAST, "transformed: policy", "loop: rows left and read")
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_kinds_are_those_of_jax(name: str) -> None:
-    case, args = CASES[name], CASES[name].args()
+    case = CASES[name]
+    args = CASES[name].args()
     jitted = ipu.jit(case.fun, device=device(), **case.settings)
     expected = jax.jit(case.fun)(*copied(args))  # donated across memories, jaxlib 0.10 ends the process
     assert_same(jitted(*copied(args)), expected)
@@ -63,7 +64,8 @@ def test_numbers_and_kinds_are_those_of_jax(name: str) -> None:
 
 @pytest.mark.parametrize("name", slow_but(FAST, CASES))
 def test_numbers_with_exact_splits_and_of_the_tile_interpreter(name: str) -> None:
-    case, args = CASES[name], CASES[name].args()
+    case = CASES[name]
+    args = CASES[name].args()
     expected = jax.jit(case.fun)(*copied(args))
     exact = ipu.jit(case.fun, device=device(), options=ipu.Options(exact_splits=True))
     assert_same(exact(*copied(args)), expected)
@@ -151,10 +153,12 @@ def test_training_steps(name: str) -> None:
     step, num_ipus, settings, streams = MACHINES[name]
     args = training()
     jitted = ipu.jit(step, device=device(num_ipus), donate_argnums=(0, 1), **settings)
-    expected, got = copied(args), copied(args)
+    expected = copied(args)
+    got = copied(args)
     reference = jax.jit(step, donate_argnums=(0, 1))
     for _ in range(2):
-        got, expected = (*jitted(*got)[:2], array(8, 6)), (*reference(*expected)[:2], array(8, 6))
+        got = (*jitted(*got)[:2], array(8, 6))
+        expected = (*reference(*expected)[:2], array(8, 6))
         assert_same(got, expected)
     profile = jitted.lower(*args).compile().profile
     assert profile.streaming_memory_bytes == streams if streams else profile.streaming_memory_bytes > 640
@@ -176,7 +180,8 @@ def test_replicas(machine: Any) -> None:
 @pytest.mark.parametrize("donated", ((), (0,)))
 @pytest.mark.parametrize("inside", (False, True))
 def test_shard_map(inside: bool, donated: tuple[int, ...]) -> None:
-    mesh, specs = AbstractMesh((2,), ("x",)), {"in_specs": (P("x"), P("x")), "out_specs": P("x")}
+    mesh = AbstractMesh((2,), ("x",))
+    specs = {"in_specs": (P("x"), P("x")), "out_specs": P("x")}
 
     def fun(h: jax.Array, w: jax.Array) -> jax.Array:
         if inside:
@@ -379,7 +384,8 @@ LOSSES = {"layers": (layers_loss, [array(4, 4), array(4, 4)]), "loop": (loop_los
 @pytest.mark.parametrize("name", REFUSED)
 def test_policies_that_offload_to_other_memory_are_refused(name: str, loss: str) -> None:
     policy, got = REFUSED[name]
-    (make, ws), x = LOSSES[loss], array(2, 4)
+    (make, ws) = LOSSES[loss]
+    x = array(2, 4)
     words = rf"policy of jax.checkpoint in .* offloads a (name|dot_general)(.|\n)*at: \w+.py:(.|\n)*got: {got}"
     fun = ipu.jit(jax.grad(make(policy)), device=device())
     for run in (fun, fun.lower):
@@ -390,7 +396,8 @@ def test_policies_that_offload_to_other_memory_are_refused(name: str, loss: str)
 @pytest.mark.as_traced
 @pytest.mark.parametrize("policy", [OFFLOADING, SAVING, offloading("device"), POLICIES.everything_saveable, None])
 def test_other_policies_are_not_nor_those_without_a_gradient(policy: Any) -> None:
-    ws, x = LOSSES["layers"][1], array(2, 4)
+    ws = LOSSES["layers"][1]
+    x = array(2, 4)
     fun = jax.grad(layers_loss(policy))
     assert_same(ipu.jit(fun, device=device())(ws, x), jax.jit(fun)(ws, x))
     forward = layers_loss(offloading("unpinned_host"))

@@ -107,7 +107,8 @@ def test_memory_monotone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_monotone_attempts_do_not_depend_on_the_size(name: str) -> None:
     """Programs, cycles and bytes of the first attempt and the last are the same on tiles of all sizes."""
     program, tiles, offset, _ = CASES[name]
-    given, figures = program(), list[Any]()
+    given = program()
+    figures = list[Any]()
     for size in (8 * KIB, 64 * KIB, 624 * KIB, 2048 * KIB):
         machine = ipu.IPUModel(
             given.num_ipus, tiles_per_ipu=tiles, bytes_per_tile=size, interleaved_offset_bytes=offset * KIB

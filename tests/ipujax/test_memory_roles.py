@@ -23,7 +23,8 @@ from ipujax.runtime.tensor.roles import (
     WEIGHTS,
 )
 
-BATCH, WIDTH = 8, 12
+BATCH = 8
+WIDTH = 12
 
 
 def array(*shape, dtype=jnp.float32):

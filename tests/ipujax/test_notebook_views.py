@@ -121,7 +121,8 @@ def test_lines_are_read_again(line, place):
 
 
 def test_large_answers_are_short_in_a_console(lowered):
-    tiles, memory = lowered.tile_map(), lowered.compile().profile.memory
+    tiles = lowered.tile_map()
+    memory = lowered.compile().profile.memory
     assert len(repr(tiles)) < 400 < len(str(tiles)) and f"{len(tiles['variables'])} variables" in repr(tiles)
     assert str(tiles) == str(dict(tiles)) and json.loads(json.dumps(tiles)) == tiles
     assert len(repr(memory)) < 300 and f"{memory.max_tile_bytes:,} of 638,976 bytes" in repr(memory)

@@ -26,7 +26,8 @@ from tests.lowering.helpers import assert_same, quick_jit
 from tests.lowering.offload.offloaded_functions import ALL, CASES
 from tests.marks import slow_but
 
-SAME, SPLIT = P(), P("replica")
+SAME = P()
+SPLIT = P("replica")
 ADAM = optax.adam(0.01)
 
 
@@ -203,7 +204,8 @@ def test_small_functions_on_engine_and_tiles(name: str) -> None:
 @pytest.mark.parametrize("spec", [SAME, SPLIT], ids=["whole", "split"])
 def test_rows_of_a_table_over_replicas(spec: P) -> None:
     """Each has all of the table, or a part of its own."""
-    table, rows = array(8, 3), jnp.array([0, 1, 1, 3, 2, -1])
+    table = array(8, 3)
+    rows = jnp.array([0, 1, 1, 3, 2, -1])
     shares = (table, rows) if spec == SAME else (table.reshape(2, 4, 3), rows.reshape(2, 3))
     settings = {"replicas": 2, "in_specs": spec, "out_specs": spec, "offload_argnums": 0, "donate_argnums": 0}
 

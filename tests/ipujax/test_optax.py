@@ -43,7 +43,8 @@ def loss(params: Any, x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS])
 def test_an_optimiser_trains_as_with_jax_jit(name: str) -> None:
-    optimizer, rng = optax.with_extra_args_support(OPTIMIZERS[name]()), np.random.default_rng(0)
+    optimizer = optax.with_extra_args_support(OPTIMIZERS[name]())
+    rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(6, 4)).astype(np.float32), "b": np.zeros(4, np.float32)}
     x = rng.normal(size=(8, 6)).astype(np.float32)
 
@@ -55,7 +56,9 @@ def test_an_optimiser_trains_as_with_jax_jit(name: str) -> None:
 
     results = []
     for jit in (jax.jit, ipu.jit(device=DEVICE)):
-        now, state, run = params, optimizer.init(params), jit(step)
+        now = params
+        state = optimizer.init(params)
+        run = jit(step)
         for _ in range(STEPS):
             now, state, value = run(now, state, x)
         results.append((now, value))

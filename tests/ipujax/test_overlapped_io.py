@@ -17,8 +17,11 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor import Tensor, Variable
 from tests.marks import slow_but
 
-TILES, IO = 12, 4
-BATCHES, ROWS, WIDTH = 8, 16, 32
+TILES = 12
+IO = 4
+BATCHES = 8
+ROWS = 16
+WIDTH = 32
 
 
 def array(*shape: int, seed: int = 0) -> jax.Array:
@@ -53,7 +56,9 @@ def update(w: jax.Array, m: jax.Array, x: jax.Array) -> Any:
     return w - 0.1 * m, m, (x @ w).sum(0)
 
 
-W, XS, X = array(WIDTH, WIDTH), array(BATCHES, ROWS, WIDTH, seed=1), array(ROWS, WIDTH, seed=2)
+W = array(WIDTH, WIDTH)
+XS = array(BATCHES, ROWS, WIDTH, seed=1)
+X = array(ROWS, WIDTH, seed=2)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "epoch": (epoch, (W, XS)),
     "backwards": (backwards, (W, XS)),
@@ -111,7 +116,8 @@ def test_a_loop_takes_as_long_as_the_slower_of_both() -> None:
 
 
 def test_transfers_that_overlap_are_no_phase_and_no_host_exchange() -> None:
-    alone, together = lowered("epoch", io_tiles=0).compile().profile, lowered("epoch").compile().profile
+    alone = lowered("epoch", io_tiles=0).compile().profile
+    together = lowered("epoch").compile().profile
     assert alone.phase_cycles["host_exchange"] > 0 and alone.overlapped_cycles == 0
     assert together.phase_cycles["host_exchange"] == 0 < together.overlapped_cycles
     assert sum(together.phase_cycles.values()) == together.cycles
@@ -137,7 +143,9 @@ def test_a_transfer_joins_those_of_its_kind_alone() -> None:
     """I/O tiles begin an exchange of their own behind one of all tiles."""
     buffer = RemoteBuffer.of("held", np.dtype(np.float32), 4)
     rows = Tensor.of(Variable((1, 4), np.dtype(np.float32), "rows"))
-    plain, other, apart = RemoteIn(buffer, rows), RemoteIn(buffer, rows), RemoteIn(buffer, rows, overlaps=True)
+    plain = RemoteIn(buffer, rows)
+    other = RemoteIn(buffer, rows)
+    apart = RemoteIn(buffer, rows, overlaps=True)
     assert joining_streams(Sequence(plain, other, apart)) == {other: plain}
 
 

@@ -23,8 +23,10 @@ def half(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float16)
 
 
-A, B = half(4, 400), half(400, 4)
-IMAGES, KERNELS = half(2, 8, 6, 6), half(2, 8, 3, 3)
+A = half(4, 400)
+B = half(400, 4)
+IMAGES = half(2, 8, 6, 6)
+KERNELS = half(2, 8, 3, 3)
 HALF = ipu.Options(partials="float16")
 
 
@@ -83,7 +85,8 @@ def test_they_reach_every_product(fun: Callable[..., Any], args: Any) -> None:
 
 def test_they_reach_pipelines() -> None:
     device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=16)
-    a, b = half(16, 800), half(800, 4)
+    a = half(16, 800)
+    b = half(800, 4)
     assert dtypes_of(staged, a, b, options=HALF, device=device) == {"float16"}
     assert dtypes_of(staged, a, b, device=device) == {"float32"}
 
@@ -108,8 +111,11 @@ def rounded_apart(options: ipu.Options | None) -> tuple[LoweredProgram, np.ndarr
     (product,) = [group for group in groups if group.codelet.name.startswith("poplin")]
     starts = product.axes[2].cuts[:-1]
     starts = starts[: len(starts) // 2 * 2]
-    a, b = np.zeros_like(A), np.ones_like(B)
-    a[:, starts[0::2]], a[:, starts[0::2] + 1], a[:, starts[1::2]] = 2048, 1, -2048
+    a = np.zeros_like(A)
+    b = np.ones_like(B)
+    a[:, starts[0::2]] = 2048
+    a[:, starts[0::2] + 1] = 1
+    a[:, starts[1::2]] = -2048
     assert len(starts) >= 4
     return program, a, b, len(starts) // 2
 

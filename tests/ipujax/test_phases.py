@@ -16,7 +16,10 @@ import ipujax as ipu
 from ipujax.runtime.graph import RemoteIn, RemoteOut, distinct
 from tests.marks import slow_but
 
-LAYERS, WIDTH, ROWS, TILES = 6, 64, 16, 4
+LAYERS = 6
+WIDTH = 64
+ROWS = 16
+TILES = 4
 ADAM = optax.adam(1e-2)
 
 Step = Callable[..., Any]
@@ -51,14 +54,18 @@ def trained(of_phase: int = 2, around: Callable[[Any], Any] = lambda fun: fun) -
 
 
 def compiled(step: Step, *args: Any, recompute: str = "none", **changes: Any) -> ipu.Compiled:
-    device, options = ipu.IPUModel(**{"tiles_per_ipu": TILES, **changes}), ipu.Options(recompute=recompute)
+    device = ipu.IPUModel(**{"tiles_per_ipu": TILES, **changes})
+    options = ipu.Options(recompute=recompute)
     donated = (0, 1) if len(args) == 4 else ()
     return ipu.jit(step, device=device, options=options, donate_argnums=donated).lower(*args).compile()
 
 
 def check_numbers(step: Step, done: ipu.Compiled, calls: int = 3) -> None:
-    ws, x, y = parameters(), rows(1), rows(2)
-    own, theirs = (ws, ADAM.init(ws)), (ws, ADAM.init(ws))
+    ws = parameters()
+    x = rows(1)
+    y = rows(2)
+    own = (ws, ADAM.init(ws))
+    theirs = (ws, ADAM.init(ws))
     for _ in range(calls):
         *own, value = done(*jax.tree.map(jnp.copy, own), x, y)
         *theirs, expected = jax.jit(step)(*theirs, x, y)
@@ -74,14 +81,17 @@ def test_training_has_the_numbers_of_plain_jax(of_phase: int, num_ipus: int) -> 
 
 
 def test_inference_and_checkpoints() -> None:
-    ws, x = parameters(), rows(1)
+    ws = parameters()
+    x = rows(1)
     np.testing.assert_allclose(compiled(forward, ws, x)(ws, x), forward(ws, x), rtol=1e-4, atol=1e-5)
     step = trained(2, lambda fun: jax.checkpoint(fun, static_argnums=2))
     check_numbers(step, compiled(step, ws, ADAM.init(ws), x, rows(2)), calls=1)
 
 
 def test_the_jaxpr_has_the_same_numbers() -> None:
-    ws, x, y = parameters(), rows(1), rows(2)
+    ws = parameters()
+    x = rows(1)
+    y = rows(2)
     step = trained()
     lowered = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=TILES), donate_argnums=(0, 1)).lower(
         ws, ADAM.init(ws), x, y
@@ -128,7 +138,8 @@ def test_two_ipus_alternate_and_load_meanwhile() -> None:
 
 @pytest.mark.parametrize(("mode", "num_ipus"), slow_but([("all", 2)], product(("all", "standard", "auto"), (1, 2))))
 def test_recomputed_phases_have_the_numbers_of_plain_jax(mode: str, num_ipus: int) -> None:
-    step, args = trained(2), (parameters(), ADAM.init(parameters()), rows(1), rows(2))
+    step = trained(2)
+    args = (parameters(), ADAM.init(parameters()), rows(1), rows(2))
     check_numbers(step, compiled(step, *args, num_ipus=num_ipus, recompute=mode), calls=1)
 
 
@@ -139,7 +150,8 @@ def test_recomputation_in_a_checkpoint() -> None:
 
 
 def test_with_all_computed_again_many_phases_take_less_memory() -> None:
-    ws, x = parameters(layers=9), jnp.zeros((256, WIDTH))
+    ws = parameters(layers=9)
+    x = jnp.zeros((256, WIDTH))
     none, every = (compiled(trained(1), ws, ADAM.init(ws), x, x, recompute=mode) for mode in ("none", "all"))
     assert every.profile.memory.max_tile_bytes < 0.9 * none.profile.memory.max_tile_bytes
 
@@ -182,14 +194,17 @@ def only_viewing(ws: list[jax.Array], x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("num_ipus", [1, 2, 4])
 @pytest.mark.parametrize("loss", [without_gradient, only_viewing, numbered((1, 4, 6))], ids=["one", "views", "gaps"])
 def test_phases_may_be_without_a_gradient_or_leave_numbers_out(loss: Step, num_ipus: int) -> None:
-    ws, x, step = parameters(layers=3), rows(1), jax.value_and_grad(loss)
+    ws = parameters(layers=3)
+    x = rows(1)
+    step = jax.value_and_grad(loss)
     done = compiled(step, ws, x, num_ipus=num_ipus)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), done(ws, x), step(ws, x))
 
 
 @pytest.mark.parametrize("num_ipus", [1, 2])
 def test_only_the_order_of_numbers_counts(num_ipus: int) -> None:
-    ws, x = parameters(layers=4), rows(1)
+    ws = parameters(layers=4)
+    x = rows(1)
     both = [jax.value_and_grad(numbered(numbers)) for numbers in ((0, 1, 2, 3), (1, 4, 6, 7))]
     near, far = (compiled(step, ws, x, num_ipus=num_ipus).profile for step in both)
     assert far.cycles == near.cycles
@@ -262,7 +277,8 @@ def test_a_pipeline_inside_a_phase() -> None:
         with ipu.phase(1):
             return ipu.pipeline(jax.value_and_grad(loss), micro_batches=2)(ws, x)
 
-    ws, x = parameters(layers=2), rows(1)
+    ws = parameters(layers=2)
+    x = rows(1)
     expected = jax.value_and_grad(loss)(ws, jnp.sin(x))
     got = compiled(step, ws, x)(ws, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), got, expected)
@@ -275,7 +291,9 @@ def test_numbers_of_phases_are_whole(number: Any) -> None:
 
 
 def test_alternating_ipus_and_io_tiles_exclude_each_other() -> None:
-    ws, x = parameters(), rows(1)
-    device, options = ipu.IPUModel(2, tiles_per_ipu=TILES), ipu.Options(io_tiles=1)
+    ws = parameters()
+    x = rows(1)
+    device = ipu.IPUModel(2, tiles_per_ipu=TILES)
+    options = ipu.Options(io_tiles=1)
     with pytest.raises(ipu.ArgumentError, match="alternate between IPUs"):
         ipu.jit(forward, device=device, options=options).lower(ws, x)

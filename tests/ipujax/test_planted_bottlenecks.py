@@ -11,7 +11,8 @@ import pytest
 import ipujax as ipu
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=64)
-WIDTH, LAYERS = 64, 12
+WIDTH = 64
+LAYERS = 12
 
 
 def block(p: Any, x: jax.Array) -> jax.Array:
@@ -67,7 +68,8 @@ def test_the_slow_one_of_twelve_equal_layers_is_named(fun: Any, name: str, slow:
 
 @pytest.mark.parametrize(("fun", "name"), [(loss, "block[{}]"), (scoped_loss, "encoder_{}")])
 def test_the_layer_whose_width_changed_is_named_by_a_comparison(fun: Any, name: str) -> None:
-    before, after = profile(fun, [64] * LAYERS), profile(fun, [64] * 5 + [256] + [64] * 6)
+    before = profile(fun, [64] * LAYERS)
+    after = profile(fun, [64] * 5 + [256] + [64] * 6)
     comparison = ipu.compare(before, after)
     assert name.format(5) in comparison.verdict
     assert name.format(5) in next(iter(comparison.layers))
@@ -76,7 +78,8 @@ def test_the_layer_whose_width_changed_is_named_by_a_comparison(fun: Any, name: 
 
 
 def test_a_cause_has_the_sign_of_the_change() -> None:
-    before, after = profile(loss, [64] * LAYERS), profile(loss, [96] * LAYERS)
+    before = profile(loss, [64] * LAYERS)
+    after = profile(loss, [96] * LAYERS)
     for first, second in ((before, after), (after, before)):
         comparison = ipu.compare(first, second)
         change = second.cycles - first.cycles

@@ -22,7 +22,9 @@ from ipujax import poplar
 from tests.ipujax.pipeline.pipeline_models import array
 from tests.marks import slow_but
 
-WIDTH, LAYERS, ROWS = 32, 12, 16
+WIDTH = 32
+LAYERS = 12
+ROWS = 16
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 X = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)
 

@@ -15,7 +15,8 @@ import ipujax as ipu
 
 
 def test_batches_come_in_order_and_ahead() -> None:
-    made, may_go_on = [], threading.Event()
+    made = []
+    may_go_on = threading.Event()
 
     def batches() -> Iterator[int]:
         for number in range(5):
@@ -76,7 +77,8 @@ def test_a_loop_waits_for_a_slow_source() -> None:
 
 
 def test_a_loop_does_not_wait_for_prepared_batches() -> None:
-    made, all_made = [], threading.Event()
+    made = []
+    all_made = threading.Event()
 
     def source() -> Iterator[int]:
         for number in slow(4):

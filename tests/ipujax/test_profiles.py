@@ -33,9 +33,11 @@ def compute_names(profile: Any) -> list[str]:
 
 def test_the_trace_has_every_iteration_that_ran() -> None:
     x = np.linspace(1, 9, 16, dtype=np.float32)
-    expected, count = x, 0
+    expected = x
+    count = 0
     while np.abs(expected).max() > 1:
-        expected, count = np.sin(expected) * expected / 2, count + 1
+        expected = np.sin(expected) * expected / 2
+        count = count + 1
     out, profile = halve.lower(x).compile().profile_call(x)
     np.testing.assert_allclose(out, expected, rtol=1e-5)
     names = compute_names(profile)

@@ -23,7 +23,9 @@ from tests.lowering.helpers import assert_same, quick_jit
 from tests.lowering.random_programs import Pool, Program, Step, Value, programs
 from tests.lowering.test_random_programs import EVERY, TOLERANCE, by_jax, with_bytes
 
-REPLICAS, STAGES, MICRO_BATCHES = 4, 3, 4
+REPLICAS = 4
+STAGES = 3
+MICRO_BATCHES = 4
 HOST_OPERATIONS = frozenset({"on_host", "offloaded_residuals"})
 COLLECTIVES: tuple[Callable[[jax.Array], jax.Array], ...] = (
     lambda y: y,

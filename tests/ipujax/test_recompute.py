@@ -32,7 +32,9 @@ from tests.marks import slow_but
 
 CODE_BYTES = 20 * 1024
 FIRST = BYTE_COSTS[0]
-WS, X = weights(4), array(2048, 4)  # so many rows that what is kept fills most of a tile
+# so many rows that what is kept fills most of a tile
+WS = weights(4)
+X = array(2048, 4)
 
 
 def dropout(ws: Any, key: jax.Array, x: jax.Array) -> jax.Array:
@@ -103,7 +105,8 @@ FITTED = {"residual": 0.9, "dropout": 0.9, "checkpoint": 0.9, "micro-batches": 0
 def test_the_numbers_are_those_of_plain_jax(name: str) -> None:
     """Of each way, of "auto" on a chip that has too little memory to keep all. Masks of dropout are drawn again."""
     fun, args = STEPS[name]
-    room, expected = int(FITTED[name] * bytes_of(as_it_is(name))), quick_jit(fun)(*args)
+    room = int(FITTED[name] * bytes_of(as_it_is(name)))
+    expected = quick_jit(fun)(*args)
     ways = {mode: compiled(fun, args, mode) for mode in (("all", "standard") if name == "residual" else ("all",))}
     ways["auto"] = compiled(fun, args, "auto", room, byte_cost=FIRST)
     assert shares(ways["auto"]) and bytes_of(ways["auto"].profile) <= room
@@ -118,7 +121,8 @@ def test_donated_state_is_trained() -> None:
     room = int(0.9 * bytes_of(as_it_is("residual")))
     device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=room, interleaved_offset_bytes=CODE_BYTES)
     step = ipu.jit(fun, device=device, options=ipu.Options(recompute="auto"), donate_argnums=0)
-    mine, theirs = jax.tree.map(jnp.asarray, ws), ws
+    mine = jax.tree.map(jnp.asarray, ws)
+    theirs = ws
     for _ in range(2):
         mine, value = step(mine, x)
         theirs, expected = quick_jit(fun)(theirs, x)
@@ -158,7 +162,8 @@ def forward(ws: Any, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("mode", RECOMPUTATIONS)
 def test_without_a_gradient_nothing_changes(mode: str) -> None:
     args = WS, X
-    way, none = compiled(forward, args, mode), compiled(forward, args, "none")
+    way = compiled(forward, args, mode)
+    none = compiled(forward, args, "none")
     assert way.lowered.as_text("recompute") == way.lowered.as_text("dce") == none.lowered.as_text("dce")
     assert way.lowered.as_text() == none.lowered.as_text() and way.profile.execution() == none.profile.execution()
 
@@ -184,7 +189,8 @@ def test_auto_keeps_all_where_there_is_room() -> None:
 
 
 def test_auto_fits_a_chip_that_keeping_all_does_not() -> None:
-    (fun, args), name = STEPS["residual"], "residual"
+    (fun, args) = STEPS["residual"]
+    name = "residual"
     for share in (0.95, 0.85):
         room = int(share * bytes_of(as_it_is(name)))
         with pytest.raises(ipu.TileMemoryError):
@@ -196,7 +202,8 @@ def test_auto_fits_a_chip_that_keeping_all_does_not() -> None:
 
 def test_auto_takes_hardly_more_cycles_than_standard_in_the_same_bytes() -> None:
     """None by its own count, which does not know which copies of function calls either way saves."""
-    fun, args = trained(chain_of(gelu_block)), (weights(8), X)
+    fun = trained(chain_of(gelu_block))
+    args = (weights(8), X)
     standard = compiled(fun, args, "standard", byte_cost=FIRST).profile
     room = bytes_of(standard) + 8
     with pytest.raises(ipu.TileMemoryError):
@@ -208,9 +215,11 @@ def test_auto_takes_hardly_more_cycles_than_standard_in_the_same_bytes() -> None
 @pytest.mark.slow
 def test_drops_a_byte_cost_that_frees_nothing() -> None:
     """Else what is computed again would cost more at that cost per byte, too."""
-    fun, args = trained(chain_of(gelu_block)), ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
+    fun = trained(chain_of(gelu_block))
+    args = ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
     room = int(0.8 * bytes_of(compiled(fun, args, "none", byte_cost=FIRST).profile))
-    free, fixed = compiled(fun, args, "auto", room).profile, compiled(fun, args, "auto", room, byte_cost=FIRST).profile
+    free = compiled(fun, args, "auto", room).profile
+    fixed = compiled(fun, args, "auto", room, byte_cost=FIRST).profile
     assert len(free.byte_costs) > 1 and free.byte_cost == FIRST
     assert free.cycles == fixed.cycles
 
@@ -241,7 +250,8 @@ def test_fits_without_a_byte_cost_if_it_fits_at_the_first(monkeypatch: pytest.Mo
 
 def test_two_compilations_are_the_same() -> None:
     fun, args = STEPS["residual"]
-    room, figures = int(0.85 * bytes_of(as_it_is("residual"))), list[Any]()
+    room = int(0.85 * bytes_of(as_it_is("residual")))
+    figures = list[Any]()
     for _ in range(2):
         ipu.clear_caches()
         done = compiled(fun, args, "auto", room, byte_cost=FIRST)
@@ -278,9 +288,11 @@ ON_TWO: dict[str, Any] = {"num_ipus": 2, "byte_cost": FIRST}
 @pytest.mark.parametrize("schedule", slow_but(["gpipe"], ["1f1b", "gpipe"]))
 def test_pipelines(schedule: str) -> None:
     """Numbers of each way; with "gpipe" all four micro-batches wait, and less is kept of each."""
-    fun, args = partial(piped, True, schedule=schedule), (WS, X)
+    fun = partial(piped, True, schedule=schedule)
+    args = (WS, X)
     none = compiled(fun(), args, "none", **ON_TWO)
-    room, ways = int(0.9 * bytes_of(none.profile)), {"all": compiled(fun(recompute="all"), args, "none", **ON_TWO)}
+    room = int(0.9 * bytes_of(none.profile))
+    ways = {"all": compiled(fun(recompute="all"), args, "none", **ON_TWO)}
     with pytest.raises(ipu.TileMemoryError):
         compiled(fun(), args, "none", room, **ON_TWO)
     ways["auto"] = compiled(fun(recompute="auto"), args, "none", room, **ON_TWO)

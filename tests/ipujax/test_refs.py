@@ -27,7 +27,8 @@ def put(ref: Any, where: Any, value: Any) -> None:
 
 def check(run: Callable[[Any], Any]) -> None:
     """Asserts that something run by `ipu.jit` gives what it gives run by `jax.jit`."""
-    expected, found = run(jax.jit), run(lambda fun, **settings: ipu.jit(fun, device=DEVICE, **settings))
+    expected = run(jax.jit)
+    found = run(lambda fun, **settings: ipu.jit(fun, device=DEVICE, **settings))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert got.dtype == wanted.dtype
@@ -53,7 +54,8 @@ def slices(x: Any) -> Any:
 
 
 def index_arrays(x: Any) -> Any:
-    ref, places = jax.new_ref(x), jnp.argsort(x)[:2]
+    ref = jax.new_ref(x)
+    places = jnp.argsort(x)[:2]
     ref[places] = x[:2] * 7
     jax.ref.addupdate(ref, places, jnp.ones(2))
     return ref[places], ref[::2]
@@ -65,7 +67,8 @@ def views(x: Any) -> Any:
 
 
 def in_scan(x: Any) -> Any:
-    ref, sums = jax.new_ref(x), jax.new_ref(jnp.zeros(()))
+    ref = jax.new_ref(x)
+    sums = jax.new_ref(jnp.zeros(()))
 
     def body(carry: Any, n: Any) -> Any:
         ref[n] = ref[n] * 2 + carry
@@ -148,7 +151,8 @@ def in_nested_jit(x: Any) -> Any:
 
 
 def with_constants(x: Any) -> Any:
-    ref, table = jax.new_ref(x), jnp.arange(4.0) * 3
+    ref = jax.new_ref(x)
+    table = jnp.arange(4.0) * 3
     scale = jax.jit(lambda v: v * TABLE + table)
     lax.while_loop(lambda n: n < 3, lambda n: (put(ref, ..., scale(ref[...])), n + 1)[1], 0)
     lax.scan(lambda c, n: (c, put(ref, n, (scale(ref[...]) + TABLE)[n])), 0, jnp.arange(2))
@@ -166,7 +170,8 @@ def vmapped(x: Any) -> Any:
 
 def gradient(x: Any) -> Any:
     def loss(x: Any) -> Any:
-        total, work = jax.new_ref(jnp.zeros(())), jax.new_ref(x)
+        total = jax.new_ref(jnp.zeros(()))
+        work = jax.new_ref(x)
         work[0] = x[1] ** 2
 
         def body(c: Any, v: Any) -> Any:
@@ -189,8 +194,10 @@ def cotangent_put_out(x: Any) -> Any:
 
 
 def other_dtypes(x: Any) -> Any:
-    key, whole = jax.new_ref(jax.random.key(3)), jax.new_ref(jnp.arange(4))
-    flags, halves = jax.new_ref(x > 2), jax.new_ref(x.astype(jnp.bfloat16))
+    key = jax.new_ref(jax.random.key(3))
+    whole = jax.new_ref(jnp.arange(4))
+    flags = jax.new_ref(x > 2)
+    halves = jax.new_ref(x.astype(jnp.bfloat16))
 
     def draw() -> Any:
         key[...], now = jax.random.split(key[...])
@@ -277,7 +284,10 @@ def as_arguments(jit: Any) -> Any:
 
 
 def closed_over(jit: Any) -> Any:
-    ref, whole, table, given = jax.new_ref(X), jax.new_ref(X.astype(int)), jnp.ones(4), jax.new_ref(jnp.zeros(2))
+    ref = jax.new_ref(X)
+    whole = jax.new_ref(X.astype(int))
+    table = jnp.ones(4)
+    given = jax.new_ref(jnp.zeros(2))
 
     @jit
     def fun(x: Any, given: Any) -> Any:
@@ -314,7 +324,8 @@ def in_inner_functions(jit: Any) -> Any:
 
 
 def beside_other_settings(jit: Any) -> Any:
-    ref, key = jax.new_ref(X), jax.new_ref(jax.random.key(1))
+    ref = jax.new_ref(X)
+    key = jax.new_ref(jax.random.key(1))
 
     def fun(ref: Any, n: int, x: Any, *, key: Any) -> Any:
         key[...], now = jax.random.split(key[...])
@@ -326,7 +337,8 @@ def beside_other_settings(jit: Any) -> Any:
 
 
 def compiled_ahead(jit: Any) -> Any:
-    ref, other = jax.new_ref(X), jax.new_ref(X)
+    ref = jax.new_ref(X)
+    other = jax.new_ref(X)
     compiled = jit(lambda ref, x: (put(ref, 0, x), put(other, 1, x), ref[...])[2]).lower(ref, 3.0).compile()
     return compiled(ref, 3.0), compiled(ref, 4.0), ref[...], other[...]
 
@@ -353,7 +365,8 @@ def test_from_outside(run: Callable[[Any], Any]) -> None:
 
 def test_a_ref_is_donated_state() -> None:
     """It stays on the device: a call moves neither it nor its new value from or to the host."""
-    ref, state = jax.new_ref(jnp.ones(1000)), jnp.ones(1000)
+    ref = jax.new_ref(jnp.ones(1000))
+    state = jnp.ones(1000)
     changing = ipu.jit(lambda ref: put(ref, ..., ref[...] * 2), device=DEVICE).lower(ref).compile()
     donated = ipu.jit(lambda x: x * 2, device=DEVICE, donate_argnums=0).lower(state).compile()
     assert changing.profile.cycles == donated.profile.cycles

@@ -21,7 +21,8 @@ from ipujax.runtime.graph.program import Collective
 from ipujax.runtime.graph.steps import distinct
 from tests.marks import slow_but
 
-SPLIT, SAME = P("replica"), P()
+SPLIT = P("replica")
+SAME = P()
 
 
 def device(ipus: int = 4, tiles: int = 8, **changes: Any) -> ipu.IPUModel:
@@ -36,7 +37,8 @@ def replicated(fun: Any, replicas: int = 4, in_specs: Any = SPLIT, out_specs: An
 
 
 def test_arguments_are_split_as_their_specs_say():
-    x, tree = np.arange(24.0, dtype=np.float32).reshape(4, 6), {"a": np.arange(8), "b": [np.ones(3, np.float32)]}
+    x = np.arange(24.0, dtype=np.float32).reshape(4, 6)
+    tree = {"a": np.arange(8), "b": [np.ones(3, np.float32)]}
 
     def fun(x: Any, tree: Any) -> Any:
         assert x.shape == (4, 3) and tree["a"].shape == (4,) and tree["b"][0].shape == (3,)
@@ -55,7 +57,8 @@ def test_keywords_statics_keys_and_no_arguments_at_all():
         noise = jax.random.uniform(jax.random.fold_in(key, lax.axis_index("replica")), x.shape)
         return x**power * scale + noise
 
-    x, key = np.arange(8.0, dtype=np.float32), jax.random.key(3)
+    x = np.arange(8.0, dtype=np.float32)
+    key = jax.random.key(3)
     run = replicated(fun, static_argnums=(1,))
     noise = np.concatenate([jax.random.uniform(jax.random.fold_in(key, r), (2,)) for r in range(4)])
     np.testing.assert_allclose(run(x, 2, scale=np.float32(3), key=key), x**2 * 3 + noise, rtol=1e-6)
@@ -150,7 +153,8 @@ def test_a_partitioned_equinox_model_on_replicas(on: Any):
         grads = jax.grad(lambda params: jnp.mean(jax.vmap(eqx.combine(params, static))(x) ** 2))(params)
         return jax.tree.map(lambda p, g: p - 0.1 * lax.pmean(g, "replica"), params, grads), static_params
 
-    x, nothing = np.ones((4, 3), np.float32), jax.tree.map(lambda _: None, params)
+    x = np.ones((4, 3), np.float32)
+    nothing = jax.tree.map(lambda _: None, params)
     expected = ipu.jit(step, device=ipu.CPU(), replicas=1, in_specs=SAME)(params, nothing, x)
     got = ipu.jit(step, device=on, replicas=2, in_specs=(specs, SAME, SPLIT), out_specs=(specs, SAME))(
         params, nothing, x
@@ -212,8 +216,10 @@ def train_step(optimizer: Any, axis: str | None, params: Any, state: Any, x: Any
 def test_replicas_with_pmean_are_one_replica_on_the_whole_batch(replicas: int):
     optimizer = optax.adam(1e-2)
     rng = np.random.default_rng(replicas)
-    x, y = rng.normal(size=(8, 6)).astype(np.float32), rng.integers(0, 5, 8)
-    index, key = np.arange(8), jax.random.key(1)
+    x = rng.normal(size=(8, 6)).astype(np.float32)
+    y = rng.integers(0, 5, 8)
+    index = np.arange(8)
+    key = jax.random.key(1)
     split = replicated(
         partial(train_step, optimizer, "replica"), replicas, (SAME, SAME, SPLIT, SPLIT, SPLIT, SAME), SAME
     )
@@ -246,7 +252,8 @@ def test_shard_map_over_a_mesh_keeps_its_meaning():
         return value, grad, grad.sum()
 
     rng = np.random.default_rng(0)
-    w, x = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(8, 6)).astype(np.float32)
+    w = rng.normal(size=(6, 3)).astype(np.float32)
+    x = rng.normal(size=(8, 6)).astype(np.float32)
     value, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x * 0.5 @ w) ** 2))(w)
     ours = ipu.jit(fun, device=device())(w, x)
     for got, expected in zip(ours, (value, grad, grad.sum()), strict=True):

@@ -40,7 +40,8 @@ def pipeline():
         value, grads = ipu.pipeline(jax.value_and_grad(loss), micro_batches=4)(p, batch)
         return jax.tree.map(lambda a, b: a - b, p, grads), value
 
-    p, batch = {"a": jnp.ones((8, 16)), "b": jnp.ones((16, 4))}, {"x": jnp.ones((16, 8)), "y": jnp.ones((16, 4))}
+    p = {"a": jnp.ones((8, 16)), "b": jnp.ones((16, 4))}
+    batch = {"x": jnp.ones((16, 8)), "y": jnp.ones((16, 4))}
     return ipu.jit(step, device=machine(2)).lower(p, batch).compile().profile
 
 
@@ -72,7 +73,8 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    folder, known = tmp_path_factory.mktemp("saved"), {}
+    folder = tmp_path_factory.mktemp("saved")
+    known = {}
 
     def of(name):
         if name not in known:
@@ -85,8 +87,11 @@ def saved(tmp_path_factory):
 
 def fails(saved, seeds, tmp_path):
     """What goes wrong with damaged profiles of a program, and how many are refused."""
-    data, original, path = read(saved), ipu.Profile.load(saved), tmp_path / "damaged.profile"
-    wrong, refused = [], 0
+    data = read(saved)
+    original = ipu.Profile.load(saved)
+    path = tmp_path / "damaged.profile"
+    wrong = []
+    refused = 0
     for seed in seeds:
         what, changed = damaged(data, seed)
         try:
@@ -162,7 +167,8 @@ FIELDS = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_errors_name_the_file_and_the_field(name, saved, tmp_path):
     field, value, match = FIELDS[name]
-    data, path = read(saved("one IPU")), tmp_path / "damaged.profile"
+    data = read(saved("one IPU"))
+    path = tmp_path / "damaged.profile"
     set_at(data, field, value)
     write(path, data)
     with pytest.raises(ProfileError, match=rf"{re.escape(str(path))}' is not a profile: its field {match}"):
@@ -170,7 +176,8 @@ def test_errors_name_the_file_and_the_field(name, saved, tmp_path):
 
 
 def test_trees_without_end_are_refused(saved, tmp_path):
-    data, path = read(saved("one IPU")), tmp_path / "damaged.profile"
+    data = read(saved("one IPU"))
+    path = tmp_path / "damaged.profile"
     tree = data["run"]["programs"]
     for _ in range(190):
         tree = ["Sequence", "", "", 1, 1, [tree]]
@@ -181,19 +188,23 @@ def test_trees_without_end_are_refused(saved, tmp_path):
 
 
 def test_trees_as_deep_as_may_be_are_shown(saved, tmp_path):
-    source, path = saved("one IPU"), tmp_path / "deep.profile"
+    source = saved("one IPU")
+    path = tmp_path / "deep.profile"
     data = read(source)
-    tree, live = data["run"]["programs"], data["graph"]["memory"]["liveness"]["programs"]
+    tree = data["run"]["programs"]
+    live = data["graph"]["memory"]["liveness"]["programs"]
     for _ in range(155):
         tree = ["Sequence", "", "", tree[3], 1, [tree]]
         live = {"type": "Sequence", "programs": [], "children": [live]}
-    data["run"]["programs"], data["graph"]["memory"]["liveness"]["programs"] = tree, live
+    data["run"]["programs"] = tree
+    data["graph"]["memory"]["liveness"]["programs"] = live
     write(path, data)
     assert failures(path, tmp_path, ipu.Profile.load(source), set()) == (True, [])
 
 
 def test_markup_in_names_is_shown_as_text(saved, tmp_path):
-    data, path = read(saved("one IPU")), tmp_path / "markup.profile"
+    data = read(saved("one IPU"))
+    path = tmp_path / "markup.profile"
     data["run"]["trace"]["names"] = [MARKUP for _ in data["run"]["trace"]["names"]]
     for row in data["run"]["step_costs"]:
         row["name"] = MARKUP
@@ -220,7 +231,8 @@ def test_refuses_a_file_that_decompresses_to_too_much(name, monkeypatch, tmp_pat
 
 
 def test_a_profile_that_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
-    profile, path = ipu.Profile.load(saved("one IPU")), tmp_path / "none"
+    profile = ipu.Profile.load(saved("one IPU"))
+    path = tmp_path / "none"
     with monkeypatch.context() as patch:
         patch.setattr(serialise, "MAX_BYTES", 1_000)
         with pytest.raises(ProfileError, match="too large for a file"):

@@ -54,7 +54,8 @@ def updated_part(w: Any, v: Any, x: Any) -> Any:
 def ring_part(q: Any, k: Any, v: Any) -> Any:
     ring = [(n, (n + 1) % 4) for n in range(4)]
     top = jnp.full(q.shape[:-1], -jnp.inf)
-    total, out = jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
+    total = jnp.zeros(q.shape[:-1])
+    out = jnp.zeros(q.shape)
     for _ in range(4):
         scores = jnp.einsum("hse,hte->hst", q, k)
         new_top = jnp.maximum(top, scores.max(-1))
@@ -73,7 +74,8 @@ def ring(q: Any, k: Any, v: Any) -> Any:
     return jax.shard_map(ring_part, mesh=MESH, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(q, k, v)
 
 
-ROWS, HEADS = P("x"), P(None, None, "x")
+ROWS = P("x")
+HEADS = P(None, None, "x")
 PROGRAMS = {
     "tensor-parallel MLP": (
         mlp,

@@ -43,7 +43,8 @@ def losses(replicas: int, on_mesh: bool, stages: int) -> list[float]:
     rows = P("replica")
     specs = {"replicas": replicas, "in_specs": (P(), rows, rows), "out_specs": P()} if replicas > 1 else {}
     train_step = ipu.jit(step, device=device, **specs)
-    params, values = PARAMS, []
+    params = PARAMS
+    values = []
     for _ in range(3):
         params, value = train_step(params, X, Y)
         values.append(float(value))

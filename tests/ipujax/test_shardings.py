@@ -263,7 +263,8 @@ def accumulating(w: Any, x: Any, *, stages: bool) -> Any:
 
 
 def test_pipelines_in_loops_are_partitioned_without_stages_and_refused_with_some():
-    w, x = np.eye(4, dtype=np.float32), np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+    w = np.eye(4, dtype=np.float32)
+    x = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
     compiled = on_four(partial(accumulating, stages=False), w, x)
     assert {move.step.kind for move in compiled.partitioning.notes.moves} == {"all_reduce"}
     np.testing.assert_allclose(compiled(w, x), jax.jit(partial(accumulating, stages=False))(w, x), rtol=1e-6)

@@ -61,7 +61,8 @@ def assert_trees_close(got: Any, expected: Any) -> None:
 
 def test_lowers_from_shapes_alone() -> None:
     fun = ipu.jit(step, device=DEVICE)
-    from_shapes, from_arrays = fun.lower(*shapes(arguments())), fun.lower(*arguments())
+    from_shapes = fun.lower(*shapes(arguments()))
+    from_arrays = fun.lower(*arguments())
     assert from_shapes is from_arrays  # they are one signature
     assert_trees_close(from_shapes.compile()(*arguments()), jax.jit(step)(*arguments()))
 
@@ -165,7 +166,8 @@ def test_compiled_has_its_static_arguments_in_it() -> None:
 
 def test_compiled_donates_as_jit() -> None:
     compiled = ipu.jit(step, device=DEVICE, donate_argnums=0).lower(*arguments()).compile()
-    (state, batch), (new, _) = arguments(), jax.jit(step)(*arguments())
+    (state, batch) = arguments()
+    (new, _) = jax.jit(step)(*arguments())
     got, _ = compiled(state, batch)
     assert_trees_close(got, new)
     assert all(x.is_deleted() for x in jax.tree.leaves(state)) and not batch["x"].is_deleted()
@@ -242,7 +244,8 @@ def test_compiled_takes_numpy_and_numbers() -> None:
 
 def test_costs_add_up() -> None:
     compiled = ipu.jit(step, device=DEVICE).lower(*arguments()).compile()
-    profile, costs = compiled.profile, compiled.cost_analysis()
+    profile = compiled.profile
+    costs = compiled.cost_analysis()
     assert set(profile.phase_cycles) == PHASES
     assert sum(profile.phase_cycles.values()) == profile.cycles > 0
     assert costs["cycles"] == profile.cycles == sum(costs[f"{phase}_cycles"] for phase in PHASES)
@@ -379,7 +382,9 @@ def nodes(compiled: ipu.Compiled, kind: type[Program]) -> list[Program]:
 @pytest.mark.parametrize("n", [1, 2, 6, 7])
 def test_recorded_trips_and_branches(n: int) -> None:
     compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
-    [loop], [branch], turns = nodes(compiled, RepeatWhile), nodes(compiled, Switch), collatz_in_python(n)
+    [loop] = nodes(compiled, RepeatWhile)
+    [branch] = nodes(compiled, Switch)
+    turns = collatz_in_python(n)
     count, profile = compiled.profile_call(jnp.int32(n))
     assert int(count) == len(turns)
     assert profile.recording is not None
@@ -462,7 +467,8 @@ def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_profiles_of_calls_in_two_threads_keep_apart() -> None:
     compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
-    [loop], numbers = nodes(compiled, RepeatWhile), [2, 7, 6, 9] * 3
+    [loop] = nodes(compiled, RepeatWhile)
+    numbers = [2, 7, 6, 9] * 3
     with ThreadPoolExecutor(4) as pool:
         profiles = list(pool.map(lambda n: compiled.profile_call(jnp.int32(n))[1], numbers))
     trips = [list(profile.recording[loop]) for profile in profiles if profile.recording]
@@ -471,7 +477,8 @@ def test_profiles_of_calls_in_two_threads_keep_apart() -> None:
 
 def test_profile_call_keeps_donated_arguments_and_changes_no_profile() -> None:
     compiled = ipu.jit(step, device=DEVICE, donate_argnums=0).lower(*arguments()).compile()
-    before, (state, batch) = compiled.profile.summary(), arguments()
+    before = compiled.profile.summary()
+    (state, batch) = arguments()
     outs, profile = compiled.profile_call(state, batch)
     assert not any(x.is_deleted() for x in jax.tree.leaves((state, batch)))
     assert_trees_close(outs, jax.jit(step)(*arguments()))
@@ -512,7 +519,8 @@ def test_stages_have_the_attributes_of_jax_stages() -> None:
             except ipu.ArgumentError as error:
                 assert isinstance(error, AttributeError) and error.what.startswith(f"{name} ")
     assert str(traced.out_avals) == str(expected.out_avals)
-    lowered, compiled = pairs[1][0], pairs[2][0]
+    lowered = pairs[1][0]
+    compiled = pairs[2][0]
     assert lowered.cost_analysis() == compiled.cost_analysis() and compiled.as_text() == lowered.as_text()
     assert compiled.runtime_executable() is compiled.executable
     np.testing.assert_array_equal(traced(jnp.ones(3), y=3.0)["a"], [5, 5, 5])

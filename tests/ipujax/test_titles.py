@@ -15,7 +15,8 @@ from ipujax.runtime import compile as compile_module
 from ipujax.runtime.report import Profile
 from tests.runtime.profile.test_saved import OLD
 
-HERE, DEVICE = "test_titles.py", ipu.IPUModel(tiles_per_ipu=8)
+HERE = "test_titles.py"
+DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 X = jax.ShapeDtypeStruct((16, 16), "float32")
 
 
@@ -46,7 +47,8 @@ class Texts(HTMLParser):
     def __init__(self, profile, tmp_path):
         super().__init__()
         profile.to_html(tmp_path / "page.html")
-        self.at, self.of = "", {}
+        self.at = ""
+        self.of = {}
         self.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
 
     def handle_starttag(self, name, attributes):
@@ -90,7 +92,8 @@ def test_functions_of_a_console_have_a_title():
 
 
 def test_labels_are_saved_and_shown(tmp_path):
-    wide, narrow = profile_of(train_step, label="wide"), profile_of(train_step).labelled("narrow")
+    wide = profile_of(train_step, label="wide")
+    narrow = profile_of(train_step).labelled("narrow")
     assert wide.title == f"wide: train_step ({HERE}) on 1 × mk2, 25 Nov 2026"
     assert wide.labelled("").title == f"train_step ({HERE}) on 1 × mk2, 25 Nov 2026" and "wide" in wide.title
     assert wide.labelled("very wide").cycles == wide.cycles
@@ -101,7 +104,8 @@ def test_labels_are_saved_and_shown(tmp_path):
         loaded.labelled("again").save(tmp_path / "saved")
         assert Profile.load(tmp_path / "saved").identity.label == "again"
     compared = ipu.compare(wide, narrow)
-    before, after = f"wide: train_step ({HERE})", f"narrow: train_step ({HERE})"
+    before = f"wide: train_step ({HERE})"
+    after = f"narrow: train_step ({HERE})"
     assert str(compared).splitlines()[:2] == [f"Before: {before}", f"After:  {after}"]
     assert f"{before} → {after}" in compared._repr_html_()
     assert Texts(compared, tmp_path).of["h1"] == f"What changed: {before} → {after}"

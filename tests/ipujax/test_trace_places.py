@@ -52,7 +52,8 @@ def test_every_row_that_takes_time_is_a_row_of_some_step(profile):
 
 
 def test_steps_of_one_row_add_up_to_it(profile):
-    trace, rows = profile.execution_trace, profile.step_costs
+    trace = profile.execution_trace
+    rows = profile.step_costs
     cycles = Counter()
     shared = set()
     for step, work in zip(trace.step.tolist(), trace.work.sum(1).tolist(), strict=True):

@@ -20,7 +20,8 @@ STEP_RTOL = 1e-5  # of the loss of one step from the same state
 FREE_RTOL = 1e-4  # of the loss after STEPS steps on their own
 STATE_RTOL = 1e-4  # of the distance of two new states, to the size of what the step changed in each array
 
-FEW, MK2 = 16, 1472
+FEW = 16
+MK2 = 1472
 FAST = {("plain-mlp_sgd", FEW)}
 FAST_PROFILES = {name for name, _ in FAST} | {"plain-cnn_batch_norm_adam", "plain-transformer_adamw"}
 
@@ -51,10 +52,13 @@ def assert_same_state(got: Any, expected: Any, before: Any, what: str) -> None:
     """Whole numbers equal; of other arrays the difference is small beside what the step changed in them."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b, start in zip(*map(jax.tree.leaves, (got, expected, before)), strict=True):
-        a, b, start = as_numbers(a), as_numbers(b), as_numbers(start)
+        a = as_numbers(a)
+        b = as_numbers(b)
+        start = as_numbers(start)
         assert (a.dtype, a.shape) == (b.dtype, b.shape), what
         if a.dtype.kind == "f":
-            change, rounding = np.linalg.norm(b - start), np.finfo(a.dtype).eps * np.linalg.norm(b)
+            change = np.linalg.norm(b - start)
+            rounding = np.finfo(a.dtype).eps * np.linalg.norm(b)
             assert np.linalg.norm(a - b) <= STATE_RTOL * change + 4 * rounding, what
         else:
             np.testing.assert_array_equal(a, b, err_msg=what)
@@ -64,7 +68,8 @@ def assert_same_training(ours: Callable[..., Any], reference: Callable[..., Any]
     """Equal losses and states in each step from the same state, equal losses of steps on their own."""
     state = alone = model.state
     for number in range(STEPS):
-        batch, what = model.batch(number), f"step {number}"
+        batch = model.batch(number)
+        what = f"step {number}"
         expected, loss = reference(state, *batch)
         got, got_loss = ours(state, *batch)
         np.testing.assert_allclose(got_loss, loss, STEP_RTOL, err_msg=what)
@@ -91,7 +96,8 @@ def test_donated_state_trains_the_same() -> None:
     model = training_step("plain-mlp_sgd")
     reference = jax.jit(model.step)
     ours = ipu.jit(model.step, device=model_device(FEW), donate_argnums=0)
-    expected, state = model.state, jax.tree.map(jnp.copy, model.state)
+    expected = model.state
+    state = jax.tree.map(jnp.copy, model.state)
     for number in range(5):
         expected, loss = reference(expected, *model.batch(number))
         state, got = ours(state, *model.batch(number))
@@ -136,7 +142,8 @@ def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
         profile = ipu.jit(model.step, device=model_device(MK2)).lower(state, *batch).compile().profile
         return profile.total_worker_cycles, profile.cycles
 
-    (work, cycles), (more_work, more_cycles) = costs(16), costs(32)
+    (work, cycles) = costs(16)
+    (more_work, more_cycles) = costs(32)
     assert more_work > work
     assert more_cycles >= 0.95 * cycles  # where small operands lie may save a few percent
 

@@ -257,7 +257,8 @@ def symbolic_product() -> Any:
 
 def test_symbolic_zeros_while_jax_checks() -> None:
     """Types of values under `jax.shard_map` name its axes, which are gone later: JAX's own checks compare them."""
-    product, x = symbolic_product(), jnp.arange(1.0, 5.0)
+    product = symbolic_product()
+    x = jnp.arange(1.0, 5.0)
 
     def fun(x: Any) -> Any:
         return jax.grad(lambda x: product(x, x)[0].sum())(x) + product(x, x)[1], jax.lax.map(lambda v: product(v, v), x)

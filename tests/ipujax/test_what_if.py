@@ -20,7 +20,8 @@ import ipujax as ipu
 from ipujax.runtime.target import Target
 from tests.marks import slow_unless
 
-F32, F16 = np.float32, np.float16
+F32 = np.float32
+F16 = np.float16
 TOLERANCE = 1.01  # plans are compared by estimates
 
 _RATE_UNITS = ("/cycle/tile", "B/s", "Hz", "ratio")

@@ -79,8 +79,10 @@ def assert_same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: 
     assert len(got) == len(expected), what
     for a, b in zip(got, expected, strict=True):
         if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        a, b = np.asarray(a), np.asarray(b)
+            a = jax.random.key_data(a)
+            b = jax.random.key_data(b)
+        a = np.asarray(a)
+        b = np.asarray(b)
         assert a.dtype == b.dtype and a.shape == b.shape, what
         if a.dtype.kind in "fcV" or "float" in a.dtype.name:
             wide = np.complex128 if a.dtype.kind == "c" else np.float64

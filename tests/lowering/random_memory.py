@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+HOST = jax.memory.Space.Host
+DEVICE = jax.memory.Space.Device
 _POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[], names_which_can_be_offloaded=["pre"], offload_src="device", offload_dst="pinned_host"
 )
@@ -21,8 +22,10 @@ _POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 def ref_in_loop(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
     """A loop that reads and writes rows of a ref, and sums them in another one."""
-    ref, total = jax.new_ref(rows), jax.new_ref(jnp.zeros(rows.shape[1:], rows.dtype))
-    distance, steps = 1 + picks[1] % 3, min(len(rows), 5)
+    ref = jax.new_ref(rows)
+    total = jax.new_ref(jnp.zeros(rows.shape[1:], rows.dtype))
+    distance = 1 + picks[1] % 3
+    steps = min(len(rows), 5)
 
     def iteration(carry: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
         ref[n] = jnp.tanh(ref[(n - distance) % len(rows)] + more[n] * carry)
@@ -38,7 +41,8 @@ def ref_in_loop(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> lis
 
 def ref_moved(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
     """Rows that are swapped, read at an array of places, written in a loop, and read by a function of its own."""
-    first, places = picks[1] % len(rows), jnp.arange(picks[2] % 3 + 1) % len(rows)
+    first = picks[1] % len(rows)
+    places = jnp.arange(picks[2] % 3 + 1) % len(rows)
 
     @jax.custom_vjp  # JAX does not differentiate every swap
     def moved(rows: jax.Array, more: jax.Array) -> list[jax.Array]:

@@ -126,7 +126,8 @@ def _dot(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
 
 def _mixed_dot(x: jax.Array, w: jax.Array, picks: Picks) -> list[jax.Array]:
     """A product of two widths and its gradients, of -1, 0 and 1: any sum of up to 240 of them is exact in each."""
-    x, w = jnp.sign(_matrix(x)), w if w.ndim == 2 and w.size else jnp.ones((3, 2), w.dtype)
+    x = jnp.sign(_matrix(x))
+    w = w if w.ndim == 2 and w.size else jnp.ones((3, 2), w.dtype)
     x = fitted(x, (x.shape[0], w.shape[0])).astype((np.float32, np.float16)[picks[2] % 2])
     seen = jnp.where(jnp.arange(w.shape[1]) % 2, 1, -1)
 
@@ -187,7 +188,8 @@ def _taken_along(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
 
 def _scattered(kind: str) -> Callable[..., Any]:
     def apply(x: jax.Array, i: jax.Array, u: jax.Array, picks: Picks) -> jax.Array:
-        x, i = _some(x), i.ravel()[:5]
+        x = _some(x)
+        i = i.ravel()[:5]
         if kind == "set":  # several at one place would be any of them
             i = jnp.arange(i.size) * 2 % 7
         return getattr(x.at[i], kind)(fitted(u, (i.size, *x.shape[1:])), mode=("clip", "drop")[picks[3] % 2])
@@ -198,7 +200,8 @@ def _scattered(kind: str) -> Callable[..., Any]:
 
 
 def _sliced_at(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
-    x, at = _some(x), fitted(i, (1,))[0]
+    x = _some(x)
+    at = fitted(i, (1,))[0]
     return lax.dynamic_slice(x, [at + d for d in range(x.ndim)], [1 + picks[2] % n for n in x.shape])
 
 
@@ -206,7 +209,8 @@ def _updated_at(x: jax.Array, i: jax.Array, u: jax.Array, picks: Picks) -> jax.A
     # The update is sorted, which is never fused: XLA CPU of JAX 0.10.2 computes wrong numbers of one that it fuses with
     # reads of `x`, by `jax.jit` too: `lambda x, i: lax.dynamic_update_slice(x[0], jnp.sin(x[0, :, :4]), (0, i))` of
     # float32[1, 3, 5] and 1.
-    x, at = _some(x), fitted(i, (1,))[0]
+    x = _some(x)
+    at = fitted(i, (1,))[0]
     shape = [1 + picks[3] % n for n in x.shape]
     return lax.dynamic_update_slice(x, jnp.sort(fitted(u, shape).ravel()).reshape(shape), [at] * x.ndim)
 
@@ -289,7 +293,8 @@ def _shuffled(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
     places = fitted(i, (steps,)) % len(buffer)
 
     def iteration(n: Any, b: jax.Array) -> jax.Array:
-        here, there = b[n], b[places[n]]
+        here = b[n]
+        there = b[places[n]]
         return b.at[n].set(there).at[places[n]].set(here)
 
     return lax.fori_loop(0, steps, iteration, buffer)
@@ -358,7 +363,11 @@ def _solved(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
     return jnp.tanh(right * root)
 
 
-F, N, B, H = "float", "int", "bool", "half"  # N for whole numbers
+# N for whole numbers
+F = "float"
+N = "int"
+B = "bool"
+H = "half"
 
 OPERATIONS: dict[str, Operation] = {
     **{name: Operation((F,), _unary(getattr(lax, name))) for name in ("tanh", "sin", "cos", "logistic", "erf", "atan")},

@@ -26,7 +26,8 @@ from jax import lax
 from tests.lowering.random_operations import OPERATIONS, SHAPES, Picks, fitted
 
 _NUM_PICKS = 5
-_MAX_SIZE, _MAX_RANK = 240, 4
+_MAX_SIZE = 240
+_MAX_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Pool:
     """The values made so far."""
 
     def __init__(self, values: Sequence[Value], differentiable: bool) -> None:
-        self.values, self.differentiable = list(values), differentiable
+        self.values = list(values)
+        self.differentiable = differentiable
 
     def unread(self) -> list[Value]:
         """What only the caller can use; the last value if there is nothing."""
@@ -155,7 +157,9 @@ def _result(inner: Pool, shape: Sequence[int]) -> jax.Array:
 
 
 def _scanned(pool: Pool, step: Step, operands: list[Value]) -> list[jax.Array]:
-    carry, xs, outer = operands[0].array, operands[1].array, operands[2:]
+    carry = operands[0].array
+    xs = operands[1].array
+    outer = operands[2:]
     xs = xs.reshape(-1)[:4] if xs.ndim == 0 else xs[:5]
     if step.picks[4] % 8 < 2:  # no iteration
         xs = xs.reshape(-1)[:0].reshape(0, 1 + step.picks[3] % 3)

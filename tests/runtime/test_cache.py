@@ -36,7 +36,8 @@ def test_the_least_recently_used_is_dropped_first() -> None:
 
 
 def test_an_array_of_several_entries_counts_once() -> None:
-    shared, memory = np.zeros(BYTES, np.uint8), Memory(2 * BYTES)
+    shared = np.zeros(BYTES, np.uint8)
+    memory = Memory(2 * BYTES)
     for number in range(10):
         memory.recall(number, lambda: (shared, shared[:7]))
     assert len(memory.keys()) == 10 and BYTES < memory.used_bytes < 2 * BYTES
@@ -87,7 +88,9 @@ def test_the_same_copy_on_another_ipu_is_counted_once() -> None:
         return graph.add_variable(shape, np.float32, f"x{number}", mapping)
 
     def copies(number: int) -> list[np.ndarray]:
-        source, first, second = variable(number, 40, 24), variable(number, 24, 20), variable(number, 24, 20)
+        source = variable(number, 40, 24)
+        first = variable(number, 24, 20)
+        second = variable(number, 24, 20)
         both = concat([first, second], 1)
         found = [copy_traffic(source.transpose((1, 0)), both, graph)]
         found += [copy_traffic(source, variable(number, 24, 40).transpose((1, 0)), graph)]

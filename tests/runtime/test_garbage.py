@@ -17,7 +17,8 @@ from ipujax.runtime.garbage import collecting_rarely
 
 @pytest.fixture
 def thresholds():
-    before, usual = gc.get_threshold(), (700, 10, 10)
+    before = gc.get_threshold()
+    usual = (700, 10, 10)
     gc.set_threshold(*usual)
     yield usual
     gc.set_threshold(*before)
@@ -60,7 +61,8 @@ class Thresholds(logging.Handler):
 
 @pytest.fixture
 def steps():
-    handler, log = Thresholds(), logging.getLogger("ipujax")
+    handler = Thresholds()
+    log = logging.getLogger("ipujax")
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

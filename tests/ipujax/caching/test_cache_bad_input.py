@@ -17,7 +17,8 @@ from ipujax.caching import CachedCompiled
 from ipujax.storage import CacheDirectory, computation
 
 X = jnp.arange(32, dtype=jnp.float32).reshape(8, 4)
-FILES, COMPILED = 1000, 5
+FILES = 1000
+COMPILED = 5
 
 
 def dense(x: jax.Array) -> jax.Array:

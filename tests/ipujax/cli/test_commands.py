@@ -35,7 +35,8 @@ def no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ipu.Profile]:
     """Profiles by the path they are saved to."""
-    folder, found = tmp_path_factory.mktemp("profiles"), {}
+    folder = tmp_path_factory.mktemp("profiles")
+    found = {}
     for name, dtype in (("wide", jnp.float32), ("narrow", jnp.float16)):
         shape = jax.ShapeDtypeStruct((32, 32), dtype)
         compiled = ipu.jit(lambda x: jnp.tanh(x @ x), device=ipu.IPUModel(tiles_per_ipu=8)).lower(shape).compile()
@@ -182,7 +183,8 @@ BROKEN: dict[str, Callable[[ipu.Profile, Path], object]] = {
 @pytest.mark.parametrize("message", BROKEN)
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_refuses_a_file_that_is_not_a_profile(command: str, message: str, saved, tmp_path, capsys: Capture) -> None:
-    good, bad = next(iter(saved)), tmp_path / "bad"
+    good = next(iter(saved))
+    bad = tmp_path / "bad"
     BROKEN[message](saved[good], bad)
     assert main([command, *([good] if command == "compare" else []), str(bad)]) == 2
     said = capsys.readouterr()

@@ -22,7 +22,8 @@ class Runner:
     """Writes scripts into a folder and runs them."""
 
     def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        self._folder, self._capfd = folder, capfd
+        self._folder = folder
+        self._capfd = capfd
         self.out: list[str] = []
         self.err: list[str] = []
 
@@ -38,7 +39,8 @@ class Runner:
         self._capfd.readouterr()
         code = main(command)
         captured = self._capfd.readouterr()
-        self.out, self.err = captured.out.splitlines(), captured.err.splitlines()
+        self.out = captured.out.splitlines()
+        self.err = captured.err.splitlines()
         return code
 
     def start(
@@ -65,7 +67,8 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 def in_sessions(leaders: Iterable[int]) -> list[int]:
     """Processes of some sessions that still run: instances lead one each, and what they start is in it."""
-    wanted, found = set(leaders), []
+    wanted = set(leaders)
+    found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]

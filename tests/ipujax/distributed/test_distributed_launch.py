@@ -167,7 +167,8 @@ def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: 
 def test_a_killed_instance_is_blamed_whatever_is_known_first(order: tuple[int, int], monkeypatch, capfd):
     """The other fails for lack of it: it reports so, and then dies. Each end comes while the other one dies."""
     monkeypatch.setattr(Instance, "is_dying", lambda self: self.script_code is None and not self.is_reaped)
-    signals, control = socket.socketpair(), socket.socketpair()
+    signals = socket.socketpair()
+    control = socket.socketpair()
     with open(os.devnull, "wb") as guardian, Watch(signals[0], guardian.fileno(), 2, 0, 5) as watch:
         for index in range(2):
             process = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)

@@ -38,7 +38,8 @@ def test_facts_are_asked_for_where_digests_differ(order: tuple[int, ...]):
     for _ in range(2):
         replies = [meetings.arrive(index, without_facts(recorded[0])) for index in range(3)]
         assert replies == [{}, {}, dict.fromkeys(range(3), GO)]
-    refused, waiting = {}, [(index, without_facts(recorded[index])) for index in order]
+    refused = {}
+    waiting = [(index, without_facts(recorded[index])) for index in order]
     while waiting:
         replies = meetings.arrive(*waiting.pop(0))
         waiting += [(index, recorded[index]) for index, reply in replies.items() if reply == {"report": True}]
@@ -69,7 +70,8 @@ def test_different_facts_are_refused_naming_place_and_instances(order: tuple[int
 
 
 def test_a_fact_that_only_some_have():
-    more, fewer = request("step", x="f32[4]", y="f32[2]", all="x, y"), request("step", x="f32[4]", all="x")
+    more = request("step", x="f32[4]", y="f32[2]", all="x, y")
+    fewer = request("step", x="f32[4]", all="x")
     for first in (0, 1):
         meetings = Meetings(2)
         meetings.arrive(first, more if first == 0 else fewer)

@@ -114,7 +114,8 @@ for _ in range(4):
 save(w=w)
 """
     )
-    x, w = np.arange(8.0) / 8, 0.0
+    x = np.arange(8.0) / 8
+    w = 0.0
     for _ in range(4):
         w -= 0.1 * np.mean(x * (x * w - 1))
     got = results(run, tmp_path, source, 4, 2)
@@ -144,7 +145,8 @@ assert mask is state["scale"] is None
 save(w=state["w"])
 """
     )
-    x, w = np.arange(12.0).reshape(4, 3), np.ones(3)
+    x = np.arange(12.0).reshape(4, 3)
+    w = np.ones(3)
     for n in range(4):
         w = w - 0.1 * np.mean(x * w) * n
     for got in results(run, tmp_path, source, 2, 2):

@@ -48,7 +48,8 @@ def tokens(count: int, length: int, words: int) -> np.ndarray:
 
 def tickets() -> keras.Model:
     """Two texts and a row of tags in; an urgency and a class out."""
-    title, body = keras.Input((6,), name="title", dtype="int32"), keras.Input((10,), name="body", dtype="int32")
+    title = keras.Input((6,), name="title", dtype="int32")
+    body = keras.Input((10,), name="body", dtype="int32")
     tags = keras.Input((4,), name="tags")
     of_title = layers.LSTM(6)(layers.Embedding(20, 5)(title))
     of_body = layers.GlobalAveragePooling1D()(layers.Embedding(20, 5)(body))
@@ -75,7 +76,8 @@ class TokenAndPosition(layers.Layer):
 
     def __init__(self, length: int, words: int, width: int) -> None:
         super().__init__()
-        self.words, self.places = layers.Embedding(words, width), layers.Embedding(length, width)
+        self.words = layers.Embedding(words, width)
+        self.places = layers.Embedding(length, width)
 
     def call(self, x: Any) -> Any:
         return self.words(x) + self.places(ops.arange(0, ops.shape(x)[-1], 1))
@@ -170,7 +172,8 @@ def siamese() -> keras.Model:
     x = layers.BatchNormalization()(inputs)
     x = layers.AveragePooling2D(2)(layers.Conv2D(4, 3, activation="tanh")(x))
     tower = keras.Model(inputs, layers.Dense(6, activation="tanh")(layers.BatchNormalization()(layers.Flatten()(x))))
-    one, other = keras.Input((10, 10, 1)), keras.Input((10, 10, 1))
+    one = keras.Input((10, 10, 1))
+    other = keras.Input((10, 10, 1))
     apart = layers.Lambda(distance, output_shape=(1,))([tower(one), tower(other)])
     outputs = layers.Dense(1, activation="sigmoid")(layers.BatchNormalization()(apart))
     return keras.Model([one, other], outputs)
@@ -243,7 +246,8 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, x: np.ndarray, y: np.ndarray, **more: Any) -> None:
         super().__init__(**more)
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def __len__(self) -> int:
         return -(-len(self.x) // BATCH)
@@ -253,11 +257,15 @@ class Batches(keras.utils.PyDataset):
         return self.x[rows] / 2 + 0.25, self.y[rows]
 
 
-TEXTS, RATED = tokens(24, 12, 30), RNG.integers(0, 2, 24)
-COLOURED, LABELS = images(24, 12, 12, 3), RNG.integers(0, 5, 24)
+TEXTS = tokens(24, 12, 30)
+RATED = RNG.integers(0, 2, 24)
+COLOURED = images(24, 12, 12, 3)
+LABELS = RNG.integers(0, 5, 24)
 MASKS = RNG.integers(0, 3, (16, 8, 8, 1))
-PAIRS, UNLIKE = [images(16, 10, 10, 1), images(16, 10, 10, 1)], RNG.integers(0, 2, (16, 1)).astype(np.float32)
-ROWS, TARGETS = images(24, 16), images(24, 1)
+PAIRS = [images(16, 10, 10, 1), images(16, 10, 10, 1)]
+UNLIKE = RNG.integers(0, 2, (16, 1)).astype(np.float32)
+ROWS = images(24, 16)
+TARGETS = images(24, 1)
 WEIGHTS = np.linspace(0.5, 1.5, 24, dtype=np.float32)
 
 

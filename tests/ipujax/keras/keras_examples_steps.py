@@ -15,7 +15,8 @@ from keras import layers, ops
 
 RNG = np.random.default_rng(12)
 BATCH = 8
-PICTURES, CLASSES = RNG.random((16, 12, 12, 1), np.float32), RNG.integers(0, 4, 16)
+PICTURES = RNG.random((16, 12, 12, 1), np.float32)
+CLASSES = RNG.integers(0, 4, 16)
 
 
 def fitted(x: Any, y: Any = None, **more: Any) -> Callable[[Any], Any]:
@@ -32,9 +33,11 @@ def fitted(x: Any, y: Any = None, **more: Any) -> Callable[[Any], Any]:
 
 def counted(metrics: Any, variables: Any, *updates: Any) -> tuple[dict[str, Any], list[Any]]:
     """Updates metrics without their state: what they say, and their new variables."""
-    logs, after = {}, []
+    logs = {}
+    after = []
     for metric, values in zip(metrics, updates, strict=True):
-        own, variables = variables[: len(metric.variables)], variables[len(metric.variables) :]
+        own = variables[: len(metric.variables)]
+        variables = variables[len(metric.variables) :]
         own = metric.stateless_update_state(own, *values)
         logs[metric.name] = metric.stateless_result(own)
         after += own
@@ -46,7 +49,8 @@ class OwnStep(keras.Model):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tracker, self.error = keras.metrics.Mean(name="loss"), keras.metrics.MeanAbsoluteError(name="mae")
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="mae")
         self.of_loss = keras.losses.MeanSquaredError()
 
     @property
@@ -101,7 +105,8 @@ class VAE(keras.Model):
         image = keras.Input((8, 8, 1))
         x = layers.Conv2D(4, 3, activation="relu", strides=2, padding="same")(image)
         x = layers.Dense(6, activation="relu")(layers.Flatten()(x))
-        mean, log_variance = layers.Dense(2, name="mean")(x), layers.Dense(2, name="log_variance")(x)
+        mean = layers.Dense(2, name="mean")(x)
+        log_variance = layers.Dense(2, name="log_variance")(x)
         self.encoder = keras.Model(image, [mean, log_variance, Sampling()([mean, log_variance])])
         latent = keras.Input((2,))
         x = layers.Reshape((4, 4, 3))(layers.Dense(4 * 4 * 3, activation="relu")(latent))
@@ -147,15 +152,18 @@ class Distiller(keras.Model):
 
     def __init__(self, student: Any, teacher: Any) -> None:
         super().__init__()
-        self.student, self.teacher = student, teacher
+        self.student = student
+        self.teacher = teacher
 
     def compile(
         self, student_loss: Any = None, distillation_loss: Any = None, alpha: float = 0.1, temperature: float = 3.0,
         **more: Any,
     ) -> None:  # fmt: skip
         super().compile(**{**more, "loss": None})
-        self.student_loss, self.distillation_loss = student_loss, distillation_loss
-        self.alpha, self.temperature = alpha, temperature
+        self.student_loss = student_loss
+        self.distillation_loss = distillation_loss
+        self.alpha = alpha
+        self.temperature = temperature
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -183,7 +191,8 @@ def small_cnn(filters: int) -> keras.Model:
 
 
 def distiller() -> keras.Model:
-    teacher, student = small_cnn(6), small_cnn(3)
+    teacher = small_cnn(6)
+    student = small_cnn(3)
     teacher.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     teacher.fit(PICTURES, CLASSES, batch_size=BATCH, epochs=1, verbose=0)
     teacher.trainable = False
@@ -192,8 +201,10 @@ def distiller() -> keras.Model:
 
 # --- two networks against each other ----------------------------------------------------------------------------------
 
-LATENT, KINDS = 4, 3
-REAL, REAL_KINDS = RNG.random((16, 8, 8, 1), np.float32), keras.utils.to_categorical(RNG.integers(0, KINDS, 16), KINDS)
+LATENT = 4
+KINDS = 3
+REAL = RNG.random((16, 8, 8, 1), np.float32)
+REAL_KINDS = keras.utils.to_categorical(RNG.integers(0, KINDS, 16), KINDS)
 
 
 def discriminator(channels: int = 1 + KINDS) -> keras.Model:
@@ -238,9 +249,11 @@ class ConditionalGAN(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.discriminator, self.generator = discriminator(), generator()
+        self.discriminator = discriminator()
+        self.generator = generator()
         self.seeds = keras.random.SeedGenerator(5)
-        self.d_tracker, self.g_tracker = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+        self.d_tracker = keras.metrics.Mean(name="d_loss")
+        self.g_tracker = keras.metrics.Mean(name="g_loss")
         self.of_loss = keras.losses.BinaryCrossentropy(from_logits=True)
         self.built = True
 
@@ -252,14 +265,17 @@ class ConditionalGAN(keras.Model):
         optimizer.build(self.discriminator.trainable_variables)
         g_optimizer.build(self.generator.trainable_variables)
         super().compile(optimizer, loss=None)
-        self.g_optimizer, self.g_optimizer_variables = g_optimizer, list(g_optimizer.variables)
+        self.g_optimizer = g_optimizer
+        self.g_optimizer_variables = list(g_optimizer.variables)
 
     def train_step(self, state: Any, data: Any) -> Any:
         trainable, others, optimizer, metrics = state
         (real, kinds), _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        pictures_of, kept = self.generator, len(self.generator.trainable_variables)
+        pictures_of = self.generator
+        kept = len(self.generator.trainable_variables)
         of_d = len(self.discriminator.trainable_variables)
-        d_variables, g_variables = trainable[:of_d], trainable[of_d : of_d + kept]
+        d_variables = trainable[:of_d]
+        g_variables = trainable[of_d : of_d + kept]
         at = {variable.path: place for place, variable in enumerate(self.non_trainable_variables)}
         places = [at[variable.path] for variable in self.g_optimizer_variables]
         seed = at[self.seeds.state.path]
@@ -310,7 +326,8 @@ def gan_used(model: Any) -> Any:
 
 def gan_in_turns() -> keras.Model:
     """The generator with the discriminator behind it, which is frozen while the generator learns."""
-    judge, draws = discriminator(1), generator(LATENT)
+    judge = discriminator(1)
+    draws = generator(LATENT)
     judge.compile(keras.optimizers.Adam(1e-3, beta_1=0.5), keras.losses.BinaryCrossentropy(from_logits=True))
     judge.trainable = False
     latent = keras.Input((LATENT,))
@@ -318,8 +335,10 @@ def gan_in_turns() -> keras.Model:
 
 
 def turns_used(model: Any) -> Any:
-    judge, draws = model.get_layer("discriminator"), model.get_layer("generator")
-    rng, losses = np.random.default_rng(3), []
+    judge = model.get_layer("discriminator")
+    draws = model.get_layer("generator")
+    rng = np.random.default_rng(3)
+    losses = []
     for first in (0, BATCH, 0):
         real = REAL[first : first + BATCH]
         fake = draws.predict(rng.standard_normal((BATCH, LATENT)).astype(np.float32), verbose=0)

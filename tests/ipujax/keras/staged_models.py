@@ -29,7 +29,8 @@ class Blocks(layers.Layer):
 
     def __init__(self, is_staged: bool, first: int = 0, count: int = 2) -> None:
         super().__init__(name="blocks")
-        self.is_staged, self.first = is_staged, first
+        self.is_staged = is_staged
+        self.first = first
         self.inside = [layers.Dense(6, activation="tanh", name=f"inside_{n}") for n in range(count)]
 
     def build(self, shape: Any) -> None:
@@ -49,9 +50,12 @@ class Subclassed(keras.Model):
 
     def __init__(self, is_staged: bool, stages: tuple[int, ...] = (0, 1, 2, 3)) -> None:
         super().__init__(name="subclassed")
-        self.is_staged, self.stages = is_staged, stages
-        self.a, self.b = layers.Dense(6, name="a"), layers.Dense(6, name="b")
-        self.c, self.d = layers.Concatenate(name="c"), classifier()
+        self.is_staged = is_staged
+        self.stages = stages
+        self.a = layers.Dense(6, name="a")
+        self.b = layers.Dense(6, name="b")
+        self.c = layers.Concatenate(name="c")
+        self.d = classifier()
 
     def call(self, x: Any) -> Any:
         first, second, third, fourth = self.stages
@@ -73,7 +77,9 @@ class Nested(keras.Model):
 
     def __init__(self, is_staged: bool) -> None:
         super().__init__(name="nested")
-        self.is_staged, self.blocks, self.d = is_staged, Blocks(is_staged), classifier()
+        self.is_staged = is_staged
+        self.blocks = Blocks(is_staged)
+        self.d = classifier()
 
     def call(self, x: Any) -> Any:
         x = self.blocks(x)
@@ -89,7 +95,8 @@ class MadeInStages(keras.Model):
         with scope(0, is_staged):
             self.a = Blocks(False)
         with scope(1, is_staged):
-            self.b, self.d = layers.Dense(5), classifier()
+            self.b = layers.Dense(5)
+            self.d = classifier()
 
     def call(self, x: Any) -> Any:
         return self.d(self.b(self.a(x)))

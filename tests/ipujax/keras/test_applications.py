@@ -14,7 +14,8 @@ import ipujax.keras as ipu
 from ipujax import Options
 
 APPLICATIONS = keras.applications
-CLASSES, EXAMPLES = 10, 4
+CLASSES = 10
+EXAMPLES = 4
 
 
 def application(name: str, size: int = 32, **more: Any) -> Callable[[], tuple[Any, np.ndarray]]:
@@ -46,7 +47,8 @@ TOO_LARGE = {"DenseNet121"}  # its training step, for one Mk2: exchange code of 
 
 def joining() -> tuple[Any, np.ndarray]:
     """A small one as DenseNet: the channels of each layer are joined to all before, and halved behind a block."""
-    layers, growth = keras.layers, 8
+    layers = keras.layers
+    growth = 8
 
     def activated(x: Any) -> Any:
         return layers.ReLU()(layers.BatchNormalization()(x))

@@ -15,7 +15,9 @@ import ipujax.keras as ipu
 from ipujax import IPUModel
 from tests.ipujax.keras.test_strategy import strategy
 
-SECONDS, STEPS, EPOCHS = 0.005, 4, 2
+SECONDS = 0.005
+STEPS = 4
+EPOCHS = 2
 
 
 def batches(seconds: float) -> Iterator[Any]:

@@ -19,8 +19,12 @@ from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classif
 from tests.ipujax.keras.test_strategy import strategy
 
 RNG = np.random.default_rng(4)
-X, Y = RNG.random((28, 10), np.float32), RNG.integers(0, 3, 28)
-BATCH, ACCUMULATED, ROWS = 4, 3, 24  # the last batch but one is evaluated and predicted alone
+X = RNG.random((28, 10), np.float32)
+Y = RNG.integers(0, 3, 28)
+# the last batch but one is evaluated and predicted alone
+BATCH = 4
+ACCUMULATED = 3
+ROWS = 24
 
 
 def stages_of(model: Any) -> list[int | None]:
@@ -116,7 +120,8 @@ def test_stages_share_a_layer_with_state_where_nothing_is_accumulated() -> None:
 
     def use(is_staged: bool) -> list[float]:
         keras.utils.set_random_seed(3)
-        dropout, inputs = keras.layers.Dropout(0.5, seed=1), keras.Input((10,))
+        dropout = keras.layers.Dropout(0.5, seed=1)
+        inputs = keras.Input((10,))
         with scope(0, is_staged):
             x = dropout(inputs)
         with scope(1, is_staged):
@@ -133,7 +138,8 @@ def test_stages_share_a_layer_with_state_where_nothing_is_accumulated() -> None:
 
 def test_layers_tell_their_stages() -> None:
     with strategy(4).scope():
-        model, lines = Subclassed(True), list[str]()
+        model = Subclassed(True)
+        lines = list[str]()
         model(X)
         assert stages_of(model) == [0, 1, 1, 2, 2, 2, 3]
         model.print_pipeline_stage_assignment_summary(print_fn=lines.append)

@@ -105,7 +105,8 @@ def test_a_train_step_of_a_subclass() -> None:
     class Custom(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.dense, self.seen = keras.layers.Dense(4), keras.metrics.Mean(name="seen")
+            self.dense = keras.layers.Dense(4)
+            self.seen = keras.metrics.Mean(name="seen")
 
         def call(self, x: Any) -> Any:
             return keras.ops.softmax(self.dense(keras.ops.reshape(x, (-1, 144))))
@@ -172,7 +173,8 @@ def test_a_model_goes_on_without_the_strategy() -> None:
 
 
 def test_a_model_made_outside_of_the_scope_and_compiled_in_it() -> None:
-    losses, states = [], []
+    losses = []
+    states = []
     for scope in (nullcontext(), strategy().scope()):
         keras.utils.set_random_seed(7)
         model = cnn()
@@ -220,10 +222,13 @@ def test_each_shape_is_compiled_once_and_reported(caplog: pytest.LogCaptureFixtu
 
 def test_the_listing_of_the_programmers_guide() -> None:
     """Listing 4.1 of Graphcore's IPU Programmer's Guide, with small data."""
-    input_shape, num_classes, batch_size = (28, 28, 1), 10, 16
+    input_shape = (28, 28, 1)
+    num_classes = 10
+    batch_size = 16
     x_train = RNG.random((32, *input_shape), np.float32)
     y_train = keras.utils.to_categorical(RNG.integers(0, num_classes, 32), num_classes)
-    x_test, y_test = x_train, y_train
+    x_test = x_train
+    y_test = y_train
 
     def model_fn() -> Any:
         input_layer = keras.Input(shape=input_shape)
@@ -288,7 +293,9 @@ def test_refuses_unknown_options(name: str, value: Any, said: str) -> None:
 def test_options_in_categories() -> None:
     config = ipu.IPUConfig()
     config.ipu_model.version, config.ipu_model.tiles_per_ipu = "ipu21", 64
-    config.io_tiles.num_io_tiles, config.io_tiles.prefetch_depth, config.allow_recompute = 8, 2, True
+    config.io_tiles.num_io_tiles = 8
+    config.io_tiles.prefetch_depth = 2
+    config.allow_recompute = True
     assert config.device.target.name == "bow"
     assert config.device.target.tiles_per_ipu == 64
     options = config.options

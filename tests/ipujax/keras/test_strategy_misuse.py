@@ -17,7 +17,8 @@ from ipujax.keras.execution.memory_remedies import _model_remedies
 from ipujax.keras.model_state.settings import ModelSettings
 from tests.ipujax.keras.test_strategy import strategy
 
-X, Y = np.ones((24, 6), np.float32), np.arange(24) % 3
+X = np.ones((24, 6), np.float32)
+Y = np.arange(24) % 3
 
 
 def mlp(**compiled: Any) -> Any:
@@ -88,7 +89,9 @@ def test_metrics_that_a_model_computes_itself_are_refused_in_accumulation() -> N
 
 
 def test_a_scope_while_another_thread_has_one() -> None:
-    entered, may_leave, refused = threading.Event(), threading.Event(), list[Exception]()
+    entered = threading.Event()
+    may_leave = threading.Event()
+    refused = list[Exception]()
     before = keras.Model.compile
 
     def other() -> None:
@@ -112,7 +115,8 @@ def test_a_scope_while_another_thread_has_one() -> None:
 def test_the_configuration_is_that_of_the_time_the_strategy_was_made() -> None:
     config = ipu.IPUConfig()
     config.auto_select_ipus = 2
-    made, found = ipu.IPUStrategy(), list[int]()
+    made = ipu.IPUStrategy()
+    found = list[int]()
     thread = threading.Thread(target=lambda: found.append(made.device.target.num_ipus))
     thread.start()
     thread.join()
@@ -120,7 +124,8 @@ def test_the_configuration_is_that_of_the_time_the_strategy_was_made() -> None:
 
 
 def test_the_configuration_of_strategies_that_are_given_none() -> None:
-    first, second = ipu.IPUConfig(), ipu.IPUConfig()
+    first = ipu.IPUConfig()
+    second = ipu.IPUConfig()
     first.auto_select_ipus, second.auto_select_ipus = 2, 4
     assert ipu.IPUStrategy().device.target.num_ipus == 4
     first.configure_ipu_system()

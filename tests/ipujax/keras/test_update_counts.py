@@ -11,7 +11,8 @@ import pytest
 from ipujax import ArgumentError
 from tests.ipujax.keras.test_strategy import strategy
 
-X, Y = np.ones((40, 6), np.float32), np.arange(40) % 3
+X = np.ones((40, 6), np.float32)
+Y = np.arange(40) % 3
 
 
 class Rows(keras.utils.PyDataset):

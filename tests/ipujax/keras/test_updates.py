@@ -114,7 +114,8 @@ def test_an_assignment_is_as_the_scopes() -> None:
         return model
 
     with strategy(2).scope():
-        one, other = assigned(), staged()
+        one = assigned()
+        other = staged()
         stages = [{x.pipeline_stage for x in model.get_pipeline_stage_assignment()} for model in (one, other)]
         assert stages[0] == stages[1]
         one.reset_pipeline_stage_assignment()
@@ -129,10 +130,13 @@ def test_a_pipeline_runs_as_it_is_set() -> None:
         model, _ = trained(staged, lambda model: model.set_pipelining_options(4, **settings), 2, 4, epochs=1)
         return model.ipu_profile
 
-    plain, one_by_one = profile(schedule="1f1b"), profile(schedule="sequential")
-    swapped, again = profile(schedule="1f1b", device_mapping=[1, 0]), profile(schedule="1f1b", recompute="all")
+    plain = profile(schedule="1f1b")
+    one_by_one = profile(schedule="sequential")
+    swapped = profile(schedule="1f1b", device_mapping=[1, 0])
+    again = profile(schedule="1f1b", recompute="all")
     assert one_by_one.cycles > plain.cycles and again.cycles > plain.cycles
-    halves, other = np.split(plain.memory.tile_bytes, 2), np.split(swapped.memory.tile_bytes, 2)
+    halves = np.split(plain.memory.tile_bytes, 2)
+    other = np.split(swapped.memory.tile_bytes, 2)
     assert halves[0].sum() < halves[1].sum() and other[0].sum() > other[1].sum()
 
 

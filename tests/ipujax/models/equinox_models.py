@@ -46,8 +46,10 @@ class Convolutional(eqx.Module):
 
     def __init__(self, key: jax.Array) -> None:
         first, last = jax.random.split(key)
-        self.conv, self.pool = eqx.nn.Conv2d(1, 8, 3, key=first), eqx.nn.MaxPool2d(2, 2)
-        self.dropout, self.out = eqx.nn.Dropout(0.2), eqx.nn.Linear(72, CLASSES, key=last)
+        self.conv = eqx.nn.Conv2d(1, 8, 3, key=first)
+        self.pool = eqx.nn.MaxPool2d(2, 2)
+        self.dropout = eqx.nn.Dropout(0.2)
+        self.out = eqx.nn.Linear(72, CLASSES, key=last)
 
     def __call__(self, x: jax.Array, key: jax.Array) -> jax.Array:
         x = self.pool(jax.nn.relu(self.conv(jnp.moveaxis(x, -1, 0))))
@@ -62,7 +64,8 @@ class Recurrent(eqx.Module):
 
     def __init__(self, key: jax.Array) -> None:
         first, last = jax.random.split(key)
-        self.cell, self.out = eqx.nn.LSTMCell(8, 16, key=first), eqx.nn.Linear(16, CLASSES, key=last)
+        self.cell = eqx.nn.LSTMCell(8, 16, key=first)
+        self.out = eqx.nn.Linear(16, CLASSES, key=last)
 
     def __call__(self, x: jax.Array, key: jax.Array) -> jax.Array:
         del key

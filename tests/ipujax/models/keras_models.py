@@ -66,9 +66,11 @@ class Block(layers.Layer):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = layers.LayerNormalization(), layers.LayerNormalization()
+        self.norm1 = layers.LayerNormalization()
+        self.norm2 = layers.LayerNormalization()
         self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=0.1, use_bias=False)
-        self.up, self.down = layers.Dense(4 * width), layers.Dense(width)
+        self.up = layers.Dense(4 * width)
+        self.down = layers.Dense(width)
         self.dropout = layers.Dropout(0.1)
 
     def build(self, shape: Any) -> None:
@@ -87,7 +89,9 @@ class Block(layers.Layer):
 def transformer_adamw() -> TrainingStep:
     """A causal transformer of one block, by AdamW."""
     keras.utils.set_random_seed(SEED)
-    vocabulary, length, width = 23, 9, 16
+    vocabulary = 23
+    length = 9
+    width = 16
     ids = keras.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width)(ids)
     x = Block(width, 2)(x)

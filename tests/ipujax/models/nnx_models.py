@@ -36,7 +36,8 @@ class Perceptron(nnx.Module):
     """One hidden layer."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.hidden, self.out = nnx.Linear(64, 32, rngs=rngs), nnx.Linear(32, CLASSES, rngs=rngs)
+        self.hidden = nnx.Linear(64, 32, rngs=rngs)
+        self.out = nnx.Linear(32, CLASSES, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.out(nnx.relu(self.hidden(x.reshape((x.shape[0], -1)))))
@@ -46,8 +47,10 @@ class Convolutional(nnx.Module):
     """Two convolutions with batch normalisation, both poolings and dropout."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.conv1, self.conv2 = nnx.Conv(1, 8, (3, 3), rngs=rngs), nnx.Conv(8, 12, (3, 3), rngs=rngs)
-        self.norm, self.dropout = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.2, rngs=rngs)
+        self.conv1 = nnx.Conv(1, 8, (3, 3), rngs=rngs)
+        self.conv2 = nnx.Conv(8, 12, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.2, rngs=rngs)
         self.out = nnx.Linear(48, CLASSES, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -61,10 +64,12 @@ class Transformer(nnx.Module):
 
     def __init__(self, vocabulary: int, width: int, rngs: nnx.Rngs) -> None:
         self.embed = nnx.Embed(vocabulary, width, rngs=rngs)
-        self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.norm1 = nnx.LayerNorm(width, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(width, rngs=rngs)
         settings = {"dropout_rate": 0.1, "deterministic": False, "decode": False, "use_bias": False}
         self.attention = nnx.MultiHeadAttention(2, width, **settings, rngs=rngs)
-        self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:

@@ -101,7 +101,8 @@ def cnn_batch_norm_adam() -> TrainingStep:
 
     def loss(params: Params, moving: Params, key: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
         h = conv(x, params["k0"])
-        mean, variance = h.mean((0, 1, 2)), h.var((0, 1, 2))
+        mean = h.mean((0, 1, 2))
+        variance = h.var((0, 1, 2))
         moving = {"mean": 0.9 * moving["mean"] + 0.1 * mean, "variance": 0.9 * moving["variance"] + 0.1 * variance}
         h = (h - mean) / jnp.sqrt(variance + 1e-3) * params["scale"] + params["shift"]
         h = max_pool(jax.nn.relu(h))
@@ -161,7 +162,10 @@ def lstm_rmsprop() -> TrainingStep:
 
 def transformer_adamw() -> TrainingStep:
     """A causal transformer block with dropout, by AdamW under a warm-up cosine schedule and clipped gradients."""
-    vocabulary, length, width, heads = 29, 12, 24, 3
+    vocabulary = 29
+    length = 12
+    width = 24
+    heads = 3
     shapes = {"embed": (vocabulary, width), "place": (length, width), "qkv": (width, 3 * width), "out": (width, width)}
     shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
     params = {name: weights(n, *shape) for n, (name, shape) in enumerate(shapes.items())}

@@ -28,7 +28,8 @@ SQUARES = [helper.make_node("Mul", ["a", "a"], ["aa"]), helper.make_node("Mul", 
 
 def test_gradients_by_two_inputs():
     model = loaded([*SQUARES, gradient_node(["a", "b"], ["da", "db"], ["a", "b"], "y")], ["a", "b"], ["y", "da", "db"])
-    a, b = jnp.arange(1.0, 4.0), jnp.arange(4.0, 7.0)
+    a = jnp.arange(1.0, 4.0)
+    b = jnp.arange(4.0, 7.0)
     _, da, db = jax.jit(model)(model.params, a, b)
     np.testing.assert_allclose(da, 2 * a * b)
     np.testing.assert_allclose(db, a * a)
@@ -45,5 +46,6 @@ def test_gradient_of_a_gradient():
     first = gradient_node(["a", "b"], ["da"], ["a"], "y", ["b"])
     second = gradient_node(["a", "b"], ["dda"], ["a"], "da", ["b"])
     model = loaded([*SQUARES, first, second], ["a", "b"], ["dda"])
-    a, b = jnp.arange(1.0, 4.0), jnp.arange(4.0, 7.0)
+    a = jnp.arange(1.0, 4.0)
+    b = jnp.arange(4.0, 7.0)
     np.testing.assert_allclose(model(model.params, a, b), 2 * b)

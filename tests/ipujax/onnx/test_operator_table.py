@@ -25,7 +25,8 @@ from tests.ipujax.onnx.guide_cases import ENTRIES
 from tests.test_layering import ROOT
 
 PAGE = ROOT / "docs" / "onnx.md"
-BEGIN, END = "<!-- operators: written by tests/ipujax/onnx/test_operator_table.py -->\n", "<!-- end of operators -->"
+BEGIN = "<!-- operators: written by tests/ipujax/onnx/test_operator_table.py -->\n"
+END = "<!-- end of operators -->"
 DOMAINS = ("", "ai.onnx.preview", "ai.onnx.preview.training")
 CONVERTED = {"Upsample": "Resize", "Scatter": "ScatterElements"}  # deprecated: no newest form
 

@@ -69,13 +69,16 @@ def test_a_power_of_two_changes_no_update(optimizer: Any) -> None:
 
 def moves(good: list[bool], initial: float, interval: int, low: float, high: float) -> list[float]:
     """The scale after each step, by the rule as it is written."""
-    scale, since, scales = initial, 0, []
+    scale = initial
+    since = 0
+    scales = []
     for is_good in good:
         since = since + 1 if is_good else 0
         if not is_good:
             scale = max(low, scale / 2)
         elif since == interval:
-            scale, since = min(high, scale * 2), 0
+            scale = min(high, scale * 2)
+            since = 0
         scales.append(scale)
     return scales
 
@@ -123,7 +126,8 @@ def test_training_on_the_machine_with_accumulation() -> None:
 
     optimizer = ipu.optim.automatic_loss_scale(optax.sgd(1e5), initial_scale=2.0**20)
     step = ipu.jit(step_of(optimizer, loss), device=DEVICE)
-    params, state = PARAMS, optimizer.init(PARAMS)
+    params = PARAMS
+    state = optimizer.init(PARAMS)
     wide = {"w": PARAMS["w"].astype(jnp.float32)}
     grad = ipu.pipeline(jax.grad(loss), micro_batches=2)
     for _ in range(5):

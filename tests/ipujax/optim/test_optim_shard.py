@@ -19,8 +19,11 @@ from tests.lowering.replicas.replica_helpers import ways
 from tests.marks import slow_but
 
 RNG = np.random.default_rng(5)
-REPLICAS, STEPS, BATCH = 4, 20, 8
-SAME, SPLIT = P(), P("replica")
+REPLICAS = 4
+STEPS = 20
+BATCH = 8
+SAME = P()
+SPLIT = P("replica")
 # 35 and 21 elements, which 4 does not divide; 7 and 1, which stay whole.
 PARAMS = {
     "w": jnp.asarray(RNG.normal(size=(5, 7)), jnp.float32),
@@ -73,7 +76,8 @@ def on(device: Any, step: Callable[..., Any], state: Any, replicas: int = REPLIC
 
 def losses(step: Any, state: Any) -> tuple[np.ndarray, Any]:
     """The loss of each of 20 steps, and the state after them."""
-    params, found = jax.tree.map(jnp.copy, PARAMS), []
+    params = jax.tree.map(jnp.copy, PARAMS)
+    found = []
     for batch in zip(X, Y, strict=True):
         params, state, loss = step(params, state, batch)
         found.append(loss)
@@ -228,7 +232,8 @@ def test_bytes_of_the_state_fall_as_one_over_the_replicas(replicas: int) -> None
     step = on(device, replica_step(optimizer, jax.value_and_grad(loss)), state, replicas)
     memory = step.lower(params, state, batch).compile().profile.memory
     held = {v.name: v.size * v.dtype.itemsize for v in memory.arguments if v.name.startswith("state")}
-    whole, small = 64 * 129, 129 * 63
+    whole = 64 * 129
+    small = 129 * 63
     assert sum(held.values()) == 2 * 4 * (-(-whole // replicas) + small) + 4
     assert len(held) == 5
 
@@ -307,7 +312,9 @@ def test_refuses_updates_that_need_the_entire_array(name: str) -> None:
     optimizer, match = NOT_ELEMENTWISE[name]
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     own = next(n for n, line in enumerate(lines, 1) if line.endswith("# this line"))
-    sharded, params, batch = shard(optimizer), {"w": PARAMS["w"]}, (X[0], Y[0, :, :1])
+    sharded = shard(optimizer)
+    params = {"w": PARAMS["w"]}
+    batch = (X[0], Y[0, :, :1])
     state = sharded.init(params)
     grads_of = jax.value_and_grad(lambda params, batch: jnp.mean((batch[0] @ params["w"]) ** 2))
     with pytest.raises(ipu.ArgumentError, match=match.replace("%d", str(own))) as error:
@@ -317,7 +324,8 @@ def test_refuses_updates_that_need_the_entire_array(name: str) -> None:
 
 def test_a_refused_update_may_come_before_the_shards() -> None:
     """As the error advises."""
-    first, then = optax.adaptive_grad_clip(0.1), optax.sgd(0.05, momentum=0.9)
+    first = optax.adaptive_grad_clip(0.1)
+    then = optax.sgd(0.05, momentum=0.9)
     expected, _ = whole_run(optax.chain(first, then))
     optimizer = optax.chain(first, shard(then, reduce="none"))
 

@@ -11,7 +11,8 @@ from jax import lax
 
 from tests.ipujax.pipeline.pipeline_models import Loss, array
 
-WIDTH, WORDS = 6, 9
+WIDTH = 6
+WORDS = 9
 
 
 def plain(length: int) -> Loss:

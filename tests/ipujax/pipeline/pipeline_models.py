@@ -14,7 +14,8 @@ from jax import lax
 import ipujax as ipu
 
 Loss = Callable[[Any, jax.Array, Any], jax.Array]
-WIDTH, WORDS = 6, 9
+WIDTH = 6
+WORDS = 9
 
 
 @contextmanager

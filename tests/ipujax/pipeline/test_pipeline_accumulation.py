@@ -133,10 +133,14 @@ def test_carried_state_goes_from_micro_batch_to_micro_batch() -> None:
     state = {"mean": np.ones(5, np.float32), "steps": np.int32(3)}
     with_grad = jax.value_and_grad(running_statistics, has_aux=True)
     run = ipu.pipeline(with_grad, micro_batches=4, carry={1: (0, 1, "state")})
-    expected, losses, grads = state, [], []
+    expected = state
+    losses = []
+    grads = []
     for n in range(4):
         (value, aux), grad = with_grad(PARAMS, expected, micro_batch(BATCH, n, 4))
-        expected, losses, grads = aux["state"], [*losses, value], [*grads, grad]
+        expected = aux["state"]
+        losses = [*losses, value]
+        grads = [*grads, grad]
     total = (sum(losses) / 4, {"state": expected}), jax.tree.map(lambda *g: sum(g) / 4, *grads)
     close(ipu.jit(run, device=DEVICE)(PARAMS, state, BATCH), total)
     check(run, PARAMS, state, BATCH, tiles=(7,), rtol=1e-6, split_rtol=1e-5, split_atol=1e-7)
@@ -162,7 +166,8 @@ def test_several_batches_and_arguments_by_name() -> None:
 
 
 def test_a_batch_by_name_is_the_batch() -> None:
-    w, x = jnp.ones((8, 8)), jnp.arange(32.0).reshape(4, 8)
+    w = jnp.ones((8, 8))
+    x = jnp.arange(32.0).reshape(4, 8)
     split = ipu.pipeline(lambda w, batch: jnp.mean(batch @ w.T), micro_batches=4)
     assert split(w, batch=x) == split(w, x) == split(batch=x, w=w)
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):

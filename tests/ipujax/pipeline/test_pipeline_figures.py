@@ -38,7 +38,8 @@ def profile_of(schedule: str, exchange: str, stages: int = 4, micro_batches: int
 
 def check(profile: Profile) -> None:
     """Stages have all cycles of their IPUs; waits are idle time between the first and the last task."""
-    cycles, trace = profile.cycles, profile.tasks
+    cycles = profile.cycles
+    trace = profile.tasks
     for used in {row.ipu for row in profile.stages}:
         own = [row for row in profile.stages if row.ipu == used]
         assert sum(sum(row.phases.values()) for row in own) == cycles
@@ -56,11 +57,14 @@ def check(profile: Profile) -> None:
 def test_stages_have_all_cycles_and_wait_when_the_trace_is_idle(schedule: str, exchange: str) -> None:
     profile = profile_of(schedule, exchange)
     check(profile)
-    (pipeline,), trace = profile.pipelines, profile.tasks
+    (pipeline,) = profile.pipelines
+    trace = profile.tasks
     tasks = {(stage, kind) for stage, kind in trace.pipelines[0].tasks}
     assert len(trace) == 8 * len(tasks) and pipeline.is_traced
-    start, end = int(trace.pipeline_start[0]), int(trace.pipeline_end[0])
-    cut, idle = slices(profile.execution_trace), TRACE_PHASES.index("idle")
+    start = int(trace.pipeline_start[0])
+    end = int(trace.pipeline_end[0])
+    cut = slices(profile.execution_trace)
+    idle = TRACE_PHASES.index("idle")
     assert not profile.execution_trace.is_folded.any()
     overlap = np.minimum(cut.start + cut.cycles, end) - np.maximum(cut.start, start)
     used = sorted({row.ipu for row in profile.stages})
@@ -89,9 +93,12 @@ def test_the_ideal_is_the_closed_form(schedule: str, stages: int, micro_batches:
 def test_the_ideal_of_zb_h1_and_of_one_task_at_a_time() -> None:
     """(p − 1)(T_F + T_B − T_W) idle cycles, where T_W is at most T_F and T_B; and (p − 1)/p of the time."""
     trace = profile_of("zb-h1", "buffered").tasks
-    forward, split, weight = 30, 20, 10
+    forward = 30
+    split = 20
+    weight = 10
     times = np.array([forward, split + weight, split, weight])[trace.kind]
-    bubble, work = 3 * (forward + split - weight), 8 * (forward + split + weight)
+    bubble = 3 * (forward + split - weight)
+    work = 8 * (forward + split + weight)
     assert ideal_share(replace(trace, busy=times), 0) == pytest.approx(bubble / (bubble + work))
     assert profile_of("sequential", "lockstep").pipelines[0].ideal_share == pytest.approx(0.75)
 
@@ -111,12 +118,14 @@ def test_tasks_and_bubble_are_those_of_the_pipeline_alone(schedule: str, exchang
     device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4, global_exchange=exchange)
     fun = ipu.pipeline(jax.value_and_grad(MODELS["mlp"](4)), micro_batches=8, rng_argnums=1, schedule=schedule)
     compiled = ipu.jit(fun, device=device).lower(parameters(4), jax.random.key(0), batch(16)).compile()
-    trace, (pipeline,) = compiled.profile.tasks, compiled.profile.pipelines
+    trace = compiled.profile.tasks
+    (pipeline,) = compiled.profile.pipelines
     cycles, bubble_share = pipeline_time(compiled)
     # In a program IPUs reach the pipeline at different times, and one may load a micro-batch while another begins.
     assert pipeline.cycles == cycles and pipeline.bubble_share == pytest.approx(bubble_share, abs=1e-3)
     names = ("forward", "backward", "backward_input", "backward_weight")
-    start, columns = trace.start - trace.pipeline_start[0], (trace.stage, trace.kind, trace.micro_batch)
+    start = trace.start - trace.pipeline_start[0]
+    columns = (trace.stage, trace.kind, trace.micro_batch)
     keys = zip(*(column.tolist() for column in columns), strict=True)
     found = {
         (stage, names[kind], micro_batch): (int(start[n]), int(trace.end[n] - trace.start[n]))

@@ -20,7 +20,9 @@ import ipujax as ipu
 from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
 
-ROWS, WIDTH, MICRO_BATCHES = 3, 20, 64
+ROWS = 3
+WIDTH = 20
+MICRO_BATCHES = 64
 IN_PLACE = {"parameter", "dynamic-update-slice", "bitcast"}  # what a fusion that updates a buffer in place consists of
 HANDS_ON = {"get-tuple-element", "tuple", "parameter", "while", "call"}  # what makes no array itself
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([\w-]+)\((.*)$", re.MULTILINE)
@@ -33,7 +35,9 @@ def loops(text: str, elements: int) -> tuple[Counter[str], Counter[str]]:
         Counts of operations that update them in place, and of those that make a whole one anew.
     """
     computations = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", text, re.MULTILINE | re.DOTALL)}
-    updates, whole, seen = Counter[str](), Counter[str](), set[str]()
+    updates = Counter[str]()
+    whole = Counter[str]()
+    seen = set[str]()
     todo = re.findall(r"while\(.*body=%([\w.-]+)", text)
     while todo:
         name = todo.pop()

@@ -26,7 +26,8 @@ def stage_answer_of(profile: Profile) -> Answer:
 @pytest.mark.parametrize(("slow", "exchange"), [(2, "buffered"), (1, "lockstep")])
 def test_a_slow_stage_is_named_on_the_first_screen(slow: int, exchange: str, tmp_path: Path) -> None:
     profile = slow_stage(slow, exchange)
-    answer, (pipeline,) = stage_answer_of(profile), profile.pipelines
+    answer = stage_answer_of(profile)
+    (pipeline,) = profile.pipelines
     assert answer.subject == f"stage {slow}" and f"Stage {slow} (IPU {slow}) limits" in answer.sentence
     assert "for it. Its bubble" in answer.sentence and f"{pipeline.ideal_share:.1%}" in answer.sentence
     assert f"{pipeline.bubble_share:.1%}" in answer.sentence and f"move work from stage {slow}" in answer.hint
@@ -39,7 +40,8 @@ def test_a_slow_stage_is_named_on_the_first_screen(slow: int, exchange: str, tmp
 @pytest.mark.parametrize("slow", [5, 2])
 def test_a_slow_micro_batch_is_named_on_the_first_screen(slow: int) -> None:
     profile = slow_micro_batch(slow)
-    answer, row = stage_answer_of(profile), profile.stages[1]
+    answer = stage_answer_of(profile)
+    row = profile.stages[1]
     told = f"In stage 1, forward of micro-batch {slow} takes {row.slow_ratio:.1f} times what the others take."
     assert told in answer.sentence and "equally long" in answer.hint
     assert f"{slow}: {row.slow_ratio:.1f} × the others (forward)" in profile.summary()
@@ -81,9 +83,11 @@ def test_tasks_are_parents_of_their_steps_in_perfetto(exchange: str, tmp_path: P
     assert sum(event["dur"] > 0 for event in spans) == len(spans)
     inside: Counter[tuple[int, str]] = Counter()
     for (pid, name), task in tasks.items():
-        start, end = task["ts"], task["ts"] + task["dur"]
+        start = task["ts"]
+        end = task["ts"] + task["dur"]
         for event in (event for event in spans if event["pid"] == pid and event is not task):
-            first, last = event["ts"], event["ts"] + event["dur"]
+            first = event["ts"]
+            last = event["ts"] + event["dur"]
             apart = last <= start + 1e-5 or first >= end - 1e-5
             within = start - 1e-5 <= first and last <= end + 1e-5
             assert apart or within
@@ -93,7 +97,8 @@ def test_tasks_are_parents_of_their_steps_in_perfetto(exchange: str, tmp_path: P
 
 def test_arrows_join_the_tasks_that_hand_values_on(tmp_path: Path) -> None:
     profile = profile_of("1f1b", "buffered")
-    events, trace = slices_of(profile, tmp_path), profile.tasks
+    events = slices_of(profile, tmp_path)
+    trace = profile.tasks
     arrows = {(event["id"], event["ph"]): event for event in events if event.get("cat") == "handed on"}
     assert len(arrows) == 2 * len(trace.links()) == 2 * 2 * 3 * 8
     slices = [event for event in events if event.get("cat") == "task"]

@@ -77,7 +77,9 @@ def tolerance_between(schedule: str) -> tuple[float, float]:
 @pytest.mark.parametrize(("name", "stages", "micro_batches"), COMBINATIONS)
 def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int, micro_batches: int) -> None:
     """And what plain JAX gives, but for the order of sums."""
-    args, first, found = arguments(stages, micro_batches), None, 0
+    args = arguments(stages, micro_batches)
+    first = None
+    found = 0
     for schedule, program in programs(name, stages, micro_batches):
         got = run_tiles(program, args)
         assert_same(got, accumulated(name, stages, micro_batches), 1e-4, 1e-6, schedule)
@@ -120,7 +122,8 @@ def run_of(fun: Any, *args: Any, num_ipus: int = 4, **changes: Any) -> Any:
 def test_the_default_schedule_suits_the_machine(exchange: str, expected: str) -> None:
     # Stages are looked for on two IPUs only: among more of them that takes far longer.
     for stages, stage, settings in ((4, ipu.stage, {}), (2, no_stage, {"stages": 2})):
-        args, loss = arguments(stages, 8), jax.value_and_grad(MODELS["mlp"](stages, stage))
+        args = arguments(stages, 8)
+        loss = jax.value_and_grad(MODELS["mlp"](stages, stage))
         cycles = {}
         for schedule in (None, "1f1b", "grouped"):
             fun = ipu.pipeline(loss, micro_batches=8, rng_argnums=1, schedule=schedule, **settings)
@@ -288,7 +291,8 @@ def test_values_that_skip_stages() -> None:
 
     def fun(stage: Any) -> Any:
         def loss(params: Any, x: jax.Array) -> jax.Array:
-            mask, first = x > 0, x
+            mask = x > 0
+            first = x
             for number in range(4):
                 with stage(number):
                     x = jnp.tanh(x @ params[f"w{number}"]) * mask

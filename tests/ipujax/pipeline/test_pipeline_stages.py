@@ -72,7 +72,8 @@ def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
 def test_donated_state_is_that_of_plain_jax(name: str) -> None:
     """Of steps in a row; a parameter of `tied` is read on both IPUs."""
     expected, *rest = arguments(2, optax.adam(1e-2))
-    plain, fun = jax.jit(train(MODELS[name](2, no_stage))), train(MODELS[name](2))
+    plain = jax.jit(train(MODELS[name](2, no_stage)))
+    fun = train(MODELS[name](2))
     step = ipu.jit(fun, device=system(2), donate_argnums=(0, 1))
     params, state = jax.tree.map(jnp.copy, (expected, rest[0]))
     held = rest[0]
@@ -156,7 +157,9 @@ def test_stages_of_equations_without_one() -> None:
         with ipu.stage(1):
             h = h @ v * mask
         total = jnp.sum(h)  # 1
-        scaled_w, scaled_v = w * total, v * total  # where most bytes are: 0, 1
+        # where most bytes are: 0, 1
+        scaled_w = w * total
+        scaled_v = v * total
         return scaled_w, scaled_v, jnp.cos(jnp.float32(3))  # used by nothing: 0
 
     w = jnp.ones((3, 3))

@@ -21,7 +21,9 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.roles import INPUTS
 from tests.marks import slow_but
 
-WIDTH, ROWS, COUNT = 6, 2, 4
+WIDTH = 6
+ROWS = 2
+COUNT = 4
 gradients = jax.value_and_grad
 
 

@@ -145,7 +145,8 @@ def test_phased_accumulation_is_resident(mean: bool) -> None:
     """Micro-batches go through a phase one after another; gradients are summed, or are running means."""
     model = perceptron(phases=True)
     anchors = {model.loss: popart.AnchorReturnType("ALL"), model.hidden: popart.AnchorReturnType("FINAL")}
-    got, expected = phased(3), accumulating(3)
+    got = phased(3)
+    expected = accumulating(3)
     if mean:
         for options in (got, expected):
             options.accumulationAndReplicationReductionType = popart.ReductionType.Mean
@@ -193,7 +194,8 @@ def test_loss_scaling_leaves_the_updates() -> None:
 def test_accumulators_are_sums_of_gradients() -> None:
     model = perceptron()
     name = model.weights[0]
-    gradient, accumulator = popart.reservedGradientPrefix() + name, popart.reservedAccumPrefix() + name
+    gradient = popart.reservedGradientPrefix() + name
+    accumulator = popart.reservedAccumPrefix() + name
     anchors = {key: popart.AnchorReturnType("ALL") for key in (gradient, accumulator)}
     got = train(model, batches=2, options=accumulating(3), anchors=anchors).anchors
     assert got[accumulator].shape == (2, 3, *first_weights(model)[name].shape)

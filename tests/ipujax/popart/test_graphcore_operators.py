@@ -137,7 +137,8 @@ def test_group_norms() -> None:
 
 def test_batch_norms_in_training() -> None:
     x = RNG.normal(size=(5, 3)).astype(np.float32)
-    ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+    ones = np.ones(3, np.float32)
+    zeros = np.zeros(3, np.float32)
     results = operator("BatchNormalization")(x, ones, zeros, zeros, ones, momentum=0.9, output_count=5)
     np.testing.assert_allclose(results[1], 0.1 * x.mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(results[2], 0.9 + 0.1 * x.var(0, ddof=1), rtol=1e-4)
@@ -172,7 +173,9 @@ def test_lstms() -> None:
 
 
 def test_ctc_losses_count_all_alignments() -> None:
-    steps, classes, labels = 4, 3, (1, 2)
+    steps = 4
+    classes = 3
+    labels = (1, 2)
     logs = np.log(np.asarray(jax.nn.softmax(jnp.asarray(RNG.normal(size=(steps, classes))))))
     total = 0.0
     for path in np.ndindex(*[classes] * steps):

@@ -60,7 +60,8 @@ def adaptive(mode: popart.AdaptiveMode, decay: popart.WeightDecayMode, is_tf: bo
     """Follow `adaptive.hpp`."""
 
     def run(gradients: list[Array], w: Array, v: Mapping[str, float]) -> Array:
-        second, third = np.zeros_like(w), np.zeros_like(w)
+        second = np.zeros_like(w)
+        third = np.zeros_like(w)
         first = np.full_like(w, float(is_tf))
         for g in gradients:
             g = g + v["weightDecay"] * w if decay is popart.WeightDecayMode.L2Regularization else g

@@ -108,7 +108,8 @@ def test_reflected_padding_with_a_value() -> None:
 
 def test_groups_of_every_nth_channel() -> None:
     x = RNG.normal(size=(2, 4, 3)).astype(np.float32)
-    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    ones = np.ones(4, np.float32)
+    zeros = np.zeros(4, np.float32)
     options = popart.SessionOptions()
     options.groupNormStridedChannelGrouping = True
     got = inferred(lambda b, *n: b.aiGraphcore.groupnormalization(list(n), 2)[0], x, ones, zeros, options=options)
@@ -119,7 +120,8 @@ def test_groups_of_every_nth_channel() -> None:
 
 def test_slices_without_an_axis_of_one() -> None:
     x = RNG.normal(size=(3, 2, 4)).astype(np.float32)
-    row, index = RNG.normal(size=(2, 4)).astype(np.float32), np.uint32([1])
+    row = RNG.normal(size=(2, 4)).astype(np.float32)
+    index = np.uint32([1])
     updated = inferred(lambda b, *n: b.aiGraphcore.dynamicupdate(list(n), [0], [1]), x, index, row)
     np.testing.assert_array_equal(updated, np.stack([x[0], row, x[2]]))
     sliced = inferred(lambda b, *n: b.aiGraphcore.dynamicslice(list(n), [0], [1]), x, index, row)
@@ -134,7 +136,8 @@ def test_mean_of_many_halves_is_finite() -> None:
 
 def test_gradients_at_corners() -> None:
     np.testing.assert_array_equal(gradient(lambda b, x: b.aiOnnx.abs([x]), np.float32([-2, 0, 3])), [-1, 0, 1])
-    base, exponent = np.float32([0, 0, 2]), np.float32([0, 1, 3])
+    base = np.float32([0, 0, 2])
+    exponent = np.float32([0, 1, 3])
     np.testing.assert_allclose(gradient(lambda b, x, y: b.aiOnnx.pow([x, y]), base, exponent), [0, 1, 12])
 
 

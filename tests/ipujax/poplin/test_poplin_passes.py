@@ -38,15 +38,19 @@ def plain(params, x, w):
 @pytest.mark.parametrize("case", slow_but(["strided groups"], CONVOLUTIONS))
 def test_passes_of_a_convolution(case):
     params = CONVOLUTIONS[case]
-    a, b = numbers(params.input_shape, 1), numbers(params.weights_shape, 2)
+    a = numbers(params.input_shape, 1)
+    b = numbers(params.weights_shape, 2)
     expected, vjp = jax.vjp(lambda x, w: plain(params, x, w), a, b)
     deltas = numbers(expected.shape, 3)
     d_x, d_w = vjp(deltas)
-    graph, prog = new_graph(), Sequence()
-    x, w = poplin.create_input(graph, params), poplin.create_weights(graph, params)
+    graph = new_graph()
+    prog = Sequence()
+    x = poplin.create_input(graph, params)
+    w = poplin.create_weights(graph, params)
     graph.set_initial_value(x, a)
     graph.set_initial_value(w, b)
-    z, biases = constant(graph, deltas), variable(graph, [expected.shape[1]], value=np.ones(expected.shape[1]))
+    z = constant(graph, deltas)
+    biases = variable(graph, [expected.shape[1]], value=np.ones(expected.shape[1]))
     assert params.output_shape == expected.shape
     back = poplin.get_gradient_params(params)
     out = poplin.convolution(graph, x, w, params, prog)
@@ -73,7 +77,8 @@ def test_passes_of_a_convolution(case):
 
 
 def test_biases_are_mapped_to_tiles():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     out = variable(graph, [2, 3, 4], value=np.zeros((2, 3, 4)))
     biases = poplin.create_biases(graph, out)
     graph.set_initial_value(biases, [1, 2, 3])
@@ -83,13 +88,17 @@ def test_biases_are_mapped_to_tiles():
 
 
 def test_grouped_multiplication_in_place():
-    a, b, c = numbers((2, 3, 5), 1), numbers((2, 5, 4), 2), numbers((2, 3, 4), 3)
-    graph, prog = new_graph(), Sequence()
+    a = numbers((2, 3, 5), 1)
+    b = numbers((2, 5, 4), 2)
+    c = numbers((2, 3, 4), 3)
+    graph = new_graph()
+    prog = Sequence()
     x = poplin.create_mat_mul_grouped_input_lhs(graph, poplar.FLOAT, [2, 3, 5], [2, 5, 4])
     y = poplin.create_mat_mul_grouped_input_rhs(graph, poplar.FLOAT, [2, 3, 5], [2, 5, 4])
     graph.set_initial_value(x, a)
     graph.set_initial_value(y, b)
-    acc, single = variable(graph, [2, 3, 4], value=c), variable(graph, [5, 5], value=np.eye(5))
+    acc = variable(graph, [2, 3, 4], value=c)
+    single = variable(graph, [5, 5], value=np.eye(5))
     poplin.mat_mul_grouped_acc(graph, acc, constant(graph, [3.0]), x, y, prog, options={"partialsType": "float"})
     poplin.mat_mul_acc(graph, single, -1, poplin.transpose_grouped_matrix(x)[0], x[0], prog)
     found = both(graph, prog, {"acc": acc, "single": single})
@@ -99,9 +108,12 @@ def test_grouped_multiplication_in_place():
 
 def test_triangles():
     m = numbers((2, 4, 4), 4)
-    spd, right = m @ m.transpose(0, 2, 1) + 4 * np.eye(4, dtype=np.float32), numbers((2, 3, 4), 5)
-    graph, prog = new_graph(), Sequence()
-    x, b = constant(graph, m), constant(graph, right)
+    spd = m @ m.transpose(0, 2, 1) + 4 * np.eye(4, dtype=np.float32)
+    right = numbers((2, 3, 4), 5)
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, m)
+    b = constant(graph, right)
     lower, upper = (poplin.cholesky(graph, constant(graph, spd), prog, lower=low) for low in (True, False))
     ones = poplin.triangular_mask(graph, x, prog, lower=False, unit_diagonal=True)
     strict = poplin.triangular_mask(graph, x, prog)
@@ -115,9 +127,11 @@ def test_triangles():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = CONVOLUTIONS["plain"]
-    x, flat = variable(graph, list(params.input_shape)), variable(graph, [3, 4])
+    x = variable(graph, list(params.input_shape))
+    flat = variable(graph, [3, 4])
     cases = [
         (lambda: poplin.calculate_weight_deltas(graph, x, x, params, prog), r"\[2, 3, 3, 5\](.|\n)*\[2, 2, 5, 6\]"),
         (lambda: poplin.add_bias(graph, x, flat[0], prog), "one bias a channel"),

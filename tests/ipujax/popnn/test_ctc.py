@@ -19,10 +19,14 @@ from ipujax.runtime.graph.steps import distinct
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import numbers
 
-TIME, BATCH, CLASSES, LENGTH = 5, 4, 5, 3
+TIME = 5
+BATCH = 4
+CLASSES = 5
+LENGTH = 3
 LOGITS = numbers((TIME, BATCH, CLASSES), 1)
 LABELS = np.array([[1, 2, 3], [2, 2, 0], [4, 9, 9], [0, 0, 0]])  # the blank of these is 0; 9 does not count
-LABEL_LENGTHS, DATA_LENGTHS = np.array([3, 2, 1, 0]), np.array([5, 4, 3, 4])
+LABEL_LENGTHS = np.array([3, 2, 1, 0])
+DATA_LENGTHS = np.array([5, 4, 3, 4])
 
 
 def by_optax(logits, labels=LABELS, blank=0):
@@ -47,7 +51,8 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     blank = 2
     swap = np.array([2, 1, 0, 3, 4, 5, 6, 7, 8, 9])  # no label may be the blank
     labels = swap[LABELS]
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     given = tensors(graph, LOGITS, labels)
     loss, gradient = ctc_loss.calc_loss_and_gradient_logits(graph, poplar.FLOAT, *given, prog, blank)
     alone = ctc_loss.calc_ctc_loss_logits(graph, poplar.FLOAT, *given, prog, blank)
@@ -64,7 +69,8 @@ def test_loss_and_gradient_against_optax_with_another_blank():
 @pytest.mark.slow
 def test_gradient_of_log_probabilities_and_of_their_softmax():
     logs = np.asarray(jax.nn.log_softmax(LOGITS))
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     given = tensors(graph, logs)
     loss, through = ctc_loss.calc_loss_and_gradient_log_probabilities(graph, poplar.FLOAT, *given, prog, 0)
     _, direct = ctc_loss.calc_loss_and_gradient_log_probabilities(
@@ -82,7 +88,8 @@ def test_gradient_of_log_probabilities_and_of_their_softmax():
 
 def test_all_paths_written_out():
     logs = np.asarray(jax.nn.log_softmax(numbers((4, 3, 3), 2)))
-    labels, lengths = np.array([[1, 2], [1, 1], [2, 0]]), np.array([2, 2, 1])
+    labels = np.array([[1, 2], [1, 1], [2, 0]])
+    lengths = np.array([2, 2, 1])
 
     def spelled(path):
         return [c for n, c in enumerate(path) if c and (n == 0 or path[n - 1] != c)]
@@ -92,7 +99,8 @@ def test_all_paths_written_out():
         for b in range(3):
             if spelled(path) == labels[b, : lengths[b]].tolist():
                 sums[b] += np.exp(sum(logs[t, b, c] for t, c in enumerate(path)))
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     loss = ctc_loss.calc_ctc_loss(
         graph, poplar.FLOAT, *tensors(graph, logs, labels, np.array([4, 4, 4]), lengths), prog, 0
     )
@@ -104,7 +112,8 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
     logs = np.asarray(jax.nn.log_softmax(numbers((3, 4, 3), 4))).copy()
     logs[1, 2, 2] = -np.inf
     labels = np.array([[1, 2, 1], [1, 1, 0], [2, 0, 0], [0, 0, 0]])
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     loss, gradient = ctc_loss.calc_loss_and_gradient_log_probabilities(
         graph,
         poplar.FLOAT,
@@ -114,7 +123,8 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
         include_softmax_gradient=False,
     )
     found = both(graph, prog, {"loss": loss, "gradient": gradient})
-    p, q = np.exp(logs[:, 2, 2]), np.exp(logs[:, 2, 0])
+    p = np.exp(logs[:, 2, 2])
+    q = np.exp(logs[:, 2, 0])
     only = p[0] * q[1] * q[2] + q[0] * q[1] * p[2]
     np.testing.assert_allclose(found["loss"], [np.inf, np.inf, -np.log(only), 0], rtol=1e-5)
     np.testing.assert_array_equal(found["gradient"][:, [0, 1, 3]], 0)
@@ -125,21 +135,25 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
 @pytest.mark.slow
 def test_half_data_is_summed_in_float():
     logs = np.asarray(jax.nn.log_softmax(LOGITS)).astype(np.float16)
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     given = tensors(graph, logs, dtype=poplar.HALF)
     wide = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *given, prog, 0)
     narrow = ctc_loss.calc_ctc_loss(graph, poplar.HALF, *given, prog, 0)
     found = both(graph, prog, {"wide": wide, "narrow": narrow})
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     exact = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *tensors(graph, logs.astype(np.float32)), prog, 0)
     np.testing.assert_allclose(found["wide"], both(graph, prog, {"exact": exact})["exact"], rtol=1e-6)
     np.testing.assert_array_equal(found["narrow"], found["wide"].astype(np.float16))
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x, labels, lengths, used = tensors(graph, LOGITS)
-    short, floats = constant(graph, [1, 2], poplar.INT), variable(graph, [4, 3])
+    short = constant(graph, [1, 2], poplar.INT)
+    floats = variable(graph, [4, 3])
     cases = [
         (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, lengths, used, prog, 5), "must be a class"),
         (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, short, used, prog, 0), "as many labels"),

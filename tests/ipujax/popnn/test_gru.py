@@ -18,7 +18,10 @@ from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variab
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
 from tests.marks import slow_but
 
-STEPS, BATCH, IN, OUT = 3, 3, 5, 6
+STEPS = 3
+BATCH = 3
+IN = 5
+OUT = 6
 LENGTHS = np.array([2, 3, 1], np.uint32)
 CREATE = (gru.create_input, gru.create_weights, gru.create_initial_state)
 ORDER = ("reset", "update", "candidate")
@@ -61,7 +64,9 @@ def layer(graph, params, values):
 
 
 def test_one_step_in_numpy():
-    v, graph, prog = VALUES, new_graph(), Sequence()
+    v = VALUES
+    graph = new_graph()
+    prog = Sequence()
     params = gru.GruParams(poplar.FLOAT, BATCH, 1, [IN, OUT], output_full_sequence=False)
     x, weights, state = layer(graph, params, v | {"x": v["x"][:1]})
     y, kept = gru.gru_fwd(graph, params, state, x, weights, prog)
@@ -82,10 +87,12 @@ CASES = {
 @pytest.mark.parametrize("case", slow_but(["lengths, last output, reset after"], CASES))
 def test_passes_against_gradients_of_jax(case):
     given = dict(CASES[case])
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     lengths = constant(graph, LENGTHS, poplar.UNSIGNED_INT) if given.pop("var_time_steps", False) else None
     params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **given)
-    full, order = params.output_full_sequence, np.array([ORDER.index(unit) for unit in params.cell_order])
+    full = params.output_full_sequence
+    order = np.array([ORDER.index(unit) for unit in params.cell_order])
     values = VALUES | ({"b": BIASES} if params.reset_after else {})
     x, weights, state = layer(graph, params, values)
     pre = case == "plain"
@@ -103,7 +110,8 @@ def test_passes_against_gradients_of_jax(case):
 
 @pytest.mark.slow
 def test_backward_alone_without_gradient_of_the_input():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], calc_input_gradients=False)
     x, weights, state = layer(graph, params, VALUES)
     gru.zero_initial_state(graph, state, prog)
@@ -118,7 +126,8 @@ def test_backward_alone_without_gradient_of_the_input():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], reset_after=True)
     x, weights, state = layer(graph, params, VALUES | {"b": BIASES})
     thin = gru.GruWeights(weights.input_weights, weights.output_weights, variable(graph, [3, OUT]))

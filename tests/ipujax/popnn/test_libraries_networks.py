@@ -22,10 +22,12 @@ def numbers(shape, seed):
 
 
 def test_mat_mul_and_its_inputs():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     a = poplin.create_mat_mul_input_lhs(graph, poplar.FLOAT, [6, 10], [10, 4], "a")
     b = poplin.create_mat_mul_input_rhs(graph, poplar.FLOAT, [6, 10], [10, 4], "b")
-    x, y = numbers((6, 10), 1), numbers((10, 4), 2)
+    x = numbers((6, 10), 1)
+    y = numbers((10, 4), 2)
     graph.set_initial_value(a, x)
     graph.set_initial_value(b, y)
     out = poplin.mat_mul(graph, a, b, prog, options={"availableMemoryProportion": "0.5"})
@@ -42,8 +44,10 @@ def test_mat_mul_and_its_inputs():
 
 def test_convolution_and_its_inputs():
     params = poplin.ConvParams(poplar.FLOAT, 2, (5, 6), (3, 2), 2, 3, 2, (2, 1), (1, 0), (1, 1))
-    graph, prog = new_graph(), Sequence()
-    x, w = poplin.create_input(graph, params), poplin.create_weights(graph, params)
+    graph = new_graph()
+    prog = Sequence()
+    x = poplin.create_input(graph, params)
+    w = poplin.create_weights(graph, params)
     a, b = (numbers(t.shape, 3) for t in (x, w))
     graph.set_initial_value(x, a)
     graph.set_initial_value(w, b)
@@ -54,7 +58,8 @@ def test_convolution_and_its_inputs():
 
 
 def test_triangular_solve_and_cholesky():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     m = numbers((4, 4), 4)
     spd = m @ m.T + 4 * np.eye(4, dtype=np.float32)
     factor = poplin.cholesky(graph, variable(graph, [4, 4], value=spd), prog)
@@ -71,8 +76,10 @@ def test_triangular_solve_and_cholesky():
 def test_non_linearities_and_gradients(kind):
     value = numbers((3, 4), 5) * 2
     gradient = numbers((3, 4), 6)
-    graph, prog = new_graph(), Sequence()
-    x, g = variable(graph, [3, 4], value=value), variable(graph, [3, 4], value=gradient)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3, 4], value=value)
+    g = variable(graph, [3, 4], value=gradient)
     out = popnn.non_linearity(graph, kind, x, prog)
     back = popnn.non_linearity_input_gradient(graph, kind, x if kind in ("gelu", "swish") else out, g, prog)
     popnn.non_linearity_in_place(graph, kind, x, prog)
@@ -87,13 +94,15 @@ def test_non_linearities_and_gradients(kind):
 def test_pooling_and_its_gradient(kind):
     value = numbers((2, 3, 6, 5), 7)
     params = popnn.PoolParams(kind, (2, 2), (2, 1), (0, 1), (0, 0))
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [2, 3, 6, 5], value=value)
     out = popnn.pool(graph, params, x, prog)
     back = popnn.pool_input_gradient(graph, params, x, out, prog)
 
     found = both(graph, prog, {"out": out, "back": back})
-    expected, slope = np.zeros((2, 3, 3, 5), np.float32), np.zeros_like(value)
+    expected = np.zeros((2, 3, 3, 5), np.float32)
+    slope = np.zeros_like(value)
     for i, j in np.ndindex(3, 5):
         window = np.s_[:, :, 2 * i : 2 * i + 2, max(0, j - 1) : j + 1]
         part = value[window]
@@ -108,13 +117,18 @@ def test_pooling_and_its_gradient(kind):
 def test_losses_and_accuracy():
     logits = numbers((5, 3), 8)
     labels = np.array([0, 2, 1, 1, 0], np.int32)
-    graph, prog = new_graph(), Sequence()
-    x, y = variable(graph, [5, 3], value=logits), constant(graph, labels, poplar.INT)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [5, 3], value=logits)
+    y = constant(graph, labels, poplar.INT)
     probabilities = popnn.softmax(graph, x, prog)
-    loss, deltas, correct = variable(graph, [5]), variable(graph, [5, 3]), variable(graph, [], poplar.UNSIGNED_INT)
+    loss = variable(graph, [5])
+    deltas = variable(graph, [5, 3])
+    correct = variable(graph, [], poplar.UNSIGNED_INT)
     popnn.calc_loss(graph, probabilities, y, loss, deltas, "softmax_cross_entropy", prog)
     popnn.calc_accuracy(graph, probabilities, y, correct, prog)
-    squared, slope = variable(graph, [5]), variable(graph, [5, 3])
+    squared = variable(graph, [5])
+    slope = variable(graph, [5, 3])
     popnn.calc_loss(graph, x, probabilities, squared, slope, "sum_squared", prog)
     found = both(graph, prog, {"l": loss, "d": deltas, "c": correct, "s": squared, "g": slope})
 
@@ -131,9 +145,11 @@ def test_losses_and_accuracy():
 
 def test_norms():
     value = numbers((3, 4, 2, 2), 9)
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [3, 4, 2, 2], value=value)
-    gamma, beta = constant(graph, [1.0, 2, 3, 4]), constant(graph, [0.0, 1, 2, 3])
+    gamma = constant(graph, [1.0, 2, 3, 4])
+    beta = constant(graph, [0.0, 1, 2, 3])
     outs = {
         "batch": popnn.batch_norm(graph, x, gamma, beta, 1e-5, prog),
         "group": popnn.group_norm(graph, x, gamma, beta, 1e-5, 2, prog),

@@ -38,11 +38,15 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES)
 def test_loss_and_its_gradient(kind):
     outputs, function, variables = CASES[kind]
-    graph, prog = new_graph(), Sequence()
-    x, dense, labels = constant(graph, outputs), constant(graph, TARGETS), constant(graph, LABELS, poplar.INT)
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, outputs)
+    dense = constant(graph, TARGETS)
+    labels = constant(graph, LABELS, poplar.INT)
     found = {}
     for name, expected in {"dense": dense, "labels": labels}.items():
-        found[f"{name} loss"], found[f"{name} deltas"] = variable(graph, [5]), variable(graph, [5, 4])
+        found[f"{name} loss"] = variable(graph, [5])
+        found[f"{name} deltas"] = variable(graph, [5, 4])
         popnn.calc_loss(graph, x, expected, found[f"{name} loss"], found[f"{name} deltas"], kind, prog)
     found = both(graph, prog, found)
     for name, targets in {"dense": TARGETS, "labels": ONE_HOT}.items():
@@ -52,9 +56,13 @@ def test_loss_and_its_gradient(kind):
 
 
 def test_scalings_and_accuracy():
-    graph, prog = new_graph(), Sequence()
-    x, labels = constant(graph, 8 * PROBABILITIES), constant(graph, LABELS, poplar.INT)
-    loss, deltas, right = variable(graph, [5]), variable(graph, [5, 4]), variable(graph, [], poplar.UNSIGNED_INT)
+    graph = new_graph()
+    prog = Sequence()
+    x = constant(graph, 8 * PROBABILITIES)
+    labels = constant(graph, LABELS, poplar.INT)
+    loss = variable(graph, [5])
+    deltas = variable(graph, [5, 4])
+    right = variable(graph, [], poplar.UNSIGNED_INT)
     popnn.calc_loss(
         graph, x, labels, loss, deltas, "cross_entropy", prog, num_correct=right,
         deltas_scale=constant(graph, [16.0]), model_output_scaling=constant(graph, 8.0),
@@ -68,7 +76,8 @@ def test_scalings_and_accuracy():
 
 def test_extremes_of_rows():
     values = np.round(numbers((6, 7), 3) * 2)  # with equal elements
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [6, 7], value=values)
     outs = {"most": popnn.arg_max(graph, x, prog), "least": popnn.arg_min(graph, x, prog)}
     outs["max"], outs["max at"] = popnn.max_and_arg_max(graph, x, prog)
@@ -88,9 +97,11 @@ def test_extremes_of_rows():
 
 def test_masked_labels_have_the_code_of_popops():
     assert np.uint32(popops.MASKED_LABEL_CODE) == np.int32(-1).view(np.uint32)
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     labels = constant(graph, np.array([1, popops.MASKED_LABEL_CODE], np.uint32), poplar.UNSIGNED_INT)
-    loss, deltas = variable(graph, [2]), variable(graph, [2, 4])
+    loss = variable(graph, [2])
+    deltas = variable(graph, [2, 4])
     popnn.calc_loss(graph, constant(graph, PROBABILITIES[:2]), labels, loss, deltas, "cross_entropy", prog)
     found = both(graph, prog, {"loss": loss, "deltas": deltas})
     assert found["loss"][0] > 0 and found["loss"][1] == 0
@@ -98,9 +109,12 @@ def test_masked_labels_have_the_code_of_popops():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
-    x, labels = variable(graph, [5, 4]), constant(graph, LABELS, poplar.INT)
-    loss, deltas = variable(graph, [5]), variable(graph, [5, 4])
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [5, 4])
+    labels = constant(graph, LABELS, poplar.INT)
+    loss = variable(graph, [5])
+    deltas = variable(graph, [5, 4])
     cases = [
         (lambda: popnn.calc_loss(graph, x, labels, loss, deltas, "cross_entrpy", prog), "try: 'cross_entropy'"),
         (lambda: popnn.calc_loss(graph, x, labels[:3], loss, deltas, "cross_entropy", prog), "must match"),

@@ -18,7 +18,10 @@ from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variab
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
 from tests.marks import slow_but
 
-STEPS, BATCH, IN, OUT = 3, 3, 5, 6
+STEPS = 3
+BATCH = 3
+IN = 5
+OUT = 6
 LENGTHS = np.array([3, 1, 2], np.int32)
 CREATE = (lstm.create_input, lstm.create_weights, lstm.create_initial_state)
 ORDER = ("forget", "input", "candidate", "output")
@@ -30,7 +33,8 @@ VALUES = {
     "u": numbers((4, OUT, OUT), 5) / 2,
     "b": numbers((4, OUT), 6),
 }
-D_OUT, D_CELL = numbers((STEPS, BATCH, OUT), 7), numbers((BATCH, OUT), 8)
+D_OUT = numbers((STEPS, BATCH, OUT), 7)
+D_CELL = numbers((BATCH, OUT), 8)
 
 
 def reference(v, lengths=None, full=True, act=jnp.tanh):
@@ -71,7 +75,9 @@ def layer(graph, params):
 
 
 def test_one_step_in_numpy():
-    v, graph, prog = VALUES, new_graph(), Sequence()
+    v = VALUES
+    graph = new_graph()
+    prog = Sequence()
     params = lstm.LstmParams(poplar.FLOAT, BATCH, 1, [IN, OUT], output_full_sequence=False)
     x, weights, state = layer_of_one_step(graph, params)
     y, cell, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x)
@@ -102,13 +108,16 @@ CASES = {
 @pytest.mark.parametrize("case", slow_but(["lengths, order"], CASES))
 def test_passes_against_gradients_of_jax(case):
     given = dict(CASES[case])
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     lengths = constant(graph, LENGTHS, poplar.INT) if given.pop("var_time_steps", False) else None
     params = lstm.LstmParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **given)
-    full, order = params.output_full_sequence, [ORDER.index(unit) for unit in params.cell_order]
+    full = params.output_full_sequence
+    order = [ORDER.index(unit) for unit in params.cell_order]
     x, weights, state = layer(graph, params)
     y, cell, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
-    d_out, d_cell = D_OUT if full else D_OUT[0], D_CELL
+    d_out = D_OUT if full else D_OUT[0]
+    d_cell = D_CELL
     d_state, d_x, d_weights = lstm.lstm_bwd_with_wu(
         graph, params, prog, state, kept, weights, x, y, constant(graph, d_out), constant(graph, d_cell)
     )
@@ -123,7 +132,8 @@ def test_passes_against_gradients_of_jax(case):
 
 
 def test_backward_alone_and_without_gradient_of_the_input():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = lstm.LstmParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], calc_input_gradients=False, activation="relu")
     x, weights, state = layer(graph, params)
     y, _, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True, pre_calc_weights=True)
@@ -138,7 +148,8 @@ def test_backward_alone_and_without_gradient_of_the_input():
 
 
 def test_half():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = lstm.LstmParams(poplar.HALF, BATCH, STEPS, [IN, OUT])
     x, weights, state = layer(graph, params)
     lstm.zero_initial_state(graph, state, prog)
@@ -153,7 +164,8 @@ def test_half():
 
 def test_loops_are_programs_whose_size_does_not_grow_with_steps():
     def loops(steps):
-        graph, prog = new_graph(), Sequence()
+        graph = new_graph()
+        prog = Sequence()
         params = lstm.LstmParams(poplar.FLOAT, BATCH, steps, [IN, OUT])
         x, weights, state = (make(graph, params) for make in CREATE)
         y, _, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
@@ -166,10 +178,12 @@ def test_loops_are_programs_whose_size_does_not_grow_with_steps():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     params = lstm.LstmParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT])
     x, weights, state = layer(graph, params)
-    wrong, half = variable(graph, [STEPS, BATCH, OUT]), variable(graph, [STEPS, BATCH, IN], poplar.HALF)
+    wrong = variable(graph, [STEPS, BATCH, OUT])
+    half = variable(graph, [STEPS, BATCH, IN], poplar.HALF)
     ragged = constant(graph, [1, 2], poplar.INT)
     cases = [
         (lambda: lstm.lstm_fwd(graph, params, prog, state, weights, wrong), r"the input(.|\n)*3, 5\](.|\n)*3, 6\]"),

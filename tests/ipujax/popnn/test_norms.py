@@ -15,7 +15,9 @@ from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
 from tests.marks import slow_but
 
 X = numbers((3, 4, 2, 2), 1) * 2 + 0.2
-D_OUT, GAMMA, BETA = numbers(X.shape, 2), numbers((4,), 3), numbers((4,), 4)
+D_OUT = numbers(X.shape, 2)
+GAMMA = numbers((4,), 3)
+BETA = numbers((4,), 4)
 EPSILON = 1e-3
 # How the elements are arranged, what statistics are taken over, and their shape.
 KINDS = {
@@ -44,8 +46,10 @@ def statistics(kind, *arguments, **settings):
 
 @pytest.mark.parametrize("kind", slow_but(["batch", "group"], KINDS))
 def test_layer_and_its_gradients(kind):
-    graph, prog = new_graph(), Sequence()
-    x, d_out = variable(graph, list(X.shape), value=X), constant(graph, D_OUT)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, list(X.shape), value=X)
+    d_out = constant(graph, D_OUT)
     gamma, beta = popnn.create_norm_params(graph, x)
     graph.set_initial_value(gamma, GAMMA)
     graph.set_initial_value(beta, BETA)
@@ -78,7 +82,8 @@ def test_layer_and_its_gradients(kind):
 
 def test_the_stable_algorithm_is_needed_far_from_zero():
     far = X + 3000
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, list(X.shape), value=far)
     _, plain = popnn.batch_norm_statistics(graph, x, EPSILON, prog)
     _, stable = popnn.batch_norm_statistics(graph, x, EPSILON, prog, stable_algo=True)
@@ -92,7 +97,8 @@ def test_the_stable_algorithm_is_needed_far_from_zero():
 
 
 def test_half_is_computed_in_float():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [64, 4], poplar.HALF, value=numbers((64, 4), 5) * 30)  # sums of squares beyond half's range
     mean, inverse = popnn.batch_norm_statistics(graph, x, EPSILON, prog)
     found = both(graph, prog, {"mean": mean, "inverse": inverse})
@@ -102,8 +108,11 @@ def test_half_is_computed_in_float():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
-    x, gamma, whole = variable(graph, [3, 4, 2]), variable(graph, [4]), variable(graph, [3, 4], poplar.INT)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3, 4, 2])
+    gamma = variable(graph, [4])
+    whole = variable(graph, [3, 4], poplar.INT)
     cases = [
         (lambda: popnn.group_norm_statistics(graph, x, 1e-5, prog, 3), "4 channels, 3 groups"),
         (lambda: popnn.batch_norm_statistics(graph, whole, 1e-5, prog), "must have activations"),

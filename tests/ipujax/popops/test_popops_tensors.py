@@ -22,9 +22,12 @@ def indices(graph, value):
 
 
 def test_reduce_scales_updates_and_changes_type():
-    graph, prog = new_graph(), Sequence()
-    x, h = variable(graph, [3, 4, 5], value=X), variable(graph, [3, 4], poplar.HALF, value=X[:, :, 0])
-    total, out = variable(graph, [4], value=[1, 2, 3, 4]), variable(graph, [3, 5], value=np.ones((3, 5)))
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3, 4, 5], value=X)
+    h = variable(graph, [3, 4], poplar.HALF, value=X[:, :, 0])
+    total = variable(graph, [4], value=[1, 2, 3, 4])
+    out = variable(graph, [3, 5], value=np.ones((3, 5)))
     scale = constant(graph, [2.0])
     popops.reduce(graph, x, [0, 2], "square_add", prog, scale=scale, update=total)
     popops.reduce_with_output(graph, x, out, [1], "add", prog, scale=scale)
@@ -39,8 +42,10 @@ def test_reduce_scales_updates_and_changes_type():
 
 
 def test_reduce_many():
-    graph, prog = new_graph(), Sequence()
-    x, flags = variable(graph, [3, 4, 5], value=X), constant(graph, X > 0, poplar.BOOL)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3, 4, 5], value=X)
+    flags = constant(graph, X > 0, poplar.BOOL)
     first, second = popops.reduce_many(
         graph, [popops.SingleReduceOp(x, [0], "max"), popops.SingleReduceOp(flags, [1, 2], "logical_or")], prog
     )
@@ -54,9 +59,12 @@ def test_reduce_many():
 
 
 def test_predicates_of_all_elements():
-    graph, prog = new_graph(), Sequence()
-    spoiled, endless = X[0].copy(), X[0].copy()
-    spoiled[1, 2], endless[1, 2] = np.nan, np.inf
+    graph = new_graph()
+    prog = Sequence()
+    spoiled = X[0].copy()
+    endless = X[0].copy()
+    spoiled[1, 2] = np.nan
+    endless[1, 2] = np.inf
     tensors = {n: variable(graph, [4, 5], value=v) for n, v in (("x", X[0]), ("nan", spoiled), ("inf", endless))}
     outs = {f"{n} nan": popops.has_nan(graph, t, prog) for n, t in tensors.items()}
     outs |= {f"{n} any": popops.has_nan_or_inf(graph, t, prog) for n, t in tensors.items()}
@@ -71,10 +79,13 @@ def test_predicates_of_all_elements():
 
 
 def test_scaled_sums_with_two_scales():
-    a, b = X[0], X[1]
-    graph, prog = new_graph(), Sequence()
+    a = X[0]
+    b = X[1]
+    graph = new_graph()
+    prog = Sequence()
     out = [variable(graph, [4, 5], value=a) for _ in range(4)]
-    other, two = variable(graph, [4, 5], value=b), constant(graph, [2.0])
+    other = variable(graph, [4, 5], value=b)
+    two = constant(graph, [2.0])
     popops.scaled_add_to(graph, out[0], other, 3.0, prog, scale_a=0.5)
     popops.scaled_subtract_from(graph, out[1], other, two, prog, scale_a=two)
     popops.scaled_add_to(graph, out[2], other, two, prog, scale_a=0.25, speciality="x_minus_ax_plus_by")
@@ -89,8 +100,10 @@ def test_scaled_sums_with_two_scales():
 
 
 def test_sort_with_values_in_place():
-    graph, prog = new_graph(), Sequence()
-    k, v = variable(graph, [4, 5], value=X[0]), variable(graph, [4, 5], poplar.INT, value=np.arange(20))
+    graph = new_graph()
+    prog = Sequence()
+    k = variable(graph, [4, 5], value=X[0])
+    v = variable(graph, [4, 5], poplar.INT, value=np.arange(20))
     popops.sort_key_value_in_place(graph, k, v, 0, prog)
     found = both(graph, prog, {"k": k, "v": v})
     np.testing.assert_array_equal(found["k"], np.sort(X[0], 0))
@@ -100,8 +113,10 @@ def test_sort_with_values_in_place():
 @pytest.mark.parametrize("largest", [True, False])
 def test_top_k_of_floats_and_integers(largest):
     whole = np.array([[5, -(2**31), 2**31 - 1, 5, 0]], np.int32)
-    graph, prog = new_graph(), Sequence()
-    x, n = variable(graph, [4, 5], value=X[0]), variable(graph, [1, 5], poplar.INT, value=whole)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4, 5], value=X[0])
+    n = variable(graph, [1, 5], poplar.INT, value=whole)
     names = variable(graph, [4, 5], poplar.INT, value=np.arange(20))
     order = "ascending" if largest else "descending"
     best, where = popops.top_k(graph, x, 3, prog, largest=largest)
@@ -124,11 +139,13 @@ def test_top_k_of_floats_and_integers(largest):
 
 
 def test_slices_in_several_dimensions():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = popops.create_sliceable_tensor(graph, poplar.FLOAT, [3, 4, 5], [0, 2], [1, 2], "x")
     graph.set_initial_value(x, X)
     y = variable(graph, [3, 4, 5], value=X)
-    at, out = indices(graph, [2, 1]), variable(graph, [1, 4, 2])
+    at = indices(graph, [2, 1])
+    out = variable(graph, [1, 4, 2])
     popops.dynamic_slice_with_output(graph, out, x, at, [0, 2], [1, 2], prog)
     places = indices(graph, [[0, 3], [2, 0], [1, 1], [2, 0]])
     boxes = popops.multi_slice(graph, x, places, [0, 2], [1, 2], prog)
@@ -136,7 +153,8 @@ def test_slices_in_several_dimensions():
     popops.multi_update_add(graph, x, constant(graph, np.ones((4, 1, 4, 2))), places, 2.0, [0, 2], [1, 2], prog)
     found = both(graph, prog, {"out": out, "boxes": boxes, "x": x, "y": y})
     np.testing.assert_array_equal(found["out"], X[2:, :, 1:3])
-    expected, clipped = X.copy(), X.copy()
+    expected = X.copy()
+    clipped = X.copy()
     for number, (i, j) in enumerate([(0, 3), (2, 0), (1, 1), (2, 0)]):
         box = np.s_[i : i + 1, :, j : j + 2]
         np.testing.assert_array_equal(found["boxes"][number], X[box])
@@ -148,7 +166,8 @@ def test_slices_in_several_dimensions():
 
 
 def test_slices_at_constant_offsets_are_new_variables():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [3, 4, 5], value=X)
     sliced = popops.dynamic_slice(graph, x, indices(graph, [1]), [0], [1], prog)
     rows = popops.multi_slice(graph, variable(graph, [3, 4], value=X[:, :, 0]), indices(graph, [[2]]), [0], [1], prog)
@@ -161,7 +180,8 @@ def test_slices_at_constant_offsets_are_new_variables():
 
 def test_slicing_a_sliceable_tensor_exchanges_only_the_offset():
     def exchange_cycles(make):
-        graph, prog = new_graph(), Sequence()
+        graph = new_graph()
+        prog = Sequence()
         at = graph.add_variable(poplar.UNSIGNED_INT, [1])
         graph.set_tile_mapping(at, 0)
         popops.dynamic_slice(graph, make(graph), at, [0], [1], prog)
@@ -177,8 +197,10 @@ def test_slicing_a_sliceable_tensor_exchanges_only_the_offset():
 
 def test_gather_with_dimension_numbers():
     where = np.array([[0, 2, 1], [3, 0, 2]], np.int32)  # the places are its columns
-    graph, prog = new_graph(), Sequence()
-    x, at = variable(graph, [3, 4, 5], value=X), constant(graph, where, poplar.INT)
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [3, 4, 5], value=X)
+    at = constant(graph, where, poplar.INT)
     out = popops.gather(graph, x, at, 0, [1], [1, 1, 5], [0, 1], [0, 1], prog)
     single = popops.gather(graph, x, indices(graph, [1, 2]), 1, [1, 2], [1, 4, 5], [0], [0], prog)
     found = both(graph, prog, {"out": out, "single": single})
@@ -188,8 +210,10 @@ def test_gather_with_dimension_numbers():
 
 @pytest.mark.parametrize("combination", ["replace", "add", "sub", "mul", "min", "max"])
 def test_scatter(combination):
-    graph, prog = new_graph(), Sequence()
-    x, new = variable(graph, [4, 5], value=X[0]), constant(graph, X[1, :3])
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4, 5], value=X[0])
+    new = constant(graph, X[1, :3])
     popops.scatter(graph, x, indices(graph, [3, 0, 9]), new, 1, [1], [0], [0], prog, update_computation=combination)
     combine = {"replace": lambda a, b: b, "add": np.add, "sub": np.subtract, "mul": np.multiply,
                "min": np.minimum, "max": np.maximum}[combination]  # fmt: skip
@@ -199,8 +223,10 @@ def test_scatter(combination):
 
 
 def test_scalars_of_rows():
-    graph, prog = new_graph(), Sequence()
-    x, y = variable(graph, [4, 5], value=X[0]), variable(graph, [4, 5], value=X[0])
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4, 5], value=X[0])
+    y = variable(graph, [4, 5], value=X[0])
     at = indices(graph, [4, 5, M, 0])
     chosen = popops.select_scalar_from_rows(graph, x, at, prog)
     popops.update_scalar_in_rows(graph, y, at, prog)
@@ -215,9 +241,11 @@ def test_scalars_of_rows():
 
 
 def test_one_hot_with_tensors_and_masked_labels():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     encoded = variable(graph, [3, 4], poplar.HALF)
-    on, off = constant(graph, [2.0]), constant(graph, [-1.0], poplar.HALF)
+    on = constant(graph, [2.0])
+    off = constant(graph, [-1.0], poplar.HALF)
     popops.encode_one_hot(graph, indices(graph, [1, M, 3]), encoded, prog, on, off)
     expected = np.full((3, 4), -1)
     expected[0, 1] = expected[2, 3] = 2
@@ -226,7 +254,8 @@ def test_one_hot_with_tensors_and_masked_labels():
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
 def test_pad_is_a_view(mode):
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [4, 5], value=X[0])
     steps = len(graph.groups)
     padded = popops.pad(graph, x, [2, -1], [1, 3], 7, mode=mode) if mode == "constant" else None
@@ -240,8 +269,10 @@ def test_pad_is_a_view(mode):
 
 def test_normalise_image():
     image = np.random.default_rng(5).integers(0, 255, (2, 2, 3)).astype(np.uint8)
-    offset, scale = np.float16([0.5, 0.25, 0.125]), np.float16([2, 4, 8])
-    graph, prog = new_graph(), Sequence()
+    offset = np.float16([0.5, 0.25, 0.125])
+    scale = np.float16([2, 4, 8])
+    graph = new_graph()
+    prog = Sequence()
     x = variable(graph, [2, 2, 3], poplar.UNSIGNED_CHAR, value=image)
     out = popops.normalise_image(
         graph, x, 1 / 256, constant(graph, offset, poplar.HALF), constant(graph, scale, poplar.HALF), prog
@@ -254,8 +285,11 @@ def test_normalise_image():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
-    x, y, i = variable(graph, [4, 5], name="x"), variable(graph, [4], name="y"), indices(graph, [0, 1])
+    graph = new_graph()
+    prog = Sequence()
+    x = variable(graph, [4, 5], name="x")
+    y = variable(graph, [4], name="y")
+    i = indices(graph, [0, 1])
     cases = [
         (lambda: popops.reduce(graph, x, [2], "add", prog), r"must be dimensions(.|\n)*from 0 to 1(.|\n)*\[2\]"),
         (lambda: popops.reduce(graph, x, [0], "max", prog, scale=2.0), "only sums scale"),

@@ -18,7 +18,8 @@ SHAPE = [40, 50]
 @cache
 def draws(seed=(7, 9), modifier=1, tiles=None, device=DEVICE):
     """One draw of each kind, with a reference tensor on given tiles, and their tile mappings."""
-    graph, prog = poplar.Graph(device.get_target()), Sequence()
+    graph = poplar.Graph(device.get_target())
+    prog = Sequence()
     words = constant(graph, np.uint32(seed), poplar.UNSIGNED_INT)
     reference = graph.add_variable(poplar.FLOAT, SHAPE, "reference")
     graph.set_tile_mapping(reference, np.arange(2000) % 7 if tiles is None else tiles)
@@ -38,7 +39,8 @@ def draws(seed=(7, 9), modifier=1, tiles=None, device=DEVICE):
 
 
 def test_a_draw_depends_on_seed_and_modifier_and_not_on_tiles():
-    first, again = draws(), draws(tiles=0, device=poplar.IPUModel(tiles_per_ipu=16).create_device())
+    first = draws()
+    again = draws(tiles=0, device=poplar.IPUModel(tiles_per_ipu=16).create_device())
     others = [draws(seed=(7, 10)), draws(modifier=2)]
     for name, value in first.items():
         np.testing.assert_array_equal(value, again[name])
@@ -66,8 +68,10 @@ def test_distributions():
 
 @pytest.mark.slow
 def test_shaped_dropout_and_the_interpreter():
-    graph, prog = new_graph(), Sequence()
-    seed, value = constant(graph, np.uint32([3, 4]), poplar.UNSIGNED_INT), np.arange(1.0, 97).reshape(8, 3, 4)
+    graph = new_graph()
+    prog = Sequence()
+    seed = constant(graph, np.uint32([3, 4]), poplar.UNSIGNED_INT)
+    value = np.arange(1.0, 97).reshape(8, 3, 4)
     x = variable(graph, [8, 3, 4], value=value)
     rows = on_tiles(graph, graph.add_variable(poplar.FLOAT, [8, 1, 4], "reference"))
     shaped = poprand.shaped_dropout(graph, seed, 0, x, rows, 0.5, 2, prog)
@@ -83,8 +87,10 @@ def test_shaped_dropout_and_the_interpreter():
 
 
 def test_wrong_operands():
-    graph, prog = new_graph(), Sequence()
-    seed, x = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT), variable(graph, [3, 4])
+    graph = new_graph()
+    prog = Sequence()
+    seed = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT)
+    x = variable(graph, [3, 4])
     nowhere = graph.add_variable(poplar.FLOAT, [3], "nowhere")
     cases = [
         (lambda: poprand.uniform(graph, seed, -1, x, poplar.FLOAT, 0, 1, prog), "seed_modifier"),
@@ -128,7 +134,8 @@ def test_linear_mapping_of_a_view_maps_its_elements():
 
 @pytest.mark.parametrize("low, high", [(-(2**31), 2**31 - 1), (2**31 - 3, 2**31 - 1), (-(2**31), -(2**31) + 2)])
 def test_integers_up_to_the_ends_of_their_type(low, high):
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     seed = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT)
     drawn = poprand.uniform(graph, seed, 0, [4096], poplar.INT, low, high, prog)
     values = both(graph, prog, {"drawn": drawn})["drawn"].astype(np.int64)

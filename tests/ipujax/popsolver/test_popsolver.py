@@ -117,7 +117,8 @@ def test_solutions_are_those_of_exhaustive_search():
 
 def test_wide_domains_are_narrowed():
     m = popsolver.Model(max_evaluations=500)
-    x, y = m.add_variable(), m.add_variable()
+    x = m.add_variable()
+    y = m.add_variable()
     m.equal(m.product([x, y]), 77_777)
     m.equal(m.sum([x, y]), 558)
     m.less(x, y)
@@ -127,7 +128,8 @@ def test_wide_domains_are_narrowed():
 
 def test_models_without_solution():
     m = popsolver.Model(max_evaluations=1_000)
-    x, y = m.add_variable(0, 9), m.add_variable(0, 9)
+    x = m.add_variable(0, 9)
+    y = m.add_variable(0, 9)
     m.less(x, y)
     m.less(y, x)
     with pytest.raises(InfeasibleModelError, match="no solution"):
@@ -141,7 +143,8 @@ def test_models_without_solution():
 
 def test_a_search_is_bounded():
     m = popsolver.Model(max_evaluations=1_000)
-    x, y = m.add_variable(), m.add_variable()
+    x = m.add_variable()
+    y = m.add_variable()
     m.less(x, y)
     m.less(y, x)
     with pytest.raises(SearchLimitError, match="1000 evaluations"):
@@ -183,7 +186,8 @@ def test_exceptions_of_functions_reach_the_caller():
 
 
 def test_wrong_operands():
-    m, other = popsolver.Model(), popsolver.Model()
+    m = popsolver.Model()
+    other = popsolver.Model()
     x = m.add_variable(0, 3, "x")
     y = other.add_variable(0, 3, "y")
     for wrong in (1.5, True, None, "x"):

@@ -30,7 +30,8 @@ def test_storage_formats_have_one_pattern():
 
 
 def test_static_product():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     popsparse.add_codelets(graph)
     params = popsparse.static_.MatMulParams.create_for_sparse_dense(1, 8, 12, 2)
     lhs = popsparse.static_.create_sparse_dense_mat_mul_lhs(graph, poplar.FLOAT, params, CSR)
@@ -43,7 +44,8 @@ def test_static_product():
 
 
 def test_dynamic_product_and_its_transpose():
-    graph, prog = new_graph(), Sequence()
+    graph = new_graph()
+    prog = Sequence()
     dynamic = popsparse.dynamic
     sparsity = dynamic.SparsityParams("Block", "Unstructured", (4, 4))
     params = dynamic.MatMulParams.create_with_nz_ratio(sparsity, 0.5, 1, 8, 12, 2)

@@ -15,7 +15,8 @@ SMALL = ipu.IPUModel(tiles_per_ipu=16)
 
 
 def random_pattern(m, k, block, density, seed=0):
-    rows, columns = m // block, k // block
+    rows = m // block
+    columns = k // block
     count = max(1, round(density * rows * columns))
     chosen = np.random.default_rng(seed).permutation(rows * columns)[:count]
     return BlockPattern((m, k), block, tuple((chosen // columns).tolist()), tuple((chosen % columns).tolist()))

@@ -195,7 +195,7 @@ def test_cycle_count_differences_equal_the_profile() -> None:
 def test_tile_barrier_is_a_sync_that_no_step_passes() -> None:
     def fun(x: Any, y: Any) -> Any:
         a = ipu.tile_map(jnp.exp, x, tiles=(0, 1, 2, 3))
-        (b,) = (ipu.tile_barrier(y),)
+        b = ipu.tile_barrier(y)
         return a, ipu.tile_map(jnp.exp, b, tiles=(4, 5, 6, 7))
 
     def merged(x: Any, y: Any) -> Any:

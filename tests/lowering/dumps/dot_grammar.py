@@ -35,7 +35,8 @@ class Graph:
 
 def read(text: str) -> Graph:
     """The graph of a text; all its edges are between nodes that it has."""
-    tokens, at = list[str](), 0
+    tokens = list[str]()
+    at = 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         assert match, f"no token: {text[at : at + 40]!r}"
@@ -87,7 +88,9 @@ def _attributes(tokens: list[str]) -> dict[str, str]:
         return found
     tokens.pop()
     while True:
-        key, equals, value = tokens.pop(), tokens.pop(), tokens.pop()
+        key = tokens.pop()
+        equals = tokens.pop()
+        value = tokens.pop()
         assert equals == "=" and re.fullmatch(r"\w+", key)
         found[key] = unquoted(value)
         if (end := tokens.pop()) == "]":

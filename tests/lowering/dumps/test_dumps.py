@@ -85,7 +85,8 @@ def test_graphviz_draws_it(folder: Path, monkeypatch) -> None:
 def test_names_of_any_characters(text: str) -> None:
     dot = Dot(text)
     with dot.cluster(text):
-        first, second = dot.node(text), dot.node("other", "ellipse")
+        first = dot.node(text)
+        second = dot.node("other", "ellipse")
     dot.edge(first, second, text, dashed=True)
     graph = read(dot.text())
     shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -185,7 +186,8 @@ def test_the_tile_map_has_each_element_once() -> None:
 def _owners(row: dict[str, Any]) -> np.ndarray:
     """The tile of each element, from the mapping of a row alone."""
     if "intervals" in row["mapping"]:
-        starts, tiles = row["mapping"]["intervals"]["starts"], row["mapping"]["intervals"]["tiles"]
+        starts = row["mapping"]["intervals"]["starts"]
+        tiles = row["mapping"]["intervals"]["tiles"]
         return np.repeat(tiles, np.diff([*starts, int(np.prod(row["shape"]))]))
     cuts = row["mapping"]["blocks"]["cuts"]
     owned = np.reshape(row["mapping"]["blocks"]["tiles"], [len(cut) - 1 for cut in cuts])

@@ -355,7 +355,8 @@ def test_callers_are_few() -> None:
 
 def test_name_stacks_are_as_without_layers() -> None:
     jaxpr = jax.make_jaxpr(jax.grad(looped(jax.checkpoint(block))))(params(2), X)
-    plain, with_layers = inline(jaxpr), inline_and_name(jaxpr)
+    plain = inline(jaxpr)
+    with_layers = inline_and_name(jaxpr)
     assert [name_stack(eqn) for eqn in plain.eqns] == [name_stack(eqn) for eqn in with_layers.eqns]
     assert str(plain) == str(with_layers)
 

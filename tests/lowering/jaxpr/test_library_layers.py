@@ -36,7 +36,8 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("kind", [Block, nn.remat(Block)], ids=["plain", "remat"])
 def test_linen(kind: Any) -> None:
-    model, name = Model(kind), kind.__name__
+    model = Model(kind)
+    name = kind.__name__
     variables = model.init(jax.random.key(0), X)
     grad = jax.grad(lambda v: (model.apply(v, X) ** 2).sum())
     forward = layers(grad, variables, part="forward")

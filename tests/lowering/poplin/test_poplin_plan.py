@@ -137,7 +137,9 @@ def test_dot_products_without_amp(precision, half_sums, length, dot):
 
 def test_dot_products_of_rows_start_each_row():
     """By hand: of 7 rows of 10 each worker has one, and a sixth of another, padded to 2."""
-    dot, kernel = 7 + 1, 9  # four channels are one vector
+    # four channels are one vector
+    dot = 7 + 1
+    kernel = 9
     items = (19 + 10 * (7 + dot)) + (19 + 2 * (7 + dot))
     worker = 16 + kernel * (16 - 6 + items)
     zeroing = 6 * (-(-70 // 2 // 6) + 14 - 9)
@@ -159,8 +161,12 @@ def test_depthwise_kernels_start_each_row_of_a_window(half_sums, passes, item, s
 
 def test_windows_of_few_channels():
     """By hand from poplibs' estimator: six rows of 10 outputs, 8 groups of one channel, windows of 3 × 3 as 3 × 4."""
-    loading, positions, groups = 16 + 21 + 10 * 6, 3, 2
-    first, later = 17 + 10 + 1 + (10 + 10), 17 + 10 + (10 + 10)  # half sums, all four chains: one pass
+    loading = 16 + 21 + 10 * 6
+    positions = 3
+    groups = 2
+    # half sums, all four chains: one pass
+    first = 17 + 10 + 1 + (10 + 10)
+    later = 17 + 10 + (10 + 10)
     supervisor = 28 + 15 * groups + 6 * (groups - 1) + 1 + (loading + 4 + 2 + 6 + 1 + 6 + 1) * positions + 6 * 2 + 1
     expected = supervisor + groups * 6 * (first + 2 * later)
     assert slic_cycles(MK2, 6, 10, (3, 3), 1, 8, 1, half_sums=True) == expected

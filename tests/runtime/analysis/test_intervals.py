@@ -23,7 +23,8 @@ def elements(found):
 
 @given(pairs, pairs)
 def test_set_operations(a, b):
-    (a, set_a), (b, set_b) = both(a), both(b)
+    (a, set_a) = both(a)
+    (b, set_b) = both(b)
     assert elements(a) == set_a
     assert elements(a | b) == set_a | set_b
     assert elements(a & b) == set_a & set_b

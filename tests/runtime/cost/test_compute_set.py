@@ -26,7 +26,8 @@ from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, H
 from ipujax.runtime.timeline.timeline import timeline
 from tests.runtime.helpers import F32, TARGET
 
-OVERHEAD, WORKERS = TARGET.supervisor_overhead_cycles, TARGET.worker_contexts
+OVERHEAD = TARGET.supervisor_overhead_cycles
+WORKERS = TARGET.worker_contexts
 
 
 def unary(cycles, *, supervisor=True, takes=(), name="unary"):
@@ -64,7 +65,8 @@ def test_workers_take_the_longest_vertex_first(vertices, workers):
 
 def test_supervisor_vertices_of_a_tile_run_one_after_the_other():
     graph = Graph(TARGET)
-    cuts, tile = [0, 8, 12, 20, 40], [0, 0, 1, 3]
+    cuts = [0, 8, 12, 20, 40]
+    tile = [0, 0, 1, 3]
     compute_set = elementwise(
         graph, unary(lambda n: 5 + 2 * n), Flat(40, np.array([0, 12, 20]), np.array([0, 1, 3])), cuts, tile, 40
     )
@@ -150,7 +152,8 @@ def test_equal_vertices_are_costed_once_and_others_are_not():
         asked.append(n)
         return 5 + 2 * n
 
-    graph, codelet = Graph(TARGET), unary(cycles)
+    graph = Graph(TARGET)
+    codelet = unary(cycles)
     mapping, other = (Flat(40, np.array([0, 12]), np.array([0, tile])) for tile in (1, 3))
     given = codelet, mapping, [0, 12, 40], [0, 1], 40
     first, again = (compute_set_cost(graph, elementwise(graph, *given)) for _ in range(2))
@@ -270,7 +273,8 @@ def test_ipus_of_one_compute_set_work_for_themselves():
 
 @given(st.data())
 def test_flows_between_ipus_equal_counting_every_element(data):
-    graph, size = Graph(POD), 24
+    graph = Graph(POD)
+    size = 24
     mappings = []
     for _ in range(2):
         parts = data.draw(st.integers(1, 6))
@@ -302,7 +306,8 @@ def test_parts_between_two_ipus_each_are_counted_once_at_most(monkeypatch: pytes
 
 
 def test_ring_copy_between_all_ipus():
-    graph, size = Graph(POD), 16
+    graph = Graph(POD)
+    size = 16
     x = graph.add_variable((size,), F32, "x", grid((size,), (4,)))
     ring = Blocked((even_cuts(size, 4),), np.array([4, 8, 12, 0], np.int32))
     source = graph.add_variable((size,), F32, "s", Blocked(ring.cuts, np.array([0, 4, 8, 12], np.int32)))
@@ -337,7 +342,8 @@ def test_other_pods_are_reached_over_gateways():
     assert link_cycles(flows, pods)[[6, 9]].tolist() == [int(np.ceil(1_000_000 / per_cycle))] * 2
     flows[4, 13] = 500_000  # leaves by the same gateway and comes in by another
     flows[8, 9] = 1_000_000  # stays on its rung
-    cycles, both = link_cycles(flows, pods), int(np.ceil(1_500_000 / per_cycle))
+    cycles = link_cycles(flows, pods)
+    both = int(np.ceil(1_500_000 / per_cycle))
     assert cycles[[4, 6, 9, 13]].tolist() == [both] * 4
     assert cycles[8] == int(np.ceil(1_000_000 / (4 * POD.ipu_link_bytes_per_second * 0.85 / POD.clock_hz)))
 
@@ -349,7 +355,8 @@ def test_links_are_shared_by_flows_that_cross_them():
     assert link_cycles(flows, POD).tolist() == [-(-4_000_000 // (4 * per_link))] * 2 + [0] * 4
     flows[:] = 0
     flows[0, 4] = flows[2, 4] = 1_000_000  # both go up from IPU 2
-    both, alone = int(np.ceil(2_000_000 / (2 * per_link))), int(np.ceil(1_000_000 / (2 * per_link)))
+    both = int(np.ceil(2_000_000 / (2 * per_link)))
+    alone = int(np.ceil(1_000_000 / (2 * per_link)))
     assert link_cycles(flows, POD).tolist() == [both, 0, both, 0, both, 0]
     flows[:] = 0
     flows[0, 4] = flows[4, 0] = 1_000_000  # each direction has its own links
@@ -366,7 +373,8 @@ def pipe(target):
 
 def test_lockstep_copy_between_ipus_syncs_all():
     graph, copy = pipe(POD)
-    cost, step = copy_cost(graph, copy), steps_of(graph, copy)
+    cost = copy_cost(graph, copy)
+    step = steps_of(graph, copy)
     assert cost.exchange.cycles[0] == 1024 + POD.exchange_startup_cycles  # 4,096 bytes a tile at 4 B/cycle
     assert step.barriers == (step.ipus,) == ((0, 1, 2, 3),)
     assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles] * 4
@@ -412,7 +420,8 @@ def test_ipus_of_a_sync_zone_sync_before_a_host_exchange(pattern):
     x = graph.add_variable((1000,), F32, "x", Flat(1000, np.array([0]), np.array([8])))
     stream = StreamIn(HostStream("x", (1000,), F32), x)
     busy = elementwise(graph, unary(lambda n: n), on_one_tile(800, 0), [0, 800], [0], 800)
-    step, zones = steps_of(graph, stream), ZONES[pattern]
+    step = steps_of(graph, stream)
+    zones = ZONES[pattern]
     members = sorted({2, *(ipu for zone in zones for ipu in zone)})
     assert step.barriers == zones and list(step.ipus) == members
     synced = {ipu for zone in zones for ipu in zone}
@@ -452,7 +461,8 @@ def test_each_ipu_pays_the_latency_of_a_host_exchange_once(pattern):
     tensors = [graph.add_variable((8,), F32, f"x{n}", Flat(8, np.array([0]), np.array([n]))) for n in tiles]
     program = Sequence(*(RemoteIn(RemoteBuffer.of("x", F32, 8), tensor) for tensor in tensors))
     costs = leaf_costs(graph, program)
-    short, latency = 32 / POD.streaming_bytes_per_second, POD.host_latency_seconds
+    short = 32 / POD.streaming_bytes_per_second
+    latency = POD.host_latency_seconds
     first, later = (int(np.ceil(seconds * POD.clock_hz)) for seconds in (latency + short, short))
     cycles = [cost.cycles.tolist() for cost in costs.values()]
     assert cycles == [[first, 0, 0, 0], [0, 0, first, 0], [later, 0, 0, 0], [0, first, 0, 0]]

@@ -150,7 +150,8 @@ def check_kinds(group: VertexGroup, values: dict[Any, Any], tolerance: float = 0
         if access.dims and access.dims[0].terms and access.dims[0].terms[0].unit == "block":
             monoid = access.tensor.variables()[0].monoid
             assert monoid is not None
-            split, whole = COMBINE[monoid](split, axis=0), whole[0]
+            split = COMBINE[monoid](split, axis=0)
+            whole = whole[0]
         np.testing.assert_allclose(split, whole, rtol=tolerance, atol=tolerance)
 
 
@@ -164,8 +165,11 @@ def randn(*shape: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("exact_splits", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_elementwise_on_flat_tensors(exact_splits: bool, mapped: bool) -> None:
-    bench, x, y = Bench(), randn(100), randn(100, seed=1)
-    a, b = bench.feed(x), bench.feed(y)
+    bench = Bench()
+    x = randn(100)
+    y = randn(100, seed=1)
+    a = bench.feed(x)
+    b = bench.feed(y)
     c = bench.variable(100, mapping=linear(100, 4, 4) if mapped else None)
     bench.program.add(bench.elementwise(lambda a, b: a * b + 1, [a, b], c, blocks=7))
     (got,) = bench.run(c, exact_splits=exact_splits)
@@ -174,29 +178,37 @@ def test_elementwise_on_flat_tensors(exact_splits: bool, mapped: bool) -> None:
 
 def test_unsplit_elementwise_is_nothing_but_the_operation() -> None:
     bench = Bench()
-    a, c = bench.feed(randn(100)), bench.variable(100)
+    a = bench.feed(randn(100))
+    c = bench.variable(100)
     bench.program.add(bench.elementwise(jnp.sin, [a], c, blocks=7))
     assert primitives(bench.function(c)) == {"sin": 1}
 
 
 def test_views_are_read_and_written() -> None:
-    bench, x, y = Bench(), randn(6, 4), randn(8, seed=1)
-    a, b, c = bench.feed(x), bench.feed(y), bench.variable(8, 6)
+    bench = Bench()
+    x = randn(6, 4)
+    y = randn(8, seed=1)
+    a = bench.feed(x)
+    b = bench.feed(y)
+    c = bench.variable(8, 6)
     rows = concat([a.transpose()[1:3], b.reshape((8, 1)).broadcast_in_dim((8, 6), (0, 1))[:2]], 0)
     bench.program.add(bench.elementwise(jnp.negative, [rows], c[2:6], blocks=2))
     for exact_splits in (False, True):
         (got,) = bench.run(c, exact_splits=exact_splits)
         expected = np.zeros((8, 6), np.float32)
-        expected[2:4], expected[4:6] = -x.T[1:3], -np.broadcast_to(y[:2, None], (2, 6))
+        expected[2:4] = -x.T[1:3]
+        expected[4:6] = -np.broadcast_to(y[:2, None], (2, 6))
         np.testing.assert_array_equal(got, expected)
 
 
 def matmul(bench: Bench, a: Tensor, b: Tensor, blocks: tuple[int, int, int], monoid: str | None = "add") -> tuple:
     """A product with k split in partial results and a reduction of them: partials, product, and both steps."""
-    (m, k), n = a.shape, b.shape[1]
+    (m, k) = a.shape
+    n = b.shape[1]
     mul = make_codelet(lambda a, b: a @ b, "in a", "in b", "out p")
     axes = [split_axis("m", m, blocks[0]), split_axis("n", n, blocks[1]), split_axis("k", k, blocks[2], "reduce")]
-    partials, c = bench.variable(axes[2].blocks, m, n, monoid=monoid), bench.variable(m, n)
+    partials = bench.variable(axes[2].blocks, m, n, monoid=monoid)
+    c = bench.variable(m, n)
     first = bench.vertices(
         mul,
         axes,
@@ -216,7 +228,9 @@ def matmul(bench: Bench, a: Tensor, b: Tensor, blocks: tuple[int, int, int], mon
 
 
 def test_matmul_with_partials_collapses_to_one_dot() -> None:
-    bench, x, y = Bench(), randn(12, 10), randn(10, 8, seed=1)
+    bench = Bench()
+    x = randn(12, 10)
+    y = randn(10, 8, seed=1)
     partials, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (3, 2, 4))
     bench.program.add(first)
     bench.program.add(second)
@@ -231,8 +245,11 @@ def test_matmul_with_partials_collapses_to_one_dot() -> None:
 @pytest.mark.parametrize("exact_splits", [False, True])
 def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: bool) -> None:
     """As channels in groups: the slots are those of the variable, their elements are not in its order."""
-    bench, x = Bench(), randn(12, 8)
-    a, slots, y = bench.feed(x), bench.variable(4, 2, 3, monoid="add"), bench.variable(3, 2)
+    bench = Bench()
+    x = randn(12, 8)
+    a = bench.feed(x)
+    slots = bench.variable(4, 2, 3, monoid="add")
+    y = bench.variable(3, 2)
     p = slots.transpose((0, 2, 1))
     columns = bench.variable(3, 2, 12)
     bench.program.add(Copy(a[:, :6].reshape((12, 3, 2)).transpose((1, 2, 0)), columns))
@@ -249,15 +266,18 @@ def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: b
 
 @pytest.mark.parametrize("seen", ["part of each slot", "slots across", "slots backwards", "elements repeated"])
 def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
-    bench, x = Bench(), randn(4, 4, 12)
-    a, slots = bench.feed(x), bench.variable(4, 4, 4, monoid="add")
+    bench = Bench()
+    x = randn(4, 4, 12)
+    a = bench.feed(x)
+    slots = bench.variable(4, 4, 4, monoid="add")
     views = {
         "part of each slot": slots[:, :3],
         "slots across": slots.transpose((1, 0, 2)),
         "slots backwards": slots[::-1],
         "elements repeated": slots[:, :1].broadcast_in_dim((4, 4, 4), (0, 1, 2)),
     }
-    p, rows = views[seen], views[seen].shape[1]
+    p = views[seen]
+    rows = views[seen].shape[1]
     y = bench.variable(rows, 4)
     write = slots if seen == "elements repeated" else p
     axes = [split_axis("c", rows, 1), split_axis("d", 4, 1), split_axis("k", 12, 4, "reduce")]
@@ -276,16 +296,21 @@ def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
 
 @pytest.mark.parametrize("blocks", [(3, 2, 5), (1, 1, 4), (5, 3, 3)])
 def test_matmul_kinds_are_true(blocks: tuple[int, int, int]) -> None:
-    bench, x, y = Bench(), randn(12, 10), randn(10, 8, seed=1)
-    a, b = bench.feed(x), bench.feed(y)
+    bench = Bench()
+    x = randn(12, 10)
+    y = randn(10, 8, seed=1)
+    a = bench.feed(x)
+    b = bench.feed(y)
     _, _, first, _ = matmul(bench, a, b, blocks)
     (group,) = bench.graph.groups[first.compute_set]
     check_kinds(group, {a.variables()[0]: x, b.variables()[0]: y}, 1e-5)
 
 
 def test_false_kinds_are_caught() -> None:
-    bench, x = Bench(), randn(12)
-    a, c = bench.feed(x), bench.variable(12)
+    bench = Bench()
+    x = randn(12)
+    a = bench.feed(x)
+    c = bench.variable(12)
     execute = bench.elementwise(lambda a: a - jnp.max(a), [a], c, blocks=3)
     (group,) = bench.graph.groups[execute.compute_set]
     with pytest.raises(AssertionError):
@@ -293,7 +318,9 @@ def test_false_kinds_are_caught() -> None:
 
 
 def test_a_copy_of_the_partials_keeps_them_whole() -> None:
-    bench, x, y = Bench(), randn(6, 10), randn(10, 5, seed=1)
+    bench = Bench()
+    x = randn(6, 10)
+    y = randn(10, 5, seed=1)
     partials, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (1, 1, 4))
     seen = bench.variable(*partials.shape)
     for step in (first, second, Copy(partials, seen)):
@@ -307,7 +334,9 @@ def test_a_copy_of_the_partials_keeps_them_whole() -> None:
 
 
 def test_partials_without_monoid_stay_whole() -> None:
-    bench, x, y = Bench(), randn(6, 8), randn(8, 5, seed=1)
+    bench = Bench()
+    x = randn(6, 8)
+    y = randn(8, 5, seed=1)
     _, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (2, 1, 4), monoid=None)
     bench.program.add(first)
     bench.program.add(second)
@@ -342,7 +371,8 @@ def argmax(bench: Bench, x: Tensor, blocks: int) -> tuple[Tensor, Tensor, Tensor
 
 @pytest.mark.parametrize("exact_splits", [False, True])
 def test_two_partial_results_collapse_together(exact_splits: bool) -> None:
-    bench, x = Bench(), randn(50)
+    bench = Bench()
+    x = randn(50)
     values, indices, result, *steps = argmax(bench, bench.feed(x), 7)
     for step in steps:
         bench.program.add(step)
@@ -351,7 +381,8 @@ def test_two_partial_results_collapse_together(exact_splits: bool) -> None:
 
 
 def test_partial_results_stay_whole_together() -> None:
-    bench, x = Bench(), randn(50)
+    bench = Bench()
+    x = randn(50)
     values, _, result, *steps = argmax(bench, bench.feed(x), 7)
     for step in (*steps, StreamOut(values, HostStream("seen", values.shape, values.dtype))):
         bench.program.add(step)
@@ -361,9 +392,12 @@ def test_partial_results_stay_whole_together() -> None:
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_partial_results_in_two_stages(seen: bool) -> None:
-    bench, x = Bench(), randn(60, 3)
-    a, y = bench.feed(x), bench.variable(3)
-    p, q = bench.variable(12, 3, monoid="add"), bench.variable(4, 3, monoid="add")
+    bench = Bench()
+    x = randn(60, 3)
+    a = bench.feed(x)
+    y = bench.variable(3)
+    p = bench.variable(12, 3, monoid="add")
+    q = bench.variable(4, 3, monoid="add")
     add = make_codelet(lambda x: jnp.sum(x, axis=0), "in x", "out y")
     for source, target, extent, blocks in ((a, p, 60, 12), (p, q, 12, 4)):
         axes = [split_axis("r", extent, blocks, "reduce"), split_axis("i", 3, 1)]
@@ -380,8 +414,13 @@ def test_partial_results_in_two_stages(seen: bool) -> None:
 
 
 def test_a_reader_with_another_operand_by_slot_keeps_them_whole() -> None:
-    bench, x, w = Bench(), randn(20), randn(4, seed=1)
-    a, weights, p, y = bench.feed(x), bench.feed(w), bench.variable(4, monoid="add"), bench.variable()
+    bench = Bench()
+    x = randn(20)
+    w = randn(4, seed=1)
+    a = bench.feed(x)
+    weights = bench.feed(w)
+    p = bench.variable(4, monoid="add")
+    y = bench.variable()
     total = make_codelet(lambda x: jnp.sum(x), "in x", "out y")
     dot = make_codelet(lambda p, w: jnp.sum(p * w), "in p", "in w", "out y")
     axes = [split_axis("r", 20, 4, "reduce")]
@@ -394,8 +433,11 @@ def test_a_reader_with_another_operand_by_slot_keeps_them_whole() -> None:
 
 
 def test_partials_indexed_by_blocks_twice_stay_whole() -> None:
-    bench, x = Bench(), randn(6, 8)
-    a, p, y = bench.feed(x), bench.variable(4, 3, monoid="add"), bench.variable(3)
+    bench = Bench()
+    x = randn(6, 8)
+    a = bench.feed(x)
+    p = bench.variable(4, 3, monoid="add")
+    y = bench.variable(3)
     axes = [split_axis("i", 6, 3, "reduce"), split_axis("k", 8, 4, "reduce")]
     accesses = [Access(a, (element(0), element(1))), Access(p, (block(1), block(0)))]
     bench.program.add(bench.vertices(make_codelet(jnp.sum, "in x", "out p"), axes, accesses))
@@ -408,13 +450,17 @@ def test_partials_indexed_by_blocks_twice_stay_whole() -> None:
 
 @pytest.mark.parametrize("exact_splits", [False, True])
 def test_partials_of_two_axes_collapse(exact_splits: bool) -> None:
-    bench, x = Bench(), randn(6, 8)
-    a, p, y = bench.feed(x), bench.variable(12, monoid="add"), bench.variable()
+    bench = Bench()
+    x = randn(6, 8)
+    a = bench.feed(x)
+    p = bench.variable(12, monoid="add")
+    y = bench.variable()
     axes = [split_axis("i", 6, 3, "reduce"), split_axis("k", 8, 4, "reduce")]
     slot = Dim((Term(0, 4, "block"), Term(1, 1, "block")))
     accesses = [Access(a, (element(0), element(1))), Access(p, (slot,))]
     bench.program.add(bench.vertices(make_codelet(jnp.sum, "in x", "out p"), axes, accesses))
-    axes, accesses = [split_axis("s", 12, 1, "reduce")], [Access(p, (element(0),)), Access(y, ())]
+    axes = [split_axis("s", 12, 1, "reduce")]
+    accesses = [Access(p, (element(0),)), Access(y, ())]
     bench.program.add(bench.vertices(make_codelet(jnp.sum, "in p", "out y"), axes, accesses))
     assert find_collapsible(bench.graph, bench.program) == set(p.variables())
     np.testing.assert_allclose(bench.run(y, exact_splits=exact_splits)[0], x.sum(), rtol=1e-5, atol=1e-5)
@@ -430,9 +476,13 @@ def test_convolution_with_halo(stride: int, dilation: int, pad: int, takes_pads:
         )
         return y[0]
 
-    bench, x, w = Bench(), randn(3, 17), randn(4, 3, 3, seed=1)
+    bench = Bench()
+    x = randn(3, 17)
+    w = randn(4, 3, 3, seed=1)
     expected = lax.conv_general_dilated(x[None], w, (stride,), [(pad, pad)], rhs_dilation=(dilation,))[0]
-    a, b, y = bench.feed(x), bench.feed(w), bench.variable(*expected.shape)
+    a = bench.feed(x)
+    b = bench.feed(w)
+    y = bench.variable(*expected.shape)
     names = ["o", "x", "c", "k"]
     axes = [split_axis(n, e, s) for n, e, s in zip(names, (4, expected.shape[1], 3, 3), (2, 4, 1, 1), strict=True)]
     position = Dim((Term(1, stride), Term(3, dilation)), -pad)
@@ -452,8 +502,10 @@ def test_convolution_with_halo(stride: int, dilation: int, pad: int, takes_pads:
 
 @pytest.mark.parametrize("fill", [0.0, -np.inf])
 def test_dilated_reads_see_fill_between(fill: float) -> None:
-    bench, x = Bench(), randn(5)
-    a, y = bench.feed(x), bench.variable(14)
+    bench = Bench()
+    x = randn(5)
+    a = bench.feed(x)
+    y = bench.variable(14)
     execute = bench.vertices(
         make_codelet(lambda x: x, "in x", "out y"),
         [split_axis("i", 14, 4)],
@@ -470,12 +522,16 @@ def test_dilated_reads_see_fill_between(fill: float) -> None:
 @settings(max_examples=10, deadline=None)
 def test_strided_offset_dilated_reads(data: st.DataObject) -> None:
     """Every index of the hull reads its element, or fill; split and unsplit, against plain Python."""
-    n, size = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 9))
-    coeff, divisor = data.draw(st.integers(-3, 3).filter(bool)), data.draw(st.integers(1, 3))
-    offset, blocks = data.draw(st.integers(-9, 30)), data.draw(st.integers(1, 4))
+    n = data.draw(st.integers(1, 9))
+    size = data.draw(st.integers(0, 9))
+    coeff = data.draw(st.integers(-3, 3).filter(bool))
+    divisor = data.draw(st.integers(1, 3))
+    offset = data.draw(st.integers(-9, 30))
+    blocks = data.draw(st.integers(1, 4))
     x = np.arange(1, size + 1, dtype=np.float32)
     bench = Bench()
-    a, y = bench.feed(x), bench.variable(n)
+    a = bench.feed(x)
+    y = bench.variable(n)
 
     def compute(x: jax.Array) -> jax.Array:
         return x[:: abs(coeff)] if coeff > 0 else x[::-1][:: abs(coeff)]
@@ -494,8 +550,10 @@ def test_strided_offset_dilated_reads(data: st.DataObject) -> None:
 
 
 def test_literal_axis_keeps_its_split() -> None:
-    bench, x = Bench(), randn(12, 3)
-    a, y = bench.feed(x), bench.variable(12, 3)
+    bench = Bench()
+    x = randn(12, 3)
+    a = bench.feed(x)
+    y = bench.variable(12, 3)
     execute = bench.vertices(
         make_codelet(lambda x: jnp.cumsum(x, axis=0), "in x", "out y"),
         [split_axis("i", 12, 5, "literal"), split_axis("j", 3, 3)],
@@ -528,8 +586,11 @@ def test_origins_and_shapes_of_vertices() -> None:
 
 
 def test_blocks_without_a_vertex_are_left_alone() -> None:
-    bench, x, z = Bench(), randn(8, 8), randn(8, 8, seed=1)
-    a, y = bench.feed(x), bench.feed(z)
+    bench = Bench()
+    x = randn(8, 8)
+    z = randn(8, 8, seed=1)
+    a = bench.feed(x)
+    y = bench.feed(z)
     tile = np.where(np.tri(4, dtype=bool), 0, NO_TILE)
     axes = [split_axis("i", 8, 4), split_axis("j", 8, 4)]
     accesses = [Access(t, (element(0), element(1))) for t in (a, y)]
@@ -539,8 +600,11 @@ def test_blocks_without_a_vertex_are_left_alone() -> None:
 
 
 def test_groups_of_a_compute_set_read_the_values_before_it() -> None:
-    bench, x, y = Bench(), randn(6), randn(6, seed=1)
-    a, b = bench.feed(x), bench.feed(y)
+    bench = Bench()
+    x = randn(6)
+    y = randn(6, seed=1)
+    a = bench.feed(x)
+    b = bench.feed(y)
     swap = bench.elementwise(lambda v: v, [a], b)
     back = bench.elementwise(lambda v: v, [b], a)
     bench.graph.groups[swap.compute_set] += bench.graph.groups[back.compute_set]
@@ -554,14 +618,17 @@ def test_groups_of_a_compute_set_read_the_values_before_it() -> None:
 @pytest.mark.parametrize("exact_splits", [False, True])
 def test_nothing_to_compute(shape: tuple[int, ...], exact_splits: bool) -> None:
     bench = Bench()
-    a, y = bench.feed(np.zeros(shape, np.float32)), bench.variable(*shape)
+    a = bench.feed(np.zeros(shape, np.float32))
+    y = bench.variable(*shape)
     bench.program.add(bench.elementwise(jnp.sin, [a], y))
     assert bench.run(y, exact_splits=exact_splits)[0].shape == shape
 
 
 def test_scalars_and_constants() -> None:
     bench = Bench()
-    a, c, y = bench.feed(np.float32(3)), bench.graph.add_constant(np.float32(4)), bench.variable()
+    a = bench.feed(np.float32(3))
+    c = bench.graph.add_constant(np.float32(4))
+    y = bench.variable()
     bench.program.add(bench.elementwise(lambda a, c: a * c, [a, c], y))
     assert bench.run(y)[0] == 12
 
@@ -570,7 +637,9 @@ def test_scalars_and_constants() -> None:
 def test_random_keys(exact_splits: bool) -> None:
     keys = jax.random.split(jax.random.key(3), 6)
     bench = Bench()
-    a, k, y = bench.feed(keys), bench.variable(6, dtype=keys.dtype), bench.variable(6, 2)
+    a = bench.feed(keys)
+    k = bench.variable(6, dtype=keys.dtype)
+    y = bench.variable(6, 2)
     split = Codelet("split", (Field("k", "inout", keys.dtype),), jax.vmap(lambda k: jax.random.split(k)[1]), no_cycles)
     draw = Codelet(
         "draw",
@@ -594,13 +663,18 @@ def test_random_keys(exact_splits: bool) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_repeat(count: int) -> None:
-    bench, x = Bench(), randn(5)
-    a, b, total = bench.feed(x), bench.feed(np.zeros(5, np.float32)), bench.feed(np.zeros(5, np.float32))
+    bench = Bench()
+    x = randn(5)
+    a = bench.feed(x)
+    b = bench.feed(np.zeros(5, np.float32))
+    total = bench.feed(np.zeros(5, np.float32))
     body = Sequence(
         bench.elementwise(lambda a: a + 1, [a], b), bench.elementwise(jnp.add, [total, b], total), Copy(b, a)
     )
     bench.program.add(Repeat(count, body))
-    expected, running, last = np.zeros(5, np.float32), x.copy(), np.zeros(5, np.float32)
+    expected = np.zeros(5, np.float32)
+    running = x.copy()
+    last = np.zeros(5, np.float32)
     for _ in range(count):
         last = running = running + 1
         expected = expected + running
@@ -610,7 +684,9 @@ def test_repeat(count: int) -> None:
 
 def test_temporaries_are_not_carried() -> None:
     bench = Bench()
-    a, b, c = bench.feed(randn(5)), bench.variable(5), bench.variable(5)
+    a = bench.feed(randn(5))
+    b = bench.variable(5)
+    c = bench.variable(5)
     unused = bench.variable(5)
     steps = [bench.elementwise(jnp.sin, [s], t) for s, t in ((a, b), (b, c), (c, a), (a, unused))]
     bench.program.add(Repeat(3, Sequence(*steps)))
@@ -626,7 +702,8 @@ def increment(bench: Bench, counter: Tensor) -> Execute:
 def buffer_loop(depth: int, width: int, count: int) -> tuple[Bench, Tensor]:
     """A loop that writes a slot of a buffer, then reads another slot of it, at addresses that are data."""
     bench = Bench()
-    i, x = bench.feed(np.int32(0)), bench.feed(np.zeros(width, np.float32))
+    i = bench.feed(np.int32(0))
+    x = bench.feed(np.zeros(width, np.float32))
     buffer = bench.feed(np.zeros((depth, width), np.float32))
     row = [element(0), element(1)]
     axes = [split_axis("slot", depth, 1), split_axis("x", width, 4)]
@@ -648,7 +725,8 @@ def buffer_loop(depth: int, width: int, count: int) -> tuple[Bench, Tensor]:
 
 def test_buffer_updated_in_a_loop() -> None:
     bench, x = buffer_loop(5, 8, 11)
-    buffer, value = np.zeros((5, 8), np.float32), np.zeros(8, np.float32)
+    buffer = np.zeros((5, 8), np.float32)
+    value = np.zeros(8, np.float32)
     for i in range(11):
         buffer[i % 5] = value + i
         value = buffer[(i * 7) % 5].copy()
@@ -669,7 +747,8 @@ def test_buffer_is_updated_in_place() -> None:
 
 def test_nested_loops_and_functions() -> None:
     bench = Bench()
-    i, total = bench.feed(np.int32(0)), bench.feed(np.int32(0))
+    i = bench.feed(np.int32(0))
+    total = bench.feed(np.int32(0))
     add = Function(Sequence(bench.elementwise(jnp.add, [total, i], total)), "add")
     inner = Repeat(3, Sequence(Call(add), increment(bench, i)))
     bench.program.add(Repeat(4, Sequence(inner, Call(add))))
@@ -686,8 +765,11 @@ def test_nested_loops_and_functions() -> None:
 @pytest.mark.parametrize("limit", [-1, 0, 1, 9])
 def test_repeat_while(limit: int) -> None:
     bench = Bench()
-    i, top, double = bench.feed(np.int32(0)), bench.feed(np.int32(limit)), bench.variable(dtype=np.int32)
-    goes_on, seen = bench.variable(dtype=np.bool_), bench.feed(np.int32(-5))
+    i = bench.feed(np.int32(0))
+    top = bench.feed(np.int32(limit))
+    double = bench.variable(dtype=np.int32)
+    goes_on = bench.variable(dtype=np.bool_)
+    seen = bench.feed(np.int32(-5))
     condition = Sequence(
         bench.elementwise(lambda i: 2 * i, [i], double),
         bench.elementwise(jnp.less, [double, top], goes_on),
@@ -696,15 +778,22 @@ def test_repeat_while(limit: int) -> None:
     bench.program.add(RepeatWhile(condition, goes_on, body))
     number, last = 0, -5
     while 2 * number < limit:
-        last, number = 2 * number, number + 1
+        last = 2 * number
+        number = number + 1
     assert [int(v) for v in bench.run(i, double, seen)] == [number, 2 * number, last]
     assert bench.run(seen)[0] == last  # the counter is carried though nothing after the loop reads it
 
 
 @pytest.mark.parametrize("predicate", [False, True])
 def test_if_writes_only_variables_that_a_branch_writes(predicate: bool) -> None:
-    bench, x, y, z = Bench(), randn(4), randn(4, seed=1), randn(4, seed=2)
-    p, a, b, c = bench.feed(np.bool_(predicate)), bench.feed(x), bench.feed(y), bench.feed(z)
+    bench = Bench()
+    x = randn(4)
+    y = randn(4, seed=1)
+    z = randn(4, seed=2)
+    p = bench.feed(np.bool_(predicate))
+    a = bench.feed(x)
+    b = bench.feed(y)
+    c = bench.feed(z)
     then = Sequence(bench.elementwise(jnp.negative, [a], b), bench.elementwise(jnp.sin, [b], c))
     bench.program.add(If(p, then, bench.elementwise(jnp.negative, [b], a)))
     got = bench.run(a, b, c)
@@ -715,7 +804,10 @@ def test_if_writes_only_variables_that_a_branch_writes(predicate: bool) -> None:
 
 def test_branches_return_only_live_variables() -> None:
     bench = Bench()
-    p, a, b, c = bench.feed(np.bool_(True)), bench.feed(randn(4)), bench.variable(4), bench.variable(4)
+    p = bench.feed(np.bool_(True))
+    a = bench.feed(randn(4))
+    b = bench.variable(4)
+    c = bench.variable(4)
     then = Sequence(bench.elementwise(jnp.sin, [a], b), bench.elementwise(jnp.sin, [b], c))
     bench.program.add(If(p, then, bench.elementwise(jnp.cos, [a], c)))
     bench.program.add(Copy(c, b))  # what the branch wrote to b dies here
@@ -728,7 +820,8 @@ def test_branches_return_only_live_variables() -> None:
 @pytest.mark.parametrize("selector", [-3, -1, 0, 1, 2, 3, 70])
 def test_switch(selector: int) -> None:
     bench = Bench()
-    s, y = bench.feed(np.int32(selector)), bench.feed(np.int32(-1))
+    s = bench.feed(np.int32(selector))
+    y = bench.feed(np.int32(-1))
     cases = tuple(
         Copy(bench.graph.add_constant(np.int32(value)), y) if value else Sequence() for value in (10, 0, 30, 99)
     )
@@ -738,7 +831,8 @@ def test_switch(selector: int) -> None:
 
 def test_switch_without_cases() -> None:
     bench = Bench()
-    s, y = bench.feed(np.int32(0)), bench.feed(np.int32(-1))
+    s = bench.feed(np.int32(0))
+    y = bench.feed(np.int32(-1))
     bench.program.add(Switch(s, (), Copy(bench.graph.add_constant(np.int32(5)), y)))
     assert bench.run(y)[0] == 5
 
@@ -747,7 +841,8 @@ class RandomProgram:
     """A program over a few vectors, and a Python function that does the same to numpy arrays, drawn together."""
 
     def __init__(self, data: st.DataObject) -> None:
-        self.draw, self.bench = data.draw, Bench()
+        self.draw = data.draw
+        self.bench = Bench()
         self.names = range(4)
         self.start = {n: np.arange(3, dtype=np.int32) + n for n in self.names}
         self.tensors = [self.bench.feed(value) for value in self.start.values()]
@@ -761,12 +856,15 @@ class RandomProgram:
         return scalar, self.bench.elementwise(compute, [self.tensors[source][0]], scalar)
 
     def program(self, depth: int) -> tuple[Program, Callable[[dict], None]]:
-        leaves, inner = [self.add, self.copy, self.copy_part], [self.sequence, self.repeat, self.loop, self.branch]
+        leaves = [self.add, self.copy, self.copy_part]
+        inner = [self.sequence, self.repeat, self.loop, self.branch]
         make = self.draw(st.sampled_from(leaves if not depth else inner + leaves[:1]))
         return make() if make in leaves else make(depth - 1)
 
     def add(self) -> tuple[Program, Callable[[dict], None]]:
-        a, b, c = self.one(), self.one(), self.one()
+        a = self.one()
+        b = self.one()
+        c = self.one()
         t = self.tensors
 
         def run(values: dict) -> None:
@@ -775,11 +873,14 @@ class RandomProgram:
         return self.bench.elementwise(lambda a, b: (a + 2 * b) % 17, [t[a], t[b]], t[c], blocks=2), run
 
     def copy(self) -> tuple[Program, Callable[[dict], None]]:
-        a, b = self.one(), self.one()
+        a = self.one()
+        b = self.one()
         return Copy(self.tensors[a], self.tensors[b]), lambda values: values.update({b: values[a].copy()})
 
     def copy_part(self) -> tuple[Program, Callable[[dict], None]]:
-        a, b, i = self.one(), self.one(), self.draw(st.integers(0, 2))
+        a = self.one()
+        b = self.one()
+        i = self.draw(st.integers(0, 2))
 
         def run(values: dict) -> None:
             values[b] = values[b].copy()
@@ -798,7 +899,8 @@ class RandomProgram:
         return Call(Function(sequence)) if self.draw(st.booleans()) else sequence, run
 
     def repeat(self, depth: int) -> tuple[Program, Callable[[dict], None]]:
-        count, (body, part) = self.draw(st.integers(0, 3)), self.sequence(depth)
+        count = self.draw(st.integers(0, 3))
+        (body, part) = self.sequence(depth)
 
         def run(values: dict) -> None:
             for _ in range(count):
@@ -808,7 +910,9 @@ class RandomProgram:
 
     def loop(self, depth: int) -> tuple[Program, Callable[[dict], None]]:
         """At most three times, while the first element of some vector is even."""
-        source, (first, condition), (then, body) = self.one(), self.sequence(depth), self.sequence(depth)
+        source = self.one()
+        (first, condition) = self.sequence(depth)
+        (then, body) = self.sequence(depth)
         counter, even, both = (self.bench.variable(dtype=d) for d in (np.int32, np.bool_, np.bool_))
         even, test = self.scalar(lambda x: x % 2 == 0, source, np.bool_)
         limit = self.bench.elementwise(lambda even, n: even & (n < 3), [even, counter], both)
@@ -827,8 +931,10 @@ class RandomProgram:
 
     def branch(self, depth: int) -> tuple[Program, Callable[[dict], None]]:
         """An If or a Switch on the first element of some vector."""
-        source, parts = self.one(), [self.sequence(depth) for _ in range(self.draw(st.integers(2, 3)))]
-        programs, n = [program for program, _ in parts], len(parts) - 1
+        source = self.one()
+        parts = [self.sequence(depth) for _ in range(self.draw(st.integers(2, 3)))]
+        programs = [program for program, _ in parts]
+        n = len(parts) - 1
 
         def run(values: dict) -> None:
             first = int(values[source][0]) % 5 - 1
@@ -859,8 +965,12 @@ def test_random_programs(data: st.DataObject) -> None:
 
 
 def test_partials_collapse_inside_loops_and_branches() -> None:
-    bench, x, y = Bench(), randn(6, 6), randn(6, 6, seed=1) / 3
-    a, b, p = bench.feed(x), bench.feed(y), bench.feed(np.bool_(True))
+    bench = Bench()
+    x = randn(6, 6)
+    y = randn(6, 6, seed=1) / 3
+    a = bench.feed(x)
+    b = bench.feed(y)
+    p = bench.feed(np.bool_(True))
     _, c, first, second = matmul(bench, a, b, (1, 2, 3))
     bench.program.add(Repeat(3, If(p, Sequence(first, second, Copy(c, a)), Sequence())))
     assert len(find_collapsible(bench.graph, bench.program)) == 1
@@ -870,7 +980,8 @@ def test_partials_collapse_inside_loops_and_branches() -> None:
 def test_streams_inside_control_flow_hold_the_last_value() -> None:
     bench = Bench()
     i = bench.feed(np.int32(0))
-    once, never = HostStream("once", (), np.dtype(np.int32)), HostStream("never", (), np.dtype(np.int32))
+    once = HostStream("once", (), np.dtype(np.int32))
+    never = HostStream("never", (), np.dtype(np.int32))
     bench.program.add(Repeat(4, Sequence(increment(bench, i), StreamOut(i, once))))
     bench.program.add(If(bench.graph.add_constant(np.bool_(False)), StreamOut(i, never), Sequence()))
     run = engine_function(bench.graph, bench.program)
@@ -899,7 +1010,8 @@ def test_inputs_are_checked(message: str, value: Any) -> None:
 @pytest.mark.parametrize("result", [lambda x: x[:-1], lambda x: x.astype(jnp.int32), lambda x: (x, x)])
 def test_refuses_codelets_with_other_results(result: Callable[..., Any]) -> None:
     bench = Bench()
-    a, y = bench.feed(randn(4)), bench.variable(4)
+    a = bench.feed(randn(4))
+    y = bench.variable(4)
     bench.program.add(bench.elementwise(result, [a], y))
     with pytest.raises(AssertionError, match="test"):
         bench.run(y)
@@ -907,7 +1019,8 @@ def test_refuses_codelets_with_other_results(result: Callable[..., Any]) -> None
 
 def test_a_read_outside_needs_a_fill() -> None:
     bench = Bench()
-    a, y = bench.feed(randn(4)), bench.variable(4)
+    a = bench.feed(randn(4))
+    y = bench.variable(4)
     accesses = [Access(a, (element(0, offset=1),)), Access(y, (element(0),))]
     bench.program.add(bench.vertices(make_codelet(lambda x: x, "in x", "out y"), [split_axis("i", 4, 1)], accesses))
     with pytest.raises(AssertionError, match="no fill"):

@@ -44,7 +44,9 @@ from ipujax.runtime.tensor.variable import Variable
 from ipujax.runtime.verify.verifier import verify
 from tests.lowering.helpers import assert_rounded_alike
 
-F32, I32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(bool)
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
+BOOL = np.dtype(bool)
 TILES = 4
 
 
@@ -54,7 +56,8 @@ def binary(name: str, fun: Callable[..., Any], out: Any) -> Codelet:
     return Codelet(f"test::{name}", fields, fun, lambda shapes, target: 10 + shapes[0][0])
 
 
-ADD, LESS = binary("Add", jnp.add, F32), binary("Less", jnp.less, BOOL)
+ADD = binary("Add", jnp.add, F32)
+LESS = binary("Less", jnp.less, BOOL)
 
 
 class Replicated:
@@ -133,9 +136,11 @@ def _run(graph: Graph, program: Sequence, inputs: Mapping[HostStream, Any], held
     ids=["ring", "swap of two", "one to all", "to itself and another", "nobody"],
 )
 def test_a_copy_follows_the_replica_map(pairs):
-    b, rng = Replicated(4), np.random.default_rng(0)
+    b = Replicated(4)
+    rng = np.random.default_rng(0)
     source, held = rng.normal(size=(2, 4, 12)).astype(np.float32)
-    x, y = b.given(source), b.given(held, "y", tile=2)
+    x = b.given(source)
+    y = b.given(held, "y", tile=2)
     b.program.add(CrossReplicaCopy(x[2:10].reverse(0), y[::-1][4:12], pairs))
     (got,) = b.run(y)
     expected = held.copy()
@@ -146,8 +151,11 @@ def test_a_copy_follows_the_replica_map(pairs):
 
 def test_a_ring_of_copies_sums_over_replicas():
     replicas = 4
-    b, values = Replicated(replicas, 2), np.arange(32.0, dtype=np.float32).reshape(replicas, 8)
-    sent, received, total = b.given(values), b.variable(8, name="received"), b.variable(8, name="total")
+    b = Replicated(replicas, 2)
+    values = np.arange(32.0, dtype=np.float32).reshape(replicas, 8)
+    sent = b.given(values)
+    received = b.variable(8, name="received")
+    total = b.variable(8, name="total")
     ring = tuple((r, (r + 1) % replicas) for r in range(replicas))
     b.program.add(Copy(sent, total))
     step = [CrossReplicaCopy(sent, received, ring), b.apply(ADD, total, received, total_next := b.variable(8))]
@@ -160,7 +168,9 @@ def test_constants_broadcast_streams_and_remote_buffers_by_replica():
     b = Replicated(3)
     x = b.given(np.array([[1.0], [2.0], [3.0]], np.float32))
     shared = b.given(np.array([10.0], np.float32), "shared", broadcast=True)
-    a, c, back = b.variable(1, name="a"), b.variable(1, name="c"), b.variable(1, name="back")
+    a = b.variable(1, name="a")
+    c = b.variable(1, name="c")
+    back = b.variable(1, name="back")
     buffer = RemoteBuffer.of("far", F32, 1, 2)
     b.program.add(b.apply(ADD, x, shared, a))
     b.program.add(b.apply(ADD, a, b.replica_index(), c))
@@ -178,10 +188,13 @@ def controlled(replicas: int, kind: str, values: np.ndarray) -> list[np.ndarray]
     """A program with data-dependent control, in one graph of some replicas."""
     b = Replicated(replicas)
     x = b.given(values)
-    one, limit = b.constant(np.float32([1])), b.constant(np.float32([5]))
-    count, goes_on = b.variable(1, name="count"), b.variable(1, BOOL, "goes on")
+    one = b.constant(np.float32([1]))
+    limit = b.constant(np.float32([5]))
+    count = b.variable(1, name="count")
+    goes_on = b.variable(1, BOOL, "goes on")
     b.program.add(Copy(b.constant(np.float32([0])), count))
-    nxt, doubled = b.variable(1, name="next"), b.variable(1, name="doubled")
+    nxt = b.variable(1, name="next")
+    doubled = b.variable(1, name="doubled")
     step = Sequence(b.apply(ADD, x, one, nxt), Copy(nxt, x), b.apply(ADD, count, one, nxt), Copy(nxt, count))
     test = b.apply(LESS, x, limit, goes_on)
     if kind == "while":
@@ -215,8 +228,10 @@ def test_replicas_meet_in_control_that_is_the_same_for_all(shared):
     b = Replicated(2)
     x = b.given(np.array([[1.0], [2.0]], np.float32))
     count = b.given(np.float32([0] if shared else [[0], [1]]), "count", broadcast=shared)
-    one, limit = b.constant(np.float32([1])), b.constant(np.float32([3]))
-    nxt, goes_on = b.variable(1, name="next"), b.variable(1, BOOL, "goes on")
+    one = b.constant(np.float32([1]))
+    limit = b.constant(np.float32([3]))
+    nxt = b.variable(1, name="next")
+    goes_on = b.variable(1, BOOL, "goes on")
     swap = CrossReplicaCopy(x, x, ((0, 1), (1, 0)))
     body = Sequence(swap, b.apply(ADD, count, one, nxt), Copy(nxt, count))
     b.program.add(RepeatWhile(b.apply(LESS, count, limit, goes_on), goes_on, body))
@@ -297,7 +312,8 @@ def test_a_copy_joins_tensors_of_one_type_and_writes_memory_that_can_be_written(
 
 def test_a_replica_that_receives_nothing_has_nothing_to_read():
     b = Replicated(2)
-    x, y = b.given(np.ones((2, 2), np.float32)), b.variable(2, name="empty")
+    x = b.given(np.ones((2, 2), np.float32))
+    y = b.variable(2, name="empty")
     for pairs in (((0, 1), (1, 0)), ((0, 1),)):
         program = Sequence(b.program, CrossReplicaCopy(x, y, pairs), StreamOut(y, HostStream("out", (2,), F32)))
         if len(pairs) == 2:
@@ -321,13 +337,15 @@ def link_cycles(num_bytes: int, links: int, target: Any) -> int:
 def cycles_of(replicas: int, pairs: tuple[tuple[int, int], ...], size: int) -> dict[str, int]:
     """The phases of one copy between replicas of an IPU with so many tiles that links are what limits it."""
     b = Replicated(replicas, tiles=64)
-    x, y = b.variable(size, name="x"), b.variable(size, name="y")
+    x = b.variable(size, name="x")
+    y = b.variable(size, name="y")
     resident = StreamIn(HostStream("x", (size,), F32, resident=True), x)
     return Profile(compile(b.graph, Sequence(resident, CrossReplicaCopy(x, y, pairs)))).phase_cycles
 
 
 def test_a_copy_costs_the_links_it_loads_and_no_more():
-    target, size = preset("mk2"), 65536
+    target = preset("mk2")
+    size = 65536
     pair = cycles_of(2, ((0, 1),), size)
     assert pair["global_exchange"] == link_cycles(size * 4, 4, target)  # four links between the IPUs of a rung
     assert pair["sync"] == target.global_sync_cycles and pair["compute"] == pair["exchange"] == 0
@@ -356,13 +374,15 @@ def test_replicas_cost_as_much_as_one_and_take_its_memory():
     def built(replicas: int) -> Profile:
         b = Replicated(replicas, 2)
         x = b.given(np.zeros((replicas, 64), np.float32), tile=0)
-        y, z = b.variable(64, tile=1), b.variable(64, tile=5)
+        y = b.variable(64, tile=1)
+        z = b.variable(64, tile=5)
         b.program.add(Repeat(5, b.apply(ADD, x, x, y)))
         b.program.add(Copy(y, z))
         b.program.add(StreamOut(z, HostStream("out", (64,), F32)))
         return Profile(compile(b.graph, b.program))
 
-    one, many = built(1), built(16)
+    one = built(1)
+    many = built(16)
     assert one.phase_cycles == many.phase_cycles and one.phase_cycles["global_exchange"] > 0
     np.testing.assert_array_equal(one.memory.tile_bytes, many.memory.tile_bytes)
     assert many.execution()["simulation"]["cycles"] == one.cycles

@@ -63,7 +63,8 @@ def facts(group: VertexGroup) -> dict[tuple[int, ...], Any]:
 @given(groups())
 @settings(max_examples=75, deadline=None)
 def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) -> None:
-    got, found = {}, signatures(group)
+    got = {}
+    found = signatures(group)
     for signature in found:
         for v, index in enumerate(signature.index):
             blocks = [
@@ -141,7 +142,8 @@ def test_blocks_are_put(case: str) -> None:
 
 
 def test_keys_are_taken_and_put() -> None:
-    keys, starts = jax.random.split(jax.random.key(0), 6), np.array([[0], [3]])
+    keys = jax.random.split(jax.random.key(0), 6)
+    starts = np.array([[0], [3]])
     blocks = take_blocks(keys, starts, (2,))
     assert jnp.array_equal(blocks, jnp.stack([keys[:2], keys[3:5]]))
     got = put_blocks(jax.random.split(jax.random.key(1), 6), starts, blocks)

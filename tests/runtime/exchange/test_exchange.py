@@ -76,7 +76,8 @@ def expected(
     writes: bool,
 ) -> np.ndarray:
     """received, sent, fragments, local, local fragments, shared, copied, copied fragments; int[8, num_tiles]."""
-    num_tiles, width = graph.target.num_tiles, graph.target.tiles_per_exchange_bus
+    num_tiles = graph.target.num_tiles
+    width = graph.target.tiles_per_exchange_bus
     out = np.zeros((8, num_tiles), np.int64)
     home = [owners(m) for m in maps]
     rank = []
@@ -124,7 +125,8 @@ def as_rows(found: Traffic, item_bytes: int) -> np.ndarray:
 
 def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
     """Compares all ways; returns which of the special ones applied."""
-    access, num_tiles = group.accesses[0], graph.target.num_tiles
+    access = group.accesses[0]
+    num_tiles = graph.target.num_tiles
     maps = [graph.mappings[v] for v in access.tensor.variables()]
     wanted = needs(group, access)
     right = expected(wanted, operands(group, access), maps, graph, writes)
@@ -231,9 +233,12 @@ def random_group(
             dims.append(block(len(axes) - 1))
             budget //= size
         else:
-            stride, taps = int(rng.integers(1, 3)), int(rng.integers(1, 4))
-            out, tap = axis(max(1, -(-size // stride)), 4), axis(taps, 2)
-            offset, divisor = int(rng.integers(-2, 2)), int(rng.integers(1, 3))
+            stride = int(rng.integers(1, 3))
+            taps = int(rng.integers(1, 4))
+            out = axis(max(1, -(-size // stride)), 4)
+            tap = axis(taps, 2)
+            offset = int(rng.integers(-2, 2))
+            divisor = int(rng.integers(1, 3))
             dims.append(Dim((Term(out, stride), Term(tap)), offset, divisor))
     if direction == "in" and rng.random() < 0.4:
         axis(4, 3)
@@ -254,7 +259,8 @@ def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
     rng = np.random.default_rng([num_tiles, simple])
     fast = 0
     for number in RNG_SEEDS:
-        graph, shape = graph_of(num_tiles, (2, 2, 1, 3)[number % 4]), random_shape(rng)
+        graph = graph_of(num_tiles, (2, 2, 1, 3)[number % 4])
+        shape = random_shape(rng)
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
         fast += "blocks" in check(graph, random_group(rng, tensor, num_tiles, simple), False)
@@ -267,7 +273,8 @@ def test_disjoint_reads_equal_brute_force(num_tiles: int) -> None:
     rng = np.random.default_rng(num_tiles)
     tried = 0
     for number in range(120):
-        graph, shape = graph_of(num_tiles, (1, 2, 3)[number % 3]), random_shape(rng)
+        graph = graph_of(num_tiles, (1, 2, 3)[number % 3])
+        shape = random_shape(rng)
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, number % 2 == 0))
         tensor = random_view(rng, whole, int(rng.integers(1, 4)))
         tensor = tensor.flatten() if number % 2 else tensor
@@ -291,7 +298,8 @@ def test_writes_equal_brute_force(num_tiles: int) -> None:
     rng = np.random.default_rng(num_tiles)
     fast = 0
     for number in RNG_SEEDS:
-        graph, shape = graph_of(num_tiles), random_shape(rng)
+        graph = graph_of(num_tiles)
+        shape = random_shape(rng)
         simple = number % 4 > 0
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
@@ -336,7 +344,9 @@ def scattered(*tensors: Tensor) -> Tensor:
 def test_copies_equal_brute_force(num_tiles: int) -> None:
     rng = np.random.default_rng(num_tiles)
     for number in range(80):
-        graph, shape, shape_to = graph_of(num_tiles), random_shape(rng), random_shape(rng)
+        graph = graph_of(num_tiles)
+        shape = random_shape(rng)
+        shape_to = random_shape(rng)
         distinct = number % 2 == 0
         whole = graph.add_variable(shape, F32, "a", random_mapping(rng, shape, num_tiles, distinct))
         whole_to = graph.add_variable(shape_to, F32, "b", random_mapping(rng, shape_to, num_tiles, distinct))
@@ -480,7 +490,8 @@ def test_results_are_sent_to_their_home_tiles() -> None:
 
 def test_block_counts_never_list_elements() -> None:
     """A matmul operand of 2^40 elements: every tile needs a row block of it and holds a share of that block."""
-    n, tiles = 1 << 20, 1024
+    n = 1 << 20
+    tiles = 1024
     graph = graph_of(tiles)
     x = graph.add_variable((n, n), F32, "x", grid((n, n), (32, 32)))
     axes = [Axis("m", even_cuts(n, 32)), Axis("n", even_cuts(n, 32)), Axis("k", even_cuts(n, 1), "reduce")]
@@ -500,7 +511,8 @@ def test_blocks_of_columns_in_groups_are_rows_of_groups() -> None:
     """Where columns are cut at groups, and the mapping elsewhere, runs are as long as a group has rows."""
     rows, columns = 64, 96
     x = Tensor.of(Variable((columns // 16, rows, 16), F32, "x")).transpose((1, 0, 2)).reshape((rows, columns))
-    start, length = np.array([[0, 16], [32, 40]]), np.array([[64, 32], [32, 56]])
+    start = np.array([[0, 16], [32, 40]])
+    length = np.array([[64, 32], [32, 56]])
     runs = merge_runs(block_runs(x.node, np.arange(2), start, length, flat_bases(x.variables())), x.size + 1)
     found = np.stack([runs.block, runs.start, runs.length], 1).tolist()
     group = 16 * rows
@@ -510,7 +522,8 @@ def test_blocks_of_columns_in_groups_are_rows_of_groups() -> None:
 
 
 def test_answers_depend_on_geometry_and_not_on_the_variable() -> None:
-    graph, mapping = graph_of(4), grid((6, 4), (2, 2))
+    graph = graph_of(4)
+    mapping = grid((6, 4), (2, 2))
     a, b = (graph.add_variable((6, 4), F32, name, mapping) for name in "ab")
     other = grid((4, 6), (2, 2))
     first = elementwise(graph, a.transpose((1, 0)), other)
@@ -554,7 +567,8 @@ def test_empty_operands_have_no_traffic() -> None:
 
 def test_refuses_a_variable_without_mapping() -> None:
     graph = graph_of(4)
-    x, y = graph.add_variable((4,), F32, "lost"), graph.add_variable((4,), F32, "y", on_one_tile(4, 0))
+    x = graph.add_variable((4,), F32, "lost")
+    y = graph.add_variable((4,), F32, "y", on_one_tile(4, 0))
     group = group_on([Axis("i", even_cuts(4, 2))], Access(x, (element(0),)), np.arange(2))
     for call in (
         lambda: traffic(group, 0, graph),
@@ -619,8 +633,10 @@ def test_cycles_by_hand() -> None:
         copy_startup_cycles=20,
         copy_fragment_cycles=30,
     )
-    received, shared = np.array([0, 41, 4, 0, 16, 41]), np.array([0, 0, 0, 0, 0, 33])
-    fragments, sent = np.array([0, 1, 1, 0, 4, 1]), np.array([0, 8, 40, 4, 0, 0])
+    received = np.array([0, 41, 4, 0, 16, 41])
+    shared = np.array([0, 0, 0, 0, 0, 33])
+    fragments = np.array([0, 1, 1, 0, 4, 1])
+    sent = np.array([0, 8, 40, 4, 0, 0])
     receiving = receive_cycles(received, shared, fragments, target)
     np.testing.assert_array_equal(receiving, [0, 11, 3, 0, 12, 7])  # the last: 8 bytes alone, 33 at twice the rate
     np.testing.assert_array_equal(exchange_cycles(receiving, sent, target), [0, 111, 110, 101, 112, 107])

@@ -37,7 +37,8 @@ def variable(*shape: int) -> Tensor:
 
 def test_weights_add_up_to_the_numbers_of_a_row_and_few_are_listed() -> None:
     random = np.random.default_rng(0)
-    first, counts = random.integers(0, 10**9, 50), random.integers(1, 10**6, 50)
+    first = random.integers(0, 10**9, 50)
+    counts = random.integers(1, 10**6, 50)
     for step in (2, 100, 10**5):
         row, position, weight = sample_rows(first, counts, step)
         np.testing.assert_allclose(np.bincount(row, weight, len(counts)), counts)
@@ -68,7 +69,9 @@ def test_the_count_of_listed_points_is_bounded(boxes: int) -> None:
 
 def windows(mapping: TileMapping) -> tuple[Traffic, Traffic]:
     """Boxes with a halo, as of a convolution: images, channels, rows, columns."""
-    x, stride, window = variable(*SHAPE), 2, 7
+    x = variable(*SHAPE)
+    stride = 2
+    window = 7
     axes = [Axis(name, even_cuts(n, m)) for name, n, m in (("n", 6, 6), ("y", 397, 4), ("x", 17, 2))]
     axes += [Axis("c", even_cuts(8, 1), "reduce"), *(Axis(f"k{d}", even_cuts(window, 1), "reduce") for d in "yx")]
     dims = [element(0), element(3), *(Dim((Term(1 + d, stride), Term(4 + d, 1))) for d in range(2))]
@@ -124,7 +127,8 @@ def test_a_sample_counts_about_as_all_runs(
     needed, about = (part.received_bytes + part.local_bytes for part in (every, sample))
     np.testing.assert_allclose(about, needed, rtol=0.02, atol=1)
     for name in FIGURES:
-        right, about = getattr(every, name), getattr(sample, name)
+        right = getattr(every, name)
+        about = getattr(sample, name)
         scale = int(right.max() if name == "fragments" else needed.max())
         assert abs(int(about.max()) - int(right.max())) <= 0.12 * scale, name
         assert abs(float(about.mean()) - float(right.mean())) <= 0.06 * scale, name
@@ -132,7 +136,8 @@ def test_a_sample_counts_about_as_all_runs(
 
 def test_huge_operands_list_few_runs() -> None:
     """A convolution's operand of 3 · 10¹¹ elements, mapped linearly."""
-    n, tiles = 10**4, 1000
+    n = 10**4
+    tiles = 1000
     x = variable(1000, 3, n, n)
     axes = [Axis("n", even_cuts(1000, tiles)), Axis("y", even_cuts(n // 2, 1)), Axis("x", even_cuts(n // 2, 1))]
     axes += [Axis("c", even_cuts(3, 1), "reduce"), *(Axis(f"k{d}", even_cuts(7, 1), "reduce") for d in "yx")]

@@ -110,7 +110,8 @@ class Setting:
 def unknown_and_known():
     """A program of unknown nodes, and one of known nodes that do the same."""
     b = Setting()
-    loop, empty = Sequence(b.cheap, b.dear), Sequence()
+    loop = Sequence(b.cheap, b.dear)
+    empty = Sequence()
     unknown = b.program(RepeatThrice(loop), Unless(b.flag, b.cheap, empty))
     return b, unknown, b.program(Repeat(3, loop), If(b.flag, empty, b.cheap))
 

@@ -33,7 +33,8 @@ from ipujax.runtime.tensor.mapping import even_cuts, grid, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor, concat
 from ipujax.runtime.tensor.variable import Origin
 
-F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
 
 
 def new_graph() -> Graph:
@@ -54,7 +55,8 @@ def matmul_graph() -> tuple[Graph, Program]:
     partials = graph.add_variable((3, 8, 4), F32, "partials", grid((3, 8, 4), (3, 2, 1)), monoid="add")
     out = graph.add_variable((8, 4), F32, "out")
     with graph.debug_origin(Origin("model.py:7 (loss)")):
-        products, sums = graph.add_compute_set("dot"), graph.add_compute_set("dot/reduce")
+        products = graph.add_compute_set("dot")
+        sums = graph.add_compute_set("dot/reduce")
     axes = (Axis("m", even_cuts(8, 2)), Axis("n", even_cuts(4, 1)), Axis("k", even_cuts(6, 3), "reduce"))
     accesses = (
         Access(a, (element(0), element(2))),
@@ -80,7 +82,8 @@ def test_program_nodes(golden: Callable[..., None]) -> None:
     flag = graph.add_variable((), np.dtype(np.bool_), "flag", on_one_tile(1, 3))
     case = graph.add_constant(np.int32(2), "two", on_one_tile(1, 0))
     graph.add_constant(np.zeros((2, 2), F32), "zeros")
-    inner, outer = Function(Copy(x, y, "in inner"), "inner"), Function(Sequence(), "outer")
+    inner = Function(Copy(x, y, "in inner"), "inner")
+    outer = Function(Sequence(), "outer")
     outer.body.add(Call(inner))  # type: ignore[attr-defined]
     origin = Origin("model.py:3 (f)")
     program = Sequence(
@@ -173,7 +176,8 @@ def test_every_change_of_the_graph_shows() -> None:
 
 
 def test_foreign_variable_is_named_as_such() -> None:
-    graph, other = new_graph(), new_graph()
+    graph = new_graph()
+    other = new_graph()
     x: Any = graph.add_variable((2,), F32, "x", on_one_tile(2, 0))
     y: Any = other.add_variable((2,), F32, "y", on_one_tile(2, 0))
     text = listing(graph, Copy(y, x))

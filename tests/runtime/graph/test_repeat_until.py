@@ -40,8 +40,10 @@ from ipujax.runtime.tensor.mapping import on_one_tile
 from ipujax.runtime.verify import verify
 from tests.runtime.helpers import F32, TARGET
 
-BOOL, I32 = np.dtype(bool), np.dtype(np.int32)
-COUNT, OUT = HostStream("count", (), I32), HostStream("out", (), I32)
+BOOL = np.dtype(bool)
+I32 = np.dtype(np.int32)
+COUNT = HostStream("count", (), I32)
+OUT = HostStream("out", (), I32)
 FLAG_OUT = HostStream("flag", (), BOOL)
 
 
@@ -80,7 +82,8 @@ def counting(until, limit=5, dtype=BOOL):
 @pytest.mark.parametrize("until", [False, True])
 @pytest.mark.parametrize("limit", [0, 1, 5])
 def test_engine_and_interpreter_count_to_the_limit(until, limit):
-    case, start = counting(until, limit), {COUNT: np.int32(0)}
+    case = counting(until, limit)
+    start = {COUNT: np.int32(0)}
     recorded = []
     engine = engine_function(case.graph, case.program, record=lambda node, trips: recorded.append((node, int(trips))))
     for outputs in (engine(start), interpret(case.graph, case.program, start)):
@@ -89,7 +92,8 @@ def test_engine_and_interpreter_count_to_the_limit(until, limit):
 
 
 def test_analyses_are_equal():
-    live, effects = [], []
+    live = []
+    effects = []
     for case in (counting(until=False), counting(until=True)):
         known = EffectsOf(case.graph)
         each = known(case.program)
@@ -135,7 +139,8 @@ def test_verifier_refuses_the_same(until):
 
 
 def test_dumps_differ_in_one_word():
-    case, other = counting(until=False), counting(until=True)
+    case = counting(until=False)
+    other = counting(until=True)
     assert listing(other.graph, other.program) == listing(case.graph, case.program).replace("while %", "until %")
     assert graph_dot(other.graph, other.program, "x") == graph_dot(case.graph, case.program, "x")
     text, other_text = (json.dumps(graph_json(each.graph, each.program)) for each in (case, other))

@@ -74,13 +74,15 @@ def execute(graph, *groups, name="cs"):
 
 
 def spread(graph, shape, dtype=F32, name="v", **kwargs):
-    tiles, size = graph.target.num_tiles, int(np.prod(shape))
+    tiles = graph.target.num_tiles
+    size = int(np.prod(shape))
     return graph.add_variable(shape, dtype, name, linear(size, np.dtype(dtype).itemsize, tiles), **kwargs)
 
 
 def run(graph, body, inputs, outputs, **kwargs):
     """Interprets: stream in the tensors of `inputs`, run, stream out `outputs`."""
-    program, values = Sequence(), {}
+    program = Sequence()
+    values = {}
     for number, (tensor, value) in enumerate(inputs):
         stream = HostStream(f"in{number}", tensor.shape, tensor.dtype)
         values[stream] = value
@@ -108,13 +110,15 @@ def unary(graph, function, source, target, blocks=3, seed=0):
 @pytest.mark.parametrize("tiles", TILES)
 def test_elementwise_between_different_mappings(tiles):
     graph = Graph(machine(tiles))
-    a, b = spread(graph, (6, 35)), graph.add_variable((6, 35), F32, "b", grid((6, 35), (1, min(tiles, 7))))
+    a = spread(graph, (6, 35))
+    b = graph.add_variable((6, 35), F32, "b", grid((6, 35), (1, min(tiles, 7))))
     out = graph.add_variable((6, 35), F32, "out", on_one_tile(210, tiles - 1))
     axes = [cut("i", 6, 2), cut("j", 35, 5)]
     both = (element(0), element(1))
     code = codelet(lambda x, y: x * y, [F32, F32])
     body = execute(graph, group(code, axes, [Access(t, both) for t in (a, b, out)], tiles))
-    x, y = numbers(6, 35), numbers(6, 35, seed=2)
+    x = numbers(6, 35)
+    y = numbers(6, 35, seed=2)
     (got,) = run(graph, body, [(a, x), (b, y)], [out])
     np.testing.assert_array_equal(got, x * y)
 
@@ -122,8 +126,12 @@ def test_elementwise_between_different_mappings(tiles):
 @pytest.mark.parametrize("tiles", TILES)
 def test_matmul_with_partials_and_reduction(tiles):
     graph = Graph(machine(tiles))
-    m, n, k, parts = 6, 5, 40, 4
-    a, b = spread(graph, (m, k), name="a"), spread(graph, (k, n), name="b")
+    m = 6
+    n = 5
+    k = 40
+    parts = 4
+    a = spread(graph, (m, k), name="a")
+    b = spread(graph, (k, n), name="b")
     partials = spread(graph, (parts, m, n), name="partials", monoid="add")
     out = spread(graph, (m, n), name="out")
     axes = [cut("m", m, 2), cut("n", n, 3), cut("k", k, parts, "reduce")]
@@ -143,7 +151,8 @@ def test_matmul_with_partials_and_reduction(tiles):
         [Access(partials, (element(0), element(1), element(2))), Access(out, (element(1), element(2)))],
         tiles,
     )
-    x, y = numbers(m, k), numbers(k, n, seed=2)
+    x = numbers(m, k)
+    y = numbers(k, n, seed=2)
     body = Sequence(execute(graph, product), execute(graph, total))
     slots, got = run(graph, body, [(a, x), (b, y)], [partials, out])
     np.testing.assert_allclose(slots[1], x[:, 10:20] @ y[10:20], rtol=1e-5)
@@ -161,7 +170,8 @@ def window(x, pads=None):
 @pytest.mark.parametrize("takes", [(), ("pads",)])
 def test_halo_with_fill(tiles, takes):
     graph = Graph(machine(tiles))
-    a, out = spread(graph, (29,), name="a"), spread(graph, (29,), name="out")
+    a = spread(graph, (29,), name="a")
+    out = spread(graph, (29,), name="out")
     axes = [cut("i", 29, 5), Axis("window", np.array([0, 3]), "reduce")]
     hull = Dim((Term(0), Term(1)), -1)
     code = codelet(window, [F32], takes=takes)
@@ -173,8 +183,10 @@ def test_halo_with_fill(tiles, takes):
 
 def test_dilated_and_strided_and_reversed_reads():
     graph = Graph(machine(7))
-    a, dilated = spread(graph, (6,), name="a"), spread(graph, (16,), name="dilated")
-    strided, turned = spread(graph, (8,), name="strided"), spread(graph, (16,), name="turned")
+    a = spread(graph, (6,), name="a")
+    dilated = spread(graph, (16,), name="dilated")
+    strided = spread(graph, (8,), name="strided")
+    turned = spread(graph, (16,), name="turned")
     spreading = group(
         codelet(lambda x: x, [F32]),
         [cut("i", 16, 5)],
@@ -205,7 +217,9 @@ def test_dilated_and_strided_and_reversed_reads():
 
 def test_broadcast_operand_partial_grid_and_concat():
     graph = Graph(machine(4))
-    a, b, bias = spread(graph, (3, 8), name="a"), spread(graph, (2, 8), name="b"), spread(graph, (5,), name="bias")
+    a = spread(graph, (3, 8), name="a")
+    b = spread(graph, (2, 8), name="b")
+    bias = spread(graph, (5,), name="bias")
     out = spread(graph, (5, 8), name="out")
     accesses = [
         Access(concat([a, b], 0), (element(0), element(1))),
@@ -213,17 +227,22 @@ def test_broadcast_operand_partial_grid_and_concat():
         Access(out, (element(0), element(1))),
     ]
     full = group(codelet(lambda x, y: x + y[:, None], [F32, F32]), [cut("i", 5, 5), cut("j", 8, 2)], accesses, 4)
-    upper, lower = full.tile.copy(), full.tile.copy()
-    upper[::2], lower[1::2] = -1, -1
+    upper = full.tile.copy()
+    lower = full.tile.copy()
+    upper[::2] = -1
+    lower[1::2] = -1
     halves = [dataclasses.replace(full, tile=tile) for tile in (upper, lower)]
-    x, y, z = numbers(3, 8), numbers(2, 8, seed=2), numbers(5, seed=3)
+    x = numbers(3, 8)
+    y = numbers(2, 8, seed=2)
+    z = numbers(5, seed=3)
     (got,) = run(graph, execute(graph, *halves), [(a, x), (b, y), (bias, z)], [out])
     np.testing.assert_array_equal(got, np.concatenate([x, y]) + z[:, None])
 
 
 def test_squeezed_dimension_out_of_the_tensor_reads_fill():
     graph = Graph(machine(4))
-    a, out = spread(graph, (2, 6), name="a"), spread(graph, (3, 6), name="out")
+    a = spread(graph, (2, 6), name="a")
+    out = spread(graph, (3, 6), name="out")
     axes = [Axis("row", np.arange(4)), cut("j", 6, 2)]
     accesses = [Access(a, (block(0), element(1)), 5.0), Access(out, (block(0), element(1)))]
     x = numbers(2, 6)
@@ -247,7 +266,8 @@ def bump(graph, counter):
 
 def test_repeat_updates_a_buffer_in_place():
     graph = Graph(machine(4))
-    buffer, counter = spread(graph, (5, 6), name="buffer"), spread(graph, (), I32, "counter")
+    buffer = spread(graph, (5, 6), name="buffer")
+    counter = spread(graph, (), I32, "counter")
     code = codelet(lambda buffer, i: buffer.at[i].set(i.astype(F32)), [[F32], I32], [])
     axes = [cut("slot", 5, 1), cut("j", 6, 3)]
     store = group(code, axes, [Access(buffer, (element(0), element(1))), Access(counter, ())], 4)
@@ -260,7 +280,8 @@ def test_repeat_updates_a_buffer_in_place():
 
 def test_while_if_switch_call_and_empty_repeat():
     graph = Graph(machine(4))
-    counter, more = spread(graph, (), I32, "counter"), spread(graph, (), BOOL, "more")
+    counter = spread(graph, (), I32, "counter")
+    more = spread(graph, (), BOOL, "more")
     taken = spread(graph, (4,), I32, "taken")
 
     def mark(slot):
@@ -285,7 +306,8 @@ def test_while_if_switch_call_and_empty_repeat():
 
 def test_copy_of_a_transposed_view():
     graph = Graph(machine(7))
-    a, out = spread(graph, (5, 9), name="a"), spread(graph, (9, 5), name="out")
+    a = spread(graph, (5, 9), name="a")
+    out = spread(graph, (9, 5), name="out")
     x = numbers(5, 9)
     (got,) = run(graph, Copy(a.transpose((1, 0)), out), [(a, x)], [out])
     np.testing.assert_array_equal(got, x.T)
@@ -295,7 +317,8 @@ def test_copy_of_a_transposed_view():
 def test_dtypes(dtype):
     graph = Graph(machine(4))
     dtype = np.dtype(dtype)
-    a, out = spread(graph, (33,), dtype, "a"), spread(graph, (33,), dtype, "out")
+    a = spread(graph, (33,), dtype, "a")
+    out = spread(graph, (33,), dtype, "out")
     x = (np.arange(33) % 2).astype(dtype)
     (got,) = run(graph, unary(graph, lambda v: v[::-1][::-1], a, out), [(a, x)], [out])
     assert got.dtype == dtype
@@ -323,7 +346,8 @@ def test_keys(impl):
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
 def test_zero_size(shape):
     graph = Graph(machine(4))
-    a, out = spread(graph, shape, name="a"), spread(graph, shape, name="out")
+    a = spread(graph, shape, name="a")
+    out = spread(graph, shape, name="out")
     axes = [cut(f"i{axis}", n, 2) for axis, n in enumerate(shape)]
     dims = tuple(element(axis) for axis in range(len(shape)))
     body = execute(graph, group(codelet(lambda x: x, [F32]), axes, [Access(a, dims), Access(out, dims)], 4))
@@ -332,8 +356,10 @@ def test_zero_size(shape):
 
 def test_the_order_of_vertices_does_not_matter():
     graph = Graph(machine(4))
-    a, out = spread(graph, (64,), name="a"), spread(graph, (64,), name="out")
-    body, x = unary(graph, jnp.sin, a, out, 16), numbers(64)
+    a = spread(graph, (64,), name="a")
+    out = spread(graph, (64,), name="out")
+    body = unary(graph, jnp.sin, a, out, 16)
+    x = numbers(64)
     first, second = (run(graph, body, [(a, x)], [out], seed=seed)[0] for seed in (0, 1))
     np.testing.assert_array_equal(first, second)
 
@@ -341,9 +367,12 @@ def test_the_order_of_vertices_does_not_matter():
 def test_memory_away_from_home_is_poisoned():
     graph = Graph(machine(2))
     (variable,) = graph.add_variable((3,), F32, "v", on_one_tile(3, 0)).variables()
-    memory, actor, elements = TileMemory(graph, [variable]), Actor("test"), np.arange(3)
+    memory = TileMemory(graph, [variable])
+    actor = Actor("test")
+    elements = np.arange(3)
     memory.write(0, variable, elements, np.ones(3, F32))
-    zeros, ones = np.zeros(3, int), np.ones(3, int)
+    zeros = np.zeros(3, int)
+    ones = np.ones(3, int)
     memory.deliver(Messages((variable,), zeros, elements, zeros, ones), actor, to_home=False)
     np.testing.assert_array_equal(memory.read(1, variable, elements, actor), 1)
     memory.retire()
@@ -390,7 +419,8 @@ def forgetful(keep, lossy):
 @pytest.mark.parametrize("results", [False, True])
 def test_undelivered_elements_are_refused(keep, results):
     graph = Graph(machine(7))
-    a, out = spread(graph, (70,), name="a"), spread(graph, (70,), name="out")
+    a = spread(graph, (70,), name="a")
+    out = spread(graph, (70,), name="out")
     body = unary(graph, jnp.sin, a, out, 7)
     with pytest.raises(InterpreterError, match=r"\[not-delivered\].*(on tile \d.*a|away from its owner.*out)"):
         run(graph, body, [(a, numbers(70))], [out], exchange=forgetful(keep, results))
@@ -398,7 +428,8 @@ def test_undelivered_elements_are_refused(keep, results):
 
 def test_an_exchange_from_the_wrong_tile_is_refused():
     graph = Graph(machine(4))
-    a, out = spread(graph, (70,), name="a"), spread(graph, (70,), name="out")
+    a = spread(graph, (70,), name="a")
+    out = spread(graph, (70,), name="out")
 
     def exchange(graph, vertices, number, results):
         moved = list_messages(graph, vertices, number, results)
@@ -413,7 +444,8 @@ def test_delivered_copies_do_not_outlive_the_compute_set():
     a = graph.add_variable((4,), F32, "a", on_one_tile(4, 0))
     out = graph.add_variable((4,), F32, "out", on_one_tile(4, 1))
     body = unary(graph, jnp.sin, a, out, 1, seed=0)
-    calls, nothing = [], forgetful(slice(0), False)
+    calls = []
+    nothing = forgetful(slice(0), False)
 
     def once(graph, vertices, number, results):
         calls.append(number)
@@ -431,7 +463,8 @@ def test_delivered_copies_do_not_outlive_the_compute_set():
 
 def test_undefined_reads_are_refused():
     graph = Graph(machine(4))
-    a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
+    a = spread(graph, (40,), name="a")
+    out = spread(graph, (40,), name="out")
     body = unary(graph, jnp.sin, a, out)
     with pytest.raises(InterpreterError, match=r"\[undefined-read\] vertex .*a: float32\[40\]\)\[39\]"):
         run(graph, body, [(a[:39], numbers(39))], [out])
@@ -441,7 +474,8 @@ def test_undefined_reads_are_refused():
 
 def test_races_are_refused():
     graph = Graph(machine(4))
-    a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
+    a = spread(graph, (40,), name="a")
+    out = spread(graph, (40,), name="out")
     twice = [cut("i", 40, 4), cut("again", 2, 2)]
     accesses = [Access(a, (element(0),)), Access(out, (element(0),))]
     body = execute(graph, group(codelet(lambda x: x, [F32]), twice, accesses, 4))
@@ -464,7 +498,8 @@ def test_a_vertex_may_write_elements_that_no_other_reads():
 
 def test_wrong_results_of_codelets_are_refused():
     graph = Graph(machine(4))
-    a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
+    a = spread(graph, (40,), name="a")
+    out = spread(graph, (40,), name="out")
     for wrong in (lambda x: x[1:], lambda x: x.astype(jnp.int32)):
         with pytest.raises(InterpreterError, match=r"(?s)\[type-mismatch\].*expected: float32\[13\]|float32\[14\]"):
             run(graph, unary(graph, wrong, a, out), [(a, numbers(40))], [out])
@@ -472,8 +507,10 @@ def test_wrong_results_of_codelets_are_refused():
 
 def test_reads_and_writes_out_of_the_tensor_are_refused():
     graph = Graph(machine(4))
-    a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
-    code, axis = codelet(lambda x: x, [F32]), cut("i", 40, 3)
+    a = spread(graph, (40,), name="a")
+    out = spread(graph, (40,), name="out")
+    code = codelet(lambda x: x, [F32])
+    axis = cut("i", 40, 3)
     for reads, writes in ((1, 0), (0, 1)):
         accesses = [Access(a, (element(0, 1, reads),)), Access(out, (element(0, 1, writes),))]
         body = execute(graph, group(code, [axis], accesses, 4))

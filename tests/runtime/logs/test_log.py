@@ -94,7 +94,8 @@ def test_debug_counts_the_graph_and_trace_the_tiles(log_file: Path, monkeypatch)
     monkeypatch.setenv(LEVEL, "trace")
     program = compiled()
     rows = lines(log_file)
-    graph, memory = program.executable.graph, program.profile.memory
+    graph = program.executable.graph
+    memory = program.profile.memory
     vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
     assert any(f"{len(graph.groups)} compute sets" in text and f"{vertices:,} vertices" in text for *_, text in rows)
     assert any(text.startswith(f"step: {len(graph.variables)} variables of") for *_, text in rows)

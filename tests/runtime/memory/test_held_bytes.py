@@ -72,7 +72,8 @@ class Watch:
 
     def held(self, variable: Variable) -> np.ndarray:
         """The steps during which a variable is held, bool[steps]."""
-        held, is_read_later = np.zeros(len(self.steps), bool), False
+        held = np.zeros(len(self.steps), bool)
+        is_read_later = False
         touching = [n for n, step in enumerate(self.steps) if variable in step.reads or variable in step.writes]
         first = next((0 if variable in self.steps[n].reads else n for n in touching), len(self.steps))
         for n in reversed(range(first, len(self.steps))):
@@ -137,7 +138,8 @@ def peaks(fun: Callable[..., Any], args: tuple[Any, ...], **how: Any) -> tuple[A
     """What is measured and what is predicted of each tile, and whether the program is one step after the other."""
     device = ipu.IPUModel(num_ipus=how.pop("num_ipus", 1), tiles_per_ipu=TILES)
     compiled = ipu.jit(fun, device=device, **how).lower(*args).compile()
-    program, report = compiled.lowered._lowered, compiled.memory_analysis()
+    program = compiled.lowered._lowered
+    report = compiled.memory_analysis()
     with watching() as watch:
         assert_same(run_tiles(program, args), jax.tree.leaves(quick_jit(fun)(*args)), 1e-3, 1e-5, "interpreter")
     measured = watch.peak_bytes()
@@ -147,7 +149,8 @@ def peaks(fun: Callable[..., Any], args: tuple[Any, ...], **how: Any) -> tuple[A
 
 # --- one step after the other -----------------------------------------------------------------------------------------
 
-X, ROWS = array(8, 4), np.array([3, 1, 4, 1], np.int32)
+X = array(8, 4)
+ROWS = np.array([3, 1, 4, 1], np.int32)
 LAYERS = [array(4, 6), array(6, 8), array(8, 3)]
 STRAIGHT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "network": (lambda ws, x: jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]), (LAYERS, X)),
@@ -171,7 +174,8 @@ def test_a_straight_program_takes_the_predicted_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["none", "all", "standard"])
 def test_a_training_step_takes_the_predicted_bytes(mode: str) -> None:
-    step, options = trained(chain_of(dense)), ipu.Options(recompute=mode)
+    step = trained(chain_of(dense))
+    options = ipu.Options(recompute=mode)
     measured, expected, is_straight = peaks(step, (LAYERS, array(16, 4)), options=options, donate_argnums=0)
     assert is_straight
     np.testing.assert_array_equal(measured, expected)
@@ -265,7 +269,8 @@ def test_random_copies(data: st.DataObject, is_straight: bool) -> None:
             elif kind == 3 and functions:
                 parts.append(Call(data.draw(st.sampled_from(functions))))
             else:
-                (source, destination), (start, stop) = data.draw(_pairs), data.draw(_ranges)
+                (source, destination) = data.draw(_pairs)
+                (start, stop) = data.draw(_ranges)
                 parts.append(Copy(tensors[source][start:stop], tensors[destination][start:stop]))
         return Sequence(*parts)
 
@@ -294,10 +299,8 @@ def test_measured_live_ranges_of_a_variable() -> None:
         watch = Watch()
         watch.bytes_of[v] = np.array([8])
         for step in steps:
-            reads, elements = (
-                {v} if step in "rb" else set[Variable](),
-                {"w": (1, 1), "b": (1, 1), "0": (1, 0), "1": (0, 1)},
-            )
+            reads = {v} if step in "rb" else set[Variable]()
+            elements = {"w": (1, 1), "b": (1, 1), "0": (1, 0), "1": (0, 1)}
             writes = {v: np.array(elements[step], bool)} if step in elements else {}
             watch.steps.append(Touched(reads, writes))
         assert "".join(".#"[n] for n in watch.held(v).astype(int)) == held, steps

@@ -266,7 +266,8 @@ def test_memory_is_only_packed_where_that_decides():
         return report_of(graph, Sequence(*steps))
 
     roomy = report(2**19)
-    exact, least = roomy.max_tile_bytes, int(roomy.least_bytes.max())
+    exact = roomy.max_tile_bytes
+    least = int(roomy.least_bytes.max())
     unpacked = exact + 400 * 4
     assert least <= exact < unpacked
     for num_bytes, expected, packs in (

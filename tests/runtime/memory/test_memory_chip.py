@@ -8,7 +8,8 @@ from hypothesis import given, settings, strategies as st
 from ipujax.runtime.memory.chip import Chip, Item, pack_all, pack_fullest
 from ipujax.runtime.memory.packing import ORDERS, merge_spans, round_up
 
-STEPS, TILES = 6, 24
+STEPS = 6
+TILES = 24
 
 _step = st.integers(0, STEPS - 1)
 _spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge_spans)
@@ -47,7 +48,8 @@ def in_the_orders(chip, tiles, peak):
 @given(chips())
 def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(drawn):
     both, peak, always = drawn
-    packed, alone = pack_fullest(both, peak, always), pack_all(both, peak)
+    packed = pack_fullest(both, peak, always)
+    alone = pack_all(both, peak)
     in_orders = np.concatenate([in_the_orders(chip, np.array(chip.tiles), peak).size for chip in both])
     assert (packed.size >= peak).all() and (packed.wide <= packed.size).all()
     assert (alone.size >= peak).all() and (alone.size <= in_orders).all()

@@ -151,7 +151,8 @@ def model(w, x):
 
 def step(batch, **device):
     machine = ipu.IPUModel(tiles_per_ipu=4, **device)
-    w, x = jax.ShapeDtypeStruct((16, 512), jnp.float32), jax.ShapeDtypeStruct((batch, 16), jnp.float32)
+    w = jax.ShapeDtypeStruct((16, 512), jnp.float32)
+    x = jax.ShapeDtypeStruct((batch, 16), jnp.float32)
     return ipu.jit(jax.grad(model), device=machine).lower(w, x)
 
 
@@ -170,7 +171,8 @@ def test_suggestions_for_a_training_step_are_true():
 
 
 def test_a_program_that_does_not_fit_runs_if_allowed():
-    w, x = jnp.full((16, 512), 0.1), jnp.linspace(-1, 1, 1024 * 16).reshape(1024, 16)
+    w = jnp.full((16, 512), 0.1)
+    x = jnp.linspace(-1, 1, 1024 * 16).reshape(1024, 16)
     options = ipu.Options(allow_out_of_memory=True)
     fun = ipu.jit(jax.grad(model), device=ipu.IPUModel(tiles_per_ipu=4), options=options)
     np.testing.assert_allclose(fun(w, x), jax.jit(jax.grad(model))(w, x), rtol=1e-4, atol=1e-4)

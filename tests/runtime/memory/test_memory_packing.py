@@ -130,7 +130,8 @@ def test_nested_lives_pack_without_a_gap(data):
 @given(st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=12))
 def test_items_of_one_size_pack_without_a_gap(lives):
     """Colouring of intervals: as many places as live at one step, never more."""
-    sizes, spans = np.full((len(lives), 1), 8), [(span,) for span in lives]
+    sizes = np.full((len(lives), 1), 8)
+    spans = [(span,) for span in lives]
     found = pack_all(sizes, spans, "earliest")
     np.testing.assert_array_equal(found.extent(), peak(sizes, spans))
 

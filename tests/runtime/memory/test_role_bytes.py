@@ -84,7 +84,8 @@ def test_moments_take_the_bytes_of_optimiser_state():
         m = 0.9 * m + jax.grad(loss)(w, x)
         return w - m, m
 
-    w, x = jax.ShapeDtypeStruct((64, 64), F32), jax.ShapeDtypeStruct((4, 64), F32)
+    w = jax.ShapeDtypeStruct((64, 64), F32)
+    x = jax.ShapeDtypeStruct((4, 64), F32)
     fun = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=16), donate_argnums=(0, 1))
     memory = fun.lower(w, w, x).compile().profile.memory
     assert memory.by_role[WEIGHTS].sum() >= 64 * 64 * 4 <= memory.by_role[OPTIMISER_STATE].sum()
@@ -110,7 +111,8 @@ def test_functions_and_overflowing_tiles_add_up():
             x = jnp.tanh(x @ w)
         return jnp.sum(x)
 
-    w, x = jax.ShapeDtypeStruct((128, 128), F32), jax.ShapeDtypeStruct((64, 128), F32)
+    w = jax.ShapeDtypeStruct((128, 128), F32)
+    x = jax.ShapeDtypeStruct((64, 128), F32)
     device = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=32 * 1024)
     fun = ipu.jit(jax.grad(layers), device=device, options=Options(allow_out_of_memory=True))
     memory = fun.lower([w] * 8, x).compile().profile.memory

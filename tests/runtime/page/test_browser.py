@@ -24,7 +24,8 @@ from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed")
 
 INSIDE = """
@@ -189,7 +190,8 @@ def at(box, part):
 
 @pytest.mark.parametrize("name", ["trace", "liveness"])
 def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
-    whole, box = shown(page, name), frame(page, name)
+    whole = shown(page, name)
+    box = frame(page, name)
     moves = pointer(page)
     moves.pointer_action.move_to_location(*at(box, 0.25)).pointer_down()
     for part in (0.3, 0.4, 0.5):
@@ -207,8 +209,10 @@ def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
 
 
 def test_the_wheel_zooms_about_the_pointer_and_scrolls_an_unzoomed_chart(page):
-    whole, box = shown(page), frame(page, "trace")
-    length, (x, y) = whole[1] - whole[0], at(box, 0.25)
+    whole = shown(page)
+    box = frame(page, "trace")
+    length = whole[1] - whole[0]
+    (x, y) = at(box, 0.25)
 
     def turn(amount):
         wheel = ScrollOrigin.from_viewport(x, y)
@@ -392,7 +396,8 @@ def test_the_scale_of_the_chip_ends_at_the_memory_of_a_tile(browser, profile, tm
 
     options = ipu.Options(allow_out_of_memory=True)
     lowered = ipu.jit(over, device=ipu.IPUModel(tiles_per_ipu=8), options=options).lower(jnp.ones((16, 16)))
-    large, have = lowered.compile().profile, 638_976
+    large = lowered.compile().profile
+    have = 638_976
     ends = []
     for each in (profile, large):
         each.to_html(tmp_path / "page.html")

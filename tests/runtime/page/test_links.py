@@ -109,10 +109,12 @@ def test_rows_link_to_the_trace_the_source_and_the_layer(profile, text, section,
 
 def test_links_to_the_trace_mean_slices_that_are_there(profile, text):
     data = data_of(text)
-    rows, trace = data["operations"]["rows"], data["trace"]
+    rows = data["operations"]["rows"]
+    trace = data["trace"]
     assert [row[0] for row in rows] == [row.name for row in profile.step_costs]
     known = {number for numbers in trace["sets"] for number in numbers}
-    lines, paths = {line for _, line in data["operations"]["lines"]}, {path for path, _ in data["operations"]["layers"]}
+    lines = {line for _, line in data["operations"]["lines"]}
+    paths = {path for path, _ in data["operations"]["layers"]}
     shown = [(kind, unescape(value)) for kind, value in re.findall(r'data-show="(\w+) ([^"]*)"', text)]
     assert {kind for kind, _ in shown} == {"op", "line", "layer", "span"}
     for kind, value in shown:
@@ -129,7 +131,8 @@ def test_links_to_the_trace_mean_slices_that_are_there(profile, text):
 
 
 def test_slices_of_the_trace_have_their_rows(profile, text):
-    data, trace = data_of(text)["trace"], profile.execution_trace
+    data = data_of(text)["trace"]
+    trace = profile.execution_trace
     assert len(data["ipu"]) == int(trace.work.any(1).sum())
     for step, rows in enumerate(data["rows"]):
         assert tuple(data["sets"][rows]) == trace.row_sets[trace.rows[step]]
@@ -166,14 +169,16 @@ def test_rows_that_a_page_leaves_out_are_not_links():
 
 def test_of_many_layers_the_most_expensive_are_listed():
     graph = Graph(TARGET)
-    steps, layers = [], MAX_LAYERS + 500
+    steps = []
+    layers = MAX_LAYERS + 500
     a, b = variables(graph, "a", "b")
     for number in range(layers):
         with graph.debug_origin(
             Origin(f"model.py:{number} (f)", layer=f"group[{number // 100}]/block[{number % 100}]")
         ):
             compute_set = graph.add_compute_set(f"step{number}")
-        cuts, tiles = grid((SIZE,), (4,)).cuts[0], np.arange(4, dtype=np.int32)
+        cuts = grid((SIZE,), (4,)).cuts[0]
+        tiles = np.arange(4, dtype=np.int32)
         accesses = tuple(Access(tensor, (element(0),)) for tensor in ((a, b) if number % 2 else (b, a)))
         cycles = 90 if number == layers - 1 else 3
         vertices = VertexGroup(codelet(f"code{cycles}", cycles), (Axis("i", cuts),), accesses, tiles)

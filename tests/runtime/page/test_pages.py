@@ -44,7 +44,11 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.stack, self.tags, self.ids, self.links, self.texts = [], [], [], [], []
+        self.stack = []
+        self.tags = []
+        self.ids = []
+        self.links = []
+        self.texts = []
         self.feed(text)
         self.close()
         assert not self.stack, self.stack
@@ -116,7 +120,8 @@ def test_a_full_tile_is_named_with_its_variable_and_role(tmp_path):
     table = graph.add_variable((12_800,), F32, "planted table", on_one_tile(12_800, 2))
     profile = Profile(compile(graph, Sequence(*inputs(table), output(table))))
     page = page_of(profile, tmp_path)
-    text, said = Page(page).text, "The largest variable is Variable(planted table: float32[12800])"
+    text = Page(page).text
+    said = "The largest variable is Variable(planted table: float32[12800])"
     assert said in text and f"({UNKNOWN}), 50.0 KiB" in text and text.index(said) < text.index("In figures")
     assert "All that is on tile 2 at its peak" in text and "51,200" in text
     assert (
@@ -180,7 +185,8 @@ def test_the_error_without_bokeh_has_the_install_line(tmp_path, monkeypatch):
 
 
 def test_ipujax_does_not_import_bokeh(monkeypatch):
-    real, seen = builtins.__import__, []
+    real = builtins.__import__
+    seen = []
     monkeypatch.setattr(builtins, "__import__", lambda name, *rest: seen.append(name) or real(name, *rest))
     Profile(trained_program()).summary()
     assert not [name for name in seen if name.startswith("bokeh")]
@@ -195,7 +201,8 @@ def test_markup_is_put_in_and_text_is_escaped():
 
 
 def test_comparisons_have_pages(tmp_path):
-    before, after = Profile(trained_program()), Profile(two_ipus())
+    before = Profile(trained_program())
+    after = Profile(two_ipus())
     found = ipu.compare(before, after)
     text = Page(page_of(found, tmp_path)).text
     assert f"{before.cycles:,}" in text and f"{after.cycles:,}" in text

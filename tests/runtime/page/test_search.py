@@ -63,7 +63,8 @@ def test_a_row_leads_to_its_slices_and_back(page, profile):
     number = max(products, key=lambda n: profile.step_costs[n].cycles)
     find(page, f"#op-{number} .to-trace").send_keys("\n")  # by the keyboard
     until(lambda: is_in_view(page, "#chart-trace"))
-    trace, row = profile.execution_trace, profile.step_costs[number]
+    trace = profile.execution_trace
+    row = profile.step_costs[number]
     spans = [n for n, step in enumerate(trace.step.tolist()) if number in trace.row_sets[trace.rows[step]]]
     assert page.execute_script(MARKED) == len(spans) and f"slice 1 of {len(spans)} of {row.name}" in picked(page)
     first = min(spans, key=lambda n: (trace.start[n], trace.ipu[n]))

@@ -227,7 +227,8 @@ def test_functions_are_listed_once():
 
 def test_copies_on_a_tile_are_compute_sets_with_a_vertex_on_each_tile():
     data = Profile(everything()).graph()
-    sets, types = data["computeSets"], data["vertexTypes"]
+    sets = data["computeSets"]
+    types = data["vertexTypes"]
     number = sets["names"].index("turn/OnTileCopy")
     (kind,) = sets["vertexTypes"][number]
     assert types["names"][kind] == "poplar_rt::StridedCopy" and types["sizes"][kind] == 0
@@ -254,7 +255,8 @@ def test_code_of_exchanges_adds_up():
 
 def test_memory_by_tile_adds_up():
     executable = everything()
-    memory, section = executable.memory, Profile(executable).graph()["memory"]["byTile"]
+    memory = executable.memory
+    section = Profile(executable).graph()["memory"]["byTile"]
     by_tile = {name: np.array(values) for name, values in section.items()}
     for gaps in ("", "IncludingGaps"):
         parts = [by_tile[name + gaps] for name in ("interleaved", "nonInterleaved", "overflowed")]
@@ -353,7 +355,8 @@ def test_most_that_lives_is_the_peak_of_a_single_tile():
     function = Function(Sequence(Copy(a, b), apply(graph, codelet("inner", 1), b, c, 1)), "layer")
     program = Sequence(*inputs(a, flag), If(flag, Call(function), Copy(a, c)), Call(function), output(c))
     executable = compile(graph, program)
-    tree, memory = Profile(executable).graph()["memory"]["liveness"], executable.memory
+    tree = Profile(executable).graph()["memory"]["liveness"]
+    memory = executable.memory
     assert tree["maxLiveBytes"] == memory.tile_bytes[0] - memory.gap_bytes[0]
 
 
@@ -371,7 +374,8 @@ def test_liveness_follows_every_kind_of_control():
 def test_execution_profile_adds_up(trained):
     profile = Profile(trained)
     data = json.loads(json.dumps(profile.execution()))
-    simulation, programs = data["simulation"], profile.graph()["programs"]
+    simulation = data["simulation"]
+    programs = profile.graph()["programs"]
     assert data["profilerMode"] == "IPU_MODEL" and simulation["cycles"] == profile.cycles
     steps = [step for step in simulation["steps"] if step["type"] != "Sync"]
     cheap, dear, out = (step["program"] for step in steps)
@@ -438,7 +442,8 @@ def test_buffered_exchanges_have_no_sync():
 def test_the_trace_tells_every_decision_that_was_recorded():
     graph, program, loop, decide = looping()
     profile = Profile(compile(graph, program), {loop: [3], decide: [1, 0, 1]})
-    data, programs = profile.execution(), profile.graph()["programs"]
+    data = profile.execution()
+    programs = profile.graph()["programs"]
     names = [programs[n].get("name", programs[n]["type"]) for n in data["programTrace"]]
     choice = ["SetLocalConsensusFromVar", "Sync", "IfElse"]
     loops = [[*choice, f"{name}/compute", "RepeatWhile"] for name in ("light", "heavy", "light")]
@@ -449,7 +454,8 @@ def test_the_trace_tells_every_decision_that_was_recorded():
 def test_a_static_trace_takes_the_costlier_branch():
     graph, program, _, _ = looping()
     profile = Profile(compile(graph, program, options=Options(trip_counts={"while[0]": 6})))
-    data, programs = profile.execution(), profile.graph()["programs"]
+    data = profile.execution()
+    programs = profile.graph()["programs"]
     names = [programs[n].get("name") for n in data["programTrace"]]
     assert names.count("heavy/compute") == 6 and "light/compute" not in names
 
@@ -473,7 +479,8 @@ def test_ids_of_executed_programs_are_those_of_the_graph():
     first, second = (apply(graph, codelet(name, 1), a, b, 4) for name in ("first", "second"))
     executable = compile(graph, Sequence(*inputs(a), first, second, output(b)))
     profile = Profile(executable, ran=Repeat(2, second))
-    programs, data = profile.graph()["programs"], profile.execution()
+    programs = profile.graph()["programs"]
+    data = profile.execution()
     assert [programs[n]["name"] for n in data["programTrace"]] == ["second/compute"] * 2
     assert data["simulation"]["cycles"] == profile.cycles == 2 * (SYNC + 4)
 

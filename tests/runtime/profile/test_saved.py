@@ -244,7 +244,8 @@ def test_refuses_a_non_path(path):
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"], ids=ascii)
 def test_paths_that_no_system_has(name, tmp_path):
-    profile, path = PROFILES["trained"](), str(tmp_path / name)
+    profile = PROFILES["trained"]()
+    path = str(tmp_path / name)
     for write in (profile.save, profile.to_json):
         with pytest.raises(ProfileError, match=r"(?s)cannot be written to.*got: \S"):
             write(path)
@@ -268,7 +269,8 @@ def test_reports_have_the_data_of_the_original(name, tmp_path):
 
 
 def test_files_of_the_version_before_are_read():
-    old, new = Profile.load(OLD), PROFILES["two IPUs"]()
+    old = Profile.load(OLD)
+    new = PROFILES["two IPUs"]()
     assert (old.cycles, old.phase_cycles, old.limiting_ipu) == (27480, new.ipu_phase_cycles[1], 1)
     assert "Phases by IPU" in old.summary() and "Not known" in old.summary()
     assert old.memory.max_tile_bytes == new.memory.max_tile_bytes and "second" in old.summary()
@@ -277,7 +279,8 @@ def test_files_of_the_version_before_are_read():
 
 
 def test_phases_of_all_ipus_are_read_from_the_trace_of_version_3():
-    old, new = Profile.load(OLD.with_name("two_ipus.version3.profile")), PROFILES["two IPUs"]()
+    old = Profile.load(OLD.with_name("two_ipus.version3.profile"))
+    new = PROFILES["two IPUs"]()
     assert old.ipu_phase_cycles == new.ipu_phase_cycles
     assert (old.limiting_ipu, old.phase_cycles) == (new.limiting_ipu, new.phase_cycles)
 

@@ -36,7 +36,8 @@ def both(profile):
 
 def test_json_by_path_and_by_file(profile, both, tmp_path):
     path = tmp_path / "profile.json"
-    text, raw = io.StringIO(), io.BytesIO()
+    text = io.StringIO()
+    raw = io.BytesIO()
     profile.to_json(path)
     profile.to_json(str(tmp_path / "again.json"), pretty=True)
     profile.to_json(text)
@@ -48,7 +49,8 @@ def test_json_by_path_and_by_file(profile, both, tmp_path):
 
 def test_cbor_by_path_and_by_file(profile, both, tmp_path):
     cbor2 = pytest.importorskip("cbor2")
-    path, raw = tmp_path / "profile.cbor", io.BytesIO()
+    path = tmp_path / "profile.cbor"
+    raw = io.BytesIO()
     profile.to_cbor(path)
     profile.to_cbor(raw)
     assert cbor2.loads(path.read_bytes()) == both and raw.getvalue() == path.read_bytes()

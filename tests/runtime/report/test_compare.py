@@ -49,7 +49,8 @@ def test_equal_profiles_do_not_differ(tmp_path):
 
 
 def test_one_operation_takes_longer():
-    before, after = profile_of(50, 10), profile_of(60, 10)
+    before = profile_of(50, 10)
+    after = profile_of(60, 10)
     found = compare(before, after)
     (change,) = found.changes
     assert (change.origin.line, change.name) == ("model.py:9 (loss)", "popops::Dear/compute")
@@ -60,11 +61,14 @@ def test_one_operation_takes_longer():
 
 
 def test_new_and_removed_operations():
-    before, after = profile_of(50, 10), profile_of(50, 10, copies=2)
-    new, gone = compare(before, after), compare(after, before)
+    before = profile_of(50, 10)
+    after = profile_of(50, 10, copies=2)
+    new = compare(before, after)
+    gone = compare(after, before)
     moves = {change.name: change for change in new.changes if change.name.startswith("move")}
     for number in range(2):
-        change, variable = moves[f"move {number}"], next(c for c in new.changes if c.name == f"there {number}")
+        change = moves[f"move {number}"]
+        variable = next(c for c in new.changes if c.name == f"there {number}")
         assert change.before.cycles == 0 < change.after.cycles
         assert change.difference("moved_bytes") > 0 and variable.difference("variable_bytes") == SIZE * 4
         leaf = next(node for node in after.executable.costs if getattr(node, "name", "") == f"move {number}")
@@ -110,7 +114,8 @@ def test_something_else_than_profiles():
 
 def test_a_profile_without_cycles_is_named():
     graph, program, _, _ = looping()
-    unknown, known = Profile(compile(graph, program)), profile_of(50, 1)
+    unknown = Profile(compile(graph, program))
+    known = profile_of(50, 1)
     for pair, which in (((unknown, known), "first"), ((known, unknown), "second")):
         with pytest.raises(ProfileError, match=rf"the {which} of the profiles(.|\n)*model.py:18(.|\n)*try: "):
             compare(*pair)

@@ -83,7 +83,8 @@ def test_slices_of_a_track_are_nested_or_disjoint(name, tmp_path):
     for events in threads(data).values():
         open_until: list[float] = []
         for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-            start, end = event["ts"], round(event["ts"] + event["dur"], 6)
+            start = event["ts"]
+            end = round(event["ts"] + event["dur"], 6)
             while open_until and open_until[-1] <= start:
                 open_until.pop()
             assert not open_until or end <= open_until[-1], event

@@ -37,7 +37,9 @@ from tests.runtime.profile.profile_helpers import (
 
 def test_cycles_by_hand(trained):
     profile = Profile(trained)
-    compute, sync, host = 10 * (4 * 3 + 4 * 50), 10 * 2 * SYNC, host_cycles(4 * SIZE)
+    compute = 10 * (4 * 3 + 4 * 50)
+    sync = 10 * 2 * SYNC
+    host = host_cycles(4 * SIZE)
     assert profile.phase_cycles == {
         "compute": compute,
         "exchange": 0,

@@ -103,7 +103,8 @@ def test_summary_lists_time_and_memory(profile):
 
 
 def test_totals_are_those_of_the_data(profile):
-    text, spent = profile.summary(), profile.execution()["simulation"]["tileCycles"]
+    text = profile.summary()
+    spent = profile.execution()["simulation"]["tileCycles"]
     for label, name in (("idle threads included", "compute"), ("Host exchange", "streamCopy"), ("Sync", "sync")):
         found = re.findall(rf"{label}: +([\d,]+)$", text, re.MULTILINE)
         assert f"{spent[name]:,}" in found, label

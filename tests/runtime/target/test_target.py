@@ -142,7 +142,8 @@ def test_the_interleaved_region_keeps_its_share_of_another_memory(bytes_per_tile
 
 
 def test_derived_figures_scale_with_ipus():
-    one, four = preset("bow"), preset("bow", num_ipus=4)
+    one = preset("bow")
+    four = preset("bow", num_ipus=4)
     for figure in ("num_tiles", "total_memory_bytes", "peak_fp16_flops", "peak_fp32_flops", "sram_bytes_per_second"):
         assert getattr(four, figure) == 4 * getattr(one, figure)
     assert four.global_exchange_bytes_per_second == one.global_exchange_bytes_per_second
@@ -293,7 +294,9 @@ def test_sources_are_copied():
 
 
 def test_equality_and_hash_go_by_values():
-    one, same, other = preset("mk2"), preset("mk2", 1), preset("mk2").replace(clock_hz=1.33e9)
+    one = preset("mk2")
+    same = preset("mk2", 1)
+    other = preset("mk2").replace(clock_hz=1.33e9)
     assert one == same and hash(one) == hash(same)
     assert one != other and len({one, same, other}) == 2
     assert other.replace(clock_hz=1.325e9) == one

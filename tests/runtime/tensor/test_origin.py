@@ -23,7 +23,9 @@ def test_a_layer_as_seen_from_a_call(call: str, inner: str, expected: str) -> No
 
 
 def test_calls_in_calls_compose_in_any_order() -> None:
-    outer, call, inner = Origin(layer="net"), Origin(layer=f"{OF_CALLER}/mlp"), Origin(layer=f"{OF_CALLER}/dense")
+    outer = Origin(layer="net")
+    call = Origin(layer=f"{OF_CALLER}/mlp")
+    inner = Origin(layer=f"{OF_CALLER}/dense")
     assert compose(compose(outer, call), inner).layer == "net/mlp/dense"
     assert compose(outer, compose(call, inner)).layer == "net/mlp/dense"
 

@@ -94,7 +94,8 @@ def flatten_step(data, t, a):
 
 def broadcast_step(data, t, a):
     assume(a.ndim < 5)
-    shape, axes = [], []
+    shape = []
+    axes = []
     for n in a.shape:
         shape += [data.draw(st.integers(1, 3))] * data.draw(st.integers(0, 1))
         axes.append(len(shape))
@@ -121,7 +122,8 @@ def squeeze_step(data, t, a):
 
 def sample_step(data, t, a):
     assume(a.ndim)
-    axis, stride = data.draw(st.integers(0, a.ndim - 1)), data.draw(st.integers(1, 4))
+    axis = data.draw(st.integers(0, a.ndim - 1))
+    stride = data.draw(st.integers(1, 4))
     return t.sub_sample(stride, axis), a[(slice(None),) * axis + (slice(None, None, stride),)]
 
 
@@ -141,10 +143,12 @@ def other_step(data, t, a):
     """Put another variable beside, or the same view again."""
     assume(a.ndim and 2 * a.size <= MAX_SIZE)
     axis = data.draw(st.integers(0, a.ndim - 1))
-    beside, names_beside = t, a
+    beside = t
+    names_beside = a
     if data.draw(st.integers(0, 3)):
         number = 1 + int(a.max(initial=0)) // STRIDE
-        beside, names_beside = Tensor.of(variable(*a.shape, name=f"w{number}")), names(number, a.shape)
+        beside = Tensor.of(variable(*a.shape, name=f"w{number}"))
+        names_beside = names(number, a.shape)
     return concat([t, beside], axis - a.ndim), np.concatenate([a, names_beside], axis)
 
 
@@ -161,7 +165,8 @@ def view(draw, max_steps=7):
     shape = tuple(draw(st.lists(SIZES, max_size=4)))
     assume(prod(shape) <= MAX_SIZE)
     first = variable(*shape)
-    tensor, array = Tensor.of(first), names(0, shape)
+    tensor = Tensor.of(first)
+    array = names(0, shape)
     for _ in range(draw(st.integers(0, max_steps))):
         tensor, array = draw(st.sampled_from(STEPS))(data, tensor, array)
     return tensor, array, first

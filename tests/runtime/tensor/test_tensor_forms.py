@@ -206,7 +206,8 @@ def test_read_of_a_whole_variable_is_the_value_itself():
 def test_keys_are_read_and_written():
     keys = jax.random.split(jax.random.key(0), 12).reshape(3, 4)
     v = Variable((3, 4), keys.dtype, "keys")
-    t, values = Tensor.of(v), {v: keys}
+    t = Tensor.of(v)
+    values = {v: keys}
     data = np.asarray(jax.random.key_data(keys))
     turned = concat([t.transpose()[1:, ::-1], t[:, 0][None]])
     want = np.concatenate([data.transpose(1, 0, 2)[1:, ::-1], data[:, 0][None]])

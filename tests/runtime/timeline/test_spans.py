@@ -90,6 +90,7 @@ def test_a_trace_is_data_and_again_a_trace():
 
 def test_live_bytes_are_those_of_the_liveness_report():
     profile = Profile(trained_program())
-    live, always = profile.liveness, profile.liveness["alwaysLiveBytes"]
+    live = profile.liveness
+    always = profile.liveness["alwaysLiveBytes"]
     assert profile.execution_trace.live_bytes.max() <= live["maxLiveBytes"]
     assert profile.execution_trace.live_bytes.min() >= always

@@ -77,7 +77,8 @@ def test_power_equals_iteration(size, count, random):
 
 def test_product_in_pieces(monkeypatch):
     rng = np.random.default_rng(0)
-    a, b = rng.integers(0, 99, (7, 5)), rng.integers(0, 99, (5, 4))
+    a = rng.integers(0, 99, (7, 5))
+    b = rng.integers(0, 99, (5, 4))
     whole = maxplus.product(a, b)
     monkeypatch.setattr(maxplus, "_TEMPORARY_ELEMENTS", 45)
     np.testing.assert_array_equal(maxplus.product(a, b), whole)
@@ -161,7 +162,8 @@ def iterate(program, steps, clocks, done):
 def test_jumping_over_loops_equals_iterating(shape, data):
     steps = {}
     program = build(shape, data.draw, steps)
-    clocks, done = [0] * (NUM_IPUS + SLOTS), np.zeros((NUM_IPUS, len(PHASES)), np.int64)
+    clocks = [0] * (NUM_IPUS + SLOTS)
+    done = np.zeros((NUM_IPUS, len(PHASES)), np.int64)
     iterate(program, steps, clocks, done)
     found = run(program, steps, slots=SLOTS)
     assert found.clocks.tolist() == clocks[:NUM_IPUS]
@@ -182,7 +184,8 @@ def test_a_million_iterations_cost_no_more_than_three():
 
 
 def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
-    node, many = leaf(), (1 << 32) - 1
+    node = leaf()
+    many = (1 << 32) - 1
     steps = {node: local(5, 0, 0)}
     inner = Repeat(1 << 20, node)
     found = run(Repeat(many, inner), steps)
@@ -196,7 +199,10 @@ def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
 
 def test_slow_ipu_overtakes_after_a_transient():
     # IPU 1 starts 1000 ahead and waits for IPU 0, which is slower: the increments of its clock change at iteration 200.
-    start, slow, send, wait = leaf(), leaf(), leaf(), leaf()
+    start = leaf()
+    slow = leaf()
+    send = leaf()
+    wait = leaf()
     steps = {
         start: local(0, 1000, 0),
         slow: local(10, 5, 0),
@@ -214,7 +220,9 @@ def test_slow_ipu_overtakes_after_a_transient():
 def test_lockstep_pipeline_has_the_bubble_of_its_fill():
     # Three stages, each n micro-batches; a cycle lasts as long as its slowest stage that works, plus meeting.
     fill = [leaf() for _ in range(2)]
-    main, drain, exchange = leaf(), [leaf() for _ in range(2)], leaf()
+    main = leaf()
+    drain = [leaf() for _ in range(2)]
+    exchange = leaf()
     steps = {
         fill[0]: local(10, 0, 0),
         fill[1]: local(10, 20, 0),
@@ -239,8 +247,11 @@ def test_lockstep_pipeline_has_the_bubble_of_its_fill():
 
 
 def test_buffered_sender_waits_for_its_slot():
-    produce, send, consume = leaf(), leaf(), leaf()
-    slot, arrival = NUM_IPUS, NUM_IPUS + 1
+    produce = leaf()
+    send = leaf()
+    consume = leaf()
+    slot = NUM_IPUS
+    arrival = NUM_IPUS + 1
     sent = work(global_exchange=(10, 0, 0))
     steps = {
         produce: local(5, 0, 0),
@@ -256,7 +267,8 @@ def test_buffered_sender_waits_for_its_slot():
 
 
 def test_steps_tell_when_each_ipu_worked():
-    first, meet = leaf("first"), leaf("meet")
+    first = leaf("first")
+    meet = leaf("meet")
     found = run(Repeat(4, Sequence(first, meet)), {first: local(5, 11, 0), meet: meeting(1, 1, 0)})
     (loop,) = found.steps
     assert (loop.repeats, loop.ipus, loop.starts) == (4, (0, 1, 2), (0, 0, 0))
@@ -288,7 +300,8 @@ NOWHERE = Origin()
 
 
 def loop_with(origin=NOWHERE):
-    condition, body = leaf("condition"), leaf("body")
+    condition = leaf("condition")
+    body = leaf("body")
     loop = RepeatWhile(condition, FLAG, body, origin)
     return loop, {condition: local(3, 0, 0), body: local(10, 0, 0), loop: local(1, 0, 0)}
 
@@ -312,8 +325,11 @@ def test_trip_count_by_any_name(name, count):
 
 
 def test_static_decisions_take_the_costlier_branch():
-    cheap, dear, dearest = leaf(), leaf(), leaf()
-    decide, select = If(FLAG, cheap, dear), Switch(FLAG, (cheap, dearest), dear)
+    cheap = leaf()
+    dear = leaf()
+    dearest = leaf()
+    decide = If(FLAG, cheap, dear)
+    select = Switch(FLAG, (cheap, dearest), dear)
     steps = {cheap: local(1, 1, 1), dear: local(9, 0, 0), dearest: local(0, 0, 20)}
     steps |= {decide: local(2, 2, 2), select: local(2, 2, 2)}
     assert run(decide, steps).cycles == 11
@@ -322,7 +338,8 @@ def test_static_decisions_take_the_costlier_branch():
 
 
 def test_recorded_decisions_and_trips():
-    then, otherwise = leaf("then"), leaf("otherwise")
+    then = leaf("then")
+    otherwise = leaf("otherwise")
     decide = If(FLAG, then, otherwise)
     loop, steps = loop_with()
     steps |= {then: local(100, 0, 0), otherwise: local(5, 0, 0), decide: local(1, 0, 0)}

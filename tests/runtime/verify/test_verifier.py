@@ -186,13 +186,15 @@ def output_of_two_terms(b):
 
 @must_fail("write-race", r"v: float32\[8\]\)\[4\] is written twice, by field f1 .* in cs")
 def two_groups_that_meet(b):
-    x, y = b.given(5), b.variable(8)
+    x = b.given(5)
+    y = b.variable(8)
     b.run(b.unary(x, y[:5]), b.unary(x[:4], y[4:]))
 
 
 @must_fail("write-race", "by field f1 of test::Any in cs and field f2")
 def two_fields_of_one_group(b):
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.run(b.group(codelet("in", "out", "out"), [Axis("i", even_cuts(8, 2))], along(x), along(y), along(y)))
 
 
@@ -206,13 +208,16 @@ def reads_its_neighbour_in_place(b):
 
 @must_fail("read-write-race", "is read through field f0")
 def one_group_reads_results_of_the_other(b):
-    x, y, z = b.given(8), b.given(8, name="y"), b.variable(8)
+    x = b.given(8)
+    y = b.given(8, name="y")
+    z = b.variable(8)
     b.run(b.unary(x, y), b.unary(y, z))
 
 
 @must_fail("read-write-race", "is read through field f0")
 def two_fields_written_and_one_read(b):
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.program.add(StreamIn(HostStream("s", (8,), F32), y))
     axes = [Axis("i", even_cuts(4, 2))]
     b.run(b.group(codelet("in", "out", "out"), axes, along(y[:4]), along(y[:4]), along(y[4:])), b.unary(y[4:], x[4:]))
@@ -233,21 +238,25 @@ def one_element_never_written(b):
 
 @must_fail("undefined-read", "by StreamOut")
 def written_in_one_branch_only(b):
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.program.add(If(b.given(dtype=BOOL, name="p"), Copy(x, y), Copy(x[:4], y[:4])))
     b.program.add(StreamOut(y, HostStream("out", (8,), F32)))
 
 
 @must_fail("undefined-read", "by StreamOut")
 def written_in_a_loop_that_may_not_run(b):
-    x, y, p = b.given(8), b.variable(8), b.given(dtype=BOOL, name="p")
+    x = b.given(8)
+    y = b.variable(8)
+    p = b.given(dtype=BOOL, name="p")
     b.program.add(RepeatWhile(Sequence(), p, Copy(x, y)))
     b.program.add(StreamOut(y, HostStream("out", (8,), F32)))
 
 
 @must_fail("undefined-read", "by StreamOut")
 def written_in_a_loop_of_no_iterations(b):
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.program.add(Repeat(0, Copy(x, y)))
     b.program.add(StreamOut(y, HostStream("out", (8,), F32)))
 
@@ -266,7 +275,9 @@ def updated_in_place_before_it_is_filled(b):
 
 @must_fail("undefined-read", r"second: float32\[4\]\)\[2\] is read")
 def halves_of_two_variables_are_not_all_of_them(b):
-    first, second, out = b.variable(4, name="first"), b.variable(4, name="second"), b.variable(4)
+    first = b.variable(4, name="first")
+    second = b.variable(4, name="second")
+    out = b.variable(4)
     b.program.add(Copy(b.given(4), concat([first[:2], second[:2]])))
     b.program.add(Copy(second, out))
 
@@ -274,7 +285,8 @@ def halves_of_two_variables_are_not_all_of_them(b):
 @must_fail("cross-ipu", r"a vertex on IPU 0 touches .*x: float32\[8\]\)\[0\] on IPU 1 through field f0")
 def operand_on_another_ipu(b):
     b.__init__(4, 2)
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.graph.set_tile_mapping(x.variables()[0], on_one_tile(8, 5))
     b.graph.set_tile_mapping(y.variables()[0], on_one_tile(8, 1))
     b.run(b.unary(x, y))
@@ -283,7 +295,8 @@ def operand_on_another_ipu(b):
 @must_fail("cross-ipu", r"on IPU 0 touches .*v: float32\[8\]\)\[6\] on IPU 1 through field f1")
 def last_elements_of_a_result_on_another_ipu(b):
     b.__init__(4, 2)
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     b.graph.set_tile_mapping(x.variables()[0], on_one_tile(8, 1))
     b.graph.set_tile_mapping(y.variables()[0], Flat(8, np.array([0, 2, 6]), np.array([3, 1, 4])))
     b.run(b.unary(x, y, 2))
@@ -298,7 +311,8 @@ def copy_between_replicas_of_one(b):
 @must_fail("divergent-control", "replicas may disagree at this If")
 def copy_between_replicas_under_a_flag_of_each(b):
     b.graph.replication_factor = 2
-    x, flag = b.given(4), b.given(1, dtype=BOOL, name="flag")
+    x = b.given(4)
+    flag = b.given(1, dtype=BOOL, name="flag")
     b.program.add(If(flag.reshape(()), CrossReplicaCopy(x, x, ((0, 1),)), Sequence()))
 
 
@@ -365,7 +379,9 @@ def a_constant_of_another_replica(b):
 
 @must_fail("read-write-race", "is read through field f0")
 def two_groups_on_one_tile_race_all_the_same(b):
-    x, y, z = b.given(8), b.given(8, name="y"), b.variable(8)
+    x = b.given(8)
+    y = b.given(8, name="y")
+    z = b.variable(8)
     b.run(b.unary(x, y, 1, tile=[0]), b.unary(y, z, 1, tile=[0]))
 
 
@@ -412,7 +428,8 @@ def sent_to_another_replica_before_it_is_written(b):
 @must_fail("undefined-read", "by StreamOut")
 def written_in_one_replica_only(b):
     b.graph.replication_factor = 2
-    x, y = b.given(4), b.variable(4)
+    x = b.given(4)
+    y = b.variable(4)
     b.program.add(CrossReplicaCopy(x, y, ((0, 1),)))
     b.program.add(StreamOut(y, HostStream("out", (4,), F32)))
 
@@ -426,7 +443,8 @@ def copied_in_a_function_before_it_is_written(b):
 @must_fail("cross-ipu", "touches .* on IPU 1")
 def operand_in_the_middle_of_a_range_of_tiles(b):
     b.__init__(4, 2)
-    x, y = b.given(12), b.variable(12)
+    x = b.given(12)
+    y = b.variable(12)
     b.graph.set_tile_mapping(x.variables()[0], Flat(12, np.array([0, 5, 6]), np.array([0, 4, 1])))
     b.graph.set_tile_mapping(y.variables()[0], on_one_tile(12, 0))
     b.run(b.unary(x, y, 1, tile=[0]))
@@ -449,7 +467,8 @@ def two_sources_of_one_replica(b):
 @must_fail("divergent-control", "replicas may disagree at this RepeatWhile")
 def host_stream_in_a_loop_of_each_replica(b):
     b.graph.replication_factor = 2
-    x, flag = b.given(4), b.given(dtype=BOOL, name="flag")
+    x = b.given(4)
+    flag = b.given(dtype=BOOL, name="flag")
     b.program.add(RepeatWhile(Sequence(), flag, StreamOut(x, HostStream("out", (4,), F32))))
 
 

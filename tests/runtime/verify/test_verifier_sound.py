@@ -30,7 +30,10 @@ from tests.runtime.verify.verifier_helpers import BOOL, F32, I32, UNARY, Builder
 
 def test_matmul_with_partials_passes():
     b = Builder()
-    x, y, partials, out = b.given(6, 8), b.given(8, 4, name="y"), b.variable(2, 6, 4), b.variable(6, 4)
+    x = b.given(6, 8)
+    y = b.given(8, 4, name="y")
+    partials = b.variable(2, 6, 4)
+    out = b.variable(6, 4)
     axes = [Axis("m", even_cuts(6, 2)), Axis("n", even_cuts(4, 1)), Axis("k", even_cuts(8, 2), "reduce")]
     dims = (element(0), element(2)), (element(2), element(1)), (block(2), element(0), element(1))
     accesses = [Access(t, d) for t, d in zip((x, y, partials), dims, strict=True)]
@@ -44,7 +47,8 @@ def test_matmul_with_partials_passes():
 
 def test_halo_with_fill_and_reversed_output_pass():
     b = Builder()
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     axes = [Axis("i", even_cuts(8, 3)), Axis("w", np.array([0, 3]), "reduce")]
     b.run(b.group(UNARY, axes, Access(x, (Dim((Term(0), Term(1)), -1),), 0.0), along(y, 7, -1)))
     b.verify()
@@ -52,7 +56,8 @@ def test_halo_with_fill_and_reversed_output_pass():
 
 def test_an_index_that_leaves_the_tensor_only_where_no_vertex_is_passes():
     b = Builder()
-    x, y = b.given(6), b.variable(6)
+    x = b.given(6)
+    y = b.variable(6)
     b.run(b.group(UNARY, [Axis("i", even_cuts(8, 4))], along(x), along(y), tile=[0, 1, 2, -1]))
     b.verify()
 
@@ -67,7 +72,9 @@ def test_one_vertex_along_an_axis_that_outputs_lack_passes():
 
 def test_groups_that_write_parts_of_one_variable_pass():
     b = Builder()
-    x, y, out = b.given(4, 3), b.given(4, 5, name="y"), b.variable(4, 8)
+    x = b.given(4, 3)
+    y = b.given(4, 5, name="y")
+    out = b.variable(4, 8)
     axes = [[Axis("i", even_cuts(4, 2)), Axis("j", even_cuts(n, 2))] for n in (3, 5)]
     both = (element(0), element(1))
     parts = zip(axes, (x, y), (out[:, :3], out[:, 3:]), strict=True)
@@ -78,7 +85,8 @@ def test_groups_that_write_parts_of_one_variable_pass():
 
 def test_in_place_passes():
     b = Builder()
-    x, y = b.given(8), b.given(8, name="y")
+    x = b.given(8)
+    y = b.given(8, name="y")
     b.run(b.unary(x, x), b.group(codelet("inout", "in"), [Axis("i", even_cuts(8, 4))], along(y), along(y)))
     b.run(b.group(UNARY, [Axis("i", even_cuts(4, 2))], along(x[4:]), along(x[:4])))
     b.verify()
@@ -86,9 +94,11 @@ def test_in_place_passes():
 
 def test_interleaved_halves_of_two_groups_pass():
     b = Builder()
-    x, y = b.given(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
     axis = Axis("i", even_cuts(8, 4))
-    even, odd = [0, -1, 2, -1], [-1, 1, -1, 3]
+    even = [0, -1, 2, -1]
+    odd = [-1, 1, -1, 3]
     b.run(*(b.group(UNARY, [axis], along(x), along(y), tile=tile) for tile in (even, odd)))
     b.program.add(StreamOut(y, HostStream("out", (8,), F32)))
     b.verify()
@@ -96,10 +106,13 @@ def test_interleaved_halves_of_two_groups_pass():
 
 def test_piecewise_definitions_pass():
     b = Builder()
-    x, y, z = b.given(8), b.variable(8), b.variable(8)
+    x = b.given(8)
+    y = b.variable(8)
+    z = b.variable(8)
     b.program.add(If(b.given(dtype=BOOL, name="p"), Copy(x[:4], y[:4]), Call(Function(Copy(x[4:], y[:4])))))
     b.program.add(Repeat(2, Sequence(Copy(x[4:], y[4:]), Copy(y, z))))
-    first, second = Copy(x, z), Sequence(Copy(x[:2], z[:2]), Copy(x[2:], z[2:]))
+    first = Copy(x, z)
+    second = Sequence(Copy(x[:2], z[:2]), Copy(x[2:], z[2:]))
     b.program.add(Switch(b.given(dtype=I32, name="s"), (first, second), first))
     b.program.add(RepeatWhile(b.compute_set(), b.given(dtype=BOOL, name="q"), Copy(z, y)))
     for tensor in (y, z):
@@ -117,7 +130,8 @@ def test_a_buffer_left_undefined_on_purpose_passes():
 
 def test_each_vertex_on_its_own_ipu_passes():
     b = Builder(4, 2)
-    x, y = b.given(64), b.variable(64)
+    x = b.given(64)
+    y = b.variable(64)
     tiles = np.arange(8)
     for tensor in (x, y):
         b.graph.set_tile_mapping(tensor.variables()[0], Flat(64, tiles * 8, tiles))
@@ -127,7 +141,8 @@ def test_each_vertex_on_its_own_ipu_passes():
     with pytest.raises(VerifyError, match="cross-ipu"):
         b.verify()
     b = Builder(4, 2)
-    x, y = b.given(64), b.variable(64)
+    x = b.given(64)
+    y = b.variable(64)
     for tensor in (x, y):
         b.graph.set_tile_mapping(tensor.variables()[0], Flat(64, tiles * 8, tiles))
     b.run(b.unary(x, y, 8, tile=[3, 2, 1, 0, 7, 6, 5, 4]))
@@ -143,7 +158,8 @@ SIZE = 12
 @st.composite
 def accesses(draw, axis, tensors):
     """A slice of a tensor as long as the axis, forwards or backwards, whole or strided, or one all vertices share."""
-    n, tensor = axis.extent, draw(st.sampled_from(tensors))
+    n = axis.extent
+    tensor = draw(st.sampled_from(tensors))
     coeff = draw(st.sampled_from([1, 1, 1, -1]))
     step = draw(st.sampled_from([1, 1, 2])) if 2 * n <= SIZE else 1
     start = draw(st.integers(0, SIZE - n * step))
@@ -157,7 +173,8 @@ def accesses(draw, axis, tensors):
 def programs(draw):
     """Two compute sets of two groups each on two variables, of which one may be half undefined."""
     b = Builder()
-    x, y = b.given(SIZE), b.variable(SIZE)
+    x = b.given(SIZE)
+    y = b.variable(SIZE)
     defined = draw(st.sampled_from([0, 7, SIZE]))
     b.program.add(StreamIn(HostStream("half", (defined,), F32), y[:defined]))
     for _ in range(2):

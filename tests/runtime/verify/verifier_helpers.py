@@ -16,7 +16,9 @@ from ipujax.runtime.tensor.mapping import even_cuts, linear
 from ipujax.runtime.tensor.variable import Origin
 from ipujax.runtime.verify.verifier import verify
 
-F32, I32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(bool)
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
+BOOL = np.dtype(bool)
 HERE = Origin("user.py:7 (step)")
 
 

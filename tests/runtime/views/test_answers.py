@@ -129,7 +129,8 @@ def unequal_stages(cycles):
 
 def test_the_ipu_that_waits_is_found_and_how_long():
     profile = unequal_stages(5_000)
-    idle, answer = idle_cycles(profile), waiting_ipu(profile)
+    idle = idle_cycles(profile)
+    answer = waiting_ipu(profile)
     # IPU 0 waits for IPU 1 in each round but the first, and from its last exchange to the end.
     assert answer.subject == "IPU 0" and answer.share == pytest.approx(idle[0].sum() / profile.cycles)
     work = profile.timeline.work.sum(1)
@@ -162,7 +163,8 @@ def test_of_operations_that_run_together_the_dearest_line_is_named():
     together = graph.add_compute_set("cheap, dear")
     for name, cycles, result, line in (("cheap", 5, b, 3), ("dear", 900, c, 9)):
         accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, result))
-        axis, origin = Axis("i", grid((SIZE,), (4,)).cuts[0]), Origin(f"model.py:{line} (loss)")
+        axis = Axis("i", grid((SIZE,), (4,)).cuts[0])
+        origin = Origin(f"model.py:{line} (loss)")
         tiles = np.arange(4, dtype=np.int32)
         group = VertexGroup(codelet(name, cycles), (axis,), accesses, tiles, origin=origin, name=name)
         graph.add_vertices(together, group)
@@ -233,10 +235,12 @@ def test_lines_and_layers_that_take_next_to_nothing_are_not_to_change():
         compute_set = graph.add_compute_set("step")
     cuts = grid((SIZE,), (4,)).cuts[0]
     accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, b))
-    axes, tiles = (Axis("i", cuts),), np.arange(4, dtype=np.int32)
+    axes = (Axis("i", cuts),)
+    tiles = np.arange(4, dtype=np.int32)
     graph.add_vertices(compute_set, VertexGroup(codelet("step", 1), axes, accesses, tiles))
     profile = Profile(compile(graph, Sequence(*inputs(a), Execute(compute_set), output(b))))
-    line, layer = line_to_change(profile), layer_answer(profile)
+    line = line_to_change(profile)
+    layer = layer_answer(profile)
     assert line.share < 0.02 and line.sentence.startswith("No line of source takes more than 1.0%")
     assert "host stream out takes 9" in line.sentence and not line.hint
     assert layer.sentence.startswith("No layer takes more than 1.0%") and layer.subject == "f"

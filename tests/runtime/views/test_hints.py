@@ -97,7 +97,8 @@ def test_every_hint_has_a_case() -> None:
 
 @pytest.mark.parametrize(("table", "name"), HOLDS)
 def test_a_hint_needs_all_of_its_condition(table: str, name: str) -> None:
-    hint, (situation, others) = TABLES[table][name], HOLDS[table, name]
+    hint = TABLES[table][name]
+    (situation, others) = HOLDS[table, name]
     assert hint.holds(situation) and hints({name: hint}, situation) and "{" not in hints({name: hint}, situation)
     for field, value in others.items():
         assert not hint.holds(replace(situation, **{field: value})), field
@@ -145,19 +146,34 @@ def profile(name: str) -> Figures:
     """The profile of a program, on eight tiles."""
     width = 256
     fun: Callable[..., Any]
-    dtype, settings, ipus, tile, options = "float32", {}, 1, 624 * 1024, {}
+    dtype = "float32"
+    settings = {}
+    ipus = 1
+    tile = 624 * 1024
+    options = {}
     match name:
         case "forward half":
-            fun, dtype, settings = products, "float16", {"donate_argnums": (0, 1)}
+            fun = products
+            dtype = "float16"
+            settings = {"donate_argnums": (0, 1)}
         case "forward":
-            fun, settings = products, {"donate_argnums": (0, 1)}
+            fun = products
+            settings = {"donate_argnums": (0, 1)}
         case "crowded forward" | "crowded training":
             fun = products if name == "crowded forward" else jax.grad(loss)
-            width, tile, options = 128, 24 * 1024, {"allow_out_of_memory": True}
+            width = 128
+            tile = 24 * 1024
+            options = {"allow_out_of_memory": True}
         case "svd":
-            fun, width = lambda w, x: jnp.linalg.svd(w @ x, compute_uv=False).sum(), 8
+            width = 8
+
+            def fun(w, x):
+                return jnp.linalg.svd(w @ x, compute_uv=False).sum()
+
         case "pipeline":
-            fun, ipus, width = staged, 2, 16
+            fun = staged
+            ipus = 2
+            width = 16
         case "loop":
             fun = lambda w, x: jax.lax.scan(lambda x, w: (jnp.sin(x * w), None), x, w)[0]  # noqa: E731
             width = 64
@@ -205,7 +221,8 @@ def test_the_line_of_a_pipeline_has_no_products_to_make_smaller() -> None:
 
 
 def test_transfers_are_overlapped_in_loops_only() -> None:
-    loop, straight = profile("loop"), profile("svd")
+    loop = profile("loop")
+    straight = profile("svd")
     assert program_situation(loop).has_loop and not program_situation(straight).has_loop
     assert "io_tiles" not in limiting_operation(straight).hint
 

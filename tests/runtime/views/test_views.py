@@ -31,7 +31,8 @@ def test_slices_add_up_also_where_time_is_cut(program, most):
     for ipu in range(view.num_ipus):
         for number, name in enumerate(TRACE_PHASES):
             mine = (view.ipu == ipu) & (view.phase == number)
-            spent, exact = int((view.end - view.start)[mine].sum()), profile.timeline.phase_cycles(ipu)[name]
+            spent = int((view.end - view.start)[mine].sum())
+            exact = profile.timeline.phase_cycles(ipu)[name]
             ended = profile.cycles - int(profile.timeline.clocks[ipu]) if name == "idle" else 0
             assert view.phase_cycles[ipu, number] == exact
             # A part of time begins and ends at whole cycles; none is drawn where an IPU has ended.
@@ -58,7 +59,8 @@ def test_memory_is_that_of_the_report(program):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_liveness_is_that_of_the_report(program):
     profile = Profile(program())
-    view, live = liveness_view(profile), profile.liveness
+    view = liveness_view(profile)
+    live = profile.liveness
     assert view.live_bytes.max() == live["maxLiveBytes"] and view.always_bytes == live["alwaysLiveBytes"]
     assert len(view.names) == len(view.largest) == len(view.live_bytes) <= view.num_steps
     for numbers, total in zip(view.largest, view.live_bytes.tolist(), strict=True):
@@ -84,7 +86,8 @@ def test_the_share_of_the_peak_does_not_depend_on_ipus_that_run_something_else(n
         a, b = variables(graph, "a", "b")
         return Profile(compile(graph, Sequence(*inputs(a), apply(graph, codelet("product", 500), a, b, 4))))
 
-    alone, many = profile(TARGET), profile(TARGET.replace(num_ipus=num_ipus))
+    alone = profile(TARGET)
+    many = profile(TARGET.replace(num_ipus=num_ipus))
     (row,), (same,) = ([r for r in operation_rows(p) if r.flops] for p in (alone, many))
     assert same.peak_share == row.peak_share > 0 and same.flops_per_second == row.flops_per_second
     assert peaks(many.target) == peaks(alone.target)
