@@ -459,18 +459,18 @@ def module_of(name: str) -> str | None:
         return None
     parts = name.split(".")
     tries = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-    return next(module for found in tries for module in (found, f"{found}.__init__") if module in FILES)
+    return next(module for actual in tries for module in (actual, f"{actual}.__init__") if module in FILES)
 
 
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Room → other rooms its files import, wherever in them; `sources` by module."""
-    found: dict[str, set[str]] = {room_of(module): set() for module in sources}
+    actual: dict[str, set[str]] = {room_of(module): set() for module in sources}
     for module, source in sources.items():
         for _, name in imported(ast.parse(source), module):
             target = module_of(name)
             if target and room_of(target) not in {room_of(module), *FOR_ALL}:
-                found[room_of(module)].add(room_of(target))
-    return found
+                actual[room_of(module)].add(room_of(target))
+    return actual
 
 
 def table() -> dict[str, set[str]]:
@@ -533,8 +533,8 @@ def test_modules_import_no_circle() -> None:
     """Imports inside functions count, and those for type checkers."""
     graph: dict[str, set[str]] = {}
     for module, source in sources().items():
-        found = {module_of(name) for _, name in imported(ast.parse(source), module)}
-        graph[module] = {target for target in found if target and target != module}
+        actual = {module_of(name) for _, name in imported(ast.parse(source), module)}
+        graph[module] = {target for target in actual if target and target != module}
     assert not circle(graph)
 
 
@@ -599,7 +599,7 @@ def test_room_of_a_module() -> None:
     ],
 )
 def test_an_import_that_rooms_do_not_allow_is_found(source: str) -> None:
-    found = arrows({"ipujax.runtime.tensor.view": source})
-    assert found == {"runtime.tensor": {"runtime.engine"}}
-    assert "runtime.tensor imports runtime.engine, which the table does not say" in differences(found, table())
-    assert "runtime.tensor" in circle({**table(), **found})
+    actual = arrows({"ipujax.runtime.tensor.view": source})
+    assert actual == {"runtime.tensor": {"runtime.engine"}}
+    assert "runtime.tensor imports runtime.engine, which the table does not say" in differences(actual, table())
+    assert "runtime.tensor" in circle({**table(), **actual})

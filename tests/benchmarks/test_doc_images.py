@@ -40,6 +40,6 @@ def test_screenshots_are_there_and_small() -> None:
         path = doc_images.IMAGES / f"{name}.png"
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size <= doc_images.MOST_BYTES
         assert f"images/{name}.png" in pages, name
-    shown = {f"{name}.png" for name in doc_images.SCREENSHOTS} | {doc_images.README_PICTURE.name}
+    displayed = {f"{name}.png" for name in doc_images.SCREENSHOTS} | {doc_images.README_PICTURE.name}
     # Pictures of docs/fidelity.md and docs/gallery.md have scripts and tests of their own.
-    assert {path.name for path in doc_images.IMAGES.iterdir()} - {"fidelity.svg", "gallery"} == shown
+    assert {path.name for path in doc_images.IMAGES.iterdir()} - {"fidelity.svg", "gallery"} == displayed

@@ -76,13 +76,13 @@ def test_the_picture_shows_the_rows_of_the_page(case):
     rows = plot.points(PAGE.read_text(encoding="utf-8"))
     assert len(rows) == len(re.findall(r"^\| [^*|]+ \| [\d,.]+.*[+-][\d.]+ %", PAGE.read_text("utf-8"), re.MULTILINE))
     places = re.compile(r'<use xlink:href="#m\w+" x="([\d.]+)" y="([\d.]+)"')
-    drawn, shown = (
+    drawn, displayed = (
         [[float(number) for number in place] for place in places.findall(text)]
         for text in (plot.picture(rows), (PAGE.parent / "images" / "fidelity.svg").read_text(encoding="utf-8"))
     )
     hint = "run: python benchmarks/fidelity.py --plot"
     assert len(drawn) >= len(rows) + sum(row.is_cycles for row in rows)
-    np.testing.assert_allclose(shown, drawn, atol=1, err_msg=hint)
+    np.testing.assert_allclose(displayed, drawn, atol=1, err_msg=hint)
 
 
 def test_a_case_nobody_knows_is_refused():
@@ -128,9 +128,9 @@ def test_the_readme_has_the_errors_of_the_page():
     page = PAGE.read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     errors = [float(error) for error in re.findall(r"^\| \*\*n .*error\*\* \| \| \| ([\d.]+) %", page, re.MULTILINE)]
-    said = re.search(r"([\d.]+) %\s+on average and (\d+) %\s+at worst, narrower ones ([\d.]+) and (\d+) %", readme)
-    assert said and [round(error, number) for error, number in zip(errors, (1, 0, 1, 0), strict=True)] == [
-        float(text) for text in said.groups()
+    output = re.search(r"([\d.]+) %\s+on average and (\d+) %\s+at worst, narrower ones ([\d.]+) and (\d+) %", readme)
+    assert output and [round(error, number) for error, number in zip(errors, (1, 0, 1, 0), strict=True)] == [
+        float(text) for text in output.groups()
     ]
     networks = page[page.index("## Networks trained") :]
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| [^|]+ \| ([+-][\d.]+) %", networks, re.MULTILINE)
@@ -172,15 +172,15 @@ def test_the_blur_blurs(case, name):
 def test_rectangles_cover_the_picture_once(case, height, width, tiles):
     """1,176 of 1,216 tiles are what the source reports, for one IPU and for each of 16."""
     blur = case("blur")
-    seen = np.zeros((height, width), np.int64)
+    recorded = np.zeros((height, width), np.int64)
     rectangles = list(blur.tiles_of(height, width, 6 if tiles < 100 else 1216))
     assert len(rectangles) == tiles
     for rectangle in rectangles:
         parts = list(rectangle.workers(6))
         assert 1 <= len(parts) <= 6
         for part in parts:
-            seen[part.top : part.top + part.height, part.left : part.left + part.width] += 1
-    assert np.all(seen == 1)
+            recorded[part.top : part.top + part.height, part.left : part.left + part.width] += 1
+    assert np.all(recorded == 1)
 
 
 def test_neighbours_of_a_rectangle(case):

@@ -46,9 +46,9 @@ def out_of_memory() -> ipu.Profile:
     """A product of more than a chip of 64 tiles holds."""
     options = ipu.Options(allow_out_of_memory=True, progress=False)
     run = ipu.jit(lambda a: jnp.tanh(a @ a) @ a, device=ipu.IPUModel(tiles_per_ipu=64), options=options)
-    found = run.profile(Struct((2048, 2048), jnp.float32))
-    assert found.memory.overflowed_bytes.any()
-    return found
+    actual = run.profile(Struct((2048, 2048), jnp.float32))
+    assert actual.memory.overflowed_bytes.any()
+    return actual
 
 
 def bert_of_layers(layers: int) -> ipu.Profile:

@@ -128,9 +128,9 @@ def test_the_transformer_is_the_same_as_a_loop_and_as_a_scan() -> None:
     params, _ = compiled(SMALL["transformer-loop"]().init, key)(key)
     for way in ("loop", "scan"):
         model = SMALL[f"transformer-{way}"]()
-        given = {**params, "blocks": stacked(params["blocks"])} if way == "scan" else params
+        inputs = {**params, "blocks": stacked(params["blocks"])} if way == "scan" else params
         opt_state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model.state[1])
-        args = (given, opt_state, *jax.tree.map(drawn, model.batch))
+        args = (inputs, opt_state, *jax.tree.map(drawn, model.batch))
         losses.append(compiled(lambda *args, model=model: model.step(*args)[-1], *args)(*args))
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
@@ -140,12 +140,14 @@ def test_the_filter_is_the_sum_over_all_paths() -> None:
     (filtered, evidence), _ = run(model, 1)
     key = jax.random.key(0)
     (params,) = compiled(model.init, key)(key)
-    seen = np.asarray(drawn(model.batch[0]))
+    recorded = np.asarray(drawn(model.batch[0]))
     start, transition, emission = (np.exp(np.asarray(params[name])) for name in ("start", "transition", "emission"))
     last = np.zeros(len(start))
-    for path in itertools.product(range(len(start)), repeat=len(seen)):
+    for path in itertools.product(range(len(start)), repeat=len(recorded)):
         moves = np.prod([transition[a, b] for a, b in itertools.pairwise(path)])
-        last[path[-1]] += start[path[0]] * moves * np.prod([emission[s, h] for s, h in zip(seen, path, strict=True)])
+        last[path[-1]] += (
+            start[path[0]] * moves * np.prod([emission[s, h] for s, h in zip(recorded, path, strict=True)])
+        )
     np.testing.assert_allclose(evidence, np.log(last.sum()), rtol=1e-5)
     np.testing.assert_allclose(np.exp(filtered[-1]), last / last.sum(), rtol=1e-5)
 

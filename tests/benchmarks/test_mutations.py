@@ -32,16 +32,16 @@ SPEC.loader.exec_module(MUTATIONS)
     ],
 )
 def test_each_place_is_mutated(source: str, expected: list[str]) -> None:
-    found = MUTATIONS.mutations(Path("a.py"), source)
-    assert sorted(mutation.applied(source) for mutation in found) == sorted(expected)
+    actual = MUTATIONS.mutations(Path("a.py"), source)
+    assert sorted(mutation.applied(source) for mutation in actual) == sorted(expected)
 
 
 def test_all_mutations_of_the_product_are_python() -> None:
     path = Path("runtime/page/task_chart.py")
     source = (MUTATIONS.ROOT / path).read_text(encoding="utf-8")
-    found = list(MUTATIONS.mutations(path, source))
-    assert len({mutation.applied(source) for mutation in found}) == len(found) >= 5
-    for mutation in found:
+    actual = list(MUTATIONS.mutations(path, source))
+    assert len({mutation.applied(source) for mutation in actual}) == len(actual) >= 5
+    for mutation in actual:
         compile(mutation.applied(source), path, "exec")
         assert mutation.diff(source).startswith(f"--- a/{path}\n+++ b/{path}\n@@ ")
 

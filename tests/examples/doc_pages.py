@@ -37,13 +37,13 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The code of a page in the repository."""
-    found: list[Block] = []
+    actual: list[Block] = []
     for kind, text in _FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
         if kind != "text":
-            found.append(Block(text, is_command=kind == "sh"))
-        elif found and found[-1].pasted is None:
-            found[-1].pasted = text
-    return found
+            actual.append(Block(text, is_command=kind == "sh"))
+        elif actual and actual[-1].pasted is None:
+            actual[-1].pasted = text
+    return actual
 
 
 @cache
@@ -87,9 +87,9 @@ def excerpt(pasted: str, printed: str) -> str:
         if line == LEFT_OUT:
             lines.append(line)
         else:
-            found = next((p for p in left if words(p) == words(line)), None) if skips else next(left, None)
-            assert found is not None and words(found) == words(line), f"pasted: {line!r}, printed: {found!r}"
-            lines.append(found)
+            actual = next((p for p in left if words(p) == words(line)), None) if skips else next(left, None)
+            assert actual is not None and words(actual) == words(line), f"pasted: {line!r}, printed: {actual!r}"
+            lines.append(actual)
         skips = line == LEFT_OUT
     assert skips or not list(left), "there is more output than is pasted"
     return "".join(f"{line}\n" for line in lines)

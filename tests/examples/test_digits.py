@@ -20,7 +20,7 @@ digits = example("digits")
 
 def epochs(text: str) -> list[tuple[float, float]]:
     """(loss, accuracy) of each epoch a run printed."""
-    return [(float(found[3]), float(found[4]) / 100) for found in EPOCH.finditer(text)]
+    return [(float(actual[3]), float(actual[4]) / 100) for actual in EPOCH.finditer(text)]
 
 
 def test_data_is_split_once_and_for_all(digits: ModuleType) -> None:

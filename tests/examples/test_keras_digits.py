@@ -16,8 +16,8 @@ def test_learns_and_logs_cycles(keras_digits: ModuleType, capsys: pytest.Capture
     history = keras_digits.main(["--epochs", "2", "--batch", "50", "--steps", "10", "--tiles", "16"])
     text = capsys.readouterr().out
     assert history["loss"][1] < history["loss"][0] and history["val_accuracy"][1] > 0.6
-    cycles, again = history["ipu_cycles"]
-    assert cycles == again and f"10 batches of 50: {cycles:,} cycles" in text
+    cycles, repeated = history["ipu_cycles"]
+    assert cycles == repeated and f"10 batches of 50: {cycles:,} cycles" in text
     assert re.search(r"^this host prepares them in [\d,]+ µs: the (host|IPU) is slower$", text, re.MULTILINE)
     losses = re.findall(r"^epoch \d: loss ([\d.]+), test accuracy", text, re.MULTILINE)
     assert losses == [f"{loss:.4f}" for loss in history["loss"]]

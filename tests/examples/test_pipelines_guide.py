@@ -84,13 +84,13 @@ KEEPS = {
 
 def rows() -> dict[str, str]:
     """Schedule → micro-batches kept, as the table of the page has it."""
-    found = {}
+    actual = {}
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     for names, keeps in re.findall(r"^\| (`.*?`) \| .*? \| (.*?) \|$", text, re.MULTILINE):
         listed = re.findall(r"`(.*?)`", names)
         several = keeps.split(", ") if len(listed) > 1 else [keeps]
-        found.update(zip(listed, several, strict=True))
-    return found
+        actual.update(zip(listed, several, strict=True))
+    return actual
 
 
 def test_every_schedule_is_in_the_table() -> None:

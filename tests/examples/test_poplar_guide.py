@@ -19,9 +19,9 @@ def test_the_first_program_runs_as_written(tmp_path):
     block = BLOCKS[0]
     (tmp_path / "suffix_sums.py").write_text(block, encoding="utf-8")
     # The folder of the package comes after the script's own, as if it were installed.
-    found = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
+    actual = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
     run = "import runpy; runpy.run_path('suffix_sums.py', run_name='__main__')"
-    command = [sys.executable, "-W", "error", "-c", found + run]
+    command = [sys.executable, "-W", "error", "-c", actual + run]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     promised = re.findall(r"# (v2: \{.*\})", block)

@@ -38,9 +38,9 @@ def test_tutorial_5_learns_the_digits(tut5, capsys):
 
 def test_tutorial_5_trains_on_other_images_than_it_tests_on(tut5, capsys):
     _, buffers = tut5.train(1, poplar.IPUModel(tiles_per_ipu=8).create_device(), batch=36)
-    seen = {image.tobytes() for image in buffers["trainImages"]}
+    recorded = {image.tobytes() for image in buffers["trainImages"]}
     assert len(buffers["testImages"]) == 360 and len(buffers["trainImages"]) == 39 * 36
-    assert not seen & {image.tobytes() for image in buffers["testImages"]}
+    assert not recorded & {image.tobytes() for image in buffers["testImages"]}
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_tutorial_5_steps_as_plain_jax_does_tile_by_tile(tut5):
         "numCorrect": lambda: lambda buffer: correct.append(int(buffer[0])),
     }
     program = poplar.program.Sequence(take_in, train)
-    found = both(graph, program, {"W": model.weights, "b": model.biases}, streams)
+    actual = both(graph, program, {"W": model.weights, "b": model.biases}, streams)
 
     def loss(params, x, expected):
         scores = jax.nn.log_softmax(x @ params[0] + params[1])
@@ -86,6 +86,6 @@ def test_tutorial_5_steps_as_plain_jax_does_tile_by_tile(tut5):
         right += int(np.sum((x @ params[0] + params[1]).argmax(1) == expected))
         slopes = jax.grad(loss)(params, x, expected)
         params = tuple(value - eta * slope for value, slope in zip(params, slopes, strict=True))
-    np.testing.assert_allclose(found["W"], params[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["b"], params[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["W"], params[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["b"], params[1], rtol=1e-5, atol=1e-6)
     assert correct == [right, right]

@@ -24,7 +24,7 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
     tables = replication.main(["--model", "mlp", "--replicas", "2", "1", "--batch", "16", "--steps", "2"])
     text = capsys.readouterr().out
     assert [title.split(" of ")[0] for title in tables] == ["fixed global batch", "fixed micro-batch"]
-    printed = [tuple(float(field.replace(",", "")) for field in found) for found in ROW.findall(text)]
+    printed = [tuple(float(field.replace(",", "")) for field in actual) for actual in ROW.findall(text)]
     rows = [row for table in tables.values() for row in table]
     assert [row[:3] for row in printed] == [(row.replicas, row.batch // row.replicas, row.cycles) for row in rows]
     assert [row[:2] for row in printed] == [(1, 16), (2, 8), (1, 8), (2, 8)]
@@ -40,7 +40,7 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
     assert 1 < (two.cycles - one.cycles) / two.all_reduce_cycles < 1.5
     assert printed[3][5] == pytest.approx(100 * two.images_per_second / one.images_per_second / 2, abs=0.06)
 
-    found = {
+    actual = {
         int(line.split()[0]): [float(x) for x in line.split()[2:]]
         for line in text.splitlines()
         if "replicas  " in line and "." in line
@@ -59,8 +59,8 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
         updates, state = replication.optimizer.update(grads, state)
         params = optax.apply_updates(params, updates)
         expected.append(float(value))
-    assert found.keys() == {1, 2}
-    for values in found.values():
+    assert actual.keys() == {1, 2}
+    for values in actual.values():
         np.testing.assert_allclose(values, expected, rtol=1e-6)
     difference = re.search(r"differ by (\S+) of themselves", text)
     assert difference is not None and float(difference[1]) <= 1e-6

@@ -25,13 +25,13 @@ def test_every_layout_has_the_losses_of_jax(sharded_transformer: ModuleType) -> 
     params = sharded_transformer.init(32, 2)
     tokens = sharded_transformer.batch_of(8, 8)
     loss = sharded_transformer.make_loss(sharded_transformer.Layout())
-    wanted = []
+    reference = []
     for _ in range(2):
         value, grads = jax.jit(jax.value_and_grad(loss))(params, tokens)
         params = jax.tree.map(lambda p, g: p - sharded_transformer.LEARNING_RATE * g, params, grads)
-        wanted.append(float(value))
+        reference.append(float(value))
     for row in rows:
-        np.testing.assert_allclose(row.losses, wanted, rtol=1e-5)
+        np.testing.assert_allclose(row.losses, reference, rtol=1e-5)
 
 
 @pytest.mark.slow

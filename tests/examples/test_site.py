@@ -59,7 +59,7 @@ def test_code_blocks_are_whole_and_can_be_copied(site: Path, browser: Any) -> No
     wrong = {}
     for page in pages:
         browser.get(page.as_uri())
-        found = browser.execute_script(CUT_OFF), browser.execute_script(WITHOUT_BUTTON)
-        if found != ([], 0):
-            wrong[page.name] = found
+        actual = browser.execute_script(CUT_OFF), browser.execute_script(WITHOUT_BUTTON)
+        if actual != ([], 0):
+            wrong[page.name] = actual
     assert wrong == {}

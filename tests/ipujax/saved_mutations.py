@@ -35,11 +35,11 @@ def places(data, path=()) -> Iterator[tuple]:
 
 def by_kind(data) -> dict[tuple, list[tuple]]:
     """Places by kind."""
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for path in places(data):
         kind = tuple("[]" if isinstance(key, int) else key for key in path)
-        found[(*kind[:-1], "*") if set(kind[-2:-1]) & {"vertex_type_cycles", "sources"} else kind].append(path)
-    return dict(found)
+        actual[(*kind[:-1], "*") if set(kind[-2:-1]) & {"vertex_type_cycles", "sources"} else kind].append(path)
+    return dict(actual)
 
 
 def at(data, path):
@@ -156,7 +156,7 @@ def failures(path, folder, original, known: set[str]) -> tuple[bool, list[str]]:
         return False, [] if is_clear else [f"load: {error}"]
     except Exception as error:  # which is what is looked for
         return False, [f"load: {type(error).__name__}: {error}"]
-    found = []
+    actual = []
     for name, ask in asked.items():
         try:
             with warnings.catch_warnings():
@@ -164,5 +164,5 @@ def failures(path, folder, original, known: set[str]) -> tuple[bool, list[str]]:
                 ask()
         except Exception as error:  # which is what is looked for
             if not (isinstance(error, IpuError) and name in known):
-                found.append(f"{name}: {type(error).__name__}: {error}")
-    return True, found
+                actual.append(f"{name}: {type(error).__name__}: {error}")
+    return True, actual

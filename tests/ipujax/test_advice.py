@@ -88,15 +88,15 @@ def test_the_table() -> None:
 
 def test_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     small = ipu.jit(lambda x: x @ x.T, device=ipu.IPUModel(tiles_per_ipu=4))
-    shown = ipu.advise(small, jax.ShapeDtypeStruct((4, 4), np.float32))
-    assert capsys.readouterr().out == f"{shown}\n"
-    assert ipu.advise(small, array(4, 4), show=False) == shown
+    displayed = ipu.advise(small, jax.ShapeDtypeStruct((4, 4), np.float32))
+    assert capsys.readouterr().out == f"{displayed}\n"
+    assert ipu.advise(small, array(4, 4), show=False) == displayed
     assert capsys.readouterr().out == ""
-    assert {row.change for row in shown} == {
+    assert {row.change for row in displayed} == {
         OWN,
         *(each.replace("byte_cost=0.5, ", "") for each in (ALL, STANDARD, AUTO)),
     }
-    assert len({row.cycles for row in shown}) == 1 and shown.best().change == OWN  # nothing to compute again
+    assert len({row.cycles for row in displayed}) == 1 and displayed.best().change == OWN  # nothing to compute again
 
 
 def test_options_are_written_as_they_are_given() -> None:
@@ -120,11 +120,11 @@ def test_the_function_s_own_option_is_not_tried_twice() -> None:
 
 
 def test_names_that_nothing_fits() -> None:
-    found = ipu.advise(fitted(0.2), *ARGS, show=False)
-    assert not any(row.fits or row.refused for row in found)
+    actual = ipu.advise(fitted(0.2), *ARGS, show=False)
+    assert not any(row.fits or row.refused for row in actual)
     with pytest.raises(ipu.ArgumentError, match="no change that was tried fits the machine") as error:
-        found.best()
-    assert f"{min(row.worst_tile_bytes for row in found):,} bytes" in str(error.value)
+        actual.best()
+    assert f"{min(row.worst_tile_bytes for row in actual):,} bytes" in str(error.value)
 
 
 def test_other_ways_have_to_fit_where_nothing_has_to() -> None:
@@ -153,19 +153,19 @@ def test_a_change_that_cannot_be_compiled_is_a_row_with_the_reason() -> None:
         return jax.lax.pmean(value, "replica")
 
     fun = ipu.jit(loss, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), **settings)
-    found = ipu.advise(fun, array(4, 4), array(8, 4), batch_argnums=1, show=False)
-    refused = [row for row in found if row.refused is not None]
-    assert refused == list(found)[-1:] and refused[0].change == HALF
+    actual = ipu.advise(fun, array(4, 4), array(8, 4), batch_argnums=1, show=False)
+    refused = [row for row in actual if row.refused is not None]
+    assert refused == list(actual)[-1:] and refused[0].change == HALF
     assert all("cannot be split into 4 micro-batches" in str(row.refused) for row in refused)
-    lines = str(found).splitlines()
-    assert lines[-1].endswith(str(refused[-1].refused)) and found.best().change == OWN
+    lines = str(actual).splitlines()
+    assert lines[-1].endswith(str(refused[-1].refused)) and actual.best().change == OWN
 
 
 def test_the_best_row_has_the_reason_if_nothing_can_be_compiled() -> None:
-    found = ipu.advise(ipu.jit(STEP, device=ipu.CPU()), *ARGS, show=False)
-    assert all(row.refused for row in found)
+    actual = ipu.advise(ipu.jit(STEP, device=ipu.CPU()), *ARGS, show=False)
+    assert all(row.refused for row in actual)
     with pytest.raises(ipu.ArgumentError, match="no change that was tried can be compiled") as error:
-        found.best()
+        actual.best()
     assert "runs on ipu.CPU()" in str(error.value)
 
 
@@ -193,10 +193,10 @@ def test_state_goes_off_chip_first_and_then_all_that_is_donated() -> None:
         return w - 0.1 * m, m
 
     fun = ipu.jit(step, donate_argnums=(0, 1), device=ipu.IPUModel(tiles_per_ipu=4))
-    found = {row.change: row for row in ipu.advise(fun, array(32, 32), array(32, 32), array(4, 32), show=False)}
+    actual = {row.change: row for row in ipu.advise(fun, array(32, 32), array(32, 32), array(4, 32), show=False)}
     for chosen in ((1,), (0, 1)):
-        again = fun.with_options(offload_argnums=chosen).lower(array(32, 32), array(32, 32), array(4, 32)).compile()
-        assert found[f"offload_argnums={chosen}"].cycles == again.profile.cycles
+        repeated = fun.with_options(offload_argnums=chosen).lower(array(32, 32), array(32, 32), array(4, 32)).compile()
+        assert actual[f"offload_argnums={chosen}"].cycles == repeated.profile.cycles
 
 
 def test_refuses_a_call_without_an_offloaded_argument() -> None:
@@ -207,8 +207,8 @@ def test_refuses_a_call_without_an_offloaded_argument() -> None:
 
 @pytest.mark.slow
 def test_recomputation_is_tried_with_half_batches_if_nothing_fits() -> None:
-    found = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
-    assert f"{HALF}, {AUTO}" in {row.change for row in found} and not any(row.fits for row in found)
+    actual = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
+    assert f"{HALF}, {AUTO}" in {row.change for row in actual} and not any(row.fits for row in actual)
 
 
 def test_pipelines_that_find_their_stages_are_tried_on_twice_the_ipus() -> None:

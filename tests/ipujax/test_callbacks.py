@@ -163,9 +163,9 @@ def test_a_call_is_a_host_exchange_of_its_operands_and_results() -> None:
     target = DEVICE.target
     profiles = [ipu.jit(f, device=DEVICE).lower(X).compile().profile for f in (fun, lambda x: x)]
     assert not profiles[0].fallbacks
-    more = profiles[0].phase_cycles["host_exchange"] - profiles[1].phase_cycles["host_exchange"]
+    settings = profiles[0].phase_cycles["host_exchange"] - profiles[1].phase_cycles["host_exchange"]
     one_way = target.host_latency_seconds + X.nbytes / target.host_bytes_per_second
-    assert more == 2 * int(np.ceil(one_way * target.clock_hz))
+    assert settings == 2 * int(np.ceil(one_way * target.clock_hz))
 
 
 class Refused(Exception):

@@ -70,12 +70,12 @@ def test_default_device_as_decorator() -> None:
 
 def test_default_device_belongs_to_its_thread() -> None:
     """As in JAX: another thread has its own."""
-    seen: list[int] = []
+    recorded: list[int] = []
     with ipu.default_device(device(4)):
-        thread = threading.Thread(target=lambda: seen.append(tiles_used(ipu.jit(double))))
+        thread = threading.Thread(target=lambda: recorded.append(tiles_used(ipu.jit(double))))
         thread.start()
         thread.join()
-    assert seen == [1472]
+    assert recorded == [1472]
 
 
 def test_inner_functions_follow_the_outer_ones_device() -> None:
@@ -91,9 +91,9 @@ def test_cpu_gives_the_numbers_of_jax_jit() -> None:
         return jnp.tanh(tree["a"] @ tree["a"].T) * n
 
     ours = ipu.jit(fun, device=ipu.CPU(), static_argnums=1, donate_argnums=0)
-    given = {"a": jnp.array(X)}
+    inputs = {"a": jnp.array(X)}
     with pytest.warns(UserWarning, match="donated buffers were not usable"):
-        got = ours(given, 3)
+        got = ours(inputs, 3)
     assert_rounded_alike(got, jax.jit(fun, static_argnums=1)({"a": X}, 3))
 
 

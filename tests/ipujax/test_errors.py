@@ -80,8 +80,8 @@ def test_messages_of_jax_pass_through(call: str) -> None:
     """They name the place already: results that are no arrays, numbers that are too large, keys that have no order."""
     for fun, args in ((lambda a: {"b": "text"}, (X,)), (lambda a: a, (2**40,)), (lambda a: {1: a, "b": a}, (X,))):
         expected = error_of(lambda a=args, f=fun: jax.jit(f)(*a), Exception)
-        found = error_of(lambda a=args, f=fun: getattr(ipu.jit(f, device=DEVICE), call)(*a), Exception)
-        assert type(found) is type(expected) and str(found) == str(expected)
+        actual = error_of(lambda a=args, f=fun: getattr(ipu.jit(f, device=DEVICE), call)(*a), Exception)
+        assert type(actual) is type(expected) and str(actual) == str(expected)
 
 
 SETTINGS: dict[str, Any] = {"static_argnums": 1, "static_argnames": "c"}
@@ -250,8 +250,8 @@ def test_users_errors_are_untouched(kind: type[Exception]) -> None:
 )
 def test_errors_of_jax_are_untouched(fun: Callable[..., Any], kind: type[Exception]) -> None:
     expected = error_of(lambda: jax.jit(fun)(X), kind)
-    found = error_of(lambda: ipu.jit(fun, device=DEVICE)(X), kind)
-    assert type(found) is type(expected) and str(found) == str(expected)
+    actual = error_of(lambda: ipu.jit(fun, device=DEVICE)(X), kind)
+    assert type(actual) is type(expected) and str(actual) == str(expected)
 
 
 def test_leaked_tracer() -> None:
@@ -304,8 +304,8 @@ def test_a_tracer_given_once_its_transformation_is_over(name: str) -> None:
     expected = error_of(lambda: fun({"a": left[0]}, y=X), jax.errors.UnexpectedTracerError)
     compiled = fun.lower({"a": X}, y=X).compile()
     for run in (fun.lower, fun.trace, fun.eval_shape, compiled, compiled.profile_call):
-        found = error_of(lambda run=run: run({"a": left[0]}, y=X), jax.errors.UnexpectedTracerError)
-        assert str(found).partition("The leaked")[0] == str(expected).partition("The leaked")[0]
+        actual = error_of(lambda run=run: run({"a": left[0]}, y=X), jax.errors.UnexpectedTracerError)
+        assert str(actual).partition("The leaked")[0] == str(expected).partition("The leaked")[0]
 
 
 def test_a_tracer_whose_transformation_runs_is_given() -> None:
@@ -441,12 +441,12 @@ def too_large(w: jax.Array, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
 def test_a_second_use_of_a_donated_argument_names_it(device: Any) -> None:
     fun = ipu.jit(lambda p, x: {"w": p["w"] + x}, device=device, donate_argnums=0)
-    given = {"w": jnp.ones(3)}
-    fun(given, 1.0)
-    calls = [lambda: fun(given, 1.0), lambda: fun(given, X[0]), lambda: fun(p=given, x=1.0)]
+    inputs = {"w": jnp.ones(3)}
+    fun(inputs, 1.0)
+    calls = [lambda: fun(inputs, 1.0), lambda: fun(inputs, X[0]), lambda: fun(p=inputs, x=1.0)]
     if device is DEVICE:
-        compiled = fun.lower(given, 1.0).compile()
-        calls += [lambda: compiled(given, 1.0), lambda: compiled.profile_call(given, 1.0)]
+        compiled = fun.lower(inputs, 1.0).compile()
+        calls += [lambda: compiled(inputs, 1.0), lambda: compiled.profile_call(inputs, 1.0)]
     for call in calls:
         error = error_of(call, ipu.ArgumentError)
         assert isinstance(error, RuntimeError | ValueError) and str(error.where).startswith("test_errors.py")
@@ -539,17 +539,17 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="avg"), ValueError, r"got: 'avg'(.|\n)*try: 'mean'"),
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="average"), ValueError, r"'average'(.|\n)*try: 'mean'"),
         *(
-            (lambda given=given: ipu.pipeline(add, micro_batches=2, reduce=given), ValueError, "must be a reduction")
-            for given in (np.array(["a", "b"]), np.array("mean"), ("sum", np.array([1, 2])), jnp.ones(2))
+            (lambda inputs=inputs: ipu.pipeline(add, micro_batches=2, reduce=inputs), ValueError, "must be a reduction")
+            for inputs in (np.array(["a", "b"]), np.array("mean"), ("sum", np.array([1, 2])), jnp.ones(2))
         ),
         *(
             (
-                lambda setting=setting, given=given: ipu.pipeline(add, **{"micro_batches": 2, setting: given}),
+                lambda setting=setting, inputs=inputs: ipu.pipeline(add, **{"micro_batches": 2, setting: inputs}),
                 ipu.ArgumentError,
                 rf"{setting} (of|for) ipu.pipeline(.|\n)*expected: (a|the) (.|\n)*got: ",
             )
             for setting in ("micro_batches", "stages", "batch_argnums", "rng_argnums", "device_mapping")
-            for given in (np.array([1, 2]), jnp.array([1, 2]), np.array(["auto", "auto"]), int)
+            for inputs in (np.array([1, 2]), jnp.array([1, 2]), np.array(["auto", "auto"]), int)
         ),
         (
             lambda: ipu.jit(add, donate_argnums=np.array([0, 1])),
@@ -586,8 +586,8 @@ def test_out_of_memory_allowed() -> None:
             r"Options.partials must be a dtype of partials(.|\n)*'float32', 'float16' or None(.|\n)*got: 'int8'",
         ),
         *(
-            (lambda given=given: ipu.Options(partials=given), ipu.ArgumentError, "must be a dtype of partials")
-            for given in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
+            (lambda inputs=inputs: ipu.Options(partials=inputs), ipu.ArgumentError, "must be a dtype of partials")
+            for inputs in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
         ),
         *(
             (lambda cost=cost: ipu.Options(byte_cost=cost), ipu.ArgumentError, rf"byte_cost(.|\n)*got: {cost!r}")

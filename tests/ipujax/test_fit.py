@@ -89,8 +89,8 @@ def test_logs_the_share_of_time_of_other_attempts(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO", "ipujax.fit"):
         compiled = fitting().lower(*arguments()).compile()
     number = len(compiled.profile.byte_costs)
-    said = re.search(r"attempt (\d) of (\d) is used; the others took (\d+)% of ([\d.]+) s", caplog.text)
-    assert said is not None and said[1] == said[2] == str(number) and 0 < int(said[3]) < 100
+    output = re.search(r"attempt (\d) of (\d) is used; the others took (\d+)% of ([\d.]+) s", caplog.text)
+    assert output is not None and output[1] == output[2] == str(number) and 0 < int(output[3]) < 100
     assert f"attempt {number} at {compiled.profile.byte_cost:g} cycles per byte fits" in caplog.text
 
 
@@ -292,8 +292,8 @@ def test_cached_plans_depend_on_the_byte_cost() -> None:
         return jax.lax.conv(image, kernel, (1, 1), "SAME").sum(1) @ weights[2] + x[:, weights[3].argmax(0)].mean()
 
     def figures(byte_cost: float) -> tuple[int, list[int]]:
-        found = at_cost(600_000, byte_cost, convolved)
-        return found.cycles, found.memory.tile_bytes.tolist()
+        actual = at_cost(600_000, byte_cost, convolved)
+        return actual.cycles, actual.memory.tile_bytes.tolist()
 
     byte_costs = (0.0, FIRST, 1e4)
     fresh = []

@@ -56,10 +56,10 @@ def proposals(fun: Any, args: Sequence[Any], settings: dict[str, Any], **keyword
     """Those of the proposals above that the error of a chip that is far too small begins with, in order."""
     choices = {name: settings[name] for name in ("recompute", "io_tiles", "allow_out_of_memory") if name in settings}
     options = ipu.Options(byte_cost=0.5, **choices)
-    given = {name: value for name, value in settings.items() if name not in choices}
+    inputs = {name: value for name, value in settings.items() if name not in choices}
     device = ipu.IPUModel(2, tiles_per_ipu=8, bytes_per_tile=2_000, interleaved_offset_bytes=1_000)
     with pytest.raises(ipu.TileMemoryError) as error:
-        ipu.jit(fun, device=device, options=options, **given).lower(*args, **keywords).compile()
+        ipu.jit(fun, device=device, options=options, **inputs).lower(*args, **keywords).compile()
     hints = str(error.value.hint).split("\n    or: ")
     known = (RECOMPUTE, PIPELINE, OFFLOAD, FEWER, ADVISE)
     return [each for hint in hints for each in known if hint.startswith(each)]

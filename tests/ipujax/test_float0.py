@@ -71,10 +71,10 @@ def test_gradients_of_whole_numbers(name: str) -> None:
 def test_gradients_of_whole_numbers_beside_donated_arguments() -> None:
     fun = lambda z, x: (z, x + 1)  # noqa: E731
     zeros = np.zeros((3,), jax.dtypes.float0)
-    given = jnp.array(X)
-    got = ipu.jit(fun, device=DEVICE, donate_argnums=1)(zeros, given)
+    inputs = jnp.array(X)
+    got = ipu.jit(fun, device=DEVICE, donate_argnums=1)(zeros, inputs)
     text = ipu.jit(fun, device=DEVICE).lower(zeros, X).as_text()
-    assert given.is_deleted() and got[0].dtype == jax.dtypes.float0 and '"x"' in text and '"z"' not in text
+    assert inputs.is_deleted() and got[0].dtype == jax.dtypes.float0 and '"x"' in text and '"z"' not in text
     np.testing.assert_array_equal(got[1], X + 1)
 
 
@@ -105,5 +105,5 @@ def test_pipelines_take_and_give_float0(reduce: str, shape: tuple[int, ...]) -> 
     (expected, nothing) = jax.jit(pipelined)(x, i)
     np.testing.assert_array_equal(of_x, expected)
     assert of_i.shape == nothing.shape == shape and of_i.dtype == jax.dtypes.float0
-    given = ipu.pipeline(lambda w, nothing, x: (w * x).sum(), micro_batches=2)
-    assert float(ipu.jit(given)(jnp.ones(3), np.zeros(8, jax.dtypes.float0), x)) == 12.0
+    inputs = ipu.pipeline(lambda w, nothing, x: (w * x).sum(), micro_batches=2)
+    assert float(ipu.jit(inputs)(jnp.ones(3), np.zeros(8, jax.dtypes.float0), x)) == 12.0

@@ -57,8 +57,8 @@ def test_hostile_folder_is_hostile(hostile: Path):
 
 @pytest.mark.slow
 def test_import_in_hostile_folder(hostile: Path):
-    found = Path(run_python(IMPORT_ALL, hostile))
-    assert found.name == "__init__.py" and not found.is_relative_to(hostile)
+    actual = Path(run_python(IMPORT_ALL, hostile))
+    assert actual.name == "__init__.py" and not actual.is_relative_to(hostile)
 
 
 # Prints what `import ipujax` and settings of functions import, beside what JAX does.
@@ -163,7 +163,7 @@ def test_import_costs_little_over_jax(tmp_path: Path):
     code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
     seconds: dict[str, list[float]] = {"jax": [], "jax, ipujax": []}
     for _ in range(9):  # interleaved, so that a busy machine slows both
-        for what, samples in seconds.items():
-            samples.append(float(run_python(code.format(what), tmp_path, ROOT)))
+        for label, samples in seconds.items():
+            samples.append(float(run_python(code.format(label), tmp_path, ROOT)))
     base, ours = (statistics.median(samples) for samples in seconds.values())
     assert ours - base < MAX_IMPORT_SECONDS, f"import ipujax took {ours:.3f} s, import jax {base:.3f} s"

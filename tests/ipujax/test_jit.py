@@ -303,9 +303,9 @@ class Named:
 @pytest.mark.parametrize("donated", [{"donate_argnums": 1}, {"donate_argnames": "a"}, {}], ids=str)
 def test_donated_trees_that_take_arrays_only(donated: Any) -> None:
     fun = ipu_jit(lambda k, a, b: Named(a.names, a.data * k + b.data), static_argnames="k", **donated)
-    given = [Named(("i", "j"), jnp.ones((2, 3))) for _ in range(6)]
-    compiled = fun.lower(3, *given[:2]).compile()
-    for call, (a, b) in ((compiled, given[2:4]), (functools.partial(fun, 3), given[4:])):
+    inputs = [Named(("i", "j"), jnp.ones((2, 3))) for _ in range(6)]
+    compiled = fun.lower(3, *inputs[:2]).compile()
+    for call, (a, b) in ((compiled, inputs[2:4]), (functools.partial(fun, 3), inputs[4:])):
         np.testing.assert_array_equal(call(a, b).data, np.full((2, 3), 4.0))
         assert (a.data.is_deleted(), b.data.is_deleted()) == (bool(donated), False)
 
@@ -355,10 +355,10 @@ def test_make_jaxpr_and_eval_shape() -> None:
 
 
 def test_disable_jit_runs_the_function_itself() -> None:
-    seen = []
-    fun = ipu_jit(lambda x: (seen.append(float(x)), x + 1)[1])
+    recorded = []
+    fun = ipu_jit(lambda x: (recorded.append(float(x)), x + 1)[1])
     with jax.disable_jit():
-        assert float(fun(jnp.float32(3))) == 4 and seen == [3.0]
+        assert float(fun(jnp.float32(3))) == 4 and recorded == [3.0]
 
 
 def test_under_a_transformation_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -455,11 +455,11 @@ def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     original = module.lower
 
     def counting(jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(tuple(jaxpr.in_avals))
+        recorded.append(tuple(jaxpr.in_avals))
         return original(jaxpr, *args, **kwargs)
 
     monkeypatch.setattr(module, "lower", counting)
-    return seen
+    return recorded
 
 
 def test_lowers_once_for_each_signature(lowerings: list[Any]) -> None:
@@ -579,10 +579,10 @@ def test_a_warm_call_flattens_its_arguments_as_often_as_jax_does(settings: dict[
     for fun in (jax.jit(lambda c, n: c.x + n, **settings), ipu.jit(lambda c, n: c.x + n, device=DEVICE, **settings)):
         for _ in range(2):
             fun(Counted(jnp.ones(3)), 1)
-        given = Counted(jnp.ones(3))
+        inputs = Counted(jnp.ones(3))
         flattened.clear()
-        fun(given, 1)
-        counts.append(sum(node is given for node in flattened))
+        fun(inputs, 1)
+        counts.append(sum(node is inputs for node in flattened))
     assert counts == [1, 1]
 
 

@@ -70,7 +70,7 @@ def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monk
     one_replica = first.graph.target.num_ipus
     plan = cache(first._plan)
     compiled: dict[Any, Executable] = {}
-    found = list[Found]()
+    actual = list[Found]()
     for size in sizes:
         target = target_of(size).replace(num_ipus=one_replica)
 
@@ -82,23 +82,23 @@ def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monk
         monkeypatch.setattr(fit, "compile", compile_for_size)
         try:
             planned, executable = fit.compile_fitting(first, plan, ipu.Options())
-            found.append((executable.timeline_of(None).cycles, planned.choice))
+            actual.append((executable.timeline_of(None).cycles, planned.choice))
         except ipu.TileMemoryError:
-            found.append(None)
-    return found
+            actual.append(None)
+    return actual
 
 
 @pytest.mark.parametrize("name", [slow_unless(name in FAST, name) for name in CASES])
 def test_memory_monotone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tiles, offset, sizes = CASES[name]
-    found = search(program(), tiles, offset, sizes, monkeypatch)
-    fitting = [each for each in found if each is not None]
-    assert fitting and found[-len(fitting) :] == fitting, "what fits at one size fits at every larger one"
+    actual = search(program(), tiles, offset, sizes, monkeypatch)
+    fitting = [each for each in actual if each is not None]
+    assert fitting and actual[-len(fitting) :] == fitting, "what fits at one size fits at every larger one"
     cycles = [each[0] for each in fitting]
     for number, of_larger in enumerate(cycles):
         assert of_larger <= MAX_RATIO * min(cycles[: number + 1])
     if name in FAST:  # otherwise nothing is shown
-        assert len(dict.fromkeys(fitting)) > 1 and None in found
+        assert len(dict.fromkeys(fitting)) > 1 and None in actual
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_memory_monotone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_monotone_attempts_do_not_depend_on_the_size(name: str) -> None:
     """Programs, cycles and bytes of the first attempt and the last are the same on tiles of all sizes."""
     program, tiles, offset, _ = CASES[name]
-    given = program()
+    inputs = program()
     figures = list[Any]()
     for size in (8 * KIB, 64 * KIB, 624 * KIB, 2048 * KIB):
         machine = ipu.IPUModel(
-            given.num_ipus, tiles_per_ipu=tiles, bytes_per_tile=size, interleaved_offset_bytes=offset * KIB
+            inputs.num_ipus, tiles_per_ipu=tiles, bytes_per_tile=size, interleaved_offset_bytes=offset * KIB
         )
-        first = ipu.jit(given.fun, device=machine, **given.jit).lower(*given.args)
+        first = ipu.jit(inputs.fun, device=machine, **inputs.jit).lower(*inputs.args)
         for byte_cost, tile_bytes in (ATTEMPTS[0], ATTEMPTS[-1]):
             planned = first._plan(replace(first.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
             executable = compile_now(planned.graph, planned.program, check=lambda report: None)

@@ -50,9 +50,9 @@ def bytes_of(graph, role):
     return sum(v.num_bytes for v in graph.variables if graph.roles.get(v) == role)
 
 
-def under(found, prefix):
+def under(actual, prefix):
     """The roles of the arguments whose name begins so."""
-    return {role for name, role in found.items() if name.startswith(prefix)}
+    return {role for name, role in actual.items() if name.startswith(prefix)}
 
 
 def sgd_step(params, x, y):
@@ -70,9 +70,9 @@ ADAM = jax.eval_shape(optax.adam(1e-3).init, PARAMS)
 
 @pytest.mark.parametrize("donate", [(), (0, 1)])
 def test_moments_of_adam_are_optimiser_state_and_the_values_they_change_weights(donate):
-    found, graph = roles(adam_step, PARAMS, ADAM, X, X, donate_argnums=donate)
-    assert under(found, "params") == {WEIGHTS} and under(found, "state") == {OPTIMISER_STATE}
-    assert found["x"] == found["y"] == INPUTS
+    actual, graph = roles(adam_step, PARAMS, ADAM, X, X, donate_argnums=donate)
+    assert under(actual, "params") == {WEIGHTS} and under(actual, "state") == {OPTIMISER_STATE}
+    assert actual["x"] == actual["y"] == INPUTS
     assert bytes_of(graph, GRADIENTS) >= sum(p.size * 4 for p in PARAMS.values())
     assert bytes_of(graph, STORED) >= BATCH * 2 * WIDTH * 4
 
@@ -82,9 +82,9 @@ def test_the_order_of_arguments_and_results_does_not_matter():
         params, state = adam_step(params, state, x, y)
         return state, loss(params, x, y), params
 
-    found, _ = roles(turned, X, ADAM, X, PARAMS)
-    assert under(found, "params") == {WEIGHTS} and under(found, "state") == {OPTIMISER_STATE}
-    assert found["x"] == found["y"] == INPUTS
+    actual, _ = roles(turned, X, ADAM, X, PARAMS)
+    assert under(actual, "params") == {WEIGHTS} and under(actual, "state") == {OPTIMISER_STATE}
+    assert actual["x"] == actual["y"] == INPUTS
 
 
 def test_a_loop_of_steps_has_the_roles_of_a_step():
@@ -94,9 +94,9 @@ def test_a_loop_of_steps_has_the_roles_of_a_step():
 
         return jax.lax.scan(step, (params, state), xs)[0]
 
-    found, _ = roles(loop, PARAMS, ADAM, array(3, BATCH, WIDTH), donate_argnums=(0, 1))
-    assert under(found, "params") == {WEIGHTS} and under(found, "state") == {OPTIMISER_STATE}
-    assert found["xs"] == found["scan/slice"] == INPUTS
+    actual, _ = roles(loop, PARAMS, ADAM, array(3, BATCH, WIDTH), donate_argnums=(0, 1))
+    assert under(actual, "params") == {WEIGHTS} and under(actual, "state") == {OPTIMISER_STATE}
+    assert actual["xs"] == actual["scan/slice"] == INPUTS
 
 
 def test_sums_of_gradients_in_a_loop_are_gradients():
@@ -107,9 +107,9 @@ def test_sums_of_gradients_in_a_loop_are_gradients():
         total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), xs)
         return jax.tree.map(lambda p, g: p - g, params, total)
 
-    found, _ = roles(step, PARAMS, array(3, BATCH, WIDTH))
-    assert under(found, "params") == {WEIGHTS}
-    assert found["scan/carry0"] == found["scan/carry1"] == GRADIENTS
+    actual, _ = roles(step, PARAMS, array(3, BATCH, WIDTH))
+    assert under(actual, "params") == {WEIGHTS}
+    assert actual["scan/carry0"] == actual["scan/carry1"] == GRADIENTS
 
 
 def test_values_that_a_checkpoint_repeats_are_recomputed():
@@ -120,8 +120,8 @@ def test_values_that_a_checkpoint_repeats_are_recomputed():
     def step(params, x):
         return jax.tree.map(lambda p, g: p - g, params, jax.grad(deep)(params, x))
 
-    found, graph = roles(step, PARAMS, X)
-    assert under(found, "params") == {WEIGHTS}
+    actual, graph = roles(step, PARAMS, X)
+    assert under(actual, "params") == {WEIGHTS}
     assert bytes_of(graph, RECOMPUTED) >= BATCH * 2 * WIDTH * 4
     _, plain = roles(sgd_step, PARAMS, X, X)
     assert bytes_of(plain, RECOMPUTED) == 0
@@ -139,19 +139,19 @@ def test_statistics_and_keys_that_come_back_are_other_state():
         return jax.tree.map(lambda p, g: p - g, params, gradients), mean_now, key
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    found, _ = roles(step, PARAMS, array(WIDTH), key, X)
-    assert under(found, "params") == {WEIGHTS} and found["mean"] == found["key"] == STATE and found["x"] == INPUTS
+    actual, _ = roles(step, PARAMS, array(WIDTH), key, X)
+    assert under(actual, "params") == {WEIGHTS} and actual["mean"] == actual["key"] == STATE and actual["x"] == INPUTS
 
 
 def test_a_gradient_that_is_returned_tells_weights():
-    found, graph = roles(jax.value_and_grad(loss), PARAMS, X, X)
-    assert under(found, "params") == {WEIGHTS} and found["x"] == INPUTS
+    actual, graph = roles(jax.value_and_grad(loss), PARAMS, X, X)
+    assert under(actual, "params") == {WEIGHTS} and actual["x"] == INPUTS
     assert bytes_of(graph, GRADIENTS) >= sum(p.size * 4 for p in PARAMS.values())
 
 
 def test_nothing_tells_weights_from_inputs_in_inference():
-    found, graph = roles(loss, PARAMS, X, X)
-    assert under(found, "params") == {ARGUMENTS} and found["x"] == ARGUMENTS
+    actual, graph = roles(loss, PARAMS, X, X)
+    assert under(actual, "params") == {ARGUMENTS} and actual["x"] == ARGUMENTS
     assert bytes_of(graph, STORED) == bytes_of(graph, GRADIENTS) == bytes_of(graph, WEIGHTS) == 0
     assert bytes_of(graph, RESULTS) == 4
 
@@ -181,12 +181,12 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
         moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
         return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments, value
 
-    found, graph = roles(step, PARAMS, PARAMS, array(32, WIDTH), array(32, WIDTH), num_ipus=2)
-    assert under(found, "params") == {WEIGHTS} and under(found, "moments") == {OPTIMISER_STATE}
-    assert found["staged/stage 0 forward/batch"] == found["staged/stage 1 forward/batch"] == INPUTS
-    assert found["staged/stage 0 forward/stack"] == found["staged/stage 1 forward/stack"] == STORED
-    assert found["staged/stage 0 forward/to stage 1/stack"] == STORED
-    sums = {role for name, role in found.items() if "backward/result" in name and name.endswith("/mean")}
+    actual, graph = roles(step, PARAMS, PARAMS, array(32, WIDTH), array(32, WIDTH), num_ipus=2)
+    assert under(actual, "params") == {WEIGHTS} and under(actual, "moments") == {OPTIMISER_STATE}
+    assert actual["staged/stage 0 forward/batch"] == actual["staged/stage 1 forward/batch"] == INPUTS
+    assert actual["staged/stage 0 forward/stack"] == actual["staged/stage 1 forward/stack"] == STORED
+    assert actual["staged/stage 0 forward/to stage 1/stack"] == STORED
+    sums = {role for name, role in actual.items() if "backward/result" in name and name.endswith("/mean")}
     assert sums == {GRADIENTS}
     assert set(graph.roles.values()) <= {
         *(WEIGHTS, OPTIMISER_STATE, INPUTS, STORED, GRADIENTS, RESULTS, PARTIALS, INTERMEDIATES)
@@ -208,9 +208,9 @@ def test_sums_over_replicas_are_gradients():
         return jax.tree.map(lambda p, g: p - g, params, gradients)
 
     settings = {"in_specs": (P(), P("replica")), "out_specs": P(), "replicas": 2}
-    found, _ = roles(step, PARAMS, array(2 * BATCH, WIDTH), num_ipus=2, **settings)
-    assert under(found, "params") == {WEIGHTS} and found["x"] == INPUTS
-    assert found["all_reduce"] == GRADIENTS
+    actual, _ = roles(step, PARAMS, array(2 * BATCH, WIDTH), num_ipus=2, **settings)
+    assert under(actual, "params") == {WEIGHTS} and actual["x"] == INPUTS
+    assert actual["all_reduce"] == GRADIENTS
 
 
 def test_every_variable_of_a_lowered_function_has_a_role():

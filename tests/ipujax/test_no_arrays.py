@@ -46,11 +46,11 @@ def runs(**settings: Any) -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("name", NO_ARRAYS)
 @pytest.mark.parametrize("settings", [{}, {"device": ipu.IPUModel(num_ipus=2, tiles_per_ipu=8), "replicas": 2}])
 def test_names_a_non_array(name: str, settings: dict[str, Any]) -> None:
-    value, what, got = NO_ARRAYS[name]
+    value, label, got = NO_ARRAYS[name]
     for way, run in runs(**settings).items():
         expected = "an? .*array" if way == "call" else r"float32\[2,3\]"
         for place, args in ((r"params\['w'\]\[0\]", ({"w": [value]}, X)), ("y", ({"w": [X]}, value))):
-            text = rf"argument {place} of added {what}(.|\n)*at: test_no_arrays(.|\n)*expected: {expected}(.|\n)*{got}"
+            text = rf"argument {place} of added {label}(.|\n)*at: test_no_arrays(.|\n)*expected: {expected}(.|\n)*{got}"
             with pytest.raises(ArgumentTypeError, match=text):
                 run(args[0], y=args[1])
 

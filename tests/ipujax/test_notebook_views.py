@@ -29,17 +29,19 @@ def lowered():
 
 def test_a_profile_is_a_short_table(lowered):
     profile = lowered.compile().profile
-    shown = profile._repr_html_()
-    assert f"{profile.cycles:,}" in shown and "Most expensive line" in shown and shown.count("<tr>") == 6
-    assert f"{profile.memory.worst_tile:,} with" in shown
+    displayed = profile._repr_html_()
+    assert f"{profile.cycles:,}" in displayed and "Most expensive line" in displayed and displayed.count("<tr>") == 6
+    assert f"{profile.memory.worst_tile:,} with" in displayed
 
 
 def test_stages_are_tables_with_their_figures(lowered):
-    shown = lowered._repr_html_()
-    assert str(len(lowered.jaxpr.eqns)) in shown and "trace, " in shown and "Lowered &lt;script&gt;" in shown
+    displayed = lowered._repr_html_()
+    assert (
+        str(len(lowered.jaxpr.eqns)) in displayed and "trace, " in displayed and "Lowered &lt;script&gt;" in displayed
+    )
     compiled = lowered.compile()._repr_html_()
     assert "Compiled &lt;script&gt;" in compiled and "Fullest tile" in compiled
-    assert "<script>" not in shown + compiled
+    assert "<script>" not in displayed + compiled
 
 
 def test_tile_mappings_say_how_even_they_are():

@@ -149,11 +149,11 @@ ON_TILES = ("stages", "replicas")
 def results(machine: Machine, run: Callable[..., Any]) -> list[Any]:
     """Parameters and losses of three steps, each from what the one before returned."""
     *given, x = machine.args
-    found = []
+    actual = []
     for _ in range(3):
         *given, value = run(*copied(given), x)
-        found.append((given[0], value))
-    return jax.tree.leaves(found)
+        actual.append((given[0], value))
+    return jax.tree.leaves(actual)
 
 
 @pytest.mark.parametrize("name", slow_but(MACHINES.keys() - {"stages of a loop", "replicas"}, MACHINES))
@@ -293,7 +293,7 @@ def test_refuses_a_non_position(wrong: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "settings", "what"),
+    ("wrong", "settings", "label"),
     [
         (2, {}, "no argument"),
         (-3, {}, "no argument"),
@@ -302,12 +302,12 @@ def test_refuses_a_non_position(wrong: Any, kind: str) -> None:
         (-1, {"static_argnames": "n"}, "a static argument"),
     ],
 )
-def test_positions_without_an_array_are_refused(wrong: Any, settings: dict[str, Any], what: str) -> None:
+def test_positions_without_an_array_are_refused(wrong: Any, settings: dict[str, Any], label: str) -> None:
     def scaled(a: Any, n: Any) -> Any:
         return a * n
 
     number = wrong[-1] if isinstance(wrong, tuple) else wrong
-    expected = rf"offload_argnums of scaled names {what}(.|\n)*positions of 2 positional(.|\n)*got: {number}"
+    expected = rf"offload_argnums of scaled names {label}(.|\n)*positions of 2 positional(.|\n)*got: {number}"
     with pytest.raises(ipu.ArgumentError, match=expected):
         ipu.jit(scaled, device=device(), offload_argnums=wrong, **settings)(array(4), 3)
 

@@ -50,8 +50,8 @@ def test_an_optimiser_trains_as_with_jax_jit(name: str) -> None:
 
     def step(params: Any, state: Any, x: jax.Array) -> Any:
         value, grads = jax.value_and_grad(loss)(params, x)
-        given = {"value": value, "grad": grads, "value_fn": lambda p: loss(p, x)}
-        updates, state = optimizer.update(grads, state, params, **given)
+        inputs = {"value": value, "grad": grads, "value_fn": lambda p: loss(p, x)}
+        updates, state = optimizer.update(grads, state, params, **inputs)
         return optax.apply_updates(params, updates), state, value
 
     results = []

@@ -55,14 +55,14 @@ def profile(fun: Any, hidden: list[int]) -> ipu.Profile:
 def test_the_slow_one_of_twelve_equal_layers_is_named(fun: Any, name: str, slow: int, tmp_path: Any) -> None:
     hidden = [64] * LAYERS
     hidden[slow] = 512
-    found = profile(fun, hidden)
-    first_screen = found.summary().partition("\n\n")[0] + found.summary().split("\n\n")[1]
+    actual = profile(fun, hidden)
+    first_screen = actual.summary().partition("\n\n")[0] + actual.summary().split("\n\n")[1]
     assert name.format(slow) in first_screen and "times the median of the 12 layers" in first_screen
-    rows = [row for row in found.layers if name.format(slow) in row.layer.split("/")]
+    rows = [row for row in actual.layers if name.format(slow) in row.layer.split("/")]
     assert {row.part for row in rows} >= {"forward", "backward"}
-    names = {part for row in found.layers for part in row.layer.split("/") if part.startswith(name.partition("{")[0])}
+    names = {part for row in actual.layers for part in row.layer.split("/") if part.startswith(name.partition("{")[0])}
     assert len(names) == LAYERS  # two layers made by one line are two rows
-    found.to_html(tmp_path / "page.html")
+    actual.to_html(tmp_path / "page.html")
     assert f"{name.format(slow)} takes" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

@@ -45,8 +45,8 @@ def check_named(profile: ipu.Profile, told: str, folder: Path) -> None:
     """Asserts that a text is in the first screen: of the summary, also that of a loaded profile, and of the page."""
     profile.save(folder / "saved")
     loaded = ipu.Profile.load(folder / "saved")
-    shown = first_screen_of_text(profile), first_screen_of_text(loaded), first_screen_of_page(profile, folder)
-    for screen in shown:
+    displayed = first_screen_of_text(profile), first_screen_of_text(loaded), first_screen_of_page(profile, folder)
+    for screen in displayed:
         assert told in screen, screen
 
 
@@ -190,9 +190,9 @@ def test_the_slow_block_of_twelve_is_named(framework: str, slow: int, tmp_path: 
     names = {part for row in profile.layers for part in row.layer.split("/")}
     assert names >= {name(n) for n in range(LAYERS)}  # layers of one line are rows of their own
     screen = first_screen_of_text(profile)
-    found = re.search(r"(\S+) takes [\d.]+ times the median of the 12 layers of its kind", screen)
-    assert found is not None and found[1].split("/")[-1] == name(slow), screen
-    check_named(profile, found[0], tmp_path)
+    actual = re.search(r"(\S+) takes [\d.]+ times the median of the 12 layers of its kind", screen)
+    assert actual is not None and actual[1].split("/")[-1] == name(slow), screen
+    check_named(profile, actual[0], tmp_path)
 
 
 # --- a slow stage of four ---------------------------------------------------------------------------------------------

@@ -63,10 +63,10 @@ def test_profiles_are_saved_and_compared(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size < 100_000
         profiles.append(ipu.Profile.load(tmp_path / name))
         assert profiles[-1].summary() == compiled.profile.summary()
-    found = ipu.compare(*profiles)
-    assert isinstance(found, ipu.Comparison) and found.totals["cycles"] == tuple(p.cycles for p in profiles)
-    assert any(change.name.endswith("cast") and change.after.cycles == 0 for change in found.changes)
-    assert all("test_profiles.py" in str(c.origin) for c in found.changes)
+    actual = ipu.compare(*profiles)
+    assert isinstance(actual, ipu.Comparison) and actual.totals["cycles"] == tuple(p.cycles for p in profiles)
+    assert any(change.name.endswith("cast") and change.after.cycles == 0 for change in actual.changes)
+    assert all("test_profiles.py" in str(c.origin) for c in actual.changes)
 
 
 def test_the_text_shows_steps_and_storage_when_asked() -> None:

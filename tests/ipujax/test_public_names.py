@@ -38,12 +38,12 @@ SOME = {
 @pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])
 def test_dir_shows_public_names(name: str) -> None:
     module = importlib.import_module(name)
-    shown = {attribute: getattr(module, attribute) for attribute in dir(module)}
-    assert SOME.get(name, set()) <= set(shown)
-    assert not [key for key in shown if key.startswith("_") and key != "__version__"]
-    assert {key for key, x in shown.items() if isinstance(x, ModuleType)} == SUBMODULES.get(name, set())
-    foreign = {key for key, x in shown.items() if not getattr(x, "__module__", "ipujax").startswith("ipujax")}
-    assert not {key for key in foreign if getattr(shown[key], "__name__", "") == key}  # names of one's own are ours
+    displayed = {attribute: getattr(module, attribute) for attribute in dir(module)}
+    assert SOME.get(name, set()) <= set(displayed)
+    assert not [key for key in displayed if key.startswith("_") and key != "__version__"]
+    assert {key for key, x in displayed.items() if isinstance(x, ModuleType)} == SUBMODULES.get(name, set())
+    foreign = {key for key, x in displayed.items() if not getattr(x, "__module__", "ipujax").startswith("ipujax")}
+    assert not {key for key in foreign if getattr(displayed[key], "__name__", "") == key}  # names of one's own are ours
 
 
 @pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])

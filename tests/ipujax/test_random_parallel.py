@@ -66,8 +66,8 @@ def compare_replicas(program: Program, *, exact_splits: bool = False, jit: Any =
         out_specs=P("replica"),
         options=ipu.Options(exact_splits=exact_splits),
     )
-    whole = [np.concatenate(column) if split else column[0] for column, split in zip(columns, is_split, strict=True)]
-    got = jit(run.lower(*whole).evaluate)(*whole)
+    full = [np.concatenate(column) if split else column[0] for column, split in zip(columns, is_split, strict=True)]
+    got = jit(run.lower(*full).evaluate)(*full)
     assert_same(got, expected, TOLERANCE, TOLERANCE, f"{REPLICAS} replicas")
 
 

@@ -379,8 +379,8 @@ def test_the_error_of_a_program_that_cannot_fit_names_the_attempts(byte_cost: fl
     trades = compiled(fun, args, "auto", 20_000, allow_out_of_memory=True).lowered.trades
     least = min(trade.least_bytes / trade.all_bytes for trade in trades)
     assert tried[0] == 100 and min(tried) == round(100 * least) > 0
-    shown = int(kept[1].split(" % as shown")[0])
-    assert shown in tried and shown < 100
+    displayed = int(kept[1].split(" % as shown")[0])
+    assert displayed in tried and displayed < 100
     assert "offload_argnums of ipu.jit" in text and "ipu.advise(fun, *args)" in text
     assert "out of memory on 16 of 16 tiles, worst on tile" in text and "largest on that tile:" in text
     assert f"{error.value.needed_bytes - 20_000:,} bytes, while running" in text
@@ -394,14 +394,16 @@ def test_no_share_is_named_if_nothing_can_be_recomputed() -> None:
         assert "what gradients need" not in str(error.value) and "largest on that tile" in str(error.value)
 
 
-@pytest.mark.parametrize("given", ["stndard", "Auto", "al", True, 1, ["all"]])
-def test_refuses_an_unknown_recomputation(given: Any) -> None:
-    for what in (
-        lambda: ipu.Options(recompute=given),
-        lambda: ipu.pipeline(forward, micro_batches=2, recompute=given),
+@pytest.mark.parametrize("inputs", ["stndard", "Auto", "al", True, 1, ["all"]])
+def test_refuses_an_unknown_recomputation(inputs: Any) -> None:
+    for use in (
+        lambda: ipu.Options(recompute=inputs),
+        lambda: ipu.pipeline(forward, micro_batches=2, recompute=inputs),
     ):
         with pytest.raises(ipu.ArgumentError, match="must be a way of recomputation") as error:
-            what()
+            use()
         assert "expected: one of 'none', 'all', 'standard', 'auto'" in str(error.value)
-        hint = {"stndard": "'standard'", "Auto": "'auto'", "al": "'all'"}.get(given) if isinstance(given, str) else None
+        hint = (
+            {"stndard": "'standard'", "Auto": "'auto'", "al": "'all'"}.get(inputs) if isinstance(inputs, str) else None
+        )
         assert (f"try: {hint}" in str(error.value)) if hint else "try:" not in str(error.value)

@@ -28,11 +28,11 @@ def put(ref: Any, where: Any, value: Any) -> None:
 def check(run: Callable[[Any], Any]) -> None:
     """Asserts that something run by `ipu.jit` gives what it gives run by `jax.jit`."""
     expected = run(jax.jit)
-    found = run(lambda fun, **settings: ipu.jit(fun, device=DEVICE, **settings))
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    actual = run(lambda fun, **settings: ipu.jit(fun, device=DEVICE, **settings))
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for got, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert got.dtype == reference.dtype
+        np.testing.assert_allclose(got, reference, rtol=1e-6, atol=1e-6)
 
 
 # --- made inside ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def cotangent_put_out(x: Any) -> Any:
 
 def other_dtypes(x: Any) -> Any:
     key = jax.new_ref(jax.random.key(3))
-    whole = jax.new_ref(jnp.arange(4))
+    full = jax.new_ref(jnp.arange(4))
     flags = jax.new_ref(x > 2)
     halves = jax.new_ref(x.astype(jnp.bfloat16))
 
@@ -203,10 +203,10 @@ def other_dtypes(x: Any) -> Any:
         key[...], now = jax.random.split(key[...])
         return jax.random.normal(now, (3,))
 
-    whole[1] += 3
+    full[1] += 3
     flags[0] = True
     halves[0] += 1
-    return draw(), draw(), whole[...], flags[...], halves[...].astype(jnp.float32)
+    return draw(), draw(), full[...], flags[...], halves[...].astype(jnp.float32)
 
 
 def unread(x: Any) -> Any:
@@ -260,11 +260,11 @@ def test_in_replicas_and_pipelines() -> None:
     sharded = jax.shard_map(fun, mesh=mesh, in_specs=P("replica"), out_specs=P("replica"), check_vma=False)
     np.testing.assert_array_equal(ipu.jit(sharded, device=TWO_IPUS)(jnp.arange(8.0)), runs[1])
     step = ipu.pipeline(jax.value_and_grad(loss), micro_batches=2)
-    given = X[:2], jnp.ones((4, 3))
+    inputs = X[:2], jnp.ones((4, 3))
     jitted = ipu.jit(step, device=TWO_IPUS)
-    assert jitted.lower(*given).pipelines
-    for got, wanted in zip(jax.tree.leaves(jitted(*given)), jax.tree.leaves(jax.jit(step)(*given)), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert jitted.lower(*inputs).pipelines
+    for got, reference in zip(jax.tree.leaves(jitted(*inputs)), jax.tree.leaves(jax.jit(step)(*inputs)), strict=True):
+        np.testing.assert_allclose(got, reference, rtol=1e-6)
 
 
 # --- from outside -----------------------------------------------------------------------------------------------------
@@ -285,21 +285,21 @@ def as_arguments(jit: Any) -> Any:
 
 def closed_over(jit: Any) -> Any:
     ref = jax.new_ref(X)
-    whole = jax.new_ref(X.astype(int))
+    full = jax.new_ref(X.astype(int))
     table = jnp.ones(4)
-    given = jax.new_ref(jnp.zeros(2))
+    inputs = jax.new_ref(jnp.zeros(2))
 
     @jit
-    def fun(x: Any, given: Any) -> Any:
+    def fun(x: Any, inputs: Any) -> Any:
         def body(carry: Any, n: Any) -> Any:
             ref[n] += carry
-            whole[n] = whole[0] + 1
-            given[0] += table[n]
+            full[n] = full[0] + 1
+            inputs[0] += table[n]
             return carry + 1.0, None
 
         return lax.scan(body, x, jnp.arange(3))
 
-    return fun(1.0, given), fun(2.0, given), ref[...], whole[...], given[...]
+    return fun(1.0, inputs), fun(2.0, inputs), ref[...], full[...], inputs[...]
 
 
 def changed_between(jit: Any) -> Any:
@@ -385,9 +385,9 @@ def test_on_the_cpu() -> None:
 
 def test_compiled_for_another_ref() -> None:
     compiled = ipu.jit(lambda ref: ref[...], device=DEVICE).lower(jax.new_ref(X)).compile()
-    for given in (X, jax.new_ref(X[:2])):
+    for inputs in (X, jax.new_ref(X[:2])):
         with pytest.raises(ipu.ArgumentError, match=r"its argument ref(.|\n)*expected: Ref\{float32\[4\]\}"):
-            compiled(given)
+            compiled(inputs)
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -428,12 +428,12 @@ def test_shared_by_replicas_or_micro_batches() -> None:
     ref = jax.new_ref(X)
     settings: Any = {"device": TWO_IPUS, "replicas": 2, "in_specs": P(), "out_specs": P()}
     pipelined = ipu.pipeline(lambda w, x: jnp.sum(w * x) + ref[0], micro_batches=2)
-    given = ipu.pipeline(lambda w, x: jnp.sum(w[...] * x), micro_batches=2)
+    inputs = ipu.pipeline(lambda w, x: jnp.sum(w[...] * x), micro_batches=2)
     for fun, args, text in (
         (ipu.jit(lambda ref: ref[0], **settings), (ref,), "of 2 replicas is given a Ref"),
         (ipu.jit(lambda x: x + ref[0], **settings), (X,), "of 2 replicas closes over a Ref"),
         (ipu.jit(pipelined, device=DEVICE), (X, jnp.ones((4, 1))), r"ipu.pipeline\(<lambda>\) closes over a Ref"),
-        (ipu.jit(given, device=DEVICE), (ref, jnp.ones((4, 1))), r"ipu.pipeline\(<lambda>\) is given a Ref"),
+        (ipu.jit(inputs, device=DEVICE), (ref, jnp.ones((4, 1))), r"ipu.pipeline\(<lambda>\) is given a Ref"),
     ):
         with pytest.raises(ipu.ArgumentError, match=rf"{text}(.|\n)*got: Ref(.|\n)*try: ref\[...\] as an argument"):
             fun(*args)

@@ -96,17 +96,17 @@ def test_transformations_of_a_replicated_function():
 
 
 def test_functions_of_the_host_are_called_for_each_replica():
-    seen: list[float] = []
+    recorded: list[float] = []
 
     def note(x: Any) -> np.ndarray:
-        seen.append(float(x))
+        recorded.append(float(x))
         return np.float32(x * 10)
 
     def fun(x: Any) -> Any:
         return jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), x[0])[None]
 
     np.testing.assert_array_equal(replicated(fun)(np.arange(4, dtype=np.float32)), [0, 10, 20, 30])
-    assert seen == [0, 1, 2, 3]
+    assert recorded == [0, 1, 2, 3]
 
 
 # --- None, which is a tree without leaves ---

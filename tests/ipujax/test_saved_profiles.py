@@ -93,14 +93,14 @@ def fails(saved, seeds, tmp_path):
     wrong = []
     refused = 0
     for seed in seeds:
-        what, changed = damaged(data, seed)
+        label, changed = damaged(data, seed)
         try:
             write(path, changed)
         except RecursionError:  # of the writer: no such file
             continue
-        loads, found = failures(path, tmp_path, original, set())
+        loads, actual = failures(path, tmp_path, original, set())
         refused += not loads
-        wrong += [f"{what}: {failure}" for failure in found]
+        wrong += [f"{label}: {failure}" for failure in actual]
     return wrong, refused
 
 

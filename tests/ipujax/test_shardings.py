@@ -242,13 +242,13 @@ def test_conflicts_of_automatic_axes_are_decided_by_cycles_and_printed():
     assert re.match(
         r"all_to_all over x: 32 B of each IPU, for add at test_shardings.py:\d+.*P\(None, 'x'\) to P\('x',\)", move
     )
-    found = re.match(
+    actual = re.match(
         r"conflict in add at test_shardings.py:\d+ .*: its result as P\('x',\) costs ([\d,]+) cycles,"
         r" P\(None, 'x'\) costs ([\d,]+) cycles, P\(\) costs ([\d,]+) cycles",
         conflict,
     )
-    assert found is not None
-    cycles = [int(text.replace(",", "")) for text in found.groups()]
+    assert actual is not None
+    cycles = [int(text.replace(",", "")) for text in actual.groups()]
     assert cycles == sorted(cycles)
 
 
@@ -308,7 +308,7 @@ def doubled_in_a_ref(b: Any) -> Any:
 @pytest.mark.parametrize("fun", [accumulated, doubled_in_a_ref])
 def test_loops_in_a_shard_map_carry_values_that_vary(fun: Any) -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
-    whole = jax.shard_map(fun, mesh=AbstractMesh((2,), ("d",)), in_specs=P("d"), out_specs=P("d"))
-    run = ipu.jit(whole, device=ipu.IPUModel(2, tiles_per_ipu=16))
+    full = jax.shard_map(fun, mesh=AbstractMesh((2,), ("d",)), in_specs=P("d"), out_specs=P("d"))
+    run = ipu.jit(full, device=ipu.IPUModel(2, tiles_per_ipu=16))
     parts = {accumulated: lambda x: x.sum(0), doubled_in_a_ref: lambda x: 8 * x}[fun]
     np.testing.assert_allclose(run(x), np.concatenate([parts(x[:2]), parts(x[2:])]))

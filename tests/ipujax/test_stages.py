@@ -223,12 +223,12 @@ STRUCTURES: dict[str, tuple[Any, Any, str, str, str]] = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_the_first_difference_between_structures_is_named(name: str) -> None:
-    compiled_for, given, place, expected, got = STRUCTURES[name]
+    compiled_for, inputs, place, expected, got = STRUCTURES[name]
     compiled = ipu.jit(lambda x, p, k=None: x, device=DEVICE).lower(X, compiled_for, k=compiled_for).compile()
-    for args, kwargs in (((X, given), {"k": compiled_for}), ((X, compiled_for), {"k": given})):
+    for args, kwargs in (((X, inputs), {"k": compiled_for}), ((X, compiled_for), {"k": inputs})):
         with pytest.raises(ipu.ArgumentError) as caught:
             compiled(*args, **kwargs)
-        where = place if args[1] is given else "k" + place[1:]
+        where = place if args[1] is inputs else "k" + place[1:]
         assert caught.value.what == f"<lambda> was compiled for another structure of its argument {where}"
         assert (caught.value.expected, caught.value.got) == (expected, got)
     np.testing.assert_array_equal(compiled(X, compiled_for, k=compiled_for), X)
@@ -289,9 +289,9 @@ def test_library_functions_belong_to_the_line_that_compiled_them(name: str, capl
     lines |= {variable.origin.line for variable in lowered.graph.variables if variable.origin.line}
     assert len(lines) == 1 and lines.pop().startswith(place)
     assert bool(profile.fallbacks) == (name == "inverse")
-    said = [record.getMessage() for record in caplog.records if "tile-parallel" in record.getMessage()]
-    assert {message.split()[0] for message in said} == ({"lu"} if profile.fallbacks else set())
-    assert all(place in message for message in said)
+    output = [record.getMessage() for record in caplog.records if "tile-parallel" in record.getMessage()]
+    assert {message.split()[0] for message in output} == ({"lu"} if profile.fallbacks else set())
+    assert all(place in message for message in output)
 
 
 def test_library_functions_inside_the_users_keep_his_lines() -> None:

@@ -79,9 +79,9 @@ def filtering(request: pytest.FixtureRequest) -> Iterator[str]:
     jax.config.update("jax_traceback_filtering", before)
 
 
-@pytest.mark.parametrize("what", CALLS)
-def test_frames_are_those_of_the_user(what: str) -> None:
-    call, kind, function = CALLS[what]
+@pytest.mark.parametrize("label", CALLS)
+def test_frames_are_those_of_the_user(label: str) -> None:
+    call, kind, function = CALLS[label]
     error = error_of(call, kind)
     assert traceback.extract_tb(error.__traceback__)[-1].name == function
     printed = "".join(traceback.format_exception(error))
@@ -95,9 +95,9 @@ def test_frames_of_jax_that_the_user_called_are_left_to_jax() -> None:
 
 
 @pytest.mark.parametrize("filtering", ["off"], indirect=True)
-@pytest.mark.parametrize("what", ["call", "pipelines", "argument"])
-def test_all_frames_are_shown_when_asked_for(filtering: str, what: str) -> None:
-    error = error_of(*CALLS[what][:2])
+@pytest.mark.parametrize("label", ["call", "pipelines", "argument"])
+def test_all_frames_are_shown_when_asked_for(filtering: str, label: str) -> None:
+    error = error_of(*CALLS[label][:2])
     assert of_ipujax(error) and not hasattr(error, "__notes__")
 
 

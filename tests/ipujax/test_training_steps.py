@@ -48,20 +48,20 @@ def as_numbers(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def assert_same_state(got: Any, expected: Any, before: Any, what: str) -> None:
+def assert_same_state(got: Any, expected: Any, before: Any, label: str) -> None:
     """Whole numbers equal; of other arrays the difference is small beside what the step changed in them."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b, start in zip(*map(jax.tree.leaves, (got, expected, before)), strict=True):
         a = as_numbers(a)
         b = as_numbers(b)
         start = as_numbers(start)
-        assert (a.dtype, a.shape) == (b.dtype, b.shape), what
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), label
         if a.dtype.kind == "f":
             change = np.linalg.norm(b - start)
             rounding = np.finfo(a.dtype).eps * np.linalg.norm(b)
-            assert np.linalg.norm(a - b) <= STATE_RTOL * change + 4 * rounding, what
+            assert np.linalg.norm(a - b) <= STATE_RTOL * change + 4 * rounding, label
         else:
-            np.testing.assert_array_equal(a, b, err_msg=what)
+            np.testing.assert_array_equal(a, b, err_msg=label)
 
 
 def assert_same_training(ours: Callable[..., Any], reference: Callable[..., Any], model: TrainingStep) -> None:
@@ -69,13 +69,13 @@ def assert_same_training(ours: Callable[..., Any], reference: Callable[..., Any]
     state = alone = model.state
     for number in range(STEPS):
         batch = model.batch(number)
-        what = f"step {number}"
+        label = f"step {number}"
         expected, loss = reference(state, *batch)
         got, got_loss = ours(state, *batch)
-        np.testing.assert_allclose(got_loss, loss, STEP_RTOL, err_msg=what)
-        assert_same_state(got, expected, state, what)
+        np.testing.assert_allclose(got_loss, loss, STEP_RTOL, err_msg=label)
+        assert_same_state(got, expected, state, label)
         alone, alone_loss = ours(alone, *batch)
-        np.testing.assert_allclose(alone_loss, loss, FREE_RTOL, err_msg=f"{what}, on its own")
+        np.testing.assert_allclose(alone_loss, loss, FREE_RTOL, err_msg=f"{label}, on its own")
         state = expected
 
 
@@ -151,4 +151,4 @@ def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
 @pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])
 def test_more_tiles_are_hardly_ever_slower(name: str) -> None:
     cycles = [compiled(name, tiles).profile.cycles for tiles in (16, 64, 256, 1472)]
-    assert all(more <= 1.05 * fewer for i, fewer in enumerate(cycles) for more in cycles[i + 1 :]), cycles
+    assert all(settings <= 1.05 * fewer for i, fewer in enumerate(cycles) for settings in cycles[i + 1 :]), cycles

@@ -267,6 +267,6 @@ def test_symbolic_zeros_while_jax_checks() -> None:
         expected = jax.jit(fun)(x)
         mesh = jax.sharding.AbstractMesh((2,), ("x",))
         split = jax.shard_map(fun, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-        for found in (ipu.jit(fun)(x), ipu.jit(split, device=ipu.IPUModel(num_ipus=2))(x)):
-            for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-                np.testing.assert_array_equal(got, wanted)
+        for actual in (ipu.jit(fun)(x), ipu.jit(split, device=ipu.IPUModel(num_ipus=2))(x)):
+            for got, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_array_equal(got, reference)

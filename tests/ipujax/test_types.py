@@ -107,9 +107,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     options = ["--config-file=", f"--cache-dir={folder}", "--follow-imports=silent"]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MYPYPATH", str(ROOT))
-        found, errors, _ = api.run([*options, str(folder / "snippet.py")])
+        actual, errors, _ = api.run([*options, str(folder / "snippet.py")])
     assert not errors, errors
-    return list(found.splitlines())
+    return list(actual.splitlines())
 
 
 def test_results_keep_their_types(report: list[str]) -> None:

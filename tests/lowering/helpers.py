@@ -74,24 +74,24 @@ def run_tiles(program: LoweredProgram, args: Sequence[Any], seed: int = 0) -> li
     return [outs[stream] for stream in program.outputs]
 
 
-def assert_same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float, what: str) -> None:
+def assert_same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float, label: str) -> None:
     """Equal to the bit when both tolerances are 0; NaNs equal; PRNG keys by their data."""
-    assert len(got) == len(expected), what
+    assert len(got) == len(expected), label
     for a, b in zip(got, expected, strict=True):
         if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
             a = jax.random.key_data(a)
             b = jax.random.key_data(b)
         a = np.asarray(a)
         b = np.asarray(b)
-        assert a.dtype == b.dtype and a.shape == b.shape, what
+        assert a.dtype == b.dtype and a.shape == b.shape, label
         if a.dtype.kind in "fcV" or "float" in a.dtype.name:
             wide = np.complex128 if a.dtype.kind == "c" else np.float64
-            np.testing.assert_allclose(a.astype(wide), b.astype(wide), rtol, atol, err_msg=what)
+            np.testing.assert_allclose(a.astype(wide), b.astype(wide), rtol, atol, err_msg=label)
         else:
-            np.testing.assert_array_equal(a, b, err_msg=what)
+            np.testing.assert_array_equal(a, b, err_msg=label)
 
 
-def assert_rounded_alike(got: Any, expected: Any, what: str = "", ulps: int = 8) -> None:
+def assert_rounded_alike(got: Any, expected: Any, label: str = "", ulps: int = 8) -> None:
     """Equal, but for a few roundings of floats: XLA rounds two programs alike on some processors, not on others."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         tolerance = 0.0
@@ -100,7 +100,7 @@ def assert_rounded_alike(got: Any, expected: Any, what: str = "", ulps: int = 8)
             tolerance = (
                 ulps * float(jax.numpy.finfo(b.dtype).eps) * float(np.max(held, initial=0, where=np.isfinite(held)))
             )
-        assert_same([a], [b], 0, tolerance, what)
+        assert_same([a], [b], 0, tolerance, label)
 
 
 def check(

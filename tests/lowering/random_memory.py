@@ -20,7 +20,7 @@ _POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 )
 
 
-def ref_in_loop(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
+def ref_in_loop(rows: jax.Array, settings: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
     """A loop that reads and writes rows of a ref, and sums them in another one."""
     ref = jax.new_ref(rows)
     total = jax.new_ref(jnp.zeros(rows.shape[1:], rows.dtype))
@@ -28,7 +28,7 @@ def ref_in_loop(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> lis
     steps = min(len(rows), 5)
 
     def iteration(carry: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
-        ref[n] = jnp.tanh(ref[(n - distance) % len(rows)] + more[n] * carry)
+        ref[n] = jnp.tanh(ref[(n - distance) % len(rows)] + settings[n] * carry)
         if picks[2] % 2:
             jax.ref.addupdate(total, ..., ref[n] / 4)
         else:
@@ -39,15 +39,15 @@ def ref_in_loop(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> lis
     return [jax.freeze(ref), total[...], trace]
 
 
-def ref_moved(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
+def ref_moved(rows: jax.Array, settings: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
     """Rows that are swapped, read at an array of places, written in a loop, and read by a function of its own."""
     first = picks[1] % len(rows)
     places = jnp.arange(picks[2] % 3 + 1) % len(rows)
 
     @jax.custom_vjp  # JAX does not differentiate every swap
-    def moved(rows: jax.Array, more: jax.Array) -> list[jax.Array]:
+    def moved(rows: jax.Array, settings: jax.Array) -> list[jax.Array]:
         ref = jax.new_ref(rows)
-        old = jax.ref.swap(ref, first, more[0])
+        old = jax.ref.swap(ref, first, settings[0])
         taken = ref[places]
 
         def iteration(n: Any, c: jax.Array) -> jax.Array:
@@ -58,17 +58,17 @@ def ref_moved(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[
         return [ref[...], jax.jit(lambda x: ref[first] + x)(jnp.zeros_like(last)) if picks[3] % 2 else last, taken]
 
     moved.defvjp(lambda *operands: (moved(*operands), operands), lambda ops, _: jax.tree.map(jnp.zeros_like, ops))
-    return moved(rows, more)
+    return moved(rows, settings)
 
 
-def host_and_back(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
+def host_and_back(rows: jax.Array, settings: jax.Array, picks: tuple[int, ...]) -> list[jax.Array]:
     """Rows that are on the host: whole, in a loop that fetches each, or in a carry of one that stores what it makes."""
     # JAX refuses the cotangent of an array on the host for one on the device.
-    rows, more = lax.stop_gradient((rows, more))
+    rows, settings = lax.stop_gradient((rows, settings))
     there = jax.device_put(rows, HOST)
     match picks[1] % 4:
         case 0:
-            return [jax.device_put(there, DEVICE), jax.device_put(jax.device_put(more, HOST), DEVICE)]
+            return [jax.device_put(there, DEVICE), jax.device_put(jax.device_put(settings, HOST), DEVICE)]
         case 1:
             fetched = lax.scan(lambda c, row: (c, jax.device_put(row, DEVICE)), 0, there)[1]
             return [fetched]
@@ -77,11 +77,11 @@ def host_and_back(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> l
                 0, picks[2] % 3 + 1, lambda _, h: jax.device_put(-jax.device_put(h, DEVICE), HOST), there
             )
             return [jax.device_put(kept, DEVICE)]
-    chosen = lax.cond(more.ravel()[0] > 0, lambda: there, lambda: jax.device_put(more, HOST))
+    chosen = lax.cond(settings.ravel()[0] > 0, lambda: there, lambda: jax.device_put(settings, HOST))
     return [jax.device_put(chosen, DEVICE)]
 
 
-def offloaded_residuals(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]) -> jax.Array:
+def offloaded_residuals(rows: jax.Array, settings: jax.Array, picks: tuple[int, ...]) -> jax.Array:
     """A layer, or a loop of layers, whose gradient keeps values on the host."""
 
     @lambda fun: jax.checkpoint(fun, policy=_POLICY)
@@ -89,5 +89,5 @@ def offloaded_residuals(rows: jax.Array, more: jax.Array, picks: tuple[int, ...]
         return jnp.sin(checkpoint_name(x * y + x, "pre"))
 
     if picks[1] % 2:
-        return layer(layer(rows, more), more)
-    return lax.scan(lambda x, y: (layer(x, y), None), rows, jnp.stack([more] * (1 + picks[2] % 3)))[0]
+        return layer(layer(rows, settings), settings)
+    return lax.scan(lambda x, y: (layer(x, y), None), rows, jnp.stack([settings] * (1 + picks[2] % 3)))[0]

@@ -129,11 +129,11 @@ def _mixed_dot(x: jax.Array, w: jax.Array, picks: Picks) -> list[jax.Array]:
     x = jnp.sign(_matrix(x))
     w = w if w.ndim == 2 and w.size else jnp.ones((3, 2), w.dtype)
     x = fitted(x, (x.shape[0], w.shape[0])).astype((np.float32, np.float16)[picks[2] % 2])
-    seen = jnp.where(jnp.arange(w.shape[1]) % 2, 1, -1)
+    recorded = jnp.where(jnp.arange(w.shape[1]) % 2, 1, -1)
 
     def summed(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         product = x @ w if picks[3] % 2 else (w.T @ x.T).T
-        return (product.astype(np.float32) * seen).sum(), product
+        return (product.astype(np.float32) * recorded).sum(), product
 
     (of_w, of_x), product = jax.grad(summed, (0, 1), has_aux=True)(w, x)
     # Gradients of these would be rounded to half, at any last bit.
@@ -267,10 +267,10 @@ def _recurrence(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
     """A loop that writes rows of a buffer computed from other rows of it."""
     buffer, steps = _rows_and_steps(x)
     distance = 1 + picks[2] % 3
-    more = fitted(y, buffer.shape)
+    settings = fitted(y, buffer.shape)
 
     def iteration(i: Any, b: jax.Array) -> jax.Array:
-        return b.at[i].set(jnp.tanh(b[i - distance] * 0.5 + more[i]))
+        return b.at[i].set(jnp.tanh(b[i - distance] * 0.5 + settings[i]))
 
     if picks[3] % 2:
         return lax.scan(lambda b, i: (iteration(i, b), None), buffer, jnp.arange(steps))[0]

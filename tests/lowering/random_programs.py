@@ -66,8 +66,8 @@ class Program:
     def gradient(self, *arguments: Any) -> tuple[jax.Array, ...]:
         """The gradient of a weighted sum of the results with respect to the arguments: float0 for integers."""
 
-        def weighted(*given: Any) -> jax.Array:
-            results = [y for y in self(*given) if y.dtype == jnp.float32 and y.size]
+        def weighted(*inputs: Any) -> jax.Array:
+            results = [y for y in self(*inputs) if y.dtype == jnp.float32 and y.size]
             ramps = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in results]
             return sum((jnp.sum(y * ramp) for y, ramp in zip(results, ramps, strict=True)), jnp.float32(0))
 
@@ -96,9 +96,9 @@ class Pool:
 
     def pick(self, pick: int, kind: str, exact: bool) -> Value:
         """A value of a kind: float, int, bool, half, or any; made from another where there is none."""
-        found = [v for v in self.values if (v.exact or not exact) and (kind == "any" or _kind(v.array) == kind)]
-        if found:
-            value = found[pick % len(found)]
+        actual = [v for v in self.values if (v.exact or not exact) and (kind == "any" or _kind(v.array) == kind)]
+        if actual:
+            value = actual[pick % len(actual)]
             value.read = True
             return value
         if kind == "bool":

@@ -65,8 +65,8 @@ def test_tracers_that_a_function_closes_over_are_further_inputs() -> None:
 
 
 def test_argument_names() -> None:
-    def fun(p: Any, *rest: Any, q: Any = 1, **more: Any) -> Any:
-        return p, rest, q, more
+    def fun(p: Any, *rest: Any, q: Any = 1, **settings: Any) -> Any:
+        return p, rest, q, settings
 
     jaxpr = jax.jit(fun).trace({"w": X, "b": [X, None]}, X, q=2, z=(X,)).jaxpr
     assert argument_names(jaxpr) == ["p['b'][0]", "p['w']", "rest[0]", "q", "more['z'][0]"]

@@ -69,8 +69,8 @@ by_formula = pytest.mark.parametrize("formula", FORMULAS.values(), ids=list(FORM
 @by_formula
 def test_fewer_workers_are_never_faster(formula):
     cycles = [formula(MK2.replace(worker_contexts=workers)) for workers in (1, 2, 3, 5, 6)]
-    for fewer, more in pairwise(cycles):
-        assert np.all(fewer >= more)
+    for fewer, settings in pairwise(cycles):
+        assert np.all(fewer >= settings)
 
 
 @by_formula

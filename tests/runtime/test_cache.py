@@ -21,17 +21,17 @@ def rows(key: str) -> np.ndarray:
 
 
 def test_the_least_recently_used_is_dropped_first() -> None:
-    found: list[str] = []
+    actual: list[str] = []
 
     def compute(key: str) -> np.ndarray:
-        found.append(key)
+        actual.append(key)
         return rows(key)
 
     memory = Memory(7 * BYTES // 2)
     for key in ("four", "three", "four", "five", "eleven", "four", "three"):
         found_now = memory.recall(key, lambda key=key: compute(key))  # type: ignore[misc]
         np.testing.assert_array_equal(found_now, rows(key))
-    assert found == ["four", "three", "five", "eleven", "four", "three"]  # the fourth leaves two of them
+    assert actual == ["four", "three", "five", "eleven", "four", "three"]  # the fourth leaves two of them
     assert memory.keys() == ["four", "three"]
 
 
@@ -56,16 +56,16 @@ def test_arrays_of_keys_and_of_dataclasses_count() -> None:
 
 
 def test_clear_caches_drops_all_values() -> None:
-    found: list[int] = []
+    actual: list[int] = []
 
     @remembered
     def double(number: int) -> int:
-        found.append(number)
+        actual.append(number)
         return 2 * number
 
-    assert [double(3), double(3)] == [6, 6] and found == [3]
+    assert [double(3), double(3)] == [6, 6] and actual == [3]
     ipu.clear_caches()
-    assert double(3) == 6 and found == [3, 3]
+    assert double(3) == 6 and actual == [3, 3]
 
 
 def test_exceptions_are_not_cached() -> None:
@@ -92,10 +92,10 @@ def test_the_same_copy_on_another_ipu_is_counted_once() -> None:
         first = variable(number, 24, 20)
         second = variable(number, 24, 20)
         both = concat([first, second], 1)
-        found = [copy_traffic(source.transpose((1, 0)), both, graph)]
-        found += [copy_traffic(source, variable(number, 24, 40).transpose((1, 0)), graph)]
+        actual = [copy_traffic(source.transpose((1, 0)), both, graph)]
+        actual += [copy_traffic(source, variable(number, 24, 40).transpose((1, 0)), graph)]
         here = slice(number * target.tiles_per_ipu, (number + 1) * target.tiles_per_ipu)
-        return [rows[here] for one in found for rows in (one.received_bytes, one.sent_bytes, one.fragments)]
+        return [rows[here] for one in actual for rows in (one.received_bytes, one.sent_bytes, one.fragments)]
 
     ipu.clear_caches()
     expected = copies(0)

@@ -57,9 +57,9 @@ def test_files_with_random_bytes_changed(tmp_path, monkeypatch):
         if number % (FILES // COMPILED) == 0:
             for each in contents:
                 each.write_bytes(damaged)
-            again = compiled(tmp_path, exact_splits=True)
-            assert not isinstance(again, CachedCompiled)
-            np.testing.assert_array_equal(again(X), expected)
+            repeated = compiled(tmp_path, exact_splits=True)
+            assert not isinstance(repeated, CachedCompiled)
+            np.testing.assert_array_equal(repeated(X), expected)
 
 
 def _use(folder: Path, order: tuple[int, ...]) -> list[tuple[int, bool]]:

@@ -195,9 +195,9 @@ def test_damaged_files(tmp_path, caplog):
         damages.append(bytes(damaged))
     for damage in damages:
         program.write_bytes(damage)
-        again = compiled(dense, tmp_path, X)
-        assert not is_hit(again)
-        np.testing.assert_array_equal(again(X), expected)
+        repeated = compiled(dense, tmp_path, X)
+        assert not is_hit(repeated)
+        np.testing.assert_array_equal(repeated(X), expected)
         assert is_hit(compiled(dense, tmp_path, X))  # written anew
     assert len(warnings_of(caplog)) == 1 and "is damaged" in warnings_of(caplog)[0]
     profile.write_bytes(contents[profile][:-9])

@@ -36,13 +36,13 @@ def no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ipu.Profile]:
     """Profiles by the path they are saved to."""
     folder = tmp_path_factory.mktemp("profiles")
-    found = {}
+    actual = {}
     for name, dtype in (("wide", jnp.float32), ("narrow", jnp.float16)):
         shape = jax.ShapeDtypeStruct((32, 32), dtype)
         compiled = ipu.jit(lambda x: jnp.tanh(x @ x), device=ipu.IPUModel(tiles_per_ipu=8)).lower(shape).compile()
         compiled.profile.save(folder / name)
-        found[str(folder / name)] = compiled.profile
-    return found
+        actual[str(folder / name)] = compiled.profile
+    return actual
 
 
 @pytest.mark.parametrize("where", ["option", "environment"])
@@ -62,10 +62,10 @@ def test_cache_is_shown_and_cleared(capsys: Capture, monkeypatch, tmp_path, wher
 
 def test_info_names_versions_and_machines(capsys: Capture) -> None:
     assert main(["info"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"^  jax +{re.escape(jax.__version__)}$", said, re.MULTILINE)
-    assert all(re.search(rf"^  {name} +[\d,]+ +\d+ KiB", said, re.MULTILINE) for name in PRESETS)
-    assert re.search(r"^  mk2 .* default$", said, re.MULTILINE) and "IPUModel(1 × mk2, 1472 tiles)" in said
+    output = capsys.readouterr().out
+    assert re.search(rf"^  jax +{re.escape(jax.__version__)}$", output, re.MULTILINE)
+    assert all(re.search(rf"^  {name} +[\d,]+ +\d+ KiB", output, re.MULTILINE) for name in PRESETS)
+    assert re.search(r"^  mk2 .* default$", output, re.MULTILINE) and "IPUModel(1 × mk2, 1472 tiles)" in output
 
 
 def test_info_names_missing_packages(capsys: Capture, monkeypatch) -> None:
@@ -76,13 +76,13 @@ def test_info_names_missing_packages(capsys: Capture, monkeypatch) -> None:
 def test_demo_trains_and_shows_the_profile(capsys: Capture, monkeypatch) -> None:
     monkeypatch.setattr(ipu, "IPUModel", partial(ipu.IPUModel, tiles_per_ipu=16))  # plans quickly
     assert main(["demo", "--arch", "bow"]) == 0
-    said = capsys.readouterr().out
-    losses = [float(text) for text in re.findall(r"(\d\.\d+) before", said)]
+    output = capsys.readouterr().out
+    losses = [float(text) for text in re.findall(r"(\d\.\d+) before", output)]
     assert losses[-1] < 0.2 < losses[0]
     assert (
-        'ipu.IPUModel(arch="bow")' in said
-        and "demo.py:4 (loss_of)" in said
-        and re.search(r"^  Cycles: +\d+,\d{3}$", said, re.MULTILINE)
+        'ipu.IPUModel(arch="bow")' in output
+        and "demo.py:4 (loss_of)" in output
+        and re.search(r"^  Cycles: +\d+,\d{3}$", output, re.MULTILINE)
     )
 
 
@@ -129,8 +129,8 @@ def test_primitives_are_listed_by_kind(capsys: Capture) -> None:
 )
 def test_one_primitive_is_explained(name: str, texts: tuple[str, ...], capsys: Capture) -> None:
     assert main(["primitives", name]) == 0
-    said = capsys.readouterr().out
-    assert all(text in said for text in texts)
+    output = capsys.readouterr().out
+    assert all(text in output for text in texts)
 
 
 def test_every_primitive_can_be_asked_for(capsys: Capture) -> None:
@@ -145,8 +145,8 @@ def test_every_primitive_can_be_asked_for(capsys: Capture) -> None:
 def test_help_has_an_example_that_is_parsed(name: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
-    said = capsys.readouterr().out
-    (example,) = re.findall(r"^example: ipujax (.*)$", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    (example,) = re.findall(r"^example: ipujax (.*)$", output, re.MULTILINE)
     assert ended.value.code == 0 and example.split()[0] == name
     assert commands._parser().parse_args(example.split()).command.prog == f"ipujax {name}"
 
@@ -154,8 +154,8 @@ def test_help_has_an_example_that_is_parsed(name: str, capsys: Capture) -> None:
 def test_help_lists_all_commands(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert all(re.search(rf"^    {name}\b", said, re.MULTILINE) for name in NAMES) and "example: ipujax " in said
+    output = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\b", output, re.MULTILINE) for name in NAMES) and "example: ipujax " in output
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
@@ -187,9 +187,13 @@ def test_refuses_a_file_that_is_not_a_profile(command: str, message: str, saved,
     bad = tmp_path / "bad"
     BROKEN[message](saved[good], bad)
     assert main([command, *([good] if command == "compare" else []), str(bad)]) == 2
-    said = capsys.readouterr()
-    assert not said.out and said.err.startswith(f"usage: ipujax {command}") and f"ipujax {command}: error: " in said.err
-    assert message in said.err and "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert (
+        not output.out
+        and output.err.startswith(f"usage: ipujax {command}")
+        and f"ipujax {command}: error: " in output.err
+    )
+    assert message in output.err and "Traceback" not in output.err
 
 
 @pytest.mark.parametrize(
@@ -207,8 +211,8 @@ def test_refuses_a_file_that_is_not_a_profile(command: str, message: str, saved,
 )
 def test_wrong_arguments_are_one_error(arguments: list[str], message: str, capsys: Capture) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert not said.out and re.search(message, said.err) and "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert not output.out and re.search(message, output.err) and "Traceback" not in output.err
 
 
 @pytest.mark.parametrize(
@@ -219,8 +223,8 @@ def test_the_environment_is_looked_at_before_a_script_runs(variable, value, near
     monkeypatch.setenv(variable, value)
     (tmp_path / "train.py").write_text("print('it runs')")
     assert main(["profile", str(tmp_path / "train.py")]) == 2
-    said = capsys.readouterr()
-    assert not said.out and variable in said.err and repr(nearest) in said.err
+    output = capsys.readouterr()
+    assert not output.out and variable in output.err and repr(nearest) in output.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["no_such"], ["report"], ["demo", "--arch", "mk9"], ["info", "--wrong"]])
@@ -236,8 +240,8 @@ def test_arguments_that_cannot_be_parsed_end_with_2(arguments: list[str], capsys
 def test_a_misspelt_command_gets_the_nearest(word: str, hint: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main([word, "a.profile"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and f"there is no command '{word}'" in said and f"try: {hint}" in said
+    output = capsys.readouterr().err
+    assert ended.value.code == 2 and f"there is no command '{word}'" in output and f"try: {hint}" in output
 
 
 def test_a_misspelt_option_gets_the_nearest_and_the_usage_of_its_command(capsys: Capture) -> None:
@@ -247,8 +251,8 @@ def test_a_misspelt_option_gets_the_nearest_and_the_usage_of_its_command(capsys:
     ):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and said.startswith(f"usage: ipujax {arguments[0]}") and hint in said
+        output = capsys.readouterr().err
+        assert ended.value.code == 2 and output.startswith(f"usage: ipujax {arguments[0]}") and hint in output
 
 
 def test_a_number_of_operations_below_0_is_refused(saved, capsys: Capture) -> None:

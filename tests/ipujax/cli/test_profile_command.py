@@ -55,9 +55,9 @@ def written(tmp_path: Path, source: str) -> str:
     return str(path)
 
 
-def rows(said: str) -> dict[str, list[str]]:
+def rows(output: str) -> dict[str, list[str]]:
     """The cells of each row of the table, by the first."""
-    lines = said[said.index("Programs of ") :].splitlines()[2:]
+    lines = output[output.index("Programs of ") :].splitlines()[2:]
     cells = [re.split(r"  +", line.strip()) for line in lines if not line.startswith("  saved ")]
     return {cell[0]: cell[1:] for cell in cells}
 
@@ -66,19 +66,19 @@ def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys:
     before = list(sys.argv), list(sys.path)
     assert main(["profile", "--save", str(tmp_path / "saved"), str(script), "--epochs", "1"]) == 0
     assert (sys.argv, sys.path) == before
-    said = capsys.readouterr()
-    assert said.out == "arguments ['--epochs', '1']\n"
-    found = rows(said.err)
-    assert list(found) == ["step", "step-2", "lambda", "engine"]
-    assert {path.stem for path in (tmp_path / "saved").iterdir()} == set(found)
+    output = capsys.readouterr()
+    assert output.out == "arguments ['--epochs', '1']\n"
+    actual = rows(output.err)
+    assert list(actual) == ["step", "step-2", "lambda", "engine"]
+    assert {path.stem for path in (tmp_path / "saved").iterdir()} == set(actual)
     for name in ("step", "step-2", "engine"):
         profile = ipu.Profile.load(tmp_path / "saved" / f"{name}.profile")
         (top,) = profile.operations(1)
-        assert found[name][:2] == ["1 × mk2", f"{profile.cycles:,}"]
-        assert found[name][3].endswith(f" KiB, tile {profile.memory.worst_tile}")
-        assert found[name][4].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
+        assert actual[name][:2] == ["1 × mk2", f"{profile.cycles:,}"]
+        assert actual[name][3].endswith(f" KiB, tile {profile.memory.worst_tile}")
+        assert actual[name][4].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
         assert profile.identity.file == script.name
-    assert found["lambda"][1] == "depend on data" and "trip_counts" in found["lambda"][3]
+    assert actual["lambda"][1] == "depend on data" and "trip_counts" in actual["lambda"][3]
 
 
 def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
@@ -110,14 +110,14 @@ def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
 )
 def test_the_exit_code_is_that_of_the_script(source, code, error, tmp_path, capsys: Capture) -> None:
     assert main(["profile", written(tmp_path, source)]) == code
-    said = capsys.readouterr().err
-    assert error in said and "Programs of " in said and "Traceback" not in said
+    output = capsys.readouterr().err
+    assert error in output and "Programs of " in output and "Traceback" not in output
 
 
 def test_an_interrupt_ends_the_script(tmp_path, capsys: Capture) -> None:
     assert main(["profile", written(tmp_path, "raise KeyboardInterrupt")]) == 130
-    said = capsys.readouterr().err
-    assert said.index("KeyboardInterrupt") < said.index("Programs of ")
+    output = capsys.readouterr().err
+    assert output.index("KeyboardInterrupt") < output.index("Programs of ")
 
 
 def test_after_an_exception_as_of_python_compiled_programs_are_listed(tmp_path, capsys: Capture) -> None:
@@ -128,20 +128,20 @@ def test_after_an_exception_as_of_python_compiled_programs_are_listed(tmp_path, 
     """
     path = written(tmp_path, source)
     assert main(["profile", path]) == 1
-    said = capsys.readouterr().err
-    shown = re.findall(r'^  File "(.*)", line', said, re.MULTILINE)
-    assert shown[0] == path and not [file for file in shown if "runpy" in file or "cli" in Path(file).parts]
-    assert "ArgumentError" in said and list(rows(said)) == ["sin"]
+    output = capsys.readouterr().err
+    displayed = re.findall(r'^  File "(.*)", line', output, re.MULTILINE)
+    assert displayed[0] == path and not [file for file in displayed if "runpy" in file or "cli" in Path(file).parts]
+    assert "ArgumentError" in output and list(rows(output)) == ["sin"]
 
 
 def test_a_module_is_run(script: Path, monkeypatch, capsys: Capture) -> None:
     monkeypatch.chdir(script.parent)
     assert main(["profile", "-m", "train", "a"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
-        said.out == "arguments ['a']\n"
-        and re.search(r"^Programs of train, \d+ \w+ \d{4}:$", said.err, re.MULTILINE)
-        and "engine" in rows(said.err)
+        output.out == "arguments ['a']\n"
+        and re.search(r"^Programs of train, \d+ \w+ \d{4}:$", output.err, re.MULTILINE)
+        and "engine" in rows(output.err)
     )
 
 

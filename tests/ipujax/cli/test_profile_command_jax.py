@@ -53,10 +53,10 @@ def written(tmp_path: Path, source: str) -> str:
     return str(path)
 
 
-def table_of(said: str, heading: str) -> dict[str, list[str]]:
+def table_of(output: str, heading: str) -> dict[str, list[str]]:
     """The cells of each row under a heading, by the first; of functions with several signatures the last."""
     rows: dict[str, list[str]] = {}
-    for line in said[said.index(heading) :].splitlines()[2:]:
+    for line in output[output.index(heading) :].splitlines()[2:]:
         if not line.startswith("  ") or line.startswith("  wrote"):
             break
         name, *cells = re.split(r"  +", line.strip())
@@ -69,18 +69,18 @@ def test_profile_command_compiles_functions_that_matter(tmp_path: Path, capsys: 
     script = written(tmp_path, SCRIPT)
     assert main(["profile", "--min-flops", "500", script, "--lr", "1"]) == 0
     assert (jax.jit, jax.pmap) == before
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script, "--lr", "1"])
         exec(compile(Path(script).read_text(encoding="utf-8"), script, "exec"), {"__name__": "__main__"})
-    assert said.out == capsys.readouterr().out
-    compiled = table_of(said.err, "Functions of JAX")
+    assert output.out == capsys.readouterr().out
+    compiled = table_of(output.err, "Functions of JAX")
     assert list(compiled) == ["step", "twice"] and compiled["step"][0] == "3"
     assert compiled["step"][1] == f"{3 * int(compiled['step'][2].replace(',', '')):,}"
     assert compiled["step"][-1].endswith("%") or "plain.py:" in compiled["step"][-1]
-    others = table_of(said.err, "Computed by JAX alone")
+    others = table_of(output.err, "Computed by JAX alone")
     assert others == {"power": ["1", "64", "fewer than 500 FLOPs a call"]}
-    assert said.err.count("  power ") == 3  # a signature for each static value, and the forward of a gradient
+    assert output.err.count("  power ") == 3  # a signature for each static value, and the forward of a gradient
 
 
 def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
@@ -97,9 +97,9 @@ def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path,
     assert main(["profile", "--all", "--only", "tan", written(tmp_path, source)]) == 2
     assert "one rule" in capsys.readouterr().err
     assert main(["profile", "--all", written(tmp_path, source)]) == 1
-    said = capsys.readouterr().err
-    assert said.index("KeyError: 'of the script'") < said.index("Functions of JAX")
-    others = table_of(said, "Computed by JAX alone")
+    output = capsys.readouterr().err
+    assert output.index("KeyError: 'of the script'") < output.index("Functions of JAX")
+    others = table_of(output, "Computed by JAX alone")
     assert others["sin"] == ["1", "4", "ValueError: no such program"] and others["cos"][2].startswith("jax.pmap places")
 
 
@@ -119,9 +119,9 @@ def test_profile_command_applies_variables_that_are_set_before_jax_is_imported(
     assert main(["profile", written(tmp_path, source)]) == 0
     monkeypatch.delenv("JAX_NO_SUCH_SETTING")
     monkeypatch.delenv("JAX_DEBUG_NANS")
-    said = capsys.readouterr()
-    assert said.out == "float64 False\n" and list(table_of(said.err, "Functions of JAX")) == ["<lambda>"]
-    warned = re.findall(r"^(\w+) was changed by the script, without effect", said.err, re.MULTILINE)
+    output = capsys.readouterr()
+    assert output.out == "float64 False\n" and list(table_of(output.err, "Functions of JAX")) == ["<lambda>"]
+    warned = re.findall(r"^(\w+) was changed by the script, without effect", output.err, re.MULTILINE)
     assert warned == ["JAX_DEBUG_NANS", "JAX_NO_SUCH_SETTING"] and not jax.config.jax_enable_x64
 
 
@@ -135,9 +135,9 @@ def test_profile_command_leaves_tracebacks_to_the_script(tmp_path: Path, capsys:
     """
     path = written(tmp_path, source)
     assert main(["profile", path]) == 1
-    said = capsys.readouterr().err
-    assert set(re.findall(r'^  File "(.*)", line', said, re.MULTILINE)) == {path}
-    assert "none: nothing was compiled" in said
+    output = capsys.readouterr().err
+    assert set(re.findall(r'^  File "(.*)", line', output, re.MULTILINE)) == {path}
+    assert "none: nothing was compiled" in output
 
 
 @jax.jit

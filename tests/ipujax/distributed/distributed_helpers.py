@@ -67,16 +67,16 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 def in_sessions(leaders: Iterable[int]) -> list[int]:
     """Processes of some sessions that still run: instances lead one each, and what they start is in it."""
-    wanted = set(leaders)
-    found = []
+    reference = set(leaders)
+    actual = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(session) in wanted and state != "Z":
-            found.append(int(folder.name))
-    return found
+        if int(session) in reference and state != "Z":
+            actual.append(int(folder.name))
+    return actual
 
 
 def soon(holds: Callable[[], bool]) -> bool:

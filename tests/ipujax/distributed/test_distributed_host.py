@@ -98,7 +98,7 @@ print("losses", json.dumps([*losses, *w.tolist()]))
 """
     )
     assert run(source) == 0, run.err
-    found = [np.array(json.loads(line.split("losses")[1]), np.float32) for line in run.out if "losses" in line]
+    actual = [np.array(json.loads(line.split("losses")[1]), np.float32) for line in run.out if "losses" in line]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 3)).astype(np.float32)
     y = rng.normal(size=8).astype(np.float32)
@@ -108,8 +108,8 @@ print("losses", json.dumps([*losses, *w.tolist()]))
         value, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
         w = w - 0.1 * grad
         losses = [*losses, float(value)]
-    assert len(found) == 2 and np.array_equal(*found)
-    np.testing.assert_allclose(found[0], [*losses, *w.tolist()], rtol=1e-6)
+    assert len(actual) == 2 and np.array_equal(*actual)
+    np.testing.assert_allclose(actual[0], [*losses, *w.tolist()], rtol=1e-6)
 
 
 DISAGREEMENTS = {

@@ -133,10 +133,10 @@ def test_environment_of_instances(run: Runner):
         print(json.dumps({k: v for k, v in os.environ.items() if k.startswith("IPUJAX_")}))
     """
     assert run(source, "--replicas", "6", instances=3) == 0
-    found = [json.loads(line.split(" ", 1)[1]) for line in sorted(run.out)]
-    assert [f["IPUJAX_INSTANCE_INDEX"] for f in found] == ["0", "1", "2"]
-    assert {f["IPUJAX_NUM_INSTANCES"] for f in found} == {"3"} and {f["IPUJAX_NUM_REPLICAS"] for f in found} == {"6"}
-    assert len({f["IPUJAX_COORDINATOR"] for f in found}) == 1
+    actual = [json.loads(line.split(" ", 1)[1]) for line in sorted(run.out)]
+    assert [f["IPUJAX_INSTANCE_INDEX"] for f in actual] == ["0", "1", "2"]
+    assert {f["IPUJAX_NUM_INSTANCES"] for f in actual} == {"3"} and {f["IPUJAX_NUM_REPLICAS"] for f in actual} == {"6"}
+    assert len({f["IPUJAX_COORDINATOR"] for f in actual}) == 1
 
 
 # --- exit codes -------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from ipujax.distributed.launcher.output import Lines, Prefix
 GO = {"go": True}
 
 
-def request(what: str, **facts: str) -> dict[str, object]:
-    return {"what": what, "digest": repr(facts), "facts": [[place, text] for place, text in facts.items()]}
+def request(label: str, **facts: str) -> dict[str, object]:
+    return {"what": label, "digest": repr(facts), "facts": [[place, text] for place, text in facts.items()]}
 
 
 def test_all_go_when_the_last_one_comes():
@@ -70,12 +70,12 @@ def test_different_facts_are_refused_naming_place_and_instances(order: tuple[int
 
 
 def test_a_fact_that_only_some_have():
-    more = request("step", x="f32[4]", y="f32[2]", all="x, y")
+    settings = request("step", x="f32[4]", y="f32[2]", all="x, y")
     fewer = request("step", x="f32[4]", all="x")
     for first in (0, 1):
         meetings = Meetings(2)
-        meetings.arrive(first, more if first == 0 else fewer)
-        refused = meetings.arrive(1 - first, fewer if first == 0 else more)[0]["refused"]
+        meetings.arrive(first, settings if first == 0 else fewer)
+        refused = meetings.arrive(1 - first, fewer if first == 0 else settings)[0]["refused"]
         assert refused["what"] == "instances disagree on y of step"
         assert refused["got"] == "f32[2] on instance 0; nothing on instance 1"
 

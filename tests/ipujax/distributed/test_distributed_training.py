@@ -79,18 +79,18 @@ save(means=np.stack(means), owns=np.stack(owns), **params)
 Results = list[dict[str, np.ndarray]]
 
 
-def results(run: Runner, folder: Path, source: str, replicas: int, instances: int, *more: str) -> Results:
+def results(run: Runner, folder: Path, source: str, replicas: int, instances: int, *settings: str) -> Results:
     """What each instance saved in a run."""
     name = str(folder / f"by{instances}")
-    assert run(source, "--replicas", str(replicas), arguments=[name, *more], instances=instances) == 0, run.err
+    assert run(source, "--replicas", str(replicas), arguments=[name, *settings], instances=instances) == 0, run.err
     assert clear_of(run.printed("pid"))
     return [dict(np.load(f"{name}.{index}.npz")) for index in range(instances)]
 
 
-def check_training(run: Runner, folder: Path, *more: str, instances: int = 2, replicas: int = 4) -> None:
+def check_training(run: Runner, folder: Path, *settings: str, instances: int = 2, replicas: int = 4) -> None:
     """Several instances have the numbers of one."""
-    (one,) = results(run, folder, TRAIN, replicas, 1, *more)
-    several = results(run, folder, TRAIN, replicas, instances, *more)
+    (one,) = results(run, folder, TRAIN, replicas, 1, *settings)
+    several = results(run, folder, TRAIN, replicas, instances, *settings)
     assert len(one["means"]) > 1 and one["means"][-1] < one["means"][0]
     for got in several:
         for name in ("means", "w1", "b1", "w2"):

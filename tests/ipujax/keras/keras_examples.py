@@ -194,8 +194,8 @@ class Sparsity(layers.Layer):
 class TruePositives(keras.metrics.Metric):
     """How often a class was found."""
 
-    def __init__(self, name: str = "true_positives", **more: Any) -> None:
-        super().__init__(name=name, **more)
+    def __init__(self, name: str = "true_positives", **settings: Any) -> None:
+        super().__init__(name=name, **settings)
         self.found = self.add_weight(shape=(), initializer="zeros", name="found")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -244,8 +244,8 @@ def own_losses() -> keras.Model:
 class Batches(keras.utils.PyDataset):
     """Data whose batches are made when they are asked for."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, **more: Any) -> None:
-        super().__init__(**more)
+    def __init__(self, x: np.ndarray, y: np.ndarray, **settings: Any) -> None:
+        super().__init__(**settings)
         self.x = x
         self.y = y
 

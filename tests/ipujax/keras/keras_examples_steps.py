@@ -19,12 +19,12 @@ PICTURES = RNG.random((16, 12, 12, 1), np.float32)
 CLASSES = RNG.integers(0, 4, 16)
 
 
-def fitted(x: Any, y: Any = None, **more: Any) -> Callable[[Any], Any]:
+def fitted(x: Any, y: Any = None, **settings: Any) -> Callable[[Any], Any]:
     """Fits for two epochs, evaluates and predicts."""
 
     def use(model: Any) -> Any:
         size = {} if isinstance(x, keras.utils.PyDataset) else {"batch_size": BATCH}
-        logs = model.fit(x, y, epochs=2, verbose=0, **size, **more).history
+        logs = model.fit(x, y, epochs=2, verbose=0, **size, **settings).history
         scores = model.evaluate(x, y, verbose=0, return_dict=True, **size)
         return dict(sorted(logs.items())), dict(sorted(scores.items())), model.predict(x, verbose=0, **size)
 
@@ -87,8 +87,8 @@ def own_step() -> keras.Model:
 class Sampling(layers.Layer):
     """Draws from a normal distribution, so that gradients reach its parameters."""
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.seeds = keras.random.SeedGenerator(1337)
 
     def call(self, parameters: Any) -> Any:
@@ -124,8 +124,8 @@ class VAE(keras.Model):
         return mean, log_variance, self.decoder(drawn)
 
     def lost(self, trainable: Any, others: Any, x: Any) -> Any:
-        (mean, log_variance, again), others = self.stateless_call(trainable, others, x)
-        rebuilt = ops.mean(ops.sum(keras.losses.binary_crossentropy(x, again), axis=(1, 2)))
+        (mean, log_variance, repeated), others = self.stateless_call(trainable, others, x)
+        rebuilt = ops.mean(ops.sum(keras.losses.binary_crossentropy(x, repeated), axis=(1, 2)))
         apart = -0.5 * (1 + log_variance - ops.square(mean) - ops.exp(log_variance))
         apart = ops.mean(ops.sum(apart, axis=1))
         return rebuilt + apart, (rebuilt, apart, others)
@@ -157,9 +157,9 @@ class Distiller(keras.Model):
 
     def compile(
         self, student_loss: Any = None, distillation_loss: Any = None, alpha: float = 0.1, temperature: float = 3.0,
-        **more: Any,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        super().compile(**{**more, "loss": None})
+        super().compile(**{**settings, "loss": None})
         self.student_loss = student_loss
         self.distillation_loss = distillation_loss
         self.alpha = alpha
@@ -261,7 +261,7 @@ class ConditionalGAN(keras.Model):
     def metrics(self) -> list[Any]:
         return [self.d_tracker, self.g_tracker]
 
-    def compile(self, optimizer: Any, g_optimizer: Any, **more: Any) -> None:
+    def compile(self, optimizer: Any, g_optimizer: Any, **settings: Any) -> None:
         optimizer.build(self.discriminator.trainable_variables)
         g_optimizer.build(self.generator.trainable_variables)
         super().compile(optimizer, loss=None)
@@ -285,10 +285,10 @@ class ConditionalGAN(keras.Model):
 
         def d_lost(d_variables: Any) -> Any:
             fake, _ = pictures_of.stateless_call(g_variables, [], latent[0])
-            shown = ops.concatenate([with_kinds(fake, kinds), with_kinds(real, kinds)], axis=0)
-            wanted = ops.concatenate([ops.ones((len(fake), 1)), ops.zeros((len(real), 1))], axis=0)
-            answered, _ = self.discriminator.stateless_call(d_variables, [], shown)
-            return self.of_loss(wanted, answered)
+            displayed = ops.concatenate([with_kinds(fake, kinds), with_kinds(real, kinds)], axis=0)
+            reference = ops.concatenate([ops.ones((len(fake), 1)), ops.zeros((len(real), 1))], axis=0)
+            answered, _ = self.discriminator.stateless_call(d_variables, [], displayed)
+            return self.of_loss(reference, answered)
 
         def g_lost(g_variables: Any) -> Any:
             fake, _ = pictures_of.stateless_call(g_variables, [], latent[1])

@@ -18,12 +18,12 @@ CLASSES = 10
 EXAMPLES = 4
 
 
-def application(name: str, size: int = 32, **more: Any) -> Callable[[], tuple[Any, np.ndarray]]:
+def application(name: str, size: int = 32, **settings: Any) -> Callable[[], tuple[Any, np.ndarray]]:
     """A network with random weights for small images, and such images."""
 
     def made() -> tuple[Any, np.ndarray]:
         shape = size, size, 3
-        model = getattr(APPLICATIONS, name)(input_shape=shape, weights=None, classes=CLASSES, **more)
+        model = getattr(APPLICATIONS, name)(input_shape=shape, weights=None, classes=CLASSES, **settings)
         return model, np.random.default_rng(0).random((EXAMPLES, *shape), np.float32)
 
     return made

@@ -58,12 +58,12 @@ def test_assignments_are_those_of_calls() -> None:
         assignment.pipeline_stage = stage
     set_pipeline_stage_assignment(model, assignments)
     assert [x.pipeline_stage for x in get_pipeline_stage_assignment(model)] == [0, 1, 1, 2, 2, 2, 3]
-    for wrong, said in (
+    for wrong, output in (
         (assignments[:3], "an entry for each call of a layer"),
         (assignments[::-1], "in the order of get_pipeline_stage_assignment"),
         ([0, *assignments[1:]], "numbers and assignments"),
     ):
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=output):
             set_pipeline_stage_assignment(model, wrong)
 
 
@@ -79,7 +79,7 @@ def test_earlier_programs_configure_ipus_by_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "output"),
     [
         (
             lambda c: setattr(c.device_connection, "type", ipu.config.DeviceConnectionType.NEVER),
@@ -93,8 +93,8 @@ def test_earlier_programs_configure_ipus_by_functions() -> None:
         (lambda c: small(1).export_for_ipu_serving("x", preprocessing_step=abs), "preprocessing_step"),
     ],
 )
-def test_options_without_effect_are_refused(use: Callable[[Any], Any], said: str) -> None:
-    with pytest.raises(ipujax.IpuError, match=said):
+def test_options_without_effect_are_refused(use: Callable[[Any], Any], output: str) -> None:
+    with pytest.raises(ipujax.IpuError, match=output):
         use(ipu.IPUConfig())
 
 

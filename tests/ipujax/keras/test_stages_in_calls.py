@@ -53,8 +53,8 @@ def check_runs(
             if is_staged:
                 model.set_pipelining_options(ACCUMULATED, **settings)
                 model.set_replication_options(replicas)
-            whole = BATCH * ACCUMULATED * replicas
-            results.append(used(model, steps, BATCH) if is_staged else used(model, 1, whole))
+            full = BATCH * ACCUMULATED * replicas
+            results.append(used(model, steps, BATCH) if is_staged else used(model, 1, full))
     for key, values in results[0].items():
         np.testing.assert_allclose(results[1][key], values, rtol=2e-5, atol=2e-6, err_msg=key)
     return model
@@ -70,8 +70,8 @@ def test_stages_anywhere_are_a_pipeline_with_the_numbers_of_stock_keras(name: st
     make, stages = MODELS[name]
     model = check_runs(make, 4)
     for kind in ("train", "test", "predict"):
-        found = bytes_of_ipus(model, 4, kind)
-        assert min(found[:stages]) > max([0, *found[stages:]]), (kind, found)
+        actual = bytes_of_ipus(model, 4, kind)
+        assert min(actual[:stages]) > max([0, *actual[stages:]]), (kind, actual)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -82,8 +82,8 @@ def test_stages_are_found_anywhere(name: str) -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
         model(X)
         state = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
-        found = with_stages(model, "predict", ModelSettings(), strategy(4).device, state, (X,))
-    assert (found.stages, found.device_mapping) == (stages, tuple(range(stages)))
+        actual = with_stages(model, "predict", ModelSettings(), strategy(4).device, state, (X,))
+    assert (actual.stages, actual.device_mapping) == (stages, tuple(range(stages)))
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def assigned_to_another() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "said"),
+    ("make", "settings", "output"),
     [
         (lambda: Subclassed(True, (0, 2, 2, 3)), accumulating(), r"in stage 1, but(.|\n)*got: stages 0, 2, 3"),
         (lambda: Subclassed(True, (1, 0, 2, 3)), accumulating(), "a value of stage 1 flows back to stage 0"),
@@ -193,8 +193,8 @@ def assigned_to_another() -> Any:
         (lambda: Subclassed(False), {"recompute": "auto"}, "config.allow_recompute"),
     ],
 )
-def test_stages_that_make_no_sense_are_refused(make: Callable[[], Any], settings: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_stages_that_make_no_sense_are_refused(make: Callable[[], Any], settings: Any, output: str) -> None:
+    with pytest.raises(ArgumentError, match=output):
         fitted(make, **settings)
 
 
@@ -204,9 +204,9 @@ def test_more_stages_than_ipus_are_refused_before_anything_runs() -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
         model(X)
         before = [np.asarray(v) for v in model.variables]
-        said = r"replicas of 4 stages(.|\n)*auto_select_ipus = 4(.|\n)*device_mapping=\["
+        output = r"replicas of 4 stages(.|\n)*auto_select_ipus = 4(.|\n)*device_mapping=\["
         for use in (lambda: model.fit(X, Y, verbose=0), lambda: model.predict(X, verbose=0)):
-            with pytest.raises(ArgumentError, match=said):
+            with pytest.raises(ArgumentError, match=output):
                 use()
     for one, other in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(one, np.asarray(other))

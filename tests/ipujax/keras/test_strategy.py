@@ -77,8 +77,8 @@ def assert_alike(results: list[tuple[Any, list]], rtol: float = 1e-5, atol: floa
         np.testing.assert_allclose(other, one, rtol=max(rtol, 1e-4), atol=max(atol, 1e-5))
 
 
-def fitted(model: Any, **more: Any) -> dict[str, list[float]]:
-    history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0, shuffle=True, **more).history
+def fitted(model: Any, **settings: Any) -> dict[str, list[float]]:
+    history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0, shuffle=True, **settings).history
     return {name: history[name] for name in sorted(history)}
 
 
@@ -149,8 +149,8 @@ def test_callbacks_see_state_and_may_stop(tmp_path: Path) -> None:
         stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0)
         save = keras.callbacks.ModelCheckpoint(path)
         history = model.fit(X, Y, epochs=5, batch_size=8, verbose=0, callbacks=[logger, stop, save]).history
-        again = keras.models.load_model(path)
-        return history["loss"], again.predict(X, verbose=0)
+        repeated = keras.models.load_model(path)
+        return history["loss"], repeated.predict(X, verbose=0)
 
     assert_alike(both(cnn, use))
 
@@ -276,7 +276,7 @@ def test_a_model_that_was_compiled_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "output"),
     [
         ("auto_select_ipu", 1, "try: 'auto_select_ipus'"),
         ("auto_select_ipus", 3, "got: 3"),
@@ -284,10 +284,10 @@ def test_a_model_that_was_compiled_outside() -> None:
         ("allow_recompute", "atuo", "'standard'"),
     ],
 )
-def test_refuses_unknown_options(name: str, value: Any, said: str) -> None:
+def test_refuses_unknown_options(name: str, value: Any, output: str) -> None:
     with pytest.raises(ArgumentError, match="IPUConfig") as error:
         setattr(ipu.IPUConfig(), name, value)
-    assert said in str(error.value)
+    assert output in str(error.value)
 
 
 def test_options_in_categories() -> None:
@@ -314,13 +314,13 @@ def test_epochs_of_a_generator_are_whole_executions_as_in_stock_keras(steps: int
         while True:
             yield np.ones((8, 6), np.float32), np.ones((8, 2), np.float32)
 
-    found = []
+    actual = []
     for scope in (nullcontext(), strategy().scope()):
         keras.utils.set_random_seed(0)
         with scope:
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
             model.compile("sgd", "mse", steps_per_execution=steps)
             history = model.fit(forever(), steps_per_epoch=batches, epochs=3, shuffle=False, verbose=0).history
-        found.append((int(model.optimizer.iterations), history["loss"]))
-    assert found[0][0] == found[1][0]
-    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+        actual.append((int(model.optimizer.iterations), history["loss"]))
+    assert actual[0][0] == actual[1][0]
+    np.testing.assert_allclose(actual[0][1], actual[1][1], rtol=1e-5)

@@ -116,11 +116,11 @@ def test_the_configuration_is_that_of_the_time_the_strategy_was_made() -> None:
     config = ipu.IPUConfig()
     config.auto_select_ipus = 2
     made = ipu.IPUStrategy()
-    found = list[int]()
-    thread = threading.Thread(target=lambda: found.append(made.device.target.num_ipus))
+    actual = list[int]()
+    thread = threading.Thread(target=lambda: actual.append(made.device.target.num_ipus))
     thread.start()
     thread.join()
-    assert found == [2]
+    assert actual == [2]
 
 
 def test_the_configuration_of_strategies_that_are_given_none() -> None:
@@ -182,7 +182,7 @@ def test_prefetching_takes_no_more_batches_than_epochs_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "output"),
     [
         (lambda config: setattr(config, "io_tiles", 32), "IPUConfig.io_tiles.num_io_tiles"),
         (lambda config: setattr(config.ipu_model, "version", []), "one of 'ipu1'"),
@@ -190,14 +190,14 @@ def test_prefetching_takes_no_more_batches_than_epochs_have() -> None:
         (lambda config: ipu.IPUStrategy("x"), "IPUConfig()"),  # type: ignore[arg-type]
     ],
 )
-def test_refuses_a_non_option(use: Any, said: str) -> None:
+def test_refuses_a_non_option(use: Any, output: str) -> None:
     with pytest.raises(ArgumentError) as error:
         use(ipu.IPUConfig())
-    assert said in str(error.value)
+    assert output in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "output"),
     [
         (lambda model: model.set_pipeline_stage_assignment(3), "the stage of each layer"),
         (lambda model: keras.Sequential().set_pipeline_stage_assignment([]), "has no layers"),
@@ -205,12 +205,12 @@ def test_refuses_a_non_option(use: Any, said: str) -> None:
         (lambda model: model.set_pipelining_options(gradient_accumulation_reduction_method="foo"), "'mean'"),
     ],
 )
-def test_refuses_a_non_setting(use: Any, said: str) -> None:
+def test_refuses_a_non_setting(use: Any, output: str) -> None:
     with strategy().scope():
         model = mlp()
         with pytest.raises(ArgumentError) as error:
             use(model)
-    assert said in str(error.value)
+    assert output in str(error.value)
 
 
 def test_settings_that_are_not_named_stay() -> None:
@@ -309,7 +309,7 @@ def test_two_numbers_of_batches_that_are_accumulated() -> None:
 
 
 def test_idle_ipus_are_named_in_words_of_keras_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    for replicas, said in ((1, 1), (2, 0)):
+    for replicas, output in ((1, 1), (2, 0)):
         with strategy(2).scope():
             model = mlp(steps_per_execution=2)
             model.set_replication_options(replicas)
@@ -317,7 +317,7 @@ def test_idle_ipus_are_named_in_words_of_keras_and_once(caplog: pytest.LogCaptur
             model.evaluate(X, Y, batch_size=4, verbose=0)
             model.predict(X, batch_size=4, verbose=0)
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(warnings) == said and all("auto_select_ipus = 1 is enough" in text for text in warnings), warnings
+        assert len(warnings) == output and all("auto_select_ipus = 1 is enough" in text for text in warnings), warnings
         caplog.clear()
 
 

@@ -133,8 +133,8 @@ def test_a_pipeline_runs_as_it_is_set() -> None:
     plain = profile(schedule="1f1b")
     one_by_one = profile(schedule="sequential")
     swapped = profile(schedule="1f1b", device_mapping=[1, 0])
-    again = profile(schedule="1f1b", recompute="all")
-    assert one_by_one.cycles > plain.cycles and again.cycles > plain.cycles
+    repeated = profile(schedule="1f1b", recompute="all")
+    assert one_by_one.cycles > plain.cycles and repeated.cycles > plain.cycles
     halves = np.split(plain.memory.tile_bytes, 2)
     other = np.split(swapped.memory.tile_bytes, 2)
     assert halves[0].sum() < halves[1].sum() and other[0].sum() > other[1].sum()
@@ -227,7 +227,7 @@ def test_layers_in_a_row_go_to_no_earlier_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "output"),
     [
         (lambda m: m.set_pipeline_stage_assignment([0, 1]), "got: 2"),
         (lambda m: m.set_pipeline_stage_assignment([0, 2, 2]), "a layer in stage 1"),
@@ -240,10 +240,10 @@ def test_layers_in_a_row_go_to_no_earlier_stage() -> None:
         (lambda m: m.set_outfeed_queue_options("first"), "'last'"),
     ],
 )
-def test_refuses_unknown_settings(use: Callable[[Any], None], said: str) -> None:
+def test_refuses_unknown_settings(use: Callable[[Any], None], output: str) -> None:
     with strategy().scope():
         model = mlp()
         before = settings_of(model)
         with pytest.raises((ArgumentError, ArgumentTypeError)) as error:
             use(model)
-        assert said in str(error.value) and settings_of(model) == before
+        assert output in str(error.value) and settings_of(model) == before

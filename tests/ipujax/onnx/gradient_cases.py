@@ -29,8 +29,8 @@ class Case:
 
     def __str__(self) -> str:
         """Operator and attributes: the name of a test."""
-        shown = (f"{k}={v}" for k, v in self.attributes.items() if isinstance(v, (int, str)))
-        return "-".join([self.op_type, *shown])
+        attributes = (f"{k}={v}" for k, v in self.attributes.items() if isinstance(v, (int, str)))
+        return "-".join([self.op_type, *attributes])
 
 
 CASES: list[Case] = []

@@ -37,8 +37,8 @@ def test_normal_and_uniform_have_their_moments(like):
 
 
 def test_nodes_draw_the_same_numbers_again_and_others_than_other_nodes():
-    first, again, other = (drawn("RandomUniform", name=name, shape=[64]) for name in "aab")
-    np.testing.assert_array_equal(first, again)
+    first, repeated, other = (drawn("RandomUniform", name=name, shape=[64]) for name in "aab")
+    np.testing.assert_array_equal(first, repeated)
     assert not np.isin(first, other).any()
     seeds = [drawn("RandomUniform", shape=[64], seed=seed) for seed in (1.0, 2.0)]
     assert not np.isin(*seeds).any()

@@ -173,17 +173,17 @@ def test_the_scale_is_found_inside_a_chain() -> None:
 
 
 def test_further_arguments_reach_the_optimiser() -> None:
-    seen = []
+    recorded = []
 
     def update(grads: Any, state: Any, params: Any = None, *, value: Any) -> Any:
-        seen.append(value)
+        recorded.append(value)
         return grads, state
 
     inner = optax.GradientTransformationExtraArgs(lambda params: (), update)
     for optimizer in (ipu.optim.static_loss_scale(inner, 4.0), ipu.optim.automatic_loss_scale(inner)):
         assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
         optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)), jnp.ones(2), value=3)
-    assert seen == [3, 3]
+    assert recorded == [3, 3]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -77,11 +77,11 @@ def on(device: Any, step: Callable[..., Any], state: Any, replicas: int = REPLIC
 def losses(step: Any, state: Any) -> tuple[np.ndarray, Any]:
     """The loss of each of 20 steps, and the state after them."""
     params = jax.tree.map(jnp.copy, PARAMS)
-    found = []
+    actual = []
     for batch in zip(X, Y, strict=True):
         params, state, loss = step(params, state, batch)
-        found.append(loss)
-    return np.array(found), state
+        actual.append(loss)
+    return np.array(actual), state
 
 
 def whole_run(optimizer: Any) -> tuple[np.ndarray, Any]:
@@ -209,8 +209,8 @@ def test_init_inside_and_outside() -> None:
     inside = ipu.jit(unaware.init, device=ipu.CPU(), replicas=REPLICAS, in_specs=SAME, out_specs=specs)(PARAMS)
     assert jax.tree.structure(inside) == jax.tree.structure(outside)
     jax.tree.map(np.testing.assert_array_equal, ipu.optim.unshard(inside), ipu.optim.unshard(outside))
-    whole = optax.chain(optax.adagrad(1e-2), optax.ema(0.9)).init(PARAMS)
-    jax.tree.map(np.testing.assert_array_equal, ipu.optim.unshard(outside), whole)
+    full = optax.chain(optax.adagrad(1e-2), optax.ema(0.9)).init(PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, ipu.optim.unshard(outside), full)
     accumulator = outside[0][0].sum_of_squares
     assert accumulator["w"].value.shape == (36,) and accumulator["w"].shape == (5, 7)
     assert accumulator["b"].shape == (7,) and not isinstance(accumulator["b"], ipu.optim.Shard)
@@ -232,9 +232,9 @@ def test_bytes_of_the_state_fall_as_one_over_the_replicas(replicas: int) -> None
     step = on(device, replica_step(optimizer, jax.value_and_grad(loss)), state, replicas)
     memory = step.lower(params, state, batch).compile().profile.memory
     held = {v.name: v.size * v.dtype.itemsize for v in memory.arguments if v.name.startswith("state")}
-    whole = 64 * 129
+    full = 64 * 129
     small = 129 * 63
-    assert sum(held.values()) == 2 * 4 * (-(-whole // replicas) + small) + 4
+    assert sum(held.values()) == 2 * 4 * (-(-full // replicas) + small) + 4
     assert len(held) == 5
 
 

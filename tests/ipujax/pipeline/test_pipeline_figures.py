@@ -28,10 +28,10 @@ CASES = [*product(SCHEDULES, EXCHANGES)]
 QUICK = [*zip(SCHEDULES, cycle(EXCHANGES), strict=False)]
 
 
-def profile_of(schedule: str, exchange: str, stages: int = 4, micro_batches: int = 8, **more: Any) -> Profile:
+def profile_of(schedule: str, exchange: str, stages: int = 4, micro_batches: int = 8, **settings: Any) -> Profile:
     device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4, global_exchange=exchange)
     loss = jax.value_and_grad(MODELS["mlp"](stages))
-    fun = ipu.pipeline(loss, micro_batches=micro_batches, rng_argnums=1, schedule=schedule, **more)
+    fun = ipu.pipeline(loss, micro_batches=micro_batches, rng_argnums=1, schedule=schedule, **settings)
     args = parameters(stages), jax.random.key(0), batch(2 * micro_batches)
     return ipu.jit(fun, device=device).lower(*args).compile().profile
 
@@ -127,13 +127,13 @@ def test_tasks_and_bubble_are_those_of_the_pipeline_alone(schedule: str, exchang
     start = trace.start - trace.pipeline_start[0]
     columns = (trace.stage, trace.kind, trace.micro_batch)
     keys = zip(*(column.tolist() for column in columns), strict=True)
-    found = {
+    actual = {
         (stage, names[kind], micro_batch): (int(start[n]), int(trace.end[n] - trace.start[n]))
         for n, (stage, kind, micro_batch) in enumerate(keys)
     }
-    assert len(found) == len(trace)
+    assert len(actual) == len(trace)
     for task in ipu.pipeline_tasks(compiled):
-        assert found[task.stage, task.kind, task.micro_batch] == (task.start, task.end - task.start)
+        assert actual[task.stage, task.kind, task.micro_batch] == (task.start, task.end - task.start)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -36,27 +36,27 @@ def loops(text: str, elements: int) -> tuple[Counter[str], Counter[str]]:
     """
     computations = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", text, re.MULTILINE | re.DOTALL)}
     updates = Counter[str]()
-    whole = Counter[str]()
-    seen = set[str]()
+    full = Counter[str]()
+    recorded = set[str]()
     todo = re.findall(r"while\(.*body=%([\w.-]+)", text)
     while todo:
         name = todo.pop()
-        if name in seen:
+        if name in recorded:
             continue
-        seen.add(name)
+        recorded.add(name)
         todo += re.findall(r" call\(.*to_apply=%([\w.-]+)", computations[name])
         for operation, rest in large(computations[name], elements):
             fused = re.search(r"calls=%([\w.-]+)", rest)
             parts = {name for name, _ in large(computations[fused[1]], elements)} if fused else {operation}
             if operation not in HANDS_ON:
-                (updates if "dynamic-update-slice" in parts <= IN_PLACE else whole)[operation] += 1
-    return updates, whole
+                (updates if "dynamic-update-slice" in parts <= IN_PLACE else full)[operation] += 1
+    return updates, full
 
 
 def large(computation: str, elements: int) -> list[tuple[str, str]]:
     """The operations with large results, and the text behind their names."""
-    found = INSTRUCTION.findall(computation)
-    return [(name, rest) for result, name, rest in found if max(sizes(result), default=0) >= elements]
+    actual = INSTRUCTION.findall(computation)
+    return [(name, rest) for result, name, rest in actual if max(sizes(result), default=0) >= elements]
 
 
 def sizes(result: str) -> list[int]:
@@ -79,8 +79,8 @@ def test_an_iteration_updates_one_slot_of_a_stash(schedule: str, keeps_all: bool
     run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=MICRO_BATCHES, schedule=schedule)
     lowered = ipu.jit(run, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(params, batch)
     text = jax.jit(lowered.evaluate).lower(*params, batch).compile().as_text()
-    updates, whole = loops(text, ROWS * WIDTH * MICRO_BATCHES)
-    assert not whole
+    updates, full = loops(text, ROWS * WIDTH * MICRO_BATCHES)
+    assert not full
     assert bool(updates) == keeps_all
 
 
@@ -111,6 +111,6 @@ def test_loops_that_copy_are_found() -> None:
 
     for step, copies in ((through, True), (outside, False), (anew, True)):
         loop = jax.jit(lambda b, step=step: lax.scan(lambda b, i: (step(b, i), None), b, jnp.arange(64))[0])
-        updates, whole = loops(loop.lower(jnp.zeros((64, 20))).compile().as_text(), 64 * 20)
-        assert bool(whole) == copies, step.__name__
+        updates, full = loops(loop.lower(jnp.zeros((64, 20))).compile().as_text(), 64 * 20)
+        assert bool(full) == copies, step.__name__
         assert copies or updates

@@ -79,14 +79,14 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int,
     """And what plain JAX gives, but for the order of sums."""
     args = arguments(stages, micro_batches)
     first = None
-    found = 0
+    actual = 0
     for schedule, program in programs(name, stages, micro_batches):
         got = run_tiles(program, args)
         assert_same(got, accumulated(name, stages, micro_batches), 1e-4, 1e-6, schedule)
         first = got if first is None else first
         assert_same(got, first, *tolerance_between(schedule), schedule)
-        found += 1
-    assert found >= 3
+        actual += 1
+    assert actual >= 3
 
 
 @pytest.mark.parametrize(

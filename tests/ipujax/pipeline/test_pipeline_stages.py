@@ -166,9 +166,9 @@ def test_stages_of_equations_without_one() -> None:
     jaxpr = jax.jit(fun).trace(w, w, w).jaxpr
     for _, run in PASSES:
         jaxpr = run(jaxpr)
-    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
+    actual = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
     names = {"sin": 1, "gt": 1, "exp": 0, "reduce_sum": 1, "cos": 0}
-    assert {name: found[name] for name in names} == names
+    assert {name: actual[name] for name in names} == names
     pairs = zip(jaxpr.jaxpr.eqns, assign_stages(jaxpr.jaxpr), strict=True)
     products = [stage for eqn, stage in pairs if eqn.primitive.name == "mul"]
     assert products == [0, 1, 0, 1]
@@ -186,8 +186,8 @@ def test_results_of_sums_over_replicas_are_on_the_ipus_of_operands() -> None:
     jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", 2)])(jnp.ones((3, 3)))
     for _, run in PASSES:
         jaxpr = run(jaxpr)
-    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
-    assert {name: found[name] for name in ("tanh", "exp")} == {"tanh": 0, "exp": 1}
+    actual = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], assign_stages(jaxpr.jaxpr), strict=True))
+    assert {name: actual[name] for name in ("tanh", "exp")} == {"tanh": 0, "exp": 1}
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

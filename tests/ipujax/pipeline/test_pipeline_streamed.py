@@ -235,18 +235,18 @@ FLAT = {"training": (training, 4), "accumulation": (accumulation, 1), "inference
 @pytest.mark.parametrize("name", FLAT)
 def test_streamed_micro_batches_take_as_long_and_no_more_memory_in_a_large_batch(name: str, io_tiles: int) -> None:
     fun, stages = FLAT[name]
-    found = {count: profile_of(fun, count, stages, io_tiles) for count in (8, 16, 512, 1024)}
-    cycles = {count: (found[count].cycles - found[count // 2].cycles) / (count // 2) for count in (16, 1024)}
+    actual = {count: profile_of(fun, count, stages, io_tiles) for count in (8, 16, 512, 1024)}
+    cycles = {count: (actual[count].cycles - actual[count // 2].cycles) / (count // 2) for count in (16, 1024)}
     assert cycles[1024] <= 1.05 * cycles[16]
-    assert found[1024].memory.max_tile_bytes == found[16].memory.max_tile_bytes
+    assert actual[1024].memory.max_tile_bytes == actual[16].memory.max_tile_bytes
 
 
 def test_a_batch_that_is_not_streamed_is_spread_over_the_tiles() -> None:
     """A slice costs the same in a batch of any size."""
-    found = {count: profile_of(computed, count, 2) for count in (8, 16, 128, 256)}
-    cycles = {count: (found[count].cycles - found[count // 2].cycles) / (count // 2) for count in (16, 256)}
+    actual = {count: profile_of(computed, count, 2) for count in (8, 16, 128, 256)}
+    cycles = {count: (actual[count].cycles - actual[count // 2].cycles) / (count // 2) for count in (16, 256)}
     assert cycles[256] <= 1.05 * cycles[16]
-    assert found[256].memory.tile_bytes[:32].min() > 0.9 * found[256].memory.max_tile_bytes
+    assert actual[256].memory.tile_bytes[:32].min() > 0.9 * actual[256].memory.max_tile_bytes
 
 
 def test_streamed_transfers_take_the_time_of_the_machine_model() -> None:

@@ -28,15 +28,15 @@ def test_tasks_run_in_the_order_of_the_schedule(schedule: str, exchange: str) ->
     compiled = ipu.jit(fun, device=device).lower(parameters(4), jax.random.key(0), batch(16)).compile()
     tasks = ipu.pipeline_tasks(compiled)
     plan = schedule_plan(SCHEDULES[schedule], 4, 8)
-    found = {(t.stage, t.micro_batch, LETTERS[t.kind]): t for t in tasks}
-    assert len(found) == len(tasks) == sum(map(len, plan.lists))
+    actual = {(t.stage, t.micro_batch, LETTERS[t.kind]): t for t in tasks}
+    assert len(actual) == len(tasks) == sum(map(len, plan.lists))
     for ipu_of, listed in enumerate(plan.lists):
         own = [t for t in tasks if t.ipu == ipu_of]
         assert [(t.stage, t.micro_batch, LETTERS[t.kind]) for t in own] == [letters(task) for task in listed]
         assert all(a.end <= b.start for a, b in pairwise(own))
-    for name, task in found.items():
+    for name, task in actual.items():
         assert task.start < task.end
-        assert all(found[need].end <= task.start for need in waits_for(name, 4, found))
+        assert all(actual[need].end <= task.start for need in waits_for(name, 4, actual))
     cycles, _ = pipeline_time(compiled)
     assert min(t.start for t in tasks) == 0
     assert 0.9 * cycles <= max(t.end for t in tasks) <= cycles

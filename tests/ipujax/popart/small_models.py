@@ -114,10 +114,10 @@ def train(
         samples_per_micro_batch: as the model has them.
     """
     manager = popart.DeviceManager()
-    wanted = anchors or {model.loss: popart.AnchorReturnType("ALL")}
+    reference = anchors or {model.loss: popart.AnchorReturnType("ALL")}
     session = popart.TrainingSession(
         fnModel=model.builder.getModelProto(),
-        dataFlow=popart.DataFlow(batches, wanted),
+        dataFlow=popart.DataFlow(batches, reference),
         loss=model.loss,
         optimizer=optimizer or popart.SGD({"defaultLearningRate": (0.02, False), "defaultMomentum": (0.9, True)}),
         deviceInfo=device or manager.createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": 16}),

@@ -129,9 +129,9 @@ def test_models_are_saved_and_read_again(tmp_path: Path) -> None:
     builder.addOutputTensor(y)
     path = tmp_path / "model.onnx"
     builder.saveModelProto(path)
-    again = popart.Builder(str(path))
-    assert again.getOutputTensorIds() == [y]
-    assert again.aiOnnx.relu([y]) == "Relu:0"
+    repeated = popart.Builder(str(path))
+    assert repeated.getOutputTensorIds() == [y]
+    assert repeated.aiOnnx.relu([y]) == "Relu:0"
     onnx.checker.check_model(onnx.load_model_from_string(builder.getModelProto()))
 
 

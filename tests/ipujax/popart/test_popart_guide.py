@@ -59,9 +59,9 @@ def test_the_lists_are_those_of_the_tables(request: pytest.FixtureRequest) -> No
 def test_the_program_runs_as_written(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "program.py").write_text(block, encoding="utf-8")
-    found = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
+    actual = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
     run = "import runpy; runpy.run_path('program.py', run_name='__main__')"
-    command = [sys.executable, "-W", "error", "-c", found + run]
+    command = [sys.executable, "-W", "error", "-c", actual + run]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "What limits this program" in done.stdout and "program.py" in done.stdout

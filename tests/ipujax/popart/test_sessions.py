@@ -60,7 +60,7 @@ def test_the_example_of_the_guide() -> None:
 
 def test_returned_anchors() -> None:
     model = perceptron()
-    wanted = {
+    reference = {
         model.loss: popart.AnchorReturnType("ALL"),
         model.hidden: popart.AnchorReturnType("EVERYN", 2),
         GRADIENT + model.hidden: popart.AnchorReturnType("FINAL"),
@@ -69,7 +69,7 @@ def test_returned_anchors() -> None:
         "w1": popart.AnchorReturnType("ALL"),
         "Accl___w1": popart.AnchorReturnType("FINAL"),
     }
-    trained = train(model, batches=4, anchors=wanted)
+    trained = train(model, batches=4, anchors=reference)
     anchors = trained.anchors
     assert {name: x.shape for name, x in anchors.items()} == {
         model.loss: (4,),
@@ -204,17 +204,17 @@ def ipu_compilations() -> object:
 
     @contextmanager
     def collecting():  # type: ignore[no-untyped-def]
-        found: list[str] = []
+        actual: list[str] = []
 
         class Handler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                found.extend([record.getMessage()] if "Compiling" in record.getMessage() else [])
+                actual.extend([record.getMessage()] if "Compiling" in record.getMessage() else [])
 
         handler = Handler()
         log = logging.getLogger("jax")
         log.addHandler(handler)
         with jax.log_compiles(True):
-            yield found
+            yield actual
         log.removeHandler(handler)
 
     return collecting()
@@ -265,14 +265,14 @@ def test_random_numbers_follow_the_seed() -> None:
     session.weightsFromHost()
     session.setRandomSeed(5)
     first = session.initAnchorArrays()
-    again = session.initAnchorArrays()
+    repeated = session.initAnchorArrays()
     session.run(popart.PyStepIO({}, first))
     state = session.getRNGState()
     assert not np.array_equal(first[dropped][0], first[dropped][1])
     assert set(np.unique(first[dropped])) == {0.0, 2.0}
     session.setRandomSeed(5)
-    session.run(popart.PyStepIO({}, again))
-    np.testing.assert_array_equal(first[dropped], again[dropped])
+    session.run(popart.PyStepIO({}, repeated))
+    np.testing.assert_array_equal(first[dropped], repeated[dropped])
     assert session.getRNGState() == state
 
 

@@ -62,7 +62,7 @@ def test_passes_of_a_convolution(case):
     poplin.convolution_weight_update(graph, z, w, x, params, constant(graph, [-0.5]), prog)
     poplin.convolution_bias_update(graph, z, biases, -0.5, prog)
     poplin.add_bias(graph, out, biases, prog)
-    found = both(graph, prog, {
+    actual = both(graph, prog, {
         "out": out, "through": through, "also": also, "d_weights": d_weights, "w": w, "biases": biases
     })  # fmt: skip
     over = (0, *range(2, deltas.ndim))
@@ -72,7 +72,7 @@ def test_passes_of_a_convolution(case):
         "out": expected + per_channel, "through": d_x, "also": d_x, "d_weights": d_w, "w": b - d_w / 2,
         "biases": new_biases,
     }.items():  # fmt: skip
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
     assert not graph.fallbacks
 
 
@@ -101,9 +101,9 @@ def test_grouped_multiplication_in_place():
     single = variable(graph, [5, 5], value=np.eye(5))
     poplin.mat_mul_grouped_acc(graph, acc, constant(graph, [3.0]), x, y, prog, options={"partialsType": "float"})
     poplin.mat_mul_acc(graph, single, -1, poplin.transpose_grouped_matrix(x)[0], x[0], prog)
-    found = both(graph, prog, {"acc": acc, "single": single})
-    np.testing.assert_allclose(found["acc"], c + 3 * (a @ b), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found["single"], np.eye(5) - a[0].T @ a[0], rtol=1e-5, atol=1e-5)
+    actual = both(graph, prog, {"acc": acc, "single": single})
+    np.testing.assert_allclose(actual["acc"], c + 3 * (a @ b), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual["single"], np.eye(5) - a[0].T @ a[0], rtol=1e-5, atol=1e-5)
 
 
 def test_triangles():
@@ -118,12 +118,12 @@ def test_triangles():
     ones = poplin.triangular_mask(graph, x, prog, lower=False, unit_diagonal=True)
     strict = poplin.triangular_mask(graph, x, prog)
     solved = poplin.triangular_solve(graph, x, b, prog, left_side=False, lower=False, unit_diagonal=True)
-    found = both(graph, prog, {"lower": lower, "upper": upper, "ones": ones, "strict": strict, "solved": solved})
-    np.testing.assert_allclose(found["lower"], np.linalg.cholesky(spd), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["upper"], np.linalg.cholesky(spd).transpose(0, 2, 1), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(found["ones"], np.triu(m, 1) + np.eye(4))
-    np.testing.assert_array_equal(found["strict"], np.tril(m))
-    np.testing.assert_allclose(found["solved"] @ found["ones"], right, rtol=1e-4, atol=1e-4)
+    actual = both(graph, prog, {"lower": lower, "upper": upper, "ones": ones, "strict": strict, "solved": solved})
+    np.testing.assert_allclose(actual["lower"], np.linalg.cholesky(spd), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["upper"], np.linalg.cholesky(spd).transpose(0, 2, 1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(actual["ones"], np.triu(m, 1) + np.eye(4))
+    np.testing.assert_array_equal(actual["strict"], np.tril(m))
+    np.testing.assert_allclose(actual["solved"] @ actual["ones"], right, rtol=1e-4, atol=1e-4)
 
 
 def test_wrong_operands():

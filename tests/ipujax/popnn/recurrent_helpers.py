@@ -13,8 +13,8 @@ def numbers(shape: Any, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def assert_all_close(found: Mapping[str, np.ndarray], expected: Mapping[str, Any], rtol: float, atol: float) -> None:
+def assert_all_close(actual: Mapping[str, np.ndarray], expected: Mapping[str, Any], rtol: float, atol: float) -> None:
     """Compares what was found with what is expected, by name."""
-    assert set(found) == set(expected)
+    assert set(actual) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], np.asarray(value), rtol=rtol, atol=atol, err_msg=name)
+        np.testing.assert_allclose(actual[name], np.asarray(value), rtol=rtol, atol=atol, err_msg=name)

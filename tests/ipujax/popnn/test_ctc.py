@@ -53,15 +53,15 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     labels = swap[LABELS]
     graph = new_graph()
     prog = Sequence()
-    given = tensors(graph, LOGITS, labels)
-    loss, gradient = ctc_loss.calc_loss_and_gradient_logits(graph, poplar.FLOAT, *given, prog, blank)
-    alone = ctc_loss.calc_ctc_loss_logits(graph, poplar.FLOAT, *given, prog, blank)
-    found = both(graph, prog, {"loss": loss, "gradient": gradient, "alone": alone})
+    inputs = tensors(graph, LOGITS, labels)
+    loss, gradient = ctc_loss.calc_loss_and_gradient_logits(graph, poplar.FLOAT, *inputs, prog, blank)
+    alone = ctc_loss.calc_ctc_loss_logits(graph, poplar.FLOAT, *inputs, prog, blank)
+    actual = both(graph, prog, {"loss": loss, "gradient": gradient, "alone": alone})
     expected = by_optax(LOGITS, labels, blank)
-    np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
-    np.testing.assert_allclose(found["alone"], expected, rtol=1e-5)
+    np.testing.assert_allclose(actual["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(actual["alone"], expected, rtol=1e-5)
     slope = jax.grad(lambda x: by_optax(x, labels, blank).sum())(LOGITS)
-    np.testing.assert_allclose(found["gradient"], slope, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["gradient"], slope, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [TIME] * 3
 
@@ -71,19 +71,19 @@ def test_gradient_of_log_probabilities_and_of_their_softmax():
     logs = np.asarray(jax.nn.log_softmax(LOGITS))
     graph = new_graph()
     prog = Sequence()
-    given = tensors(graph, logs)
-    loss, through = ctc_loss.calc_loss_and_gradient_log_probabilities(graph, poplar.FLOAT, *given, prog, 0)
+    inputs = tensors(graph, logs)
+    loss, through = ctc_loss.calc_loss_and_gradient_log_probabilities(graph, poplar.FLOAT, *inputs, prog, 0)
     _, direct = ctc_loss.calc_loss_and_gradient_log_probabilities(
-        graph, poplar.FLOAT, *given, prog, 0, include_softmax_gradient=False
+        graph, poplar.FLOAT, *inputs, prog, 0, include_softmax_gradient=False
     )
-    alone = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *given, prog, 0)
-    found = both(graph, prog, {"loss": loss, "through": through, "direct": direct, "alone": alone})
-    np.testing.assert_allclose(found["loss"], by_optax(LOGITS), rtol=1e-5)
-    np.testing.assert_allclose(found["alone"], by_optax(LOGITS), rtol=1e-5)
+    alone = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *inputs, prog, 0)
+    actual = both(graph, prog, {"loss": loss, "through": through, "direct": direct, "alone": alone})
+    np.testing.assert_allclose(actual["loss"], by_optax(LOGITS), rtol=1e-5)
+    np.testing.assert_allclose(actual["alone"], by_optax(LOGITS), rtol=1e-5)
     slope = jax.grad(lambda x: by_optax(x).sum())(LOGITS)
-    np.testing.assert_allclose(found["through"], slope, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["through"], slope, rtol=1e-4, atol=1e-5)
     _, vjp = jax.vjp(jax.nn.log_softmax, LOGITS)
-    np.testing.assert_allclose(vjp(jnp.asarray(found["direct"]))[0], slope, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vjp(jnp.asarray(actual["direct"]))[0], slope, rtol=1e-4, atol=1e-5)
 
 
 def test_all_paths_written_out():
@@ -122,14 +122,14 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
         0,
         include_softmax_gradient=False,
     )
-    found = both(graph, prog, {"loss": loss, "gradient": gradient})
+    actual = both(graph, prog, {"loss": loss, "gradient": gradient})
     p = np.exp(logs[:, 2, 2])
     q = np.exp(logs[:, 2, 0])
     only = p[0] * q[1] * q[2] + q[0] * q[1] * p[2]
-    np.testing.assert_allclose(found["loss"], [np.inf, np.inf, -np.log(only), 0], rtol=1e-5)
-    np.testing.assert_array_equal(found["gradient"][:, [0, 1, 3]], 0)
-    np.testing.assert_allclose(found["gradient"][:, 2].sum(1), [-1, -1, -1], rtol=1e-5)  # each step emits something
-    assert found["gradient"][1, 2, 2] == 0
+    np.testing.assert_allclose(actual["loss"], [np.inf, np.inf, -np.log(only), 0], rtol=1e-5)
+    np.testing.assert_array_equal(actual["gradient"][:, [0, 1, 3]], 0)
+    np.testing.assert_allclose(actual["gradient"][:, 2].sum(1), [-1, -1, -1], rtol=1e-5)  # each step emits something
+    assert actual["gradient"][1, 2, 2] == 0
 
 
 @pytest.mark.slow
@@ -137,15 +137,15 @@ def test_half_data_is_summed_in_float():
     logs = np.asarray(jax.nn.log_softmax(LOGITS)).astype(np.float16)
     graph = new_graph()
     prog = Sequence()
-    given = tensors(graph, logs, dtype=poplar.HALF)
-    wide = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *given, prog, 0)
-    narrow = ctc_loss.calc_ctc_loss(graph, poplar.HALF, *given, prog, 0)
-    found = both(graph, prog, {"wide": wide, "narrow": narrow})
+    inputs = tensors(graph, logs, dtype=poplar.HALF)
+    wide = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *inputs, prog, 0)
+    narrow = ctc_loss.calc_ctc_loss(graph, poplar.HALF, *inputs, prog, 0)
+    actual = both(graph, prog, {"wide": wide, "narrow": narrow})
     graph = new_graph()
     prog = Sequence()
     exact = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *tensors(graph, logs.astype(np.float32)), prog, 0)
-    np.testing.assert_allclose(found["wide"], both(graph, prog, {"exact": exact})["exact"], rtol=1e-6)
-    np.testing.assert_array_equal(found["narrow"], found["wide"].astype(np.float16))
+    np.testing.assert_allclose(actual["wide"], both(graph, prog, {"exact": exact})["exact"], rtol=1e-6)
+    np.testing.assert_array_equal(actual["narrow"], actual["wide"].astype(np.float16))
 
 
 def test_wrong_operands():

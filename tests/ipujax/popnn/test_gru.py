@@ -86,11 +86,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", slow_but(["lengths, last output, reset after"], CASES))
 def test_passes_against_gradients_of_jax(case):
-    given = dict(CASES[case])
+    inputs = dict(CASES[case])
     graph = new_graph()
     prog = Sequence()
-    lengths = constant(graph, LENGTHS, poplar.UNSIGNED_INT) if given.pop("var_time_steps", False) else None
-    params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **given)
+    lengths = constant(graph, LENGTHS, poplar.UNSIGNED_INT) if inputs.pop("var_time_steps", False) else None
+    params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **inputs)
     full = params.output_full_sequence
     order = np.array([ORDER.index(unit) for unit in params.cell_order])
     values = VALUES | ({"b": BIASES} if params.reset_after else {})
@@ -99,11 +99,11 @@ def test_passes_against_gradients_of_jax(case):
     y, kept = gru.gru_fwd(graph, params, state, x, weights, prog, keep_intermediates=True, pre_calc_weights=pre)
     d_out = D_OUT if full else D_OUT[0]
     d_h, d_x, d_weights = gru.gru_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, constant(graph, d_out))
-    found = both(graph, prog, {"y": y, "h": d_h, "x": d_x} | dict(zip("wub", d_weights.tensors(), strict=True)))
+    actual = both(graph, prog, {"y": y, "h": d_h, "x": d_x} | dict(zip("wub", d_weights.tensors(), strict=True)))
     settings = {"after": params.reset_after, "lengths": None if lengths is None else LENGTHS, "full": full}
     gradients = jax.jit(jax.grad(lambda v: jnp.sum(reference(v, **settings) * d_out)))(values)
     gradients |= {name: gradients[name][order] for name in "wub"}
-    assert_all_close(found, {"y": reference(values, **settings), **gradients}, rtol=1e-4, atol=1e-5)
+    assert_all_close(actual, {"y": reference(values, **settings), **gradients}, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
 
@@ -120,9 +120,9 @@ def test_backward_alone_without_gradient_of_the_input():
     assert d_x is None
     start = VALUES | {"h": 0 * VALUES["h"]}
     gradients = jax.grad(lambda v: jnp.sum(reference(v) * D_OUT))(start)
-    found = both(graph, prog, {"h": d_h, "units": units})
-    np.testing.assert_allclose(found["h"], gradients["h"], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["units"].sum((1, 2)), gradients["b"], rtol=1e-4, atol=1e-5)
+    actual = both(graph, prog, {"h": d_h, "units": units})
+    np.testing.assert_allclose(actual["h"], gradients["h"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["units"].sum((1, 2)), gradients["b"], rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_operands():

@@ -36,10 +36,10 @@ def test_mat_mul_and_its_inputs():
     groups = poplin.mat_mul_grouped(
         graph, a.reshape((2, 3, 10)), b.expand_dims(0).broadcast_in_dim((2, 10, 4), (0, 1, 2)), prog
     )
-    found = both(graph, prog, {"out": out, "acc": acc, "groups": groups})
-    np.testing.assert_allclose(found["out"], x @ y, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found["acc"], 1 + 2 * (x @ y), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found["groups"], (x @ y).reshape(2, 3, 4), rtol=1e-5, atol=1e-5)
+    actual = both(graph, prog, {"out": out, "acc": acc, "groups": groups})
+    np.testing.assert_allclose(actual["out"], x @ y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual["acc"], 1 + 2 * (x @ y), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual["groups"], (x @ y).reshape(2, 3, 4), rtol=1e-5, atol=1e-5)
 
 
 def test_convolution_and_its_inputs():
@@ -64,9 +64,9 @@ def test_triangular_solve_and_cholesky():
     spd = m @ m.T + 4 * np.eye(4, dtype=np.float32)
     factor = poplin.cholesky(graph, variable(graph, [4, 4], value=spd), prog)
     x = poplin.triangular_solve(graph, factor, variable(graph, [4, 1], value=[1, 2, 3, 4]), prog)
-    found = both(graph, prog, {"factor": factor, "x": x})
-    np.testing.assert_allclose(found["factor"], np.linalg.cholesky(spd), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(np.tril(found["factor"]) @ found["x"], [[1], [2], [3], [4]], rtol=1e-4, atol=1e-4)
+    actual = both(graph, prog, {"factor": factor, "x": x})
+    np.testing.assert_allclose(actual["factor"], np.linalg.cholesky(spd), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.tril(actual["factor"]) @ actual["x"], [[1], [2], [3], [4]], rtol=1e-4, atol=1e-4)
 
 
 # --- popnn ---
@@ -83,11 +83,11 @@ def test_non_linearities_and_gradients(kind):
     out = popnn.non_linearity(graph, kind, x, prog)
     back = popnn.non_linearity_input_gradient(graph, kind, x if kind in ("gelu", "swish") else out, g, prog)
     popnn.non_linearity_in_place(graph, kind, x, prog)
-    found = both(graph, prog, {"out": out, "back": back, "x": x})
+    actual = both(graph, prog, {"out": out, "back": back, "x": x})
     expected, vjp = jax.vjp(popnn.NON_LINEARITIES[kind], value)
-    np.testing.assert_allclose(found["out"], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["x"], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["back"], vjp(gradient)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["out"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["x"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["back"], vjp(gradient)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["max", "avg", "sum"])
@@ -100,7 +100,7 @@ def test_pooling_and_its_gradient(kind):
     out = popnn.pool(graph, params, x, prog)
     back = popnn.pool_input_gradient(graph, params, x, out, prog)
 
-    found = both(graph, prog, {"out": out, "back": back})
+    actual = both(graph, prog, {"out": out, "back": back})
     expected = np.zeros((2, 3, 3, 5), np.float32)
     slope = np.zeros_like(value)
     for i, j in np.ndindex(3, 5):
@@ -109,9 +109,9 @@ def test_pooling_and_its_gradient(kind):
         picked = part == part.max((2, 3), keepdims=True) if kind == "max" else np.ones(part.shape, bool)
         weight = picked / (part.shape[2] * part.shape[3] if kind == "avg" else 1)
         expected[:, :, i, j] = (part * weight).sum((2, 3))
-        slope[window] += weight * found["out"][:, :, i, j, None, None]
-    np.testing.assert_allclose(found["out"], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["back"], slope, rtol=1e-4, atol=1e-5)
+        slope[window] += weight * actual["out"][:, :, i, j, None, None]
+    np.testing.assert_allclose(actual["out"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["back"], slope, rtol=1e-4, atol=1e-5)
 
 
 def test_losses_and_accuracy():
@@ -130,17 +130,17 @@ def test_losses_and_accuracy():
     squared = variable(graph, [5])
     slope = variable(graph, [5, 3])
     popnn.calc_loss(graph, x, probabilities, squared, slope, "sum_squared", prog)
-    found = both(graph, prog, {"l": loss, "d": deltas, "c": correct, "s": squared, "g": slope})
+    actual = both(graph, prog, {"l": loss, "d": deltas, "c": correct, "s": squared, "g": slope})
 
     def cross_entropy(z):
         return -jnp.take_along_axis(jax.nn.log_softmax(z), labels[:, None], 1)[:, 0]
 
-    np.testing.assert_allclose(found["l"], cross_entropy(logits), rtol=1e-5)
-    np.testing.assert_allclose(found["d"], jax.grad(lambda z: cross_entropy(z).sum())(logits), rtol=1e-4, atol=1e-6)
-    assert found["c"] == (logits.argmax(1) == labels).sum()
+    np.testing.assert_allclose(actual["l"], cross_entropy(logits), rtol=1e-5)
+    np.testing.assert_allclose(actual["d"], jax.grad(lambda z: cross_entropy(z).sum())(logits), rtol=1e-4, atol=1e-6)
+    assert actual["c"] == (logits.argmax(1) == labels).sum()
     difference = logits - np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(found["g"], difference, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found["s"], 0.5 * (difference**2).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(actual["g"], difference, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(actual["s"], 0.5 * (difference**2).sum(1), rtol=1e-4)
 
 
 def test_norms():
@@ -156,7 +156,7 @@ def test_norms():
         "instance": popnn.instance_norm(graph, x, gamma, beta, 1e-5, prog),
         "layer": popnn.layer_norm(graph, x, gamma, beta, 1e-5, prog),
     }
-    found = both(graph, prog, {name: out for name, (out, _, _) in outs.items()})
+    actual = both(graph, prog, {name: out for name, (out, _, _) in outs.items()})
     scale, shift = (np.arange(4.0).reshape(1, 4, 1, 1) + n for n in (1, 0))
     grouped = value.reshape(3, 2, 2, 2, 2)
     over = {
@@ -167,4 +167,4 @@ def test_norms():
     }
     for name, (a, axes) in over.items():
         whitened = (a - a.mean(axes, keepdims=True)) / np.sqrt(a.var(axes, keepdims=True) + 1e-5)
-        np.testing.assert_allclose(found[name], whitened.reshape(value.shape) * scale + shift, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual[name], whitened.reshape(value.shape) * scale + shift, rtol=1e-4, atol=1e-4)

@@ -43,16 +43,16 @@ def test_loss_and_its_gradient(kind):
     x = constant(graph, outputs)
     dense = constant(graph, TARGETS)
     labels = constant(graph, LABELS, poplar.INT)
-    found = {}
+    actual = {}
     for name, expected in {"dense": dense, "labels": labels}.items():
-        found[f"{name} loss"] = variable(graph, [5])
-        found[f"{name} deltas"] = variable(graph, [5, 4])
-        popnn.calc_loss(graph, x, expected, found[f"{name} loss"], found[f"{name} deltas"], kind, prog)
-    found = both(graph, prog, found)
+        actual[f"{name} loss"] = variable(graph, [5])
+        actual[f"{name} deltas"] = variable(graph, [5, 4])
+        popnn.calc_loss(graph, x, expected, actual[f"{name} loss"], actual[f"{name} deltas"], kind, prog)
+    actual = both(graph, prog, actual)
     for name, targets in {"dense": TARGETS, "labels": ONE_HOT}.items():
         slope = jax.grad(lambda v, t=targets: function(v, t).sum())(variables)
-        np.testing.assert_allclose(found[f"{name} loss"], function(variables, targets), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found[f"{name} deltas"], slope, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual[f"{name} loss"], function(variables, targets), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[f"{name} deltas"], slope, rtol=1e-4, atol=1e-5)
 
 
 def test_scalings_and_accuracy():
@@ -67,11 +67,11 @@ def test_scalings_and_accuracy():
         graph, x, labels, loss, deltas, "cross_entropy", prog, num_correct=right,
         deltas_scale=constant(graph, [16.0]), model_output_scaling=constant(graph, 8.0),
     )  # fmt: skip
-    found = both(graph, prog, {"loss": loss, "deltas": deltas, "right": right})
-    np.testing.assert_allclose(found["loss"], cross_entropy(LOGITS, ONE_HOT), rtol=1e-5, atol=1e-6)
+    actual = both(graph, prog, {"loss": loss, "deltas": deltas, "right": right})
+    np.testing.assert_allclose(actual["loss"], cross_entropy(LOGITS, ONE_HOT), rtol=1e-5, atol=1e-6)
     slope = jax.grad(lambda z: cross_entropy(z, ONE_HOT).sum())(LOGITS)
-    np.testing.assert_allclose(found["deltas"], 16 * slope, rtol=1e-4, atol=1e-5)
-    assert found["right"] == (LOGITS.argmax(1) == LABELS).sum()
+    np.testing.assert_allclose(actual["deltas"], 16 * slope, rtol=1e-4, atol=1e-5)
+    assert actual["right"] == (LOGITS.argmax(1) == LABELS).sum()
 
 
 def test_extremes_of_rows():
@@ -83,16 +83,16 @@ def test_extremes_of_rows():
     outs["max"], outs["max at"] = popnn.max_and_arg_max(graph, x, prog)
     outs["min"], outs["min at"] = popnn.min_and_arg_min(graph, x, prog)
     outs["logs"] = popnn.log_softmax(graph, x, prog)
-    found = both(graph, prog, outs)
+    actual = both(graph, prog, outs)
     for name in ("most", "max at"):
-        np.testing.assert_array_equal(found[name], values.argmax(1))
-        assert found[name].dtype == np.uint32
+        np.testing.assert_array_equal(actual[name], values.argmax(1))
+        assert actual[name].dtype == np.uint32
     for name in ("least", "min at"):
-        np.testing.assert_array_equal(found[name], values.argmin(1))
-    np.testing.assert_array_equal(found["max"], values.max(1))
-    np.testing.assert_array_equal(found["min"], values.min(1))
+        np.testing.assert_array_equal(actual[name], values.argmin(1))
+    np.testing.assert_array_equal(actual["max"], values.max(1))
+    np.testing.assert_array_equal(actual["min"], values.min(1))
     shifted = values - values.max(1, keepdims=True)
-    np.testing.assert_allclose(found["logs"], shifted - np.log(np.exp(shifted).sum(1, keepdims=True)), rtol=1e-5)
+    np.testing.assert_allclose(actual["logs"], shifted - np.log(np.exp(shifted).sum(1, keepdims=True)), rtol=1e-5)
 
 
 def test_masked_labels_have_the_code_of_popops():
@@ -103,9 +103,9 @@ def test_masked_labels_have_the_code_of_popops():
     loss = variable(graph, [2])
     deltas = variable(graph, [2, 4])
     popnn.calc_loss(graph, constant(graph, PROBABILITIES[:2]), labels, loss, deltas, "cross_entropy", prog)
-    found = both(graph, prog, {"loss": loss, "deltas": deltas})
-    assert found["loss"][0] > 0 and found["loss"][1] == 0
-    assert np.all(found["deltas"][1] == 0)
+    actual = both(graph, prog, {"loss": loss, "deltas": deltas})
+    assert actual["loss"][0] > 0 and actual["loss"][1] == 0
+    assert np.all(actual["deltas"][1] == 0)
 
 
 def test_wrong_operands():

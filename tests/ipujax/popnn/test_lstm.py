@@ -85,15 +85,15 @@ def test_one_step_in_numpy():
     z = np.einsum("bi,kio->kbo", v["x"][0], v["w"]) + np.einsum("bi,kio->kbo", v["h"], v["u"]) + v["b"][:, None]
     forget, input_, output = (1 / (1 + np.exp(-z[k])) for k in (0, 1, 3))
     c = forget * v["c"] + input_ * np.tanh(z[2])
-    found = both(graph, prog, {"y": y, "c": cell})
-    np.testing.assert_allclose(found["c"], c, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["y"], output * np.tanh(c), rtol=1e-5, atol=1e-6)
+    actual = both(graph, prog, {"y": y, "c": cell})
+    np.testing.assert_allclose(actual["c"], c, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["y"], output * np.tanh(c), rtol=1e-5, atol=1e-6)
 
 
 def layer_of_one_step(graph, params):
     x, weights, state = (make(graph, params) for make in CREATE)
-    given = (VALUES["x"][:1], *(VALUES[n] for n in "wubhc"))
-    for tensor, value in zip([x, *weights.tensors(), state.output, state.cell_state], given, strict=True):
+    inputs = (VALUES["x"][:1], *(VALUES[n] for n in "wubhc"))
+    for tensor, value in zip([x, *weights.tensors(), state.output, state.cell_state], inputs, strict=True):
         graph.set_initial_value(tensor, value)
     return x, weights, state
 
@@ -107,11 +107,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", slow_but(["lengths, order"], CASES))
 def test_passes_against_gradients_of_jax(case):
-    given = dict(CASES[case])
+    inputs = dict(CASES[case])
     graph = new_graph()
     prog = Sequence()
-    lengths = constant(graph, LENGTHS, poplar.INT) if given.pop("var_time_steps", False) else None
-    params = lstm.LstmParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **given)
+    lengths = constant(graph, LENGTHS, poplar.INT) if inputs.pop("var_time_steps", False) else None
+    params = lstm.LstmParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], lengths, **inputs)
     full = params.output_full_sequence
     order = [ORDER.index(unit) for unit in params.cell_order]
     x, weights, state = layer(graph, params)
@@ -122,12 +122,12 @@ def test_passes_against_gradients_of_jax(case):
         graph, params, prog, state, kept, weights, x, y, constant(graph, d_out), constant(graph, d_cell)
     )
     outs = {"y": y, "cell": cell, "x": d_x, "h": d_state.output, "c": d_state.cell_state}
-    found = both(graph, prog, outs | dict(zip("wub", d_weights.tensors(), strict=True)))
+    actual = both(graph, prog, outs | dict(zip("wub", d_weights.tensors(), strict=True)))
     settings = {"lengths": None if lengths is None else LENGTHS, "full": full}
     outputs, last = reference(VALUES, **settings)
     gradients = expected_gradients(d_out, d_cell, **settings)
     gradients |= {name: gradients[name][np.array(order)] for name in "wub"}
-    assert_all_close(found, {"y": outputs, "cell": last, **gradients}, rtol=1e-4, atol=1e-5)
+    assert_all_close(actual, {"y": outputs, "cell": last, **gradients}, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
 
 
@@ -139,12 +139,12 @@ def test_backward_alone_and_without_gradient_of_the_input():
     y, _, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True, pre_calc_weights=True)
     d_state, d_x, units = lstm.lstm_bwd(graph, params, prog, state, kept, weights, x, y, constant(graph, D_OUT))
     assert d_x is None
-    found = both(graph, prog, {"y": y, "h": d_state.output, "c": d_state.cell_state, "units": units})
+    actual = both(graph, prog, {"y": y, "h": d_state.output, "c": d_state.cell_state, "units": units})
     gradients = expected_gradients(D_OUT, 0, act=jax.nn.relu)
     expected = {"y": reference(VALUES, act=jax.nn.relu)[0], "h": gradients["h"], "c": gradients["c"]}
     # The gradient of a bias is that of its unit, summed.
-    np.testing.assert_allclose(found.pop("units").sum((1, 2)), gradients["b"], rtol=1e-4, atol=1e-5)
-    assert_all_close(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual.pop("units").sum((1, 2)), gradients["b"], rtol=1e-4, atol=1e-5)
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_half():

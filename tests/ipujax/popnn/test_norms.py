@@ -61,12 +61,12 @@ def test_layer_and_its_gradients(kind):
     _, plain = statistics(kind, graph, x, EPSILON, prog)
     _, unbiased = statistics(kind, graph, x, EPSILON, prog, unbiased_var_estimate=True)
     y, white = normalise(graph, x, gamma, beta, mean, inverse, prog)
-    again = whiten(graph, x, mean, inverse, prog)
+    repeated = whiten(graph, x, mean, inverse, prog)
     d_gamma, d_beta = param_gradients(graph, white, d_out, prog)
     d_x = gradients(graph, white, d_out, inverse, gamma, prog)
     popnn.norm_param_update(graph, d_gamma, d_beta, -0.5, gamma, beta, prog)
-    found = both(graph, prog, {
-        "y": y, "white": white, "again": again, "mean": mean, "inverse": inverse, "plain": plain,
+    actual = both(graph, prog, {
+        "y": y, "white": white, "again": repeated, "mean": mean, "inverse": inverse, "plain": plain,
         "unbiased": unbiased, "x": d_x, "d_gamma": d_gamma, "d_beta": d_beta, "gamma": gamma, "beta": beta,
     })  # fmt: skip
     out, whitened, expected_mean, expected_inverse = normalised(kind, X, GAMMA, BETA)
@@ -76,7 +76,7 @@ def test_layer_and_its_gradients(kind):
         "plain": expected_inverse, "unbiased": normalised(kind, X, GAMMA, BETA, unbiased=True)[3], "x": slopes[0],
         "d_gamma": slopes[1], "d_beta": slopes[2], "gamma": GAMMA - slopes[1] / 2, "beta": BETA - slopes[2] / 2,
     }  # fmt: skip
-    assert_all_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
 
 
@@ -87,9 +87,9 @@ def test_the_stable_algorithm_is_needed_far_from_zero():
     x = variable(graph, list(X.shape), value=far)
     _, plain = popnn.batch_norm_statistics(graph, x, EPSILON, prog)
     _, stable = popnn.batch_norm_statistics(graph, x, EPSILON, prog, stable_algo=True)
-    found = both(graph, prog, {"stable": stable})["stable"]
+    actual = both(graph, prog, {"stable": stable})["stable"]
     exact = 1 / np.sqrt(far.astype(np.float64).var((0, 2, 3)) + EPSILON)
-    np.testing.assert_allclose(found, exact, rtol=1e-3)
+    np.testing.assert_allclose(actual, exact, rtol=1e-3)
     graph.create_host_read("plain", plain)
     engine = poplar.Engine(graph, prog)
     engine.load_and_run(poplar.IPUModel(tiles_per_ipu=8).create_device())
@@ -101,10 +101,10 @@ def test_half_is_computed_in_float():
     prog = Sequence()
     x = variable(graph, [64, 4], poplar.HALF, value=numbers((64, 4), 5) * 30)  # sums of squares beyond half's range
     mean, inverse = popnn.batch_norm_statistics(graph, x, EPSILON, prog)
-    found = both(graph, prog, {"mean": mean, "inverse": inverse})
+    actual = both(graph, prog, {"mean": mean, "inverse": inverse})
     values = (numbers((64, 4), 5) * 30).astype(np.float16).astype(np.float64)
-    np.testing.assert_allclose(found["mean"], values.mean(0), rtol=2e-3)
-    np.testing.assert_allclose(found["inverse"], 1 / np.sqrt(values.var(0) + EPSILON), rtol=2e-3)
+    np.testing.assert_allclose(actual["mean"], values.mean(0), rtol=2e-3)
+    np.testing.assert_allclose(actual["inverse"], 1 / np.sqrt(values.var(0) + EPSILON), rtol=2e-3)
 
 
 def test_wrong_operands():
@@ -112,10 +112,10 @@ def test_wrong_operands():
     prog = Sequence()
     x = variable(graph, [3, 4, 2])
     gamma = variable(graph, [4])
-    whole = variable(graph, [3, 4], poplar.INT)
+    full = variable(graph, [3, 4], poplar.INT)
     cases = [
         (lambda: popnn.group_norm_statistics(graph, x, 1e-5, prog, 3), "4 channels, 3 groups"),
-        (lambda: popnn.batch_norm_statistics(graph, whole, 1e-5, prog), "must have activations"),
+        (lambda: popnn.batch_norm_statistics(graph, full, 1e-5, prog), "must have activations"),
         (lambda: popnn.batch_normalise(graph, x, gamma, gamma[:3], gamma, gamma, prog), "must have activations"),
         (lambda: popnn.batch_norm_whiten(graph, x, gamma, gamma[:3], prog), "statistics must fit"),
         (lambda: popnn.group_norm_whiten(graph, x, gamma, gamma, prog), "statistics must fit"),

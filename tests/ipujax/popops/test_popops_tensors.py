@@ -34,11 +34,11 @@ def test_reduce_scales_updates_and_changes_type():
     popops.reduce_with_output(graph, x, out, [1], "add", prog, scale=0.5, update=True)
     wide = popops.reduce(graph, h, [1], "add", prog, out_type=poplar.FLOAT)
     nothing = popops.reduce(graph, x, [], "add", prog)
-    found = both(graph, prog, {"total": total, "out": out, "wide": wide, "nothing": nothing})
-    np.testing.assert_allclose(found["total"], [1, 2, 3, 4] + 2 * (X**2).sum((0, 2)), rtol=1e-5)
-    np.testing.assert_allclose(found["out"], 2.5 * X.sum(1), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["wide"], X[:, :, 0].astype(np.float16).astype(np.float32).sum(1), rtol=1e-6)
-    np.testing.assert_array_equal(found["nothing"], X)
+    actual = both(graph, prog, {"total": total, "out": out, "wide": wide, "nothing": nothing})
+    np.testing.assert_allclose(actual["total"], [1, 2, 3, 4] + 2 * (X**2).sum((0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(actual["out"], 2.5 * X.sum(1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["wide"], X[:, :, 0].astype(np.float16).astype(np.float32).sum(1), rtol=1e-6)
+    np.testing.assert_array_equal(actual["nothing"], X)
 
 
 def test_reduce_many():
@@ -50,12 +50,12 @@ def test_reduce_many():
         graph, [popops.SingleReduceOp(x, [0], "max"), popops.SingleReduceOp(flags, [1, 2], "logical_or")], prog
     )
     out = variable(graph, [3, 4], value=np.full((3, 4), 10))
-    again = popops.SingleReduceOp(x, [2], "add", scale=2.0, update=True)
-    assert popops.reduce_many(graph, [again], prog, outputs=[out]) == [out]
-    found = both(graph, prog, {"first": first, "second": second, "out": out})
-    np.testing.assert_array_equal(found["first"], X.max(0))
-    np.testing.assert_array_equal(found["second"], (X > 0).any((1, 2)))
-    np.testing.assert_allclose(found["out"], 10 + 2 * X.sum(2), rtol=1e-6)
+    repeated = popops.SingleReduceOp(x, [2], "add", scale=2.0, update=True)
+    assert popops.reduce_many(graph, [repeated], prog, outputs=[out]) == [out]
+    actual = both(graph, prog, {"first": first, "second": second, "out": out})
+    np.testing.assert_array_equal(actual["first"], X.max(0))
+    np.testing.assert_array_equal(actual["second"], (X > 0).any((1, 2)))
+    np.testing.assert_allclose(actual["out"], 10 + 2 * X.sum(2), rtol=1e-6)
 
 
 def test_predicates_of_all_elements():
@@ -70,9 +70,9 @@ def test_predicates_of_all_elements():
     outs |= {f"{n} any": popops.has_nan_or_inf(graph, t, prog) for n, t in tensors.items()}
     outs["all"] = popops.all_true(graph, constant(graph, [True] * 9, poplar.BOOL), prog)
     outs["not all"] = popops.all_true(graph, constant(graph, [True] * 9 + [False], poplar.BOOL), prog)
-    found = {n: bool(v) for n, v in both(graph, prog, outs).items()}
+    actual = {n: bool(v) for n, v in both(graph, prog, outs).items()}
     true = {"nan nan", "nan any", "inf any", "all"}
-    assert found == {name: name in true for name in found}
+    assert actual == {name: name in true for name in actual}
 
 
 # --- sums of scaled tensors ---
@@ -90,10 +90,10 @@ def test_scaled_sums_with_two_scales():
     popops.scaled_subtract_from(graph, out[1], other, two, prog, scale_a=two)
     popops.scaled_add_to(graph, out[2], other, two, prog, scale_a=0.25, speciality="x_minus_ax_plus_by")
     popops.scaled_add_to(graph, out[3], other, 0.5, prog, scale_a=two)
-    found = both(graph, prog, {str(n): t for n, t in enumerate(out)})
+    actual = both(graph, prog, {str(n): t for n, t in enumerate(out)})
     expected = [0.5 * a + 3 * b, 2 * a - 2 * b, a - 0.25 * a + 2 * b, 2 * a + 0.5 * b]
     for number, value in enumerate(expected):
-        np.testing.assert_allclose(found[str(number)], value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual[str(number)], value, rtol=1e-5, atol=1e-6)
 
 
 # --- sorting ---
@@ -105,9 +105,9 @@ def test_sort_with_values_in_place():
     k = variable(graph, [4, 5], value=X[0])
     v = variable(graph, [4, 5], poplar.INT, value=np.arange(20))
     popops.sort_key_value_in_place(graph, k, v, 0, prog)
-    found = both(graph, prog, {"k": k, "v": v})
-    np.testing.assert_array_equal(found["k"], np.sort(X[0], 0))
-    np.testing.assert_array_equal(found["v"], np.take_along_axis(np.arange(20).reshape(4, 5), np.argsort(X[0], 0), 0))
+    actual = both(graph, prog, {"k": k, "v": v})
+    np.testing.assert_array_equal(actual["k"], np.sort(X[0], 0))
+    np.testing.assert_array_equal(actual["v"], np.take_along_axis(np.arange(20).reshape(4, 5), np.argsort(X[0], 0), 0))
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -123,16 +123,18 @@ def test_top_k_of_floats_and_integers(largest):
     worst_first, _ = popops.top_k(graph, x, 3, prog, largest=largest, sort_order=order)
     numbers, at = popops.top_k(graph, n, 4, prog, largest=largest, sort_order="none")
     keys, values = popops.top_k_key_value(graph, x, names, 2, prog, largest=largest)
-    found = both(graph, prog, {"b": best, "w": where, "r": worst_first, "n": numbers, "at": at, "k": keys, "v": values})
+    actual = both(
+        graph, prog, {"b": best, "w": where, "r": worst_first, "n": numbers, "at": at, "k": keys, "v": values}
+    )
     rank = np.argsort(-X[0] if largest else X[0], 1)
-    np.testing.assert_array_equal(found["w"], rank[:, :3])
-    np.testing.assert_array_equal(found["b"], np.take_along_axis(X[0], rank, 1)[:, :3])
-    np.testing.assert_array_equal(found["r"], np.take_along_axis(X[0], rank, 1)[:, 2::-1])
-    np.testing.assert_array_equal(found["v"], (rank + 5 * np.arange(4)[:, None])[:, :2])
-    np.testing.assert_array_equal(found["k"], np.take_along_axis(X[0], rank, 1)[:, :2])
-    np.testing.assert_array_equal(np.take_along_axis(whole, found["at"].astype(int), 1), found["n"])
+    np.testing.assert_array_equal(actual["w"], rank[:, :3])
+    np.testing.assert_array_equal(actual["b"], np.take_along_axis(X[0], rank, 1)[:, :3])
+    np.testing.assert_array_equal(actual["r"], np.take_along_axis(X[0], rank, 1)[:, 2::-1])
+    np.testing.assert_array_equal(actual["v"], (rank + 5 * np.arange(4)[:, None])[:, :2])
+    np.testing.assert_array_equal(actual["k"], np.take_along_axis(X[0], rank, 1)[:, :2])
+    np.testing.assert_array_equal(np.take_along_axis(whole, actual["at"].astype(int), 1), actual["n"])
     expected = sorted(whole[0].tolist(), reverse=largest)[:4]
-    assert sorted(found["n"][0].tolist(), reverse=largest) == expected
+    assert sorted(actual["n"][0].tolist(), reverse=largest) == expected
 
 
 # --- slices ---
@@ -151,17 +153,17 @@ def test_slices_in_several_dimensions():
     boxes = popops.multi_slice(graph, x, places, [0, 2], [1, 2], prog)
     popops.multi_update_max(graph, y, constant(graph, np.zeros((4, 1, 4, 2))), places, [0, 2], [1, 2], prog)
     popops.multi_update_add(graph, x, constant(graph, np.ones((4, 1, 4, 2))), places, 2.0, [0, 2], [1, 2], prog)
-    found = both(graph, prog, {"out": out, "boxes": boxes, "x": x, "y": y})
-    np.testing.assert_array_equal(found["out"], X[2:, :, 1:3])
+    actual = both(graph, prog, {"out": out, "boxes": boxes, "x": x, "y": y})
+    np.testing.assert_array_equal(actual["out"], X[2:, :, 1:3])
     expected = X.copy()
     clipped = X.copy()
     for number, (i, j) in enumerate([(0, 3), (2, 0), (1, 1), (2, 0)]):
         box = np.s_[i : i + 1, :, j : j + 2]
-        np.testing.assert_array_equal(found["boxes"][number], X[box])
+        np.testing.assert_array_equal(actual["boxes"][number], X[box])
         expected[box] += 2
         clipped[box] = np.maximum(clipped[box], 0)
-    np.testing.assert_allclose(found["x"], expected, rtol=1e-6)
-    np.testing.assert_array_equal(found["y"], clipped)
+    np.testing.assert_allclose(actual["x"], expected, rtol=1e-6)
+    np.testing.assert_array_equal(actual["y"], clipped)
     assert not graph.fallbacks
 
 
@@ -172,10 +174,10 @@ def test_slices_at_constant_offsets_are_new_variables():
     sliced = popops.dynamic_slice(graph, x, indices(graph, [1]), [0], [1], prog)
     rows = popops.multi_slice(graph, variable(graph, [3, 4], value=X[:, :, 0]), indices(graph, [[2]]), [0], [1], prog)
     popops.dynamic_update(graph, x, constant(graph, np.zeros((1, 4, 5))), indices(graph, [1]), [0], [1], prog)
-    found = both(graph, prog, {"sliced": sliced, "rows": rows, "x": x})
-    np.testing.assert_array_equal(found["sliced"], X[1:2])
-    np.testing.assert_array_equal(found["rows"].reshape(4), X[2, :, 0])
-    np.testing.assert_array_equal(found["x"][1], 0)
+    actual = both(graph, prog, {"sliced": sliced, "rows": rows, "x": x})
+    np.testing.assert_array_equal(actual["sliced"], X[1:2])
+    np.testing.assert_array_equal(actual["rows"].reshape(4), X[2, :, 0])
+    np.testing.assert_array_equal(actual["x"][1], 0)
 
 
 def test_slicing_a_sliceable_tensor_exchanges_only_the_offset():
@@ -203,9 +205,9 @@ def test_gather_with_dimension_numbers():
     at = constant(graph, where, poplar.INT)
     out = popops.gather(graph, x, at, 0, [1], [1, 1, 5], [0, 1], [0, 1], prog)
     single = popops.gather(graph, x, indices(graph, [1, 2]), 1, [1, 2], [1, 4, 5], [0], [0], prog)
-    found = both(graph, prog, {"out": out, "single": single})
-    np.testing.assert_array_equal(found["out"], X[where[0], where[1]])
-    np.testing.assert_array_equal(found["single"], X[1:3])
+    actual = both(graph, prog, {"out": out, "single": single})
+    np.testing.assert_array_equal(actual["out"], X[where[0], where[1]])
+    np.testing.assert_array_equal(actual["single"], X[1:3])
 
 
 @pytest.mark.parametrize("combination", ["replace", "add", "sub", "mul", "min", "max"])
@@ -230,11 +232,11 @@ def test_scalars_of_rows():
     at = indices(graph, [4, 5, M, 0])
     chosen = popops.select_scalar_from_rows(graph, x, at, prog)
     popops.update_scalar_in_rows(graph, y, at, prog)
-    found = both(graph, prog, {"chosen": chosen, "y": y})
-    np.testing.assert_array_equal(found["chosen"], [X[0, 0, 4], np.nan, 0, X[0, 3, 0]])
+    actual = both(graph, prog, {"chosen": chosen, "y": y})
+    np.testing.assert_array_equal(actual["chosen"], [X[0, 0, 4], np.nan, 0, X[0, 3, 0]])
     expected = X[0].copy()
     expected[0, 4], expected[1], expected[3, 0] = expected[0, 4] - 1, np.nan, expected[3, 0] - 1
-    np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual["y"], expected, rtol=1e-6)
 
 
 # --- encodings and padding ---

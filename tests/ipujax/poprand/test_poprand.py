@@ -40,30 +40,30 @@ def draws(seed=(7, 9), modifier=1, tiles=None, device=DEVICE):
 
 def test_a_draw_depends_on_seed_and_modifier_and_not_on_tiles():
     first = draws()
-    again = draws(tiles=0, device=poplar.IPUModel(tiles_per_ipu=16).create_device())
+    repeated = draws(tiles=0, device=poplar.IPUModel(tiles_per_ipu=16).create_device())
     others = [draws(seed=(7, 10)), draws(modifier=2)]
     for name, value in first.items():
-        np.testing.assert_array_equal(value, again[name])
+        np.testing.assert_array_equal(value, repeated[name])
         for other in others:
             assert np.mean(value != other[name]) > 0.2
 
 
 def test_distributions():
-    found = draws()
+    actual = draws()
     n = np.prod(SHAPE)
     # Means lie within five standard errors of the distribution's: sqrt(variance / n).
     for name, mean, variance in (
         ("uniform", 1, 16 / 12), ("integers", 3.5, 35 / 12), ("normal", 2, 0.25), ("bernoulli", 0.25, 0.1875),
         ("truncated", 1, 4 * 0.5518),  # 1 - 3 φ(1.5) / (2 Φ(1.5) - 1) of a unit normal
     ):  # fmt: skip
-        value = found[name].astype(np.float64)
+        value = actual[name].astype(np.float64)
         assert abs(value.mean() - mean) < 5 * np.sqrt(variance / n), name
         assert abs(value.var() / variance - 1) < 0.2, name
-    assert found["uniform"].min() >= -1 and found["uniform"].max() < 3
-    assert np.histogram(found["uniform"], 8, (-1, 3))[0].min() > n / 8 * 0.75
-    assert set(np.unique(found["integers"])) == {1, 2, 3, 4, 5, 6}
-    assert np.abs(found["truncated"] - 1).max() <= 3
-    assert found["normal"].dtype == np.float16 and set(np.unique(found["bernoulli"])) == {0, 1}
+    assert actual["uniform"].min() >= -1 and actual["uniform"].max() < 3
+    assert np.histogram(actual["uniform"], 8, (-1, 3))[0].min() > n / 8 * 0.75
+    assert set(np.unique(actual["integers"])) == {1, 2, 3, 4, 5, 6}
+    assert np.abs(actual["truncated"] - 1).max() <= 3
+    assert actual["normal"].dtype == np.float16 and set(np.unique(actual["bernoulli"])) == {0, 1}
 
 
 @pytest.mark.slow
@@ -78,12 +78,12 @@ def test_shaped_dropout_and_the_interpreter():
     every = poprand.dropout(graph, seed, 0, x, 1.0, 3, prog)
     none = poprand.dropout(graph, seed, 0, x, 0.0, 3, prog)
     drawn = poprand.normal(graph, seed, 0, x, poplar.FLOAT, 0, 1, prog)
-    found = both(graph, prog, {"shaped": shaped, "every": every, "none": none, "drawn": drawn})
-    kept = found["shaped"] != 0
+    actual = both(graph, prog, {"shaped": shaped, "every": every, "none": none, "drawn": drawn})
+    kept = actual["shaped"] != 0
     assert np.all(kept == kept[:, :1]) and 0.2 < kept.mean() < 0.8
-    np.testing.assert_array_equal(found["shaped"], np.where(kept, 2 * value, 0))
-    np.testing.assert_array_equal(found["every"], 3 * value)
-    assert not found["none"].any() and not np.any(found["drawn"] == value)
+    np.testing.assert_array_equal(actual["shaped"], np.where(kept, 2 * value, 0))
+    np.testing.assert_array_equal(actual["every"], 3 * value)
+    assert not actual["none"].any() and not np.any(actual["drawn"] == value)
 
 
 def test_wrong_operands():

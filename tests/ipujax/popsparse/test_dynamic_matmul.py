@@ -45,9 +45,9 @@ def test_equals_the_dense_product_with_gradients(block, dtype):
         d_values = np.zeros(values.shape, dtype)
         d_values[number] = np.asarray(d_sparse.values)[place]
         assert not np.delete(np.asarray(d_sparse.values), place, 0).any()
-        for found, right in zip((y, d_values, d_x), expected, strict=True):
-            assert found.dtype == dtype
-            np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * float(jnp.max(jnp.abs(right))))
+        for actual, right in zip((y, d_values, d_x), expected, strict=True):
+            assert actual.dtype == dtype
+            np.testing.assert_allclose(actual, right, rtol=tolerance, atol=tolerance * float(jnp.max(jnp.abs(right))))
 
 
 def test_one_program_for_all_patterns():

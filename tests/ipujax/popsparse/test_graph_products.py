@@ -57,9 +57,9 @@ def test_dynamic_product_and_its_transpose():
     graph.set_initial_value(rhs, X)
     out = dynamic.sparse_dense_mat_mul(graph, lhs, rhs, prog)
     back = dynamic.sparse_dense_mat_mul(graph, lhs, out, prog, transpose_lhs=True)
-    found = both(graph, prog, {"out": out, "back": back})
-    np.testing.assert_allclose(found["out"], EXPECTED[None], rtol=1e-5, atol=1e-5)
+    actual = both(graph, prog, {"out": out, "back": back})
+    np.testing.assert_allclose(actual["out"], EXPECTED[None], rtol=1e-5, atol=1e-5)
     right = np.asarray(COO.pattern().dense(BLOCKS)).T @ EXPECTED
-    np.testing.assert_allclose(found["back"], right[None], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual["back"], right[None], rtol=1e-4, atol=1e-4)
     with pytest.raises(ipu.ArgumentError, match="rhs"):
         dynamic.sparse_dense_mat_mul(graph, lhs, out, prog)

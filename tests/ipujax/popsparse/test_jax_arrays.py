@@ -29,8 +29,8 @@ def test_constant_indices_use_blocks_and_have_gradients():
 
     step = ipu.jit(jax.value_and_grad(loss, (0, 1)), device=SMALL)
     expected = jax.value_and_grad(loss, (0, 1))(BCOO.data, X)
-    for found, right in zip(jax.tree.leaves(step(BCOO.data, X)), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    for actual, right in zip(jax.tree.leaves(step(BCOO.data, X)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(actual, right, rtol=1e-5, atol=1e-5)
     names = codelets(step, BCOO.data, X)
     assert {"popsparse::StaticBlockProducts<float32>", "popsparse::SampledProducts<float32>"} <= names
     assert not step.profile(BCOO.data, X).fallbacks

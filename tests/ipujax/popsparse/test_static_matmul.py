@@ -46,8 +46,8 @@ def test_equals_the_dense_product_with_gradients(block, dtype):
 
     tolerance = 1e-5 if dtype == np.float32 else 4e-3
     expected = with_gradients(dense)(values, x)
-    for found in (with_gradients(sparse)(values, x), ipu.jit(with_gradients(sparse), device=SMALL)(values, x)):
-        for a, b in zip(found, expected, strict=True):
+    for actual in (with_gradients(sparse)(values, x), ipu.jit(with_gradients(sparse), device=SMALL)(values, x)):
+        for a, b in zip(actual, expected, strict=True):
             assert a.dtype == dtype
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * float(jnp.max(jnp.abs(b))))
 
@@ -84,15 +84,15 @@ def test_vmap_and_second_gradients():
     sparse = loss(lambda v, y: popsparse.static_matmul(pattern, v, y))
     dense = loss(lambda v, y: pattern.dense(v) @ y)
     for second in (0, 1):
-        found, expected = (
+        actual, expected = (
             jax.grad(lambda v, y, f=f, i=second: jnp.sum(jax.grad(f, i)(v, y) ** 2), (0, 1))(values, x)
             for f in (sparse, dense)
         )
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(jnp.max(jnp.abs(b))))
     several = jnp.stack([x, 2 * x])
-    found = jax.vmap(sparse, (None, 0))(values, several)
-    np.testing.assert_allclose(found, jax.vmap(dense, (None, 0))(values, several), rtol=1e-4)
+    actual = jax.vmap(sparse, (None, 0))(values, several)
+    np.testing.assert_allclose(actual, jax.vmap(dense, (None, 0))(values, several), rtol=1e-4)
 
 
 def test_unused_blocks_are_not_read():

@@ -34,8 +34,8 @@ def test_equals_the_dense_softmax_with_gradients(dtype):
     tolerance = 1e-5 if dtype == np.float32 else 2e-3
     expected = with_gradient(dense_softmax)(values)
     step = ipu.jit(with_gradient(sparse), device=ipu.IPUModel(tiles_per_ipu=8))
-    for found in (with_gradient(sparse)(values), step(values)):
-        for a, b in zip(found, expected, strict=True):
+    for actual in (with_gradient(sparse)(values), step(values)):
+        for a, b in zip(actual, expected, strict=True):
             assert a.dtype == dtype
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
     assert not step.profile(values).fallbacks
@@ -47,8 +47,8 @@ def test_second_gradients_and_batches():
     def second(fun):
         return jax.vmap(jax.grad(lambda v: jnp.sum(jax.grad(lambda w: jnp.sum(fun(w) ** 3))(v) ** 2)))
 
-    found = second(lambda v: popsparse.static_softmax(PATTERN, v))(values)
-    np.testing.assert_allclose(found, second(dense_softmax)(values), rtol=1e-4, atol=1e-6)
+    actual = second(lambda v: popsparse.static_softmax(PATTERN, v))(values)
+    np.testing.assert_allclose(actual, second(dense_softmax)(values), rtol=1e-4, atol=1e-6)
 
 
 def test_wrong_operands():

@@ -47,10 +47,10 @@ def test_two_writers(tmp_path):
     threads = [threading.Thread(target=write, args=(sections,)) for sections in contents]
     for thread in threads:
         thread.start()
-    found = [directory.read(KEY, "program") for _ in range(50)]
+    actual = [directory.read(KEY, "program") for _ in range(50)]
     for thread in threads:
         thread.join()
-    assert all(file is None or file[1] in contents for file in found)
+    assert all(file is None or file[1] in contents for file in actual)
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}-program.ipujax"]
 
 

@@ -22,12 +22,12 @@ class Graph:
     label: str = ""
 
     def all_nodes(self) -> dict[str, str]:
-        found = dict(self.nodes)
+        actual = dict(self.nodes)
         for cluster in self.clusters:
             inside = cluster.all_nodes()
-            assert not found.keys() & inside.keys()
-            found |= inside
-        return found
+            assert not actual.keys() & inside.keys()
+            actual |= inside
+        return actual
 
     def all_clusters(self) -> list[Graph]:
         return [*self.clusters, *(inner for cluster in self.clusters for inner in cluster.all_clusters())]
@@ -83,16 +83,16 @@ def _body(tokens: list[str], name: str) -> Graph:
 
 
 def _attributes(tokens: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     if tokens[-1] != "[":
-        return found
+        return actual
     tokens.pop()
     while True:
         key = tokens.pop()
         equals = tokens.pop()
         value = tokens.pop()
         assert equals == "=" and re.fullmatch(r"\w+", key)
-        found[key] = unquoted(value)
+        actual[key] = unquoted(value)
         if (end := tokens.pop()) == "]":
-            return found
+            return actual
         assert end == ","

@@ -89,8 +89,8 @@ def test_names_of_any_characters(text: str) -> None:
         second = dot.node("other", "ellipse")
     dot.edge(first, second, text, dashed=True)
     graph = read(dot.text())
-    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    assert graph.name == graph.clusters[0].label == graph.clusters[0].nodes[first] == shown
+    displayed = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    assert graph.name == graph.clusters[0].label == graph.clusters[0].nodes[first] == displayed
     assert "\n" not in quoted(text) and graph.edges == [(first, second)]
 
 
@@ -155,11 +155,11 @@ def test_the_program_tree_has_every_step(tmp_path: Path) -> None:
 
 def test_parameters_as_json() -> None:
     numbers = jax.lax.GatherDimensionNumbers((0,), (1,), (2,))
-    given = {"a": np.int64(3), "b": (1, None, True), "c": float("nan"), "d": jnp.float32, "e": numbers, "f": layers}
-    found = plain(given)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["a"], found["b"], found["c"], found["f"]) == (3, [1, None, True], "nan", "layers")
-    assert found["e"]["offset_dims"] == [0] and "0x" not in str(plain(object()))
+    inputs = {"a": np.int64(3), "b": (1, None, True), "c": float("nan"), "d": jnp.float32, "e": numbers, "f": layers}
+    actual = plain(inputs)
+    assert json.loads(json.dumps(actual, allow_nan=False)) == actual
+    assert (actual["a"], actual["b"], actual["c"], actual["f"]) == (3, [1, None, True], "nan", "layers")
+    assert actual["e"]["offset_dims"] == [0] and "0x" not in str(plain(object()))
 
 
 @pytest.mark.parametrize("where", ["/no/such/folder/ir.json", "\0", 3])
@@ -173,9 +173,9 @@ def test_a_path_that_cannot_be_written_is_refused(where: Any) -> None:
 
 def test_the_tile_map_has_each_element_once() -> None:
     made = lowered()
-    found = json.loads(json.dumps(made.tile_map()))
-    assert (found["target"], found["num_tiles"]) == ("mk2", 8)
-    for row, variable in zip(found["variables"], made.graph.variables, strict=True):
+    actual = json.loads(json.dumps(made.tile_map()))
+    assert (actual["target"], actual["num_tiles"]) == ("mk2", 8)
+    for row, variable in zip(actual["variables"], made.graph.variables, strict=True):
         owned = owners(made.graph.mappings[variable])
         tiles, counts = np.unique(owned, return_counts=True)
         assert (row["name"], row["tiles"], row["elements"]) == (variable.name, tiles.tolist(), counts.tolist())

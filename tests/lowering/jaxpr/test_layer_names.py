@@ -380,8 +380,8 @@ def test_a_python_loop_in_the_body_of_a_scan_is_numbered(wrap: Callable[..., Any
 
     expected = {f"loss/cell/dense[{n}]" for n in range(3)}
     for part in ("forward", "backward"):
-        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
-        assert found == expected, part
+        actual = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert actual == expected, part
 
 
 def test_a_python_loop_in_a_branch_is_numbered() -> None:
@@ -395,5 +395,5 @@ def test_a_python_loop_in_a_branch_is_numbered() -> None:
 
     expected = {f"loss/deep/dense[{n}]" for n in range(3)}
     for part in ("forward", "backward"):
-        found = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
-        assert found == expected, part
+        actual = {layer for layer in layers(jax.grad(loss), params(3), X, part=part) if "dense" in layer}
+        assert actual == expected, part

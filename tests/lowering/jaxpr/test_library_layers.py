@@ -73,9 +73,9 @@ def test_nnx_has_no_scopes_and_is_named_by_classes() -> None:
         return nnx.merge(graph, state)(X).sum()
 
     for part in ("forward", "backward"):
-        found = layers(jax.grad(loss), state, part=part)
-        assert {f"loss/NnxModel/NnxBlock[{n}]/Linear" for n in range(2)} <= found
-        assert {f"loss/NnxModel/NnxBlock[{n}]" for n in range(2)} <= found
+        actual = layers(jax.grad(loss), state, part=part)
+        assert {f"loss/NnxModel/NnxBlock[{n}]/Linear" for n in range(2)} <= actual
+        assert {f"loss/NnxModel/NnxBlock[{n}]" for n in range(2)} <= actual
 
 
 class EqxBlock(eqx.Module):
@@ -102,8 +102,8 @@ def test_equinox() -> None:
         return jax.vmap(eqx.combine(arrays, static))(X).sum()
 
     for part in ("forward", "backward"):
-        found = layers(jax.grad(loss), arrays, part=part)
-        assert {f"loss/EqxModel/EqxBlock[{n}]/eqx.nn.Linear" for n in range(2)} <= found
+        actual = layers(jax.grad(loss), arrays, part=part)
+        assert {f"loss/EqxModel/EqxBlock[{n}]/eqx.nn.Linear" for n in range(2)} <= actual
 
 
 def test_keras() -> None:

@@ -255,10 +255,10 @@ LOOK_UPS = {
 
 UPDATES = {
     **{
-        f"{what}, mode {mode}": Case(
-            lambda a, i, u, w=what, m=mode: getattr(a.at[i], w)(u, mode=m), (A, ROWS, NEW), moves
+        f"{label}, mode {mode}": Case(
+            lambda a, i, u, w=label, m=mode: getattr(a.at[i], w)(u, mode=m), (A, ROWS, NEW), moves
         )
-        for what, moves in (("add", "r0 u0"), ("subtract", "r0 u0"), ("set", "u0"))
+        for label, moves in (("add", "r0 u0"), ("subtract", "r0 u0"), ("set", "u0"))
         for mode in (None, "clip", "drop")
     },
     "NaN and infinity": Case(

@@ -277,14 +277,14 @@ def outcome(fun: Callable[..., Any], args: tuple[tuple[np.ndarray, P], ...]) -> 
     explicit, auto = (jax.make_mesh((2, 4), ("data", "model"), (kind,) * 2) for kind in kinds)
     with jax.set_mesh(explicit):
         arrays = [jax.device_put(x, NamedSharding(explicit, spec)) for x, spec in args]
-        wanted = jax.jit(fun)(*arrays)
+        reference = jax.jit(fun)(*arrays)
         traced = jax.jit(fun).trace(*arrays)
     notes = Notes()
     after = partition(inline(traced.jaxpr), notes=notes)
     with jax.set_mesh(auto):
         arrays = [jax.device_put(x, NamedSharding(auto, spec)) for x, spec in args]
         results = jax.jit(jaxpr_as_fun(after))(*arrays)
-    for result, want in zip(results, jax.tree.leaves(wanted), strict=True):
+    for result, want in zip(results, jax.tree.leaves(reference), strict=True):
         np.testing.assert_allclose(np.asarray(result), np.asarray(want), rtol=1e-5, atol=1e-5)
         assert result.dtype == want.dtype
         assert result.sharding.is_equivalent_to(NamedSharding(auto, want.sharding.spec), result.ndim)

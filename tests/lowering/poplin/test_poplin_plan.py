@@ -179,10 +179,10 @@ def test_windows_of_few_channels():
 def test_larger_kernels_zero_their_sums(half_sums):
     """Two groups of 16 output channels, 60 sums each: 64-bit stores of six workers."""
     row = (MK2, "half", 6, 10, (1,), 16)
-    more = amp_nx1_cycles(*row, 32, half_sums=half_sums) - amp_nx1_cycles(*row, 16, half_sums=half_sums)
+    settings = amp_nx1_cycles(*row, 32, half_sums=half_sums) - amp_nx1_cycles(*row, 16, half_sums=half_sums)
     zeroing = 6 * (60 * 16 // (4 if half_sums else 2) // 6 + 14 - 9)
     worker = 9 + 36 + 4 * 7
-    assert more == zeroing + 17 + 6 + 14 + (14 + 12 + 64 + 15 + 3) + 6 * worker + 9
+    assert settings == zeroing + 17 + 6 + 14 + (14 + 12 + 64 + 15 + 3) + 6 * worker + 9
 
 
 def test_half_sums_of_larger_kernels():

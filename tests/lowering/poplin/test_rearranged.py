@@ -50,8 +50,8 @@ def test_plans_of_another_order_rearrange(kind, spec, expected):
 
 def test_scalar_loops_have_no_order():
     spec = product_of(64, 64, 4)
-    whole = np.dtype(np.int32)
-    spec = replace(spec, lhs_dtype=whole, rhs_dtype=whole, out_dtype=whole, partials_dtype=whole)
+    full = np.dtype(np.int32)
+    spec = replace(spec, lhs_dtype=full, rhs_dtype=full, out_dtype=full, partials_dtype=full)
     assert rearranged(BY_NAME["Scalar"], spec, BOW) == NONE
 
 

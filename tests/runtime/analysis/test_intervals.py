@@ -15,10 +15,10 @@ def both(drawn):
     return intervals(start, stop), {i for s, n in drawn for i in range(s, s + n)}
 
 
-def elements(found):
-    assert np.all(found.start < found.stop)
-    assert np.all(found.stop[:-1] < found.start[1:])
-    return {i for s, e in zip(found.start.tolist(), found.stop.tolist(), strict=True) for i in range(s, e)}
+def elements(actual):
+    assert np.all(actual.start < actual.stop)
+    assert np.all(actual.stop[:-1] < actual.start[1:])
+    return {i for s, e in zip(actual.start.tolist(), actual.stop.tolist(), strict=True) for i in range(s, e)}
 
 
 @given(pairs, pairs)
@@ -32,10 +32,10 @@ def test_set_operations(a, b):
 
 
 @given(pairs, st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4))
-def test_find_lacking(a, wanted):
+def test_find_lacking(a, reference):
     (a, set_a) = both(a)
-    start = np.array([s for s, _ in wanted], np.int64)
-    stop = start + np.array([n for _, n in wanted], np.int64)
+    start = np.array([s for s, _ in reference], np.int64)
+    stop = start + np.array([n for _, n in reference], np.int64)
     lacking = next(
         (i for s, e in zip(start.tolist(), stop.tolist(), strict=True) for i in range(s, e) if i not in set_a), None
     )

@@ -26,8 +26,8 @@ from tests.runtime.helpers import SIZE, graph_of_variables, stream
 
 def live_names(graph, program):
     """The names of the live variables at each step."""
-    found = liveness(program, EffectsOf(graph))
-    return [sorted(v.name for v in found.live_at(step)) for step in range(len(found.steps))]
+    actual = liveness(program, EffectsOf(graph))
+    return [sorted(v.name for v in actual.live_at(step)) for step in range(len(actual.steps))]
 
 
 # --- against simulation -----------------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def test_straight_line_equals_simulation(data, length):
     first = [StreamIn(stream(), tensor) for tensor in tensors if data.draw(st.booleans())]
     program = Sequence(*first, *(data.draw(copies(tensors, partial=True)) for _ in range(length)))
     effects = EffectsOf(graph)
-    found = liveness(program, effects)
+    actual = liveness(program, effects)
     expected = expected_live(program, effects)
-    for position, step in enumerate(found.steps):
-        assert found.live_at(position) == expected[step], (position, step)
+    for position, step in enumerate(actual.steps):
+        assert actual.live_at(position) == expected[step], (position, step)
 
 
 @settings(max_examples=100, deadline=None)
@@ -107,10 +107,10 @@ def test_loops_equal_simulation_of_unrolled_loops(data, partial):
 
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), block(2), StreamOut(tensors[0], stream()))
     effects = EffectsOf(graph)
-    found = liveness(program, effects)
+    actual = liveness(program, effects)
     expected = expected_live(program, effects)
-    for position, step in enumerate(found.steps):
-        assert found.live_at(position) == expected[step], (position, step)
+    for position, step in enumerate(actual.steps):
+        assert actual.live_at(position) == expected[step], (position, step)
 
 
 @settings(max_examples=50, deadline=None)
@@ -119,9 +119,9 @@ def test_no_variable_has_overlapping_intervals(data, length):
     graph, tensors = graph_of_variables()
     body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors[:2]), Repeat(2, body), body)
-    found = liveness(program, EffectsOf(graph))
-    for step in range(len(found.steps)):
-        here = [i.variable for i in found.intervals if i.first <= step <= i.last]
+    actual = liveness(program, EffectsOf(graph))
+    for step in range(len(actual.steps)):
+        here = [i.variable for i in actual.intervals if i.first <= step <= i.last]
         assert len(here) == len(set(here))
 
 
@@ -132,8 +132,8 @@ def test_intervals_are_in_the_order_of_the_graph(data, length):
     graph, tensors = graph_of_variables()
     body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), Repeat(2, body), body)
-    found = [(i.variable.name, i.first) for i in liveness(program, EffectsOf(graph)).intervals]
-    assert found == sorted(found)  # the names v0, v1… are in order of creation
+    actual = [(i.variable.name, i.first) for i in liveness(program, EffectsOf(graph)).intervals]
+    assert actual == sorted(actual)  # the names v0, v1… are in order of creation
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def test_function_has_one_frame_live_during_its_calls():
     program = Sequence(
         StreamIn(stream(), a), Call(function), Copy(b, d), Copy(d, a), Call(function), StreamOut(b, stream())
     )
-    found = liveness(program, EffectsOf(graph))
-    assert [sorted(v.name for v in found.live_at(step)) for step in range(6)] == [
+    actual = liveness(program, EffectsOf(graph))
+    assert [sorted(v.name for v in actual.live_at(step)) for step in range(6)] == [
         ["v0"],
         ["v0", "v1"],
         ["v1", "v3"],
@@ -241,7 +241,7 @@ def test_function_has_one_frame_live_during_its_calls():
         ["v0", "v1"],
         ["v1"],
     ]
-    frame = found.functions[function]
+    frame = actual.functions[function]
     assert [sorted(v.name for v in frame.live_at(step)) for step in range(2)] == [["v2"], ["v2"]]
 
 
@@ -261,7 +261,7 @@ def test_a_variable_is_in_the_frame_of_the_only_function_that_uses_it():
     inner = Function(Sequence(Copy(a, c), Copy(c, b)))
     outer = Function(Sequence(Call(inner), Copy(b, d), Copy(d, b)))
     program = Sequence(StreamIn(stream(), a), Call(outer), Call(inner), StreamOut(b, stream()))
-    found = liveness(program, EffectsOf(graph))
-    names = [{i.variable.name for i in frame.intervals} for frame in (found, found.functions[outer])]
+    actual = liveness(program, EffectsOf(graph))
+    names = [{i.variable.name for i in frame.intervals} for frame in (actual, actual.functions[outer])]
     assert names == [{"v0", "v1"}, {"v3"}]
-    assert {i.variable.name for i in found.functions[inner].intervals} == {"v2"}
+    assert {i.variable.name for i in actual.functions[inner].intervals} == {"v2"}

@@ -113,10 +113,10 @@ def test_two_groups_on_a_tile():
     mapping = on_one_tile(12, 1)
     compute_set = elementwise(graph, unary(lambda n: n, supervisor=False), mapping, [0, 4, 12], [1, 1], 12)
     x, y = (graph.add_variable((12,), F32, name, mapping) for name in "xy")
-    whole = Axis("i", np.array([0, 12]))
+    full = Axis("i", np.array([0, 12]))
     for codelet in (unary(lambda n: 7 * n, name="slow"), unary(lambda n: n, supervisor=False)):
         accesses = (Access(x, (element(0),)), Access(y, (element(0),)))
-        graph.add_vertices(compute_set, VertexGroup(codelet, (whole,), accesses, np.array([1], np.int32)))
+        graph.add_vertices(compute_set, VertexGroup(codelet, (full,), accesses, np.array([1], np.int32)))
     cost = compute_set_cost(graph, compute_set)
     # Three worker vertices on three workers, the longest of 12; then the supervisor vertex.
     vertex = cost.compute_cycles - cost.rearrangement_cycles
@@ -156,9 +156,9 @@ def test_equal_vertices_are_costed_once_and_others_are_not():
     codelet = unary(cycles)
     mapping, other = (Flat(40, np.array([0, 12]), np.array([0, tile])) for tile in (1, 3))
     given = codelet, mapping, [0, 12, 40], [0, 1], 40
-    first, again = (compute_set_cost(graph, elementwise(graph, *given)) for _ in range(2))
-    assert len(asked) == 1 and first.compute_set is not again.compute_set
-    np.testing.assert_array_equal(first.compute_cycles, again.compute_cycles)
+    first, repeated = (compute_set_cost(graph, elementwise(graph, *given)) for _ in range(2))
+    assert len(asked) == 1 and first.compute_set is not repeated.compute_set
+    np.testing.assert_array_equal(first.compute_cycles, repeated.compute_cycles)
     for changed in ({1: other}, {2: [0, 8, 40]}, {3: [0, 3]}, {0: unary(cycles, supervisor=False)}):
         before = len(asked)
         compute_set_cost(graph, elementwise(graph, *(changed.get(n, value) for n, value in enumerate(given))))
@@ -218,10 +218,10 @@ def test_operands_and_results_elsewhere_are_exchanged():
     y = graph.add_variable((16,), F32, "y", on_one_tile(16, 3))
     compute_set = graph.add_compute_set("gather")
     dims = (element(0),)
-    whole = Axis("i", np.array([0, 16]))
+    full = Axis("i", np.array([0, 16]))
     graph.add_vertices(
         compute_set,
-        VertexGroup(unary(lambda n: n), (whole,), (Access(x, dims), Access(y, dims)), np.array([1], np.int32)),
+        VertexGroup(unary(lambda n: n), (full,), (Access(x, dims), Access(y, dims)), np.array([1], np.int32)),
     )
     cost = compute_set_cost(graph, compute_set)
     assert cost.before.received_bytes.tolist() == [0, 48, 0, 0]

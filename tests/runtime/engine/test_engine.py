@@ -235,9 +235,9 @@ def test_matmul_with_partials_collapses_to_one_dot() -> None:
     bench.program.add(first)
     bench.program.add(second)
     assert find_collapsible(bench.graph, bench.program) == set(partials.variables())
-    found = primitives(bench.function(c))
-    assert found["dot_general"] == 1
-    assert not {"concatenate", "scatter", "dynamic_update_slice", "scan", "gather", "slice"} & set(found)
+    actual = primitives(bench.function(c))
+    assert actual["dot_general"] == 1
+    assert not {"concatenate", "scatter", "dynamic_update_slice", "scan", "gather", "slice"} & set(actual)
     np.testing.assert_allclose(bench.run(c)[0], x @ y, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(bench.run(c, exact_splits=True)[0], x @ y, rtol=1e-5, atol=1e-5)
 
@@ -264,8 +264,8 @@ def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: b
     np.testing.assert_allclose(got, x[:, :6].sum(0).reshape(3, 2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seen", ["part of each slot", "slots across", "slots backwards", "elements repeated"])
-def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
+@pytest.mark.parametrize("recorded", ["part of each slot", "slots across", "slots backwards", "elements repeated"])
+def test_partials_without_all_elements_of_each_slot_stay(recorded: str) -> None:
     bench = Bench()
     x = randn(4, 4, 12)
     a = bench.feed(x)
@@ -276,10 +276,10 @@ def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
         "slots backwards": slots[::-1],
         "elements repeated": slots[:, :1].broadcast_in_dim((4, 4, 4), (0, 1, 2)),
     }
-    p = views[seen]
-    rows = views[seen].shape[1]
+    p = views[recorded]
+    rows = views[recorded].shape[1]
     y = bench.variable(rows, 4)
-    write = slots if seen == "elements repeated" else p
+    write = slots if recorded == "elements repeated" else p
     axes = [split_axis("c", rows, 1), split_axis("d", 4, 1), split_axis("k", 12, 4, "reduce")]
     given = a[:rows] if write is p else a
     axes = axes if write is p else [split_axis("c", 4, 1), *axes[1:]]
@@ -290,7 +290,7 @@ def test_partials_without_all_elements_of_each_slot_stay(seen: str) -> None:
     bench.program.add(bench.vertices(make_codelet(lambda p: p.sum(0), "in p", "out y"), axes, accesses))
     assert not find_collapsible(bench.graph, bench.program)
     total = x.sum(-1)
-    expected = np.broadcast_to(total[:1], (4, 4)) if seen == "elements repeated" else total[:rows]
+    expected = np.broadcast_to(total[:1], (4, 4)) if recorded == "elements repeated" else total[:rows]
     np.testing.assert_allclose(bench.run(y)[0], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -322,11 +322,11 @@ def test_a_copy_of_the_partials_keeps_them_whole() -> None:
     x = randn(6, 10)
     y = randn(10, 5, seed=1)
     partials, c, first, second = matmul(bench, bench.feed(x), bench.feed(y), (1, 1, 4))
-    seen = bench.variable(*partials.shape)
-    for step in (first, second, Copy(partials, seen)):
+    recorded = bench.variable(*partials.shape)
+    for step in (first, second, Copy(partials, recorded)):
         bench.program.add(step)
     assert not find_collapsible(bench.graph, bench.program)
-    got, product = bench.run(seen, c)
+    got, product = bench.run(recorded, c)
     cuts = even_cuts(10, 4)
     expected = np.stack([x[:, i:j] @ y[i:j] for i, j in pairwise(cuts)])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -390,8 +390,8 @@ def test_partial_results_stay_whole_together() -> None:
     assert bench.run(result)[0] == np.argmax(x)
 
 
-@pytest.mark.parametrize("seen", [False, True])
-def test_partial_results_in_two_stages(seen: bool) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_partial_results_in_two_stages(recorded: bool) -> None:
     bench = Bench()
     x = randn(60, 3)
     a = bench.feed(x)
@@ -406,9 +406,9 @@ def test_partial_results_in_two_stages(seen: bool) -> None:
     axes = [split_axis("r", 4, 1, "reduce"), split_axis("i", 3, 1)]
     accesses = [Access(q, (element(0), element(1))), Access(y, (element(1),))]
     bench.program.add(bench.vertices(add, axes, accesses))
-    if seen:
+    if recorded:
         bench.program.add(Copy(q, bench.variable(4, 3)))
-    assert find_collapsible(bench.graph, bench.program) == (set() if seen else {*p.variables(), *q.variables()})
+    assert find_collapsible(bench.graph, bench.program) == (set() if recorded else {*p.variables(), *q.variables()})
     for exact_splits in (False, True):
         np.testing.assert_allclose(bench.run(y, exact_splits=exact_splits)[0], x.sum(0), rtol=1e-5, atol=1e-5)
 
@@ -769,19 +769,19 @@ def test_repeat_while(limit: int) -> None:
     top = bench.feed(np.int32(limit))
     double = bench.variable(dtype=np.int32)
     goes_on = bench.variable(dtype=np.bool_)
-    seen = bench.feed(np.int32(-5))
+    recorded = bench.feed(np.int32(-5))
     condition = Sequence(
         bench.elementwise(lambda i: 2 * i, [i], double),
         bench.elementwise(jnp.less, [double, top], goes_on),
     )
-    body = Sequence(increment(bench, i), Copy(double, seen))
+    body = Sequence(increment(bench, i), Copy(double, recorded))
     bench.program.add(RepeatWhile(condition, goes_on, body))
     number, last = 0, -5
     while 2 * number < limit:
         last = 2 * number
         number = number + 1
-    assert [int(v) for v in bench.run(i, double, seen)] == [number, 2 * number, last]
-    assert bench.run(seen)[0] == last  # the counter is carried though nothing after the loop reads it
+    assert [int(v) for v in bench.run(i, double, recorded)] == [number, 2 * number, last]
+    assert bench.run(recorded)[0] == last  # the counter is carried though nothing after the loop reads it
 
 
 @pytest.mark.parametrize("predicate", [False, True])
@@ -798,8 +798,8 @@ def test_if_writes_only_variables_that_a_branch_writes(predicate: bool) -> None:
     bench.program.add(If(p, then, bench.elementwise(jnp.negative, [b], a)))
     got = bench.run(a, b, c)
     expected = (x, -x, np.sin(-x)) if predicate else (-y, y, z)
-    for value, wanted in zip(got, expected, strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    for value, reference in zip(got, expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-6)
 
 
 def test_branches_return_only_live_variables() -> None:

@@ -117,8 +117,8 @@ class Replicated:
 
 
 def _run(graph: Graph, program: Sequence, inputs: Mapping[HostStream, Any], held: Any, streams: Any) -> list[Any]:
-    found = engine_function(graph, program)(dict(zip(inputs, held, strict=True)))
-    return [found[stream] for stream in streams]
+    actual = engine_function(graph, program)(dict(zip(inputs, held, strict=True)))
+    return [actual[stream] for stream in streams]
 
 
 # --- copies between replicas ------------------------------------------------------------------------------------------

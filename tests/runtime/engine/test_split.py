@@ -64,8 +64,8 @@ def facts(group: VertexGroup) -> dict[tuple[int, ...], Any]:
 @settings(max_examples=75, deadline=None)
 def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) -> None:
     got = {}
-    found = signatures(group)
-    for signature in found:
+    actual = signatures(group)
+    for signature in actual:
         for v, index in enumerate(signature.index):
             blocks = [
                 (int(start), length, *pads)
@@ -77,7 +77,7 @@ def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) ->
             assert tuple(index) not in got
             got[tuple(index)] = int(signature.tile[v]), signature.origins[v].tolist(), blocks
     assert got == facts(group)
-    assert len({(s.lengths, s.pads) for s in found}) == len(found)
+    assert len({(s.lengths, s.pads) for s in actual}) == len(actual)
 
 
 @given(groups())

@@ -49,7 +49,7 @@ def operands(group: VertexGroup, access: Access) -> dict[tuple[int, object], fro
     """The elements of every box of the view that a vertex on a tile needs, by a Python loop."""
     which, index = (np.broadcast_to(a, access.tensor.shape) for a in access.tensor.flat_indices())
     per_dim = extents(group, access)
-    found: dict[tuple[int, object], frozenset[Element]] = {}
+    actual: dict[tuple[int, object], frozenset[Element]] = {}
     for at in np.ndindex(*group.grid):
         tile = int(group.tile[at])
         if tile >= 0:
@@ -59,8 +59,8 @@ def operands(group: VertexGroup, access: Access) -> dict[tuple[int, object], fro
                 box.append(slice(start, start + length))
             pairs = zip(which[tuple(box)].ravel(), index[tuple(box)].ravel(), strict=True)
             key = tile, tuple((part.start, part.stop) for part in box)
-            found[key] = frozenset((int(w), int(i)) for w, i in pairs)
-    return found
+            actual[key] = frozenset((int(w), int(i)) for w, i in pairs)
+    return actual
 
 
 def needs(group: VertexGroup, access: Access) -> set[tuple[int, int, int]]:
@@ -69,7 +69,7 @@ def needs(group: VertexGroup, access: Access) -> set[tuple[int, int, int]]:
 
 
 def expected(
-    wanted: set[tuple[int, int, int]],
+    reference: set[tuple[int, int, int]],
     each: dict[tuple[int, object], frozenset[Element]],
     maps: list[TileMapping],
     graph: Graph,
@@ -88,7 +88,7 @@ def expected(
         rank.append(place)
     multicast = set()
     last = None
-    for tile, w, e in sorted(wanted):
+    for tile, w, e in sorted(reference):
         owner = int(home[w][e])
         here = (tile, w, owner, int(rank[w][e]))
         new = last is None or here != (*last[:3], last[3] + 1)
@@ -103,7 +103,7 @@ def expected(
         if writes or (w, e) not in multicast:
             multicast.add((w, e))
             out[1, sender] += 1
-    arriving = [{(w, e) for t, w, e in wanted if t == tile and home[w][e] != tile} for tile in range(num_tiles)]
+    arriving = [{(w, e) for t, w, e in reference if t == tile and home[w][e] != tile} for tile in range(num_tiles)]
     for first in range(0, num_tiles - width + 1, width) if width > 1 and not writes else ():
         out[5, first : first + width] = len(set.intersection(*arriving[first : first + width]))
     for (tile, _), elements in each.items():
@@ -115,10 +115,10 @@ def expected(
     return out
 
 
-def as_rows(found: Traffic, item_bytes: int) -> np.ndarray:
+def as_rows(actual: Traffic, item_bytes: int) -> np.ndarray:
     scale = np.array([item_bytes, item_bytes, 1, item_bytes, 1, item_bytes, item_bytes, 1])[:, None]
-    rows = [found.received_bytes, found.sent_bytes, found.fragments, found.local_bytes, found.local_fragments]
-    rows += [found.shared_bytes, found.copied_bytes, found.copied_fragments]
+    rows = [actual.received_bytes, actual.sent_bytes, actual.fragments, actual.local_bytes, actual.local_fragments]
+    rows += [actual.shared_bytes, actual.copied_bytes, actual.copied_fragments]
     assert not np.any(np.stack(rows) % scale)
     return np.stack(rows) // scale
 
@@ -128,8 +128,8 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
     access = group.accesses[0]
     num_tiles = graph.target.num_tiles
     maps = [graph.mappings[v] for v in access.tensor.variables()]
-    wanted = needs(group, access)
-    right = expected(wanted, operands(group, access), maps, graph, writes)
+    reference = needs(group, access)
+    right = expected(reference, operands(group, access), maps, graph, writes)
     buses = Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
     np.testing.assert_array_equal(as_rows(traffic(group, 0, graph, writes), 4), right)
     general = count_traffic(access_demand(group, access, num_tiles), tuple(maps), writes, buses)
@@ -144,7 +144,7 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
     listed = list_messages(graph, group, 0, writes)
     rows = [listed.which, listed.element, *((listed.destination, listed.source) if writes else listed[3:])]
     home = [owners(m) for m in maps]
-    moves = {(w, e, int(home[w][e]), t) for t, w, e in wanted}
+    moves = {(w, e, int(home[w][e]), t) for t, w, e in reference}
     assert sorted(zip(*(r.tolist() for r in rows), strict=True)) == sorted(m for m in moves if m[2] != m[3])
     return {name for name, counts in (("blocks", fast), ("disjoint", disjoint)) if counts is not None}
 
@@ -359,9 +359,9 @@ def test_copies_equal_brute_force(num_tiles: int) -> None:
         which, index = (np.broadcast_to(a, source.shape).ravel() for a in source.flat_indices())
         _, index_to = (np.broadcast_to(a, target.shape).ravel() for a in target.flat_indices())
         tile = owners(graph.mappings[whole_to.variables()[0]])[index_to]
-        wanted = {(int(t), int(w), int(i)) for t, w, i in zip(tile, which, index, strict=True)}
+        reference = {(int(t), int(w), int(i)) for t, w, i in zip(tile, which, index, strict=True)}
         maps = [graph.mappings[v] for v in source.variables()]
-        right = expected(wanted, {}, maps, graph, False)
+        right = expected(reference, {}, maps, graph, False)
         np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4)[:6], right[:6])
 
 
@@ -382,8 +382,8 @@ def test_copies_to_several_variables_equal_brute_force(num_tiles: int) -> None:
         )
         home = [owners(graph.mappings[variable]) for variable in target.variables()]
         tiles = [int(home[w][i]) for w, i in zip(which_to, index_to, strict=True)]
-        wanted = {(tile, int(w), int(i)) for tile, w, i in zip(tiles, which, index, strict=True)}
-        right = expected(wanted, {}, [graph.mappings[v] for v in source.variables()], graph, False)
+        reference = {(tile, int(w), int(i)) for tile, w, i in zip(tiles, which, index, strict=True)}
+        right = expected(reference, {}, [graph.mappings[v] for v in source.variables()], graph, False)
         np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4)[:6], right[:6])
 
 
@@ -402,12 +402,12 @@ def elementwise(graph: Graph, tensor: Tensor, mapping: TileMapping) -> Traffic:
 def test_vertices_on_home_tiles_exchange_nothing(mapping: TileMapping) -> None:
     graph = graph_of(8)
     shape = mapping.shape if isinstance(mapping, Blocked) else (mapping.size,)
-    found = elementwise(graph, graph.add_variable(shape, F32, "x", mapping), mapping)
+    actual = elementwise(graph, graph.add_variable(shape, F32, "x", mapping), mapping)
     held = mapping.elements_per_tile(8) * 4
-    assert not np.any([found.received_bytes, found.sent_bytes, found.fragments])
-    np.testing.assert_array_equal(found.local_bytes, held)
-    np.testing.assert_array_equal(found.local_fragments, held > 0)
-    assert not found.copied_bytes.any() and not found.copied_fragments.any()
+    assert not np.any([actual.received_bytes, actual.sent_bytes, actual.fragments])
+    np.testing.assert_array_equal(actual.local_bytes, held)
+    np.testing.assert_array_equal(actual.local_fragments, held > 0)
+    assert not actual.copied_bytes.any() and not actual.copied_fragments.any()
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -427,9 +427,9 @@ def test_counts_columns_in_groups_axis_by_axis(writes: bool) -> None:
 def test_a_complete_block_is_one_fragment() -> None:
     graph = graph_of(4)
     x = graph.add_variable((8, 8), F32, "x", Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[0, 1], [2, 3]])))
-    found = elementwise(graph, x, Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[1, 0], [3, 2]])))
-    np.testing.assert_array_equal(found.fragments, [1, 1, 1, 1])
-    np.testing.assert_array_equal(found.received_bytes, [64] * 4)
+    actual = elementwise(graph, x, Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[1, 0], [3, 2]])))
+    np.testing.assert_array_equal(actual.fragments, [1, 1, 1, 1])
+    np.testing.assert_array_equal(actual.received_bytes, [64] * 4)
     # Part of a box is as many fragments as it has rows.
     half = elementwise(graph, x[:, 2:6], Blocked((even_cuts(8, 1), even_cuts(4, 1)), np.array([[0]])))
     np.testing.assert_array_equal(half.fragments, [12, 0, 0, 0])
@@ -454,11 +454,11 @@ def test_sends_an_operand_of_many_tiles_once() -> None:
     graph = graph_of(4)
     scalar = graph.add_variable((), F32, "s", on_one_tile(1, 2))
     group = group_on([Axis("i", even_cuts(8, 4))], Access(scalar, ()), np.arange(4))
-    found = traffic(group, 0, graph)
-    np.testing.assert_array_equal(found.received_bytes, [4, 4, 0, 4])
-    np.testing.assert_array_equal(found.sent_bytes, [0, 0, 4, 0])
-    np.testing.assert_array_equal(found.fragments, [1, 1, 0, 1])
-    np.testing.assert_array_equal(found.local_bytes, [0, 0, 4, 0])
+    actual = traffic(group, 0, graph)
+    np.testing.assert_array_equal(actual.received_bytes, [4, 4, 0, 4])
+    np.testing.assert_array_equal(actual.sent_bytes, [0, 0, 4, 0])
+    np.testing.assert_array_equal(actual.fragments, [1, 1, 0, 1])
+    np.testing.assert_array_equal(actual.local_bytes, [0, 0, 4, 0])
 
 
 def test_a_stencil_receives_its_halo_and_copies_its_block() -> None:
@@ -466,12 +466,12 @@ def test_a_stencil_receives_its_halo_and_copies_its_block() -> None:
     x = graph.add_variable((12,), F32, "x", grid((12,), (3,)))
     dims = (Dim((Term(0), Term(1)), -1),)
     axes = [Axis("i", even_cuts(12, 3)), Axis("tap", np.array([0, 3]))]
-    found = traffic(group_on(axes, Access(x, dims, 0.0), np.arange(3).reshape(3, 1)), 0, graph)
-    np.testing.assert_array_equal(found.received_bytes, [4, 8, 4])
-    np.testing.assert_array_equal(found.sent_bytes, [4, 8, 4])
-    np.testing.assert_array_equal(found.fragments, [1, 2, 1])
-    np.testing.assert_array_equal(found.copied_bytes, [16, 16, 16])
-    np.testing.assert_array_equal(found.copied_fragments, [1, 1, 1])
+    actual = traffic(group_on(axes, Access(x, dims, 0.0), np.arange(3).reshape(3, 1)), 0, graph)
+    np.testing.assert_array_equal(actual.received_bytes, [4, 8, 4])
+    np.testing.assert_array_equal(actual.sent_bytes, [4, 8, 4])
+    np.testing.assert_array_equal(actual.fragments, [1, 2, 1])
+    np.testing.assert_array_equal(actual.copied_bytes, [16, 16, 16])
+    np.testing.assert_array_equal(actual.copied_fragments, [1, 1, 1])
 
 
 def test_results_are_sent_to_their_home_tiles() -> None:
@@ -479,10 +479,10 @@ def test_results_are_sent_to_their_home_tiles() -> None:
     y = graph.add_variable((8,), F32, "y", on_one_tile(8, 1))
     axes = [Axis("i", even_cuts(8, 4))]
     group = group_on(axes, Access(y, (element(0),)), np.arange(4), "out")
-    found = traffic(group, 0, graph)
-    np.testing.assert_array_equal(found.received_bytes, [0, 24, 0, 0])
-    np.testing.assert_array_equal(found.sent_bytes, [8, 0, 8, 8])
-    np.testing.assert_array_equal(found.fragments, [0, 3, 0, 0])
+    actual = traffic(group, 0, graph)
+    np.testing.assert_array_equal(actual.received_bytes, [0, 24, 0, 0])
+    np.testing.assert_array_equal(actual.sent_bytes, [8, 0, 8, 8])
+    np.testing.assert_array_equal(actual.fragments, [0, 3, 0, 0])
     both = group_on(axes, Access(y, (element(0),)), np.arange(4), "inout")
     np.testing.assert_array_equal(traffic(both, 0, graph).sent_bytes, [0, 24, 0, 0])
     np.testing.assert_array_equal(traffic(both, 0, graph, results=True).sent_bytes, [8, 0, 8, 8])
@@ -496,11 +496,11 @@ def test_block_counts_never_list_elements() -> None:
     x = graph.add_variable((n, n), F32, "x", grid((n, n), (32, 32)))
     axes = [Axis("m", even_cuts(n, 32)), Axis("n", even_cuts(n, 32)), Axis("k", even_cuts(n, 1), "reduce")]
     group = group_on(axes, Access(x, (element(0), element(2))), np.arange(tiles).reshape(32, 32, 1))
-    found = traffic(group, 0, graph)
+    actual = traffic(group, 0, graph)
     box = 4 * (n // 32) ** 2
-    np.testing.assert_array_equal(found.received_bytes, np.full(tiles, 31 * box))
-    np.testing.assert_array_equal(found.sent_bytes, np.full(tiles, box))
-    np.testing.assert_array_equal(found.fragments, np.full(tiles, 31 * n // 32))
+    np.testing.assert_array_equal(actual.received_bytes, np.full(tiles, 31 * box))
+    np.testing.assert_array_equal(actual.sent_bytes, np.full(tiles, box))
+    np.testing.assert_array_equal(actual.fragments, np.full(tiles, 31 * n // 32))
     transposed = elementwise(graph, x.transpose((1, 0)), grid((n, n), (32, 32)))
     diagonal = np.arange(tiles) % 33 == 0
     np.testing.assert_array_equal(transposed.received_bytes, np.where(diagonal, 0, box))
@@ -514,11 +514,11 @@ def test_blocks_of_columns_in_groups_are_rows_of_groups() -> None:
     start = np.array([[0, 16], [32, 40]])
     length = np.array([[64, 32], [32, 56]])
     runs = merge_runs(block_runs(x.node, np.arange(2), start, length, flat_bases(x.variables())), x.size + 1)
-    found = np.stack([runs.block, runs.start, runs.length], 1).tolist()
+    actual = np.stack([runs.block, runs.start, runs.length], 1).tolist()
     group = 16 * rows
-    assert found[0] == [0, group, 2 * group]
-    assert found[1:33] == [[1, 2 * group + 16 * row + 8, 8] for row in range(32, 64)]  # half a group
-    assert found[33:] == [[1, number * group + 16 * 32, 16 * 32] for number in (3, 4, 5)]
+    assert actual[0] == [0, group, 2 * group]
+    assert actual[1:33] == [[1, 2 * group + 16 * row + 8, 8] for row in range(32, 64)]  # half a group
+    assert actual[33:] == [[1, number * group + 16 * 32, 16 * 32] for number in (3, 4, 5)]
 
 
 def test_answers_depend_on_geometry_and_not_on_the_variable() -> None:
@@ -601,8 +601,8 @@ def test_a_bus_does_not_reach_beyond_an_ipu() -> None:
     x = graph.add_variable((4,), F32, "x", on_one_tile(4, 5))
     whole = [Axis("i", even_cuts(4, 1)), Axis("copy", even_cuts(3, 3))]
     for tiles, shared in (([2, 3, 4], [3, 4]), ([3, 4, 5], [3, 4]), ([1, 2, 3], [])):
-        found = traffic(group_on(whole, Access(x, (element(0),)), np.array([tiles])), 0, graph)
-        assert np.flatnonzero(found.shared_bytes).tolist() == shared
+        actual = traffic(group_on(whole, Access(x, (element(0),)), np.array([tiles])), 0, graph)
+        assert np.flatnonzero(actual.shared_bytes).tolist() == shared
 
 
 def test_copies_each_operand_that_is_not_in_one_piece() -> None:
@@ -611,16 +611,16 @@ def test_copies_each_operand_that_is_not_in_one_piece() -> None:
     x = graph.add_variable((3, 4), F32, "x", on_one_tile(12, 0))
     tile = np.array([[0, 0]])
     columns = [Axis("i", even_cuts(3, 1)), Axis("j", even_cuts(4, 2))]
-    found = traffic(group_on(columns, Access(x, (element(0), element(1))), tile), 0, graph)
-    np.testing.assert_array_equal(found.copied_bytes, [48, 0])
-    np.testing.assert_array_equal(found.copied_fragments, [6, 0])
+    actual = traffic(group_on(columns, Access(x, (element(0), element(1))), tile), 0, graph)
+    np.testing.assert_array_equal(actual.copied_bytes, [48, 0])
+    np.testing.assert_array_equal(actual.copied_fragments, [6, 0])
     rows = [Axis("i", np.array([0, 1, 3])), Axis("j", even_cuts(4, 1))]
-    found = traffic(group_on(rows, Access(x, (element(0), element(1))), tile.T), 0, graph)
-    assert not found.copied_bytes.any() and found.local_bytes[0] == 48
+    actual = traffic(group_on(rows, Access(x, (element(0), element(1))), tile.T), 0, graph)
+    assert not actual.copied_bytes.any() and actual.local_bytes[0] == 48
     # Rows 0 and 2 are two pieces of the tile, but each is the whole operand of a vertex.
     apart = [Axis("i", even_cuts(2, 2)), Axis("j", even_cuts(4, 1))]
-    found = traffic(group_on(apart, Access(x[::2], (element(0), element(1))), tile.T), 0, graph)
-    assert not found.copied_bytes.any() and found.local_fragments[0] == 2
+    actual = traffic(group_on(apart, Access(x[::2], (element(0), element(1))), tile.T), 0, graph)
+    assert not actual.copied_bytes.any() and actual.local_fragments[0] == 2
 
 
 def test_cycles_by_hand() -> None:

@@ -109,11 +109,11 @@ def both(
 ) -> tuple[Traffic, Traffic]:
     """The traffic by all runs, and by a sample of them."""
     every = count_traffic(needs(np.inf), (mapping,), False, BUSES)
-    wanted = needs(most)
-    assert wanted.runs.weight is not None and len(wanted.runs.block) <= most
+    reference = needs(most)
+    assert reference.runs.weight is not None and len(reference.runs.block) <= most
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "MAX_RUNS", most)
-        return every, count_traffic(wanted, (mapping,), False, BUSES)
+        return every, count_traffic(reference, (mapping,), False, BUSES)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_huge_operands_list_few_runs() -> None:
     dims = (element(0), element(3), *(Dim((Term(1 + d, 2), Term(4 + d, 1)), -3) for d in range(2)))
     access = Access(x, dims, fill=0)
     group = grid_of(tuple(axes), np.arange(tiles, dtype=np.int32).reshape(tiles, 1, 1, 1, 1, 1))
-    wanted = access_demand(group, access, tiles, counting.MAX_RUNS)
-    assert len(wanted.runs.block) <= counting.MAX_RUNS
-    found = count_traffic(wanted, (linear(x.size, 4, tiles),), False, BUSES)
-    assert found.received_bytes.sum() + found.local_bytes.sum() == pytest.approx(x.size, rel=1e-3)
+    reference = access_demand(group, access, tiles, counting.MAX_RUNS)
+    assert len(reference.runs.block) <= counting.MAX_RUNS
+    actual = count_traffic(reference, (linear(x.size, 4, tiles),), False, BUSES)
+    assert actual.received_bytes.sum() + actual.local_bytes.sum() == pytest.approx(x.size, rel=1e-3)
 
 
 # --- runs of blocked mappings by arithmetic ---------------------------------------------------------------------------

@@ -136,9 +136,9 @@ def test_unknown_nodes_cost_as_known_ones(flag):
         executable = compile(b.graph, each)
         decision = next(node for node in each.children() if isinstance(node, Branch))
         profile = Profile(executable, {decision: [int(flag)]})
-        shown = [(node.cycles, node.runs) for node in profile.program_costs.walk()]
+        costs = [(node.cycles, node.runs) for node in profile.program_costs.walk()]
         steps = [(step.starts, step.ends) for step in profile.timeline.walk()]
-        measured.append((profile.cycles, profile.phase_cycles, executable.memory.tile_bytes.tolist(), shown, steps))
+        measured.append((profile.cycles, profile.phase_cycles, executable.memory.tile_bytes.tolist(), costs, steps))
     assert measured[0] == measured[1]
 
 

@@ -281,7 +281,7 @@ def test_repeat_updates_a_buffer_in_place():
 def test_while_if_switch_call_and_empty_repeat():
     graph = Graph(machine(4))
     counter = spread(graph, (), I32, "counter")
-    more = spread(graph, (), BOOL, "more")
+    settings = spread(graph, (), BOOL, "more")
     taken = spread(graph, (4,), I32, "taken")
 
     def mark(slot):
@@ -289,12 +289,12 @@ def test_while_if_switch_call_and_empty_repeat():
         return Copy(constant, taken[slot : slot + 1])
 
     less = codelet(lambda x: x < 5, [I32], [BOOL])
-    test = execute(graph, group(less, [], [Access(counter, ()), Access(more, ())], 4))
+    test = execute(graph, group(less, [], [Access(counter, ()), Access(settings, ())], 4))
     twice = Function(Sequence(bump(graph, counter), bump(graph, counter)))
     body = Sequence(
-        RepeatWhile(test, more, Call(twice)),
+        RepeatWhile(test, settings, Call(twice)),
         Repeat(0, bump(graph, counter)),
-        If(more, mark(0), mark(1)),
+        If(settings, mark(0), mark(1)),
         Switch(counter, (mark(0), mark(0)), mark(2)),
         Switch(taken[0], (mark(0), mark(3)), mark(0)),
     )

@@ -47,10 +47,10 @@ def log_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "INFO")
     compiled()
-    said = [(module, re.sub(r"[\d.,]+ ms", "", text)) for module, level, text in lines(log_file) if level == "info"]
+    output = [(module, re.sub(r"[\d.,]+ ms", "", text)) for module, level, text in lines(log_file) if level == "info"]
     expected = ["trace", *(name for name, _ in PASSES), "lower", *STEPS, "attempt 1"]
-    assert [text for _, text in said if "took" in text] == [f"step: {name} took " for name in expected]
-    assert said[-1][0] == "fit" and "attempt 1 at 0.5 cycles per byte fits" in said[-1][1]
+    assert [text for _, text in output if "took" in text] == [f"step: {name} took " for name in expected]
+    assert output[-1][0] == "fit" and "attempt 1 at 0.5 cycles per byte fits" in output[-1][1]
     assert {module for module, *_ in lines(log_file)} == {"jit", "passes", "lowering", "compile", "fit"}
 
 
@@ -124,8 +124,8 @@ def test_lines_go_to_the_stream_that_is_named(monkeypatch, capsys: pytest.Captur
     for name in ("", "stderr", "stdout"):
         monkeypatch.setenv(DESTINATION, name)
         Log("passes").info("one %s", "line")
-        said = capsys.readouterr()
-        named, other = (said.out, said.err) if name == "stdout" else (said.err, said.out)
+        output = capsys.readouterr()
+        named, other = (output.out, output.err) if name == "stdout" else (output.err, output.out)
         assert FORM.fullmatch(named.rstrip("\n")) and not other
 
 

@@ -16,28 +16,28 @@ def contents(memory, **limits):
 @pytest.mark.parametrize("program", [trained_program, two_ipus, everything])
 def test_contents_of_all_tiles_equal_those_of_each(program):
     memory = program().memory
-    found = contents(memory, max_items=1000)
-    assert found.tiles.tolist() == list(range(len(memory.tile_bytes)))
-    for tile in found.tiles.tolist():
+    actual = contents(memory, max_items=1000)
+    assert actual.tiles.tolist() == list(range(len(memory.tile_bytes)))
+    for tile in actual.tiles.tolist():
         expected = [(i.num_bytes, i.name, i.category, str(i.origin)) for i in memory.at_peak(tile)[2]]
-        mine = found.tile == tile
-        rows = zip(found.num_bytes[mine].tolist(), found.item[mine].tolist(), strict=True)
-        assert sorted((size, *found.items[item]) for size, item in rows) == sorted(expected)
-        assert found.num_bytes[mine].sum() == memory.tile_bytes[tile]
+        mine = actual.tile == tile
+        rows = zip(actual.num_bytes[mine].tolist(), actual.item[mine].tolist(), strict=True)
+        assert sorted((size, *actual.items[item]) for size, item in rows) == sorted(expected)
+        assert actual.num_bytes[mine].sum() == memory.tile_bytes[tile]
 
 
 def test_the_fullest_tiles_and_the_largest_things_are_kept_and_all_of_the_fullest():
     memory = two_ipus().memory
-    found = contents(memory, max_tiles=3, max_items=2)
-    assert memory.worst_tile in found.tiles and len(found.tiles) == 3
-    for tile in found.tiles.tolist():
+    actual = contents(memory, max_tiles=3, max_items=2)
+    assert memory.worst_tile in actual.tiles and len(actual.tiles) == 3
+    for tile in actual.tiles.tolist():
         largest = sorted((i.num_bytes for i in memory.at_peak(tile)[2]), reverse=True)
         expected = largest if tile == memory.worst_tile else largest[:2]
-        assert found.num_bytes[found.tile == tile].tolist() == expected
+        assert actual.num_bytes[actual.tile == tile].tolist() == expected
 
 
 def test_contents_are_data_and_again_contents():
-    found = two_ipus().memory.contents
-    assert TileContents.of_data(found.data()).data() == found.data()
+    actual = two_ipus().memory.contents
+    assert TileContents.of_data(actual.data()).data() == actual.data()
     with pytest.raises(ValueError, match="differ in length"):
-        TileContents.of_data(found.data() | {"item": [0]})
+        TileContents.of_data(actual.data() | {"item": [0]})

@@ -61,9 +61,10 @@ def test_peak_of_every_tile_equals_the_largest_live_sum(data, length):
     body = Sequence(*(data.draw(copies(tensors)) for _ in range(length)))
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), Repeat(2, body))
     report = report_of(graph, program)
-    found = liveness(program, EffectsOf(graph))
+    actual = liveness(program, EffectsOf(graph))
     sums = [
-        sum(graph.mappings[v].elements_per_tile(4) * 4 for v in found.live_at(step)) for step in range(len(found.steps))
+        sum(graph.mappings[v].elements_per_tile(4) * 4 for v in actual.live_at(step))
+        for step in range(len(actual.steps))
     ]
     np.testing.assert_array_equal(report.by_category["variable"], np.max(sums, axis=0))
     assert tuple(report.by_category) == CATEGORIES
@@ -276,8 +277,8 @@ def test_memory_is_only_packed_where_that_decides():
         (exact, exact, True),
         (least - 1, least, False),
     ):
-        found = report(num_bytes)
-        assert found.rough_bytes == expected and ("tile_bytes" in vars(found)) == packs
+        actual = report(num_bytes)
+        assert actual.rough_bytes == expected and ("tile_bytes" in vars(actual)) == packs
 
 
 def test_a_tile_has_the_code_of_steps_of_its_own_ipu():

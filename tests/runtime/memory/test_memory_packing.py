@@ -99,11 +99,11 @@ def test_no_two_that_live_together_share_a_byte(drawn, order):
 @given(items(most=5, columns=1))
 def test_extent_is_near_the_best_of_all_orders(drawn):
     sizes, spans, _ = drawn
-    found = min(int(pack_all(sizes, spans, order).extent()[0]) for order in ORDERS)
+    actual = min(int(pack_all(sizes, spans, order).extent()[0]) for order in ORDERS)
     column = sizes[:, 0] // 8
     best = 8 * min(first_fit(order, column, spans) for order in permutations(range(len(spans))))
     # The best first fit is the best of all: sort the items of any packing by address.
-    assert peak(sizes, spans)[0] <= best <= found <= 2 * best
+    assert peak(sizes, spans)[0] <= best <= actual <= 2 * best
 
 
 @settings(max_examples=100, deadline=None)
@@ -132,8 +132,8 @@ def test_items_of_one_size_pack_without_a_gap(lives):
     """Colouring of intervals: as many places as live at one step, never more."""
     sizes = np.full((len(lives), 1), 8)
     spans = [(span,) for span in lives]
-    found = pack_all(sizes, spans, "earliest")
-    np.testing.assert_array_equal(found.extent(), peak(sizes, spans))
+    actual = pack_all(sizes, spans, "earliest")
+    np.testing.assert_array_equal(actual.extent(), peak(sizes, spans))
 
 
 @settings(max_examples=50, deadline=None)
@@ -152,15 +152,15 @@ def test_the_first_item_has_the_lowest_address(drawn, huge):
 def test_each_item_has_the_lowest_address_that_is_free(drawn, data):
     sizes, spans, _ = drawn
     order = np.array(data.draw(st.permutations(range(len(spans)))), np.int64)
-    found = pack(sizes, spans, np.zeros(len(spans), bool), order)
+    actual = pack(sizes, spans, np.zeros(len(spans), bool), order)
     steps = [{step for low, high in own for step in range(low, high + 1)} for own in spans]
     for one in range(sizes.shape[1]):
         for number, item in enumerate(order):
             met = [other for other in order[:number] if steps[other] & steps[item]]
-            taken = {a for other in met for a in range(found.start[one, other], found.end[one, other])}
+            taken = {a for other in met for a in range(actual.start[one, other], actual.end[one, other])}
             size = int(sizes[item, one])
             free = (a for a in range(0, 10**6, 8) if taken.isdisjoint(range(a, a + size)))
-            assert not size or found.start[one, item] == next(free)
+            assert not size or actual.start[one, item] == next(free)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=6), min_size=1, max_size=3))

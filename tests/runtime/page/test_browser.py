@@ -190,7 +190,7 @@ def at(box, part):
 
 @pytest.mark.parametrize("name", ["trace", "liveness"])
 def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
-    whole = shown(page, name)
+    full = shown(page, name)
     box = frame(page, name)
     moves = pointer(page)
     moves.pointer_action.move_to_location(*at(box, 0.25)).pointer_down()
@@ -198,20 +198,20 @@ def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
         moves.pointer_action.move_to_location(*at(box, part))
     moves.pointer_action.pointer_up()
     moves.perform()
-    length = whole[1] - whole[0]
-    wanted = [whole[0] + 0.25 * length, whole[0] + 0.5 * length]
-    until(lambda: shown(page, name) == pytest.approx(wanted, abs=0.02 * length), 5)
+    length = full[1] - full[0]
+    reference = [full[0] + 0.25 * length, full[0] + 0.5 * length]
+    until(lambda: shown(page, name) == pytest.approx(reference, abs=0.02 * length), 5)
     moves = pointer(page)
     moves.pointer_action.move_to_location(*at(box, 0.5)).click()
     moves.pointer_action.click()
     moves.perform()
-    until(lambda: shown(page, name) == pytest.approx(whole), 5)
+    until(lambda: shown(page, name) == pytest.approx(full), 5)
 
 
 def test_the_wheel_zooms_about_the_pointer_and_scrolls_an_unzoomed_chart(page):
-    whole = shown(page)
+    full = shown(page)
     box = frame(page, "trace")
-    length = whole[1] - whole[0]
+    length = full[1] - full[0]
     (x, y) = at(box, 0.25)
 
     def turn(amount):
@@ -221,18 +221,18 @@ def test_the_wheel_zooms_about_the_pointer_and_scrolls_an_unzoomed_chart(page):
     turn(-400)
     until(lambda: shown(page)[1] - shown(page)[0] < 0.9 * length, 5)
     start, end = shown(page)
-    assert start + 0.25 * (end - start) == pytest.approx(whole[0] + 0.25 * length, abs=0.01 * length)
+    assert start + 0.25 * (end - start) == pytest.approx(full[0] + 0.25 * length, abs=0.01 * length)
     for _ in range(20):
-        if shown(page) == pytest.approx(whole):
+        if shown(page) == pytest.approx(full):
             break
         turn(300)
         time.sleep(0.1)
-    assert shown(page) == pytest.approx(whole)
+    assert shown(page) == pytest.approx(full)
     frame(page, "trace")
     before = page.execute_script("return window.scrollY")
     turn(200)
     until(lambda: page.execute_script("return window.scrollY") > before, 5)
-    assert shown(page) == pytest.approx(whole)
+    assert shown(page) == pytest.approx(full)
 
 
 LABELS = """
@@ -314,12 +314,12 @@ def test_light_and_dark(page):
 
 def test_all_of_it_is_reached_by_the_keyboard(page):
     page.execute_script("document.querySelector('.skip').focus()")
-    seen = []
+    recorded = []
     for _ in range(len(SECTIONS) + 2):
         find(page, "body").send_keys("\ue004")  # tabulator
-        seen.append(page.execute_script("return document.activeElement.textContent || document.activeElement.id"))
-    wanted = ["Dark", *(title for _, title in SECTIONS)]
-    assert [text.replace("Light", "Dark") for text in seen[: len(wanted)]] == wanted
+        recorded.append(page.execute_script("return document.activeElement.textContent || document.activeElement.id"))
+    reference = ["Dark", *(title for _, title in SECTIONS)]
+    assert [text.replace("Light", "Dark") for text in recorded[: len(reference)]] == reference
 
 
 @pytest.mark.slow

@@ -115,9 +115,9 @@ def test_links_to_the_trace_mean_slices_that_are_there(profile, text):
     known = {number for numbers in trace["sets"] for number in numbers}
     lines = {line for _, line in data["operations"]["lines"]}
     paths = {path for path, _ in data["operations"]["layers"]}
-    shown = [(kind, unescape(value)) for kind, value in re.findall(r'data-show="(\w+) ([^"]*)"', text)]
-    assert {kind for kind, _ in shown} == {"op", "line", "layer", "span"}
-    for kind, value in shown:
+    displayed = [(kind, unescape(value)) for kind, value in re.findall(r'data-show="(\w+) ([^"]*)"', text)]
+    assert {kind for kind, _ in displayed} == {"op", "line", "layer", "span"}
+    for kind, value in displayed:
         if kind == "op":
             assert known.issuperset(int(n) for n in value.split() if rows[int(n)][4])
         elif kind == "line":
@@ -140,9 +140,9 @@ def test_slices_of_the_trace_have_their_rows(profile, text):
 
 def test_one_search_box_is_for_all_tables(text):
     page = Page(text)
-    boxes = [found for kind, found in page.tags if kind == "input" and found.get("type") == "search"]
-    assert [box["id"] for box in boxes] == ["search"] and not any("data-filter" in found for _, found in page.tags)
-    searched = {found["data-search"] for _, found in page.tags if "data-search" in found}
+    boxes = [actual for kind, actual in page.tags if kind == "input" and actual.get("type") == "search"]
+    assert [box["id"] for box in boxes] == ["search"] and not any("data-filter" in actual for _, actual in page.tags)
+    searched = {actual["data-search"] for _, actual in page.tags if "data-search" in actual}
     assert searched == {"operations", "layers", "tasks", "memory", "tile", "step", "program", "source", "warnings"}
 
 
@@ -154,8 +154,8 @@ def test_answers_lead_to_their_row(profile, text):
 
 
 def test_every_figure_has_a_text(text):
-    figures = [found for _, found in Page(text).tags if found.get("role") == "figure"]
-    assert len(figures) == 7 and all(len(found["aria-label"]) > 20 for found in figures)
+    figures = [actual for _, actual in Page(text).tags if actual.get("role") == "figure"]
+    assert len(figures) == 7 and all(len(actual["aria-label"]) > 20 for actual in figures)
 
 
 def test_rows_that_a_page_leaves_out_are_not_links():
@@ -195,7 +195,7 @@ def test_names_that_are_markup_have_addresses(tmp_path):
     text = page_of(evil_profile(), tmp_path)
     page = Page(text)
     assert all(unquote(link[1:]) in page.ids for link in page.links)
-    assert any("script" in quote(found) for found in page.ids) or EVIL in page.text
+    assert any("script" in quote(actual) for actual in page.ids) or EVIL in page.text
 
 
 def test_profiles_that_lack_figures_have_the_anchors_of_the_others(tmp_path):

@@ -54,10 +54,10 @@ class Page(HTMLParser):
         assert not self.stack, self.stack
 
     def handle_starttag(self, name, attributes):
-        found = dict(attributes)
-        self.tags.append((name, found))
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found[key] for key in ("src", "href") if key in found]
+        actual = dict(attributes)
+        self.tags.append((name, actual))
+        self.ids += [actual["id"]] if "id" in actual else []
+        self.links += [actual[key] for key in ("src", "href") if key in actual]
         if name not in VOID:
             self.stack.append(name)
 
@@ -98,7 +98,7 @@ PROFILES = {
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
     page = Page(page_of(PROFILES[name](), tmp_path))
-    sections = [found["id"] for kind, found in page.tags if kind == "section"]
+    sections = [actual["id"] for kind, actual in page.tags if kind == "section"]
     assert sections == [key for key, _ in SECTIONS if key != "stages"]  # there are no pipelines
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and unquote(link[1:]) in page.ids for link in page.links)
@@ -135,7 +135,7 @@ def test_names_are_never_markup(tmp_path):
     for each in (page_of(profile, tmp_path), page_of(ipu.compare(profile, Profile(trained_program())), tmp_path)):
         page = Page(each)
         assert EVIL in page.text and "<script>alert" not in each and "<img" not in each
-        assert [found for kind, found in page.tags if kind == "img" or "onerror" in found] == []
+        assert [actual for kind, actual in page.tags if kind == "img" or "onerror" in actual] == []
 
 
 def test_a_saved_profile_has_the_same_page(tmp_path):
@@ -186,10 +186,10 @@ def test_the_error_without_bokeh_has_the_install_line(tmp_path, monkeypatch):
 
 def test_ipujax_does_not_import_bokeh(monkeypatch):
     real = builtins.__import__
-    seen = []
-    monkeypatch.setattr(builtins, "__import__", lambda name, *rest: seen.append(name) or real(name, *rest))
+    recorded = []
+    monkeypatch.setattr(builtins, "__import__", lambda name, *rest: recorded.append(name) or real(name, *rest))
     Profile(trained_program()).summary()
-    assert not [name for name in seen if name.startswith("bokeh")]
+    assert not [name for name in recorded if name.startswith("bokeh")]
 
 
 def test_markup_is_put_in_and_text_is_escaped():
@@ -203,10 +203,10 @@ def test_markup_is_put_in_and_text_is_escaped():
 def test_comparisons_have_pages(tmp_path):
     before = Profile(trained_program())
     after = Profile(two_ipus())
-    found = ipu.compare(before, after)
-    text = Page(page_of(found, tmp_path)).text
+    actual = ipu.compare(before, after)
+    text = Page(page_of(actual, tmp_path)).text
     assert f"{before.cycles:,}" in text and f"{after.cycles:,}" in text
-    for change in found.changes:
+    for change in actual.changes:
         assert change.name in text and str(change.origin) in text
     same = Page(page_of(ipu.compare(before, before), tmp_path)).text
     assert "No operation differs." in same and "Both runs take" in same

@@ -139,9 +139,9 @@ def test_one_box_searches_all_tables_and_marks_the_trace(page, profile):
 def test_the_box_finds_variables_layers_and_lines(page, profile):
     variable = next(item for item in profile.memory.largest if item.category == "variable")
     write(page, variable.readable.upper()[:30])
-    found = page.execute_script(ROWS % "#fullest-items")
-    assert 0 < len(found) < len(profile.memory.largest)
-    assert all(variable.readable[:30].lower() in text.lower() for text in found)
+    actual = page.execute_script(ROWS % "#fullest-items")
+    assert 0 < len(actual) < len(profile.memory.largest)
+    assert all(variable.readable[:30].lower() in text.lower() for text in actual)
     write(page, "spectrum")
     nodes = page.execute_script(NODES)
     assert nodes and all("spectrum" in node or any(other.startswith(f"{node}/") for other in nodes) for node in nodes)

@@ -136,12 +136,12 @@ def _check_summary(profile: Profile) -> None:
 
 def _section(text: str, title: str) -> str:
     """A section of a summary without its heading; "" if there is none."""
-    found = re.search(rf"^{re.escape(title)}[^\n]*:\n((?:  [^\n]*\n)+)", text, re.MULTILINE)
-    return found[1] if found else ""
+    actual = re.search(rf"^{re.escape(title)}[^\n]*:\n((?:  [^\n]*\n)+)", text, re.MULTILINE)
+    return actual[1] if actual else ""
 
 
 def _first_numbers(section: str) -> list[int]:
-    return [_number(found) for found in re.findall(r"^ +(\d[\d,]*)  ", section, re.MULTILINE)]
+    return [_number(actual) for actual in re.findall(r"^ +(\d[\d,]*)  ", section, re.MULTILINE)]
 
 
 def _number(text: str) -> int:
@@ -189,22 +189,22 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        inputs = dict(attrs)
         if tag == "section":
-            self._section = given["id"] or ""
+            self._section = inputs["id"] or ""
             self.rows[self._section] = []
         if not self._section:
             return
-        if tag in ("tr", "summary") or (tag == "div" and given.get("class") in ("leaf", "head")):
+        if tag in ("tr", "summary") or (tag == "div" and inputs.get("class") in ("leaf", "head")):
             self.rows[self._section].append([])
-            if given.get("id"):
-                self.ids[str(given["id"])] = self.rows[self._section][-1]
+            if inputs.get("id"):
+                self.ids[str(inputs["id"])] = self.rows[self._section][-1]
             self._depth = 0
             self._is_in_row = True
         elif self._depth:
             self._depth += tag not in ("input", "br", "img")
         elif tag in ("td", "th", "span") and self._is_in_row:
-            self.rows[self._section][-1].append(("", given))
+            self.rows[self._section][-1].append(("", inputs))
             self._depth = 1
 
     def handle_endtag(self, tag: str) -> None:
@@ -217,8 +217,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._depth:
             row = self.rows[self._section][-1]
-            text, given = row[-1]
-            row[-1] = text + data, given
+            text, inputs = row[-1]
+            row[-1] = text + data, inputs
 
     def texts(self, section: str) -> list[list[str]]:
         return [[text.strip() for text, _ in row] for row in self.rows.get(section, [])]

@@ -20,8 +20,8 @@ OLD = Path(__file__).resolve().parents[2] / "data" / "two_ipus.version3.profile"
 def test_parts_add_up_and_are_in_proportion(total, weights):
     parts = divide(total, weights)
     assert sum(parts) == total
-    whole = sum(weights)
-    assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
+    full = sum(weights)
+    assert all(abs(part * full - total * weight) < full for part, weight in zip(parts, weights, strict=True))
 
 
 def test_the_largest_remainder_is_rounded_up():

@@ -174,8 +174,8 @@ def test_replicas_count_in_the_target_only():
 
 def test_programs_form_a_tree(trained):
     data = Profile(trained).graph()
-    seen = [entry["type"] for entry in nodes(data, *data["controlPrograms"])]
-    assert seen == ["Sequence", "Repeat", "Sequence", "OnTileExecute", "OnTileExecute", "StreamCopy"]
+    recorded = [entry["type"] for entry in nodes(data, *data["controlPrograms"])]
+    assert recorded == ["Sequence", "Repeat", "Sequence", "OnTileExecute", "OnTileExecute", "StreamCopy"]
     assert next(p for p in data["programs"] if p["type"] == "Repeat")["count"] == 10
 
 
@@ -208,8 +208,8 @@ def test_the_control_program_is_the_whole_of_a_single_step():
     (b,) = variables(graph, "b")
     constant = graph.add_constant(np.arange(SIZE, dtype=np.float32), "constant", on_one_tile(SIZE, 3))
     data = Profile(compile(graph, apply(graph, codelet("alone", 1), constant, b, 4))).graph()
-    seen = [entry["type"] for entry in nodes(data, *data["controlPrograms"])]
-    assert seen == ["Sequence", "DoExchange", "OnTileExecute"]
+    recorded = [entry["type"] for entry in nodes(data, *data["controlPrograms"])]
+    assert recorded == ["Sequence", "DoExchange", "OnTileExecute"]
 
 
 def test_functions_are_listed_once():

@@ -51,13 +51,13 @@ def test_equal_profiles_do_not_differ(tmp_path):
 def test_one_operation_takes_longer():
     before = profile_of(50, 10)
     after = profile_of(60, 10)
-    found = compare(before, after)
-    (change,) = found.changes
+    actual = compare(before, after)
+    (change,) = actual.changes
     assert (change.origin.line, change.name) == ("model.py:9 (loss)", "popops::Dear/compute")
     assert change.difference("cycles") == 10 * 4 * 10  # ten runs of four elements a tile
     assert [change.difference(name) for name in ("moved_bytes", "variable_bytes", "exchange_code_bytes")] == [0, 0, 0]
-    assert found.totals["cycles"] == (before.cycles, after.cycles) == (before.cycles, before.cycles + 400)
-    assert "+400" in str(found) and "model.py:9 (loss)  [popops::Dear/compute]" in str(found)
+    assert actual.totals["cycles"] == (before.cycles, after.cycles) == (before.cycles, before.cycles + 400)
+    assert "+400" in str(actual) and "model.py:9 (loss)  [popops::Dear/compute]" in str(actual)
 
 
 def test_new_and_removed_operations():
@@ -83,11 +83,11 @@ def test_new_and_removed_operations():
 
 
 def test_the_largest_change_comes_first_and_the_text_is_cut():
-    found = compare(profile_of(50, 10), profile_of(90, 20, copies=3))
-    sizes = [abs(change.difference("cycles")) for change in found.changes]
+    actual = compare(profile_of(50, 10), profile_of(90, 20, copies=3))
+    sizes = [abs(change.difference("cycles")) for change in actual.changes]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) > 3
-    assert found.text(1).endswith(f"… and {len(sizes) - 1} more")
-    assert len(found.text(None).splitlines()) == len(found.totals) + 6 + len(sizes)
+    assert actual.text(1).endswith(f"… and {len(sizes) - 1} more")
+    assert len(actual.text(None).splitlines()) == len(actual.totals) + 6 + len(sizes)
 
 
 def test_step_costs_add_up():

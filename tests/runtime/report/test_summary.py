@@ -78,8 +78,8 @@ def test_sections_come_in_the_guides_order(profile):
 )
 def test_each_option_adds_its_section(profile, option, heading):
     plain = headings(profile.summary())
-    more = headings(profile.summary(**{option: True}))
-    assert [name for name in more if name != heading] == plain and heading in more
+    settings = headings(profile.summary(**{option: True}))
+    assert [name for name in settings if name != heading] == plain and heading in settings
     assert profile.summary(**{option: False}) == profile.summary()
 
 
@@ -106,8 +106,8 @@ def test_totals_are_those_of_the_data(profile):
     text = profile.summary()
     spent = profile.execution()["simulation"]["tileCycles"]
     for label, name in (("idle threads included", "compute"), ("Host exchange", "streamCopy"), ("Sync", "sync")):
-        found = re.findall(rf"{label}: +([\d,]+)$", text, re.MULTILINE)
-        assert f"{spent[name]:,}" in found, label
+        actual = re.findall(rf"{label}: +([\d,]+)$", text, re.MULTILINE)
+        assert f"{spent[name]:,}" in actual, label
     for code, (count, cycles) in {"Cheap": (40, 480), "Dear": (40, 8000)}.items():
         assert re.search(rf"popops::{code} +\({count} instances, assembly\) +{cycles:,} cycles", text)
 
@@ -118,7 +118,7 @@ def test_many_vertex_types_are_cut_to_the_dearest_and_still_add_up():
     program = Sequence(*inputs(a), *(apply(graph, codelet(f"Op{n:02}", n), a, b, 4) for n in range(1, 15)), output(b))
     text = Profile(compile(graph, program)).summary()
     section = text[text.index("Active cycles by vertex type") :].split("\n\n")[0]
-    figures = [int(found.replace(",", "")) for found in re.findall(r"([\d,]+) cycles", section)]
+    figures = [int(actual.replace(",", "")) for actual in re.findall(r"([\d,]+) cycles", section)]
     assert len(figures) == 11 and figures[:10] == sorted(figures[:10], reverse=True)
     assert sum(figures) == sum(16 * n for n in range(1, 15)) and "4 other types" in section
     assert "Op14" in section and "Op01" not in section

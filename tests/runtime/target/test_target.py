@@ -137,8 +137,8 @@ def test_the_interleaved_region_keeps_its_share_of_another_memory(bytes_per_tile
     assert 0 <= other.interleaved_offset_bytes - share * bytes_per_tile < 8 and other.interleaved_offset_bytes % 8 == 0
     assert (other.sources["interleaved_offset_bytes"].kind, other.sources["bytes_per_tile"].kind) == ("derived", "user")
     assert other.replace(clock_hz=1e9).interleaved_offset_bytes == other.interleaved_offset_bytes
-    given = bow.replace(bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=128)
-    assert given.interleaved_offset_bytes == 128
+    inputs = bow.replace(bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=128)
+    assert inputs.interleaved_offset_bytes == 128
 
 
 def test_derived_figures_scale_with_ipus():
@@ -305,5 +305,5 @@ def test_equality_and_hash_go_by_values():
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda target: pickle.loads(pickle.dumps(target))])
 def test_copies_are_equal_and_sourced(duplicate):
     target = preset("bow", 2)
-    again = duplicate(target)
-    assert again == target and hash(again) == hash(target) and dict(again.sources) == dict(target.sources)
+    repeated = duplicate(target)
+    assert repeated == target and hash(repeated) == hash(target) and dict(repeated.sources) == dict(target.sources)

@@ -38,8 +38,8 @@ def test_a_part_is_that_of_the_equation_before_that_of_the_call() -> None:
 
 def test_line_and_callers_stay() -> None:
     inner = Origin("a.py:1 (f)", "scope", callers=("a.py:2 (g)",))
-    seen = compose(Origin("a.py:9 (h)"), inner)
-    assert (seen.line, seen.path, seen.callers) == (inner.line, inner.path, inner.callers)
+    recorded = compose(Origin("a.py:9 (h)"), inner)
+    assert (recorded.line, recorded.path, recorded.callers) == (inner.line, inner.path, inner.callers)
 
 
 def test_a_layer_without_its_caller() -> None:

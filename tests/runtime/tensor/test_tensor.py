@@ -101,8 +101,8 @@ def broadcast_step(data, t, a):
         axes.append(len(shape))
         shape.append(data.draw(st.integers(0, 3)) if n == 1 else n)
     assume(prod(shape) <= MAX_SIZE)
-    shown = a.reshape([a.shape[axes.index(i)] if i in axes else 1 for i in range(len(shape))])
-    return t.broadcast_in_dim(shape, axes), np.broadcast_to(shown, shape)
+    expanded = a.reshape([a.shape[axes.index(i)] if i in axes else 1 for i in range(len(shape))])
+    return t.broadcast_in_dim(shape, axes), np.broadcast_to(expanded, shape)
 
 
 def reverse_step(data, t, a):
@@ -259,8 +259,8 @@ def test_queries_agree_with_the_list_of_elements(case):
     assert tensor.is_writable == (np.unique(array).size == array.size)
     if tensor.size:
         v = tensor.variables()[0]
-        whole = np.array_equal(array.reshape(-1), names(number_of(v, first), (v.size,)))
-        assert tensor.is_whole_variable == (whole and tensor.affine is not None)
+        full = np.array_equal(array.reshape(-1), names(number_of(v, first), (v.size,)))
+        assert tensor.is_whole_variable == (full and tensor.affine is not None)
 
 
 @settings(max_examples=100, **QUIET)

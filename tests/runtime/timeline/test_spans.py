@@ -62,15 +62,15 @@ def test_slices_of_an_ipu_follow_each_other(name):
 def test_iterations_are_shown_where_they_fit_and_folded_elsewhere():
     executable = trained_program()
     clocks = Profile(executable).timeline.clocks
-    whole = execution_trace(executable, executable.spans_of(None), clocks)
-    assert len(whole.name) == 2 * 10 + 1 and not whole.is_folded.any()
+    full = execution_trace(executable, executable.spans_of(None), clocks)
+    assert len(full.name) == 2 * 10 + 1 and not full.is_folded.any()
     few = execution_trace(executable, executable.spans_of(None, 8), clocks)
     labels = [few.label(step) for step in range(len(few.name))]
     assert labels[:2] == ["popops::Cheap/compute", "popops::Dear/compute"]
     assert labels[-2] == "7 iterations of a loop, folded" and few.is_folded.sum() == 1
     # Those that are shown are where they are when all are shown.
-    np.testing.assert_array_equal(few.start[:6], whole.start[:6])
-    np.testing.assert_array_equal(few.end[-1:], whole.end[-1:])
+    np.testing.assert_array_equal(few.start[:6], full.start[:6])
+    np.testing.assert_array_equal(few.end[-1:], full.end[-1:])
 
 
 def test_long_programs_have_steps_joined():
@@ -82,8 +82,8 @@ def test_long_programs_have_steps_joined():
 
 def test_a_trace_is_data_and_again_a_trace():
     trace = Profile(two_ipus()).execution_trace
-    again = ExecutionTrace.of_data(trace.data())
-    assert again.data() == trace.data() and again.work.shape == trace.work.shape
+    repeated = ExecutionTrace.of_data(trace.data())
+    assert repeated.data() == trace.data() and repeated.work.shape == trace.work.shape
     with pytest.raises(ValueError, match="differ in length"):
         ExecutionTrace.of_data(trace.data() | {"ipu": [0]})
 

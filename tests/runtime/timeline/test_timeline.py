@@ -79,10 +79,10 @@ def test_product_in_pieces(monkeypatch):
     rng = np.random.default_rng(0)
     a = rng.integers(0, 99, (7, 5))
     b = rng.integers(0, 99, (5, 4))
-    whole = maxplus.product(a, b)
+    full = maxplus.product(a, b)
     monkeypatch.setattr(maxplus, "_TEMPORARY_ELEMENTS", 45)
-    np.testing.assert_array_equal(maxplus.product(a, b), whole)
-    assert whole[2, 3] == max(a[2, k] + b[k, 3] for k in range(5))
+    np.testing.assert_array_equal(maxplus.product(a, b), full)
+    assert full[2, 3] == max(a[2, k] + b[k, 3] for k in range(5))
 
 
 # --- loops against plain iteration ------------------------------------------------------------------------------------
@@ -165,22 +165,22 @@ def test_jumping_over_loops_equals_iterating(shape, data):
     clocks = [0] * (NUM_IPUS + SLOTS)
     done = np.zeros((NUM_IPUS, len(PHASES)), np.int64)
     iterate(program, steps, clocks, done)
-    found = run(program, steps, slots=SLOTS)
-    assert found.clocks.tolist() == clocks[:NUM_IPUS]
-    np.testing.assert_array_equal(found.work, done)
+    actual = run(program, steps, slots=SLOTS)
+    assert actual.clocks.tolist() == clocks[:NUM_IPUS]
+    np.testing.assert_array_equal(actual.work, done)
     for ipu in range(NUM_IPUS):
-        phases = found.phase_cycles(ipu)
-        assert sum(phases.values()) == found.cycles and phases["idle"] >= found.cycles - clocks[ipu]
+        phases = actual.phase_cycles(ipu)
+        assert sum(phases.values()) == actual.cycles and phases["idle"] >= actual.cycles - clocks[ipu]
 
 
 def test_a_million_iterations_cost_no_more_than_three():
     node = leaf()
     body = Sequence(node, leaf("meet"))
     steps = {node: local(5, 11, 2), body.children()[1]: meeting(1, 1, 1)}
-    found = run(Repeat(10**6, body), steps)
-    assert found.cycles == 10**6 * (11 + 7 + 1)
-    assert found.phase_cycles(0)["idle"] == 10**6 * 6
-    assert found.executions[node] == 10**6
+    actual = run(Repeat(10**6, body), steps)
+    assert actual.cycles == 10**6 * (11 + 7 + 1)
+    assert actual.phase_cycles(0)["idle"] == 10**6 * 6
+    assert actual.executions[node] == 10**6
 
 
 def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
@@ -188,9 +188,9 @@ def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
     many = (1 << 32) - 1
     steps = {node: local(5, 0, 0)}
     inner = Repeat(1 << 20, node)
-    found = run(Repeat(many, inner), steps)
-    assert found.cycles == found.phase_cycles(0)["compute"] == 5 * many << 20
-    assert found.executions[node] == many << 20
+    actual = run(Repeat(many, inner), steps)
+    assert actual.cycles == actual.phase_cycles(0)["compute"] == 5 * many << 20
+    assert actual.executions[node] == many << 20
     for program in (Repeat(many, Repeat(many, node)), Sequence(*[Repeat(many, Repeat(1 << 25, node))] * 2)):
         for inside in (program, If(FLAG, node, program)):
             with pytest.raises(ProfileError, match=r"2\^60 cycles or more"):
@@ -210,8 +210,8 @@ def test_slow_ipu_overtakes_after_a_transient():
         wait: ClockStep(work(), (1,), awaits=((1, NUM_IPUS),)),
     }
     for count in (100, 199, 200, 201, 1000):
-        found = run(Sequence(start, Repeat(count, Sequence(slow, send, wait))), steps, slots=1)
-        assert found.clocks.tolist() == [10 * count, max(1000 + 5 * count, 10 * count), 0]
+        actual = run(Sequence(start, Repeat(count, Sequence(slow, send, wait))), steps, slots=1)
+        assert actual.clocks.tolist() == [10 * count, max(1000 + 5 * count, 10 * count), 0]
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------
@@ -233,10 +233,10 @@ def test_lockstep_pipeline_has_the_bubble_of_its_fill():
     }
     n = 50
     program = Sequence(fill[0], exchange, fill[1], exchange, Repeat(n - 2, Sequence(main, exchange)), *drain)
-    found = run(program, steps)
+    actual = run(program, steps)
     # The last drain needs no meeting, so IPU 2 runs its last two micro-batches back to back.
-    assert found.cycles == 10 + 20 + (n - 2) * 30 + 30 + 30 + n * (7 + 2)
-    assert found.phase_cycles(2) == {
+    assert actual.cycles == 10 + 20 + (n - 2) * 30 + 30 + 30 + n * (7 + 2)
+    assert actual.phase_cycles(2) == {
         "compute": n * 30,
         "exchange": 0,
         "global_exchange": n * 2,
@@ -259,38 +259,38 @@ def test_buffered_sender_waits_for_its_slot():
         consume: ClockStep(work(compute=(0, 30, 0)), (1,), frees=(slot,), awaits=((1, arrival),)),
     }
     n = 40
-    found = run(Repeat(n, Sequence(produce, send, consume)), steps, slots=2)
+    actual = run(Repeat(n, Sequence(produce, send, consume)), steps, slots=2)
     # The first message takes 15; from then on a send starts when the consumer has read the one before.
-    assert found.clocks.tolist() == [15 + (n - 1) * 40, 15 + 30 + (n - 1) * 40, 0]
-    assert found.phase_cycles(1)["idle"] == 15 + (n - 1) * 10
-    assert found.phase_cycles(2)["idle"] == found.cycles
+    assert actual.clocks.tolist() == [15 + (n - 1) * 40, 15 + 30 + (n - 1) * 40, 0]
+    assert actual.phase_cycles(1)["idle"] == 15 + (n - 1) * 10
+    assert actual.phase_cycles(2)["idle"] == actual.cycles
 
 
 def test_steps_tell_when_each_ipu_worked():
     first = leaf("first")
     meet = leaf("meet")
-    found = run(Repeat(4, Sequence(first, meet)), {first: local(5, 11, 0), meet: meeting(1, 1, 0)})
-    (loop,) = found.steps
+    actual = run(Repeat(4, Sequence(first, meet)), {first: local(5, 11, 0), meet: meeting(1, 1, 0)})
+    (loop,) = actual.steps
     assert (loop.repeats, loop.ipus, loop.starts) == (4, (0, 1, 2), (0, 0, 0))
     assert loop.ends == (4 * 19, 4 * 19, 4 * 18 + 3)  # IPU 2 does not exchange, so it ends 1 before the others
     ran, met = loop.children
     assert (ran.ipus, ran.starts, ran.ends) == ((0, 1), (0, 0), (5, 11))
     assert (met.starts, met.ends) == ((11, 11, 11), (19, 19, 18))
-    assert [step.program for step in found.walk()] == [loop.program, first, meet]
+    assert [step.program for step in actual.walk()] == [loop.program, first, meet]
 
 
 def test_functions_run_at_every_call():
     node = leaf()
     function = Function(Sequence(node, node))
-    found = run(Sequence(Call(function), Repeat(3, Call(function))), {node: local(4, 0, 0)})
-    assert found.cycles == 4 * 2 * 4
-    assert found.executions == {node: 8}
+    actual = run(Sequence(Call(function), Repeat(3, Call(function))), {node: local(4, 0, 0)})
+    assert actual.cycles == 4 * 2 * 4
+    assert actual.executions == {node: 8}
 
 
 def test_nothing_takes_no_time():
-    found = run(Sequence(Repeat(0, leaf())), {})
-    assert (found.cycles, found.steps, found.executions) == (0, (), {})
-    assert sum(found.phase_cycles(0).values()) == 0
+    actual = run(Sequence(Repeat(0, leaf())), {})
+    assert (actual.cycles, actual.steps, actual.executions) == (0, (), {})
+    assert sum(actual.phase_cycles(0).values()) == 0
 
 
 # --- control that is data ---------------------------------------------------------------------------------------------
@@ -318,10 +318,10 @@ def test_unknown_trip_count_names_the_loop():
 def test_trip_count_by_any_name(name, count):
     other, steps = loop_with()
     loop, more = loop_with(Origin("model.py:7 (decode)", "decode/while"))
-    found = run(Sequence(other, loop), steps | more, trip_counts={name: count, "while[0]": 2})
-    assert found.cycles == (4 + 2 * 14) + (4 + count * 14)
-    assert found.executions[loop] == count + 1
-    assert sum(found.phase_cycles(0).values()) == found.cycles
+    actual = run(Sequence(other, loop), steps | more, trip_counts={name: count, "while[0]": 2})
+    assert actual.cycles == (4 + 2 * 14) + (4 + count * 14)
+    assert actual.executions[loop] == count + 1
+    assert sum(actual.phase_cycles(0).values()) == actual.cycles
 
 
 def test_static_decisions_take_the_costlier_branch():
@@ -344,10 +344,10 @@ def test_recorded_decisions_and_trips():
     loop, steps = loop_with()
     steps |= {then: local(100, 0, 0), otherwise: local(5, 0, 0), decide: local(1, 0, 0)}
     program = Repeat(4, Sequence(decide, loop))
-    found = run(program, steps, recording={decide: [1, 0, 0, 1], loop: [0, 3, 2, 0]})
-    assert found.executions[then] == 2 and found.executions[otherwise] == 2
-    assert found.cycles == 2 * 100 + 2 * 5 + 4 * 1 + 4 * 4 + 5 * 14
-    assert found.steps[0].repeats == 4 and len(found.steps[0].children) == 4  # decision, its branch, test, no loop
+    actual = run(program, steps, recording={decide: [1, 0, 0, 1], loop: [0, 3, 2, 0]})
+    assert actual.executions[then] == 2 and actual.executions[otherwise] == 2
+    assert actual.cycles == 2 * 100 + 2 * 5 + 4 * 1 + 4 * 4 + 5 * 14
+    assert actual.steps[0].repeats == 4 and len(actual.steps[0].children) == 4  # decision, its branch, test, no loop
 
 
 def test_recording_goes_before_trip_counts():
@@ -359,8 +359,8 @@ def test_recorded_switch_takes_its_default():
     cases = [leaf(), leaf(), leaf()]
     select = Switch(FLAG, (cases[0], cases[1]), cases[2])
     steps = {case: local(10**i, 0, 0) for i, case in enumerate(cases)} | {select: local(0, 0, 0)}
-    found = run(Repeat(3, select), steps, recording={select: [0, 2, 2]})
-    assert found.cycles == 1 + 100 + 100
+    actual = run(Repeat(3, select), steps, recording={select: [0, 2, 2]})
+    assert actual.cycles == 1 + 100 + 100
 
 
 def test_short_recording_is_refused():
@@ -371,14 +371,14 @@ def test_short_recording_is_refused():
 
 def test_recorded_loop_of_static_body_is_jumped_over():
     loop, steps = loop_with()
-    found = run(loop, steps, recording={loop: [10**9]})
-    assert found.cycles == 4 + 14 * 10**9
+    actual = run(loop, steps, recording={loop: [10**9]})
+    assert actual.cycles == 4 + 14 * 10**9
 
 
 def test_phases_are_kept_apart():
     node = leaf()
-    found = run(node, {node: ClockStep(work(compute=(1, 0, 0), exchange=(20, 0, 0), sync=(300, 0, 0)), (0,))})
-    assert found.work[0, [COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, SYNC]].tolist() == [1, 20, 0, 300]
+    actual = run(node, {node: ClockStep(work(compute=(1, 0, 0), exchange=(20, 0, 0), sync=(300, 0, 0)), (0,))})
+    assert actual.work[0, [COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, SYNC]].tolist() == [1, 20, 0, 300]
 
 
 def test_transfers_that_follow_each_other_pay_one_latency() -> None:

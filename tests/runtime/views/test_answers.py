@@ -53,11 +53,11 @@ def steps(*cycles):
     """A program of steps on four tiles, each on a line of its own."""
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")
-    found = [
+    actual = [
         apply(graph, codelet(f"step{n}", each), *((a, b) if n % 2 == 0 else (b, a)), 4, f"model.py:{n} (loss)")
         for n, each in enumerate(cycles)
     ]
-    return Profile(compile(graph, Sequence(*inputs(a), *found)))
+    return Profile(compile(graph, Sequence(*inputs(a), *actual)))
 
 
 @pytest.mark.parametrize("planted", range(5))
@@ -180,17 +180,17 @@ def test_one_ipu_waits_for_no_other():
 
 def test_unknown_figures_are_named_for_each_question():
     graph, program, _, _ = looping()
-    found = {answer.question: answer for answer in answers(Profile(compile(graph, program)))}
-    assert list(found) == [question for question in QUESTIONS if question != STAGE]  # there is no pipeline
-    unknown = [answer for answer in found.values() if answer.sentence.startswith("Not known: the trip count of loop")]
+    actual = {answer.question: answer for answer in answers(Profile(compile(graph, program)))}
+    assert list(actual) == [question for question in QUESTIONS if question != STAGE]  # there is no pipeline
+    unknown = [answer for answer in actual.values() if answer.sentence.startswith("Not known: the trip count of loop")]
     assert len(unknown) == 3  # memory is known, and that one IPU waits for no other
 
 
 def test_files_of_the_previous_version_answer_known_figures():
-    found = {answer.question: answer for answer in answers(Profile.load(OLD))}
+    actual = {answer.question: answer for answer in answers(Profile.load(OLD))}
     for question in ("Where does an IPU wait?", "Which layer takes most?"):
-        assert "saved by an older ipujax" in found.pop(question).sentence
-    assert not [answer for answer in found.values() if "Not known" in answer.sentence]
+        assert "saved by an older ipujax" in actual.pop(question).sentence
+    assert not [answer for answer in actual.values() if "Not known" in answer.sentence]
 
 
 def test_a_pipeline_fills_and_drains():

@@ -47,10 +47,10 @@ def test_memory_is_that_of_the_report(program):
     view = memory_view(Profile(program()))
     numbers, sizes = zip(*(view.chip(ipu) for ipu in range(view.num_ipus)), strict=True)
     there = np.concatenate([each.ravel() for each in numbers])
-    found = np.concatenate([each.ravel() for each in sizes])
+    actual = np.concatenate([each.ravel() for each in sizes])
     assert sorted(there[there >= 0].tolist()) == list(range(len(memory.tile_bytes)))
-    np.testing.assert_array_equal(found[there >= 0], memory.tile_bytes[there[there >= 0]])
-    assert np.isnan(found[there < 0]).all()
+    np.testing.assert_array_equal(actual[there >= 0], memory.tile_bytes[there[there >= 0]])
+    assert np.isnan(actual[there < 0]).all()
     np.testing.assert_array_equal(view.by_category.sum(0), memory.tile_bytes[view.listed])
     assert sum(row.fullest for row in view.categories) == memory.max_tile_bytes
     assert sum(row.total for row in view.categories) == memory.total_bytes
@@ -97,9 +97,9 @@ def test_the_share_of_the_peak_does_not_depend_on_ipus_that_run_something_else(n
 def test_an_operation_on_several_ipus_is_compared_with_the_peak_of_each():
     """Two IPUs of which each does half of the arithmetic in as many cycles have the rate of one that does half."""
     half = StepCost(Origin(), "half", cycles=1_000, flops=6_000, precision="float16")
-    whole = replace(half, cycles=2_000, flops=12_000)
+    full = replace(half, cycles=2_000, flops=12_000)
     share = share_of_peak(half, TARGET)
-    assert share_of_peak(whole, TARGET.replace(num_ipus=2)) == share
+    assert share_of_peak(full, TARGET.replace(num_ipus=2)) == share
     assert share == pytest.approx(6_000 / (1_000 * TARGET.num_tiles * 2 * TARGET.fp16_amp_macs_per_cycle))
     assert share_of_peak(replace(half, precision="float32"), TARGET) > share
     assert share_of_peak(replace(half, flops=None), TARGET) is None
@@ -110,8 +110,8 @@ def profile_of_file(path, lines):
     path.write_text("".join(f"line {n}\n" for n in range(1, lines + 1)), encoding="utf-8")
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")
-    found = [apply(graph, codelet(f"line{n}", n), a, b, 4, f"model.py:{n} (loss)", path) for n in (20, 40)]
-    return Profile(compile(graph, Sequence(*inputs(a), *found)))
+    actual = [apply(graph, codelet(f"line{n}", n), a, b, 4, f"model.py:{n} (loss)", path) for n in (20, 40)]
+    return Profile(compile(graph, Sequence(*inputs(a), *actual)))
 
 
 def test_source_lines_have_their_costs(tmp_path):
