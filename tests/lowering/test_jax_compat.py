@@ -69,7 +69,7 @@ def test_argument_names() -> None:
         return p, rest, q, settings
 
     jaxpr = jax.jit(fun).trace({"w": X, "b": [X, None]}, X, q=2, z=(X,)).jaxpr
-    assert argument_names(jaxpr) == ["p['b'][0]", "p['w']", "rest[0]", "q", "more['z'][0]"]
+    assert argument_names(jaxpr) == ["p['b'][0]", "p['w']", "rest[0]", "q", "settings['z'][0]"]
     assert argument_names(jax.jit(lambda a, n, b: (a, b), static_argnums=1).trace(X, 2, X).jaxpr) == ["a", "b"]
     loop = jax.make_jaxpr(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2, x))(X)
     body = next(jaxpr for eqn in loop.eqns for jaxpr in jaxprs_in_params(eqn.params))
