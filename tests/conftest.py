@@ -1,4 +1,4 @@
-"""What every test shares: the environment JAX and Keras start in, and comparison with golden texts.
+"""Shared by all tests: the environment JAX and Keras start in, and comparison with golden texts.
 
 A golden text lies in `tests/golden/<module>/<test>.txt`, `<module>` being the path below `tests/` without `.py`.
 `pytest --update-golden` writes the texts instead of comparing; without it, a text that is missing fails the test.
@@ -36,10 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets tests find what others have compiled, in folders of this run: the whole run takes a tenth less time.
+    """Shares compiled programs between tests, in folders of this run: the whole run takes a tenth less time.
 
     A folder for each worker: JAX writes an entry in place, so that another process may read half of it and warn.
-    Garbage is looked for less often: what JAX remembers of thousands of tests is walked through each time.
+    Garbage is looked for less often: the memory that JAX has of thousands of tests is walked through each time.
     """
     gc.set_threshold(_NEW_OBJECTS, 20, 20)
     if _CACHE_DIR not in os.environ:  # workers, and what tests start, use that of the process that started them
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Removes what this run has compiled."""
+    """Removes the compiled programs of this run."""
     for folder in _own_folders:
         shutil.rmtree(folder)
 
@@ -73,14 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs() -> Iterator[None]:
-    """Drops what JAX compiled for a module: all modules together would fill several gigabytes."""
+    """Drops the programs that JAX compiled for a module: all modules together would fill several gigabytes."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
 def compute_lowered_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets XLA compute what a function was lowered to, so that its numbers tell whether it was lowered rightly.
+    """Lets XLA compute the lowered program of a function, so that its numbers tell whether it was lowered rightly.
 
     Users get those of the function itself. Tests of that are marked `as_traced`.
     """

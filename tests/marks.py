@@ -1,4 +1,4 @@
-"""Which cases of a parametrisation run each time."""
+"""Cases of a parametrisation that run each time."""
 
 from __future__ import annotations
 

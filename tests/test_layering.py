@@ -1,7 +1,7 @@
 """The house keeps its floors: rules about the source text of the package, checked on its syntax tree.
 
 Imports go down only (ipujax → lowering → runtime), always by their full name; JAX is used through its public surface;
-each file says what it is and stays short. Every rule is also shown source that breaks it, so that a rule which checks
+each file has a docstring and stays short. Every rule is also shown source that breaks it, so that a rule which checks
 nothing fails.
 """
 
@@ -41,12 +41,12 @@ FILES = package_files()
 
 
 def within(name: str, package: str) -> bool:
-    """Whether `name` is `package` or lies inside it."""
+    """True if `name` is `package` or inside it."""
     return name == package or name.startswith(package + ".")
 
 
 def floor(name: str) -> int:
-    """How high a module of ipujax stands."""
+    """Height of a module of ipujax in the order of imports."""
     return next(height for height, package in enumerate(FLOORS) if within(name, package))
 
 

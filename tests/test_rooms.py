@@ -1,4 +1,4 @@
-"""The rooms of the house: which may import which, how many files each holds, and that no two files are confused.
+"""The rooms of the house: their imports, the number of their files, and names of files.
 
 A room is a folder of files; where a folder holds packages too, each file beside them is a room by itself, and its
 `__init__` goes by the name of the folder. Every room may import those of FOR_ALL. ROOMS is what
@@ -493,14 +493,14 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def differences(code: Mapping[str, set[str]], rooms: Mapping[str, set[str]]) -> list[str]:
-    """What is in the code and not in the table, and the other way round."""
+    """Imports in the code and not in the table, and the other way round."""
     unsaid = [f"{a} imports {b}, which the table does not say" for a in code for b in code[a] - rooms.get(a, set())]
     unused = [f"the table lets {a} import {b}, and nothing does" for a in rooms for b in rooms[a] - code.get(a, set())]
     return sorted([*unsaid, *unused, *(f"{room} is in one of them alone" for room in set(code) ^ set(rooms))])
 
 
 def drawing(rooms: Mapping[str, Iterable[str]]) -> str:
-    """A line a room: what it imports, floor by floor, the highest first."""
+    """A line a room: its imports, floor by floor, the highest first."""
     lines: list[str] = []
     for floor in ("ipujax", "lowering", "runtime"):
         lines += [f"{floor}/"]

@@ -1,4 +1,4 @@
-"""How the code reads, in numbers, floor by floor: bounds on signs of prose that names nothing.
+"""Wording of the code in numbers, floor by floor: bounds on signs of prose that names nothing.
 
 Counted are, of all docstrings, the word "what" and beginnings such as "Which"; of all names that are assigned, those
 that are a pronoun or a bare participle; of assignments, those that pack unrelated values in a tuple; and comments.

@@ -1,4 +1,4 @@
-"""The published cases: their programs compute what they should, bars tell what is missed, and quick cases are met."""
+"""The published cases: their programs are right, bars name misses, and quick cases are met."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_blur_blurs(case, name):
 
 @pytest.mark.parametrize(("height", "width", "tiles"), [(1122, 2200, 1176), (70, 2200, 1176), (14, 19, 6), (5, 3, 1)])
 def test_rectangles_cover_the_picture_once(case, height, width, tiles):
-    """1,176 of 1,216 tiles are what the source reports, for one IPU and for each of 16."""
+    """The source reports 1,176 of 1,216 tiles, for one IPU and for each of 16."""
     blur = case("blur")
     recorded = np.zeros((height, width), np.int64)
     rectangles = list(blur.tiles_of(height, width, 6 if tiles < 100 else 1216))

@@ -1,4 +1,4 @@
-"""`benchmarks/fit.py`: its figures, its table, and what it says of a model that cannot be compiled."""
+"""`benchmarks/fit.py`: its figures, its table, and its row of a model that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_options_that_the_package_lacks_are_named(capsys: pytest.CaptureFixture[
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was measured, instead of which figures made up from the name are given."""
+    """Arguments of measurements, in whose place figures made up from the name are given."""
     asked: list[tuple[Any, ...]] = []
 
     def measure(name: str, *rest: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""JAX's tests in a checkout made here: what passes, fails, is skipped and is excluded."""
+"""JAX's tests in a checkout made here: passes, failures, skips and exclusions."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def blocks(page: str) -> list[Block]:
 
 @cache
 def run(page: str) -> tuple[list[Block], dict[str, Any]]:
-    """Runs all code of a page; its blocks with what they printed, and the names they defined."""
+    """Runs all code of a page; its blocks with their output, and the names they defined."""
     with patch("ipujax.runtime.compile.today", lambda: "2026-11-25"):  # titles have the day of a compilation
         return _run(blocks(page))
 
@@ -70,7 +70,7 @@ def _run(ran: list[Block]) -> tuple[list[Block], dict[str, Any]]:
 
 
 def command_output(command: str) -> str:
-    """What a command of `ipujax` prints, here."""
+    """Output of a command of `ipujax`."""
     program, *arguments = shlex.split(command)
     assert program == "ipujax"
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
@@ -106,12 +106,12 @@ def numbers(text: str) -> list[float]:
 
 
 def close(pasted: float, printed: float) -> bool:
-    """Whether a pasted figure is still about right."""
+    """True if a pasted figure is still about right."""
     return abs(pasted - printed) <= max(1.0, 0.2 * abs(printed))
 
 
 def write(page: str, ran: list[Block]) -> None:
-    """Writes what was printed in place of what is pasted."""
+    """Replaces the pasted output by the printed one."""
     path = ROOT / page
     text = path.read_text(encoding="utf-8")
     for block in ran:

@@ -1,4 +1,4 @@
-"""Code of the README and of the guides runs as pasted, prints what is pasted, and links lead somewhere."""
+"""Code of the README and of the guides runs as pasted, prints the pasted output, and links lead somewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`examples/equinox_mlp.py` on small settings: it learns as without the machine, and says what it costs."""
+"""`examples/equinox_mlp.py` on small settings: it learns as without the machine, and prints its cost."""
 
 from __future__ import annotations
 

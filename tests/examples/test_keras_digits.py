@@ -1,4 +1,4 @@
-"""`examples/keras_digits.py` on a small IPU: it learns, and its history has what the machine takes."""
+"""`examples/keras_digits.py` on a small IPU: it learns, and its history has the machine's time."""
 
 from __future__ import annotations
 

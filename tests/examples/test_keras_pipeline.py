@@ -1,4 +1,4 @@
-"""`examples/keras_pipeline.py` on small settings: losses of stock Keras, and what is printed."""
+"""`examples/keras_pipeline.py` on small settings: losses of stock Keras, and printed lines."""
 
 from __future__ import annotations
 

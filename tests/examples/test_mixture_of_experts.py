@@ -1,4 +1,4 @@
-"""`examples/mixture_of_experts.py` on small settings: the layer's numbers, all-to-alls, losses, and what it refuses."""
+"""`examples/mixture_of_experts.py` on small settings: the layer's numbers, all-to-alls, losses, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tutorials 1, 2 and 4 of the Poplar user guide: what they print is what the guide says."""
+"""Tutorials 1, 2 and 4 of the Poplar user guide: they print the output of the guide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tutorials 3, 6 and 7 of the Poplar guide: what they print, what they compute, and the same tile by tile."""
+"""Tutorials 3, 6 and 7 of the Poplar guide: their output, their numbers, and both tile by tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tutorial 5 of the Poplar user guide: what it learns and prints, and a step of it against plain JAX, tile by tile."""
+"""Tutorial 5 of the Poplar user guide: its accuracy and output, and a step of it against plain JAX, tile by tile."""
 
 from __future__ import annotations
 

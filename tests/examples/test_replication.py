@@ -1,4 +1,4 @@
-"""`examples/replication.py` on small settings: its tables, its losses, its plot, and what it refuses."""
+"""`examples/replication.py` on small settings: its tables, its losses, its plot, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`examples/sharded_transformer.py` on small settings: layouts, collectives, losses, and what it refuses."""
+"""`examples/sharded_transformer.py` on small settings: layouts, collectives, losses, and refusals."""
 
 from __future__ import annotations
 

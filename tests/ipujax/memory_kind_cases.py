@@ -1,4 +1,4 @@
-"""Functions of arrays on the host, with what their programs do with streaming memory."""
+"""Functions of arrays on the host, with the transfers of their programs to and from streaming memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def array(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def held(*shape: int, seed: int = 0) -> jax.Array:
-    """The same, on the host."""
+    """A random array on the host."""
     return jax.device_put(array(*shape, seed=seed), kind("pinned_host"))
 
 
@@ -66,7 +66,7 @@ def is_key(x: Any) -> bool:
 
 
 def copied(tree: Any) -> Any:
-    """The same arrays in memory of their own: donated ones are gone after a call."""
+    """Copies of arrays in memory of their own: donated ones are gone after a call."""
     return jax.tree.map(lambda x: x if is_key(x) else jax.device_put(np.array(x), x.sharding), tree)
 
 
@@ -84,7 +84,7 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def moves(lowered: Any) -> Counter[str]:
-    """How often each kind of transfer is in the program."""
+    """Number of transfers of each kind in the program."""
     return Counter(re.findall(r"= (remote_\w+|host_put)\b", lowered.as_text(after="offload")))
 
 
@@ -122,7 +122,7 @@ def double(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and what its program does with streaming memory.
+    """A function, and the transfers of its program to and from streaming memory.
 
     Args:
         fun: the function.

@@ -49,7 +49,7 @@ def at(data, path):
 
 
 def replacements(value, number: random.Random, other) -> dict[str, object]:
-    """What a value may be replaced by, by the name of the damage; `other` is a value of another place."""
+    """Replacements of a value, by the name of the damage; `other` is a value of another place."""
     changes = {"deleted": DELETED, "null": None, "NaN": float("nan"), "infinite": float("inf"), "empty list": []}
     changes |= {"another place": copy.deepcopy(other), "true": True, "object": {}, "text": "x", "markup": MARKUP}
     changes |= {"surrogate": "\ud800", "negative": -1, "huge": 1 << 62, "long": 10**4000, "large": 10**308, "one": 1}
@@ -148,7 +148,7 @@ def cli(*arguments: str) -> None:
 
 
 def failures(path, folder, original, known: set[str]) -> tuple[bool, list[str]]:
-    """Whether a file loads, and what then fails: all but typed errors of loading, and of `known` views."""
+    """True if a file loads, and the failures after it: all but typed errors of loading, and of `known` views."""
     try:
         asked = views(path, folder, original)
     except IpuError as error:

@@ -126,7 +126,7 @@ def sums() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
 
 
 def terms_of_sums() -> dict[str, Any]:
-    """Whether each device has the term of `jax.jit`, by name; True, or both."""
+    """For each name True if each device has the term of `jax.jit`, else both terms."""
     mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Explicit,))
     equal: dict[str, Any] = {}
     with jax.set_mesh(mesh):

@@ -1,4 +1,4 @@
-"""`ipu.advise`: the ways that are tried, their order, the best of them, the table, and what is refused."""
+"""`ipu.advise`: the ways that are tried, their order, the best of them, the table, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def most_bytes() -> int:
 
 
 def compiled(row: ipu.AdviceRow, share: float) -> ipu.Profile:
-    """The profile of what a row says, for a chip of that share, with nothing refused if the row does not fit."""
+    """The profile of a row's settings, for a chip of that share, with nothing refused if the row does not fit."""
     names = {"options": ipu.Options, "ipu": ipu}
     written = row.change.removeprefix(HALF).removeprefix(", ")
     options = eval(written.removeprefix("options="), names) if written != OWN and written else fitted().options

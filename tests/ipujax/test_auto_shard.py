@@ -1,4 +1,4 @@
-"""`ipu.auto_shard`: the best of all shardings of a small program, one that fits, its table, and what it refuses."""
+"""`ipu.auto_shard`: the best of all shardings of a small program, one that fits, its table, and refusals."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ FUNCTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def outcome(run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
-    """Results of a run, and what Python functions saw in it."""
+    """Results of a run, and the calls of Python functions in it."""
     SEEN.clear()
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run())]
     jax.effects_barrier()
@@ -169,7 +169,7 @@ def test_a_call_is_a_host_exchange_of_its_operands_and_results() -> None:
 
 
 class Refused(Exception):
-    """What a user's own function may raise."""
+    """An error of a user's function."""
 
 
 def fails_at(turn: int) -> Callable[[Any], Any]:

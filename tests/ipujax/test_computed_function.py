@@ -1,4 +1,4 @@
-"""XLA gets from `ipu.jit` what it gets from `jax.jit`, unless the lowered program decides something."""
+"""XLA gets the same module from `ipu.jit` as from `jax.jit`, unless the lowered program decides something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices: what they are, which one a function gets, and what `CPU` does and refuses."""
+"""Devices: their properties, the device of a function, effects and refusals of `CPU`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_cpu_donates() -> None:
 
 
 def test_cpu_has_no_limit() -> None:
-    """No machine: what no single chip holds still runs."""
+    """Without a machine, a program that fits no chip still runs."""
     large = jnp.ones((3000, 1000))
     with pytest.raises(ipu.TileMemoryError):
         ipu.jit(double, device=device(4))(large)

@@ -1,4 +1,4 @@
-"""What goes wrong says so: the user's line, what was found, what to try; and nothing is left half done."""
+"""Errors name the user's line, the value that was given and a remedy; and no step is left half done."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], str]] = 
 @pytest.mark.parametrize("call", ["__call__", "lower"])
 @pytest.mark.parametrize("name", CALLS)
 def test_bad_calls(name: str, call: str) -> None:
-    """Each is also what `jax.jit` raises, so that what catches that catches this."""
+    """Each is also of the type that `jax.jit` raises, so that handlers of that catch it."""
     args, kwargs, settings, text = CALLS[name]
     theirs = error_of(lambda: jax.jit(add, **settings)(*args, **kwargs), Exception)
     ours = error_of(lambda: getattr(ipu.jit(add, device=DEVICE, **settings), call)(*args, **kwargs), ipu.ArgumentError)
@@ -200,7 +200,7 @@ def test_types_of_ones_own() -> None:
 
 
 class OwnType(AbstractValue):
-    """What a primitive of somebody's own may make."""
+    """A result of a user's primitive."""
 
     def __str__(self) -> str:
         return "a type of one's own"

@@ -1,4 +1,4 @@
-"""What the error of a program that does not fit proposes: only what the program has and its user has not asked for."""
+"""Proposals of the error of a program that does not fit: only settings that apply and that its user has not chosen."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_options_in_use_or_without_effect_are_not_proposed(name: str) -> None:
 
 
 def test_only_arrays_that_can_be_offloaded_count() -> None:
-    """Not what is unused, not a number, not what is given by name."""
+    """No proposal for unused arguments, numbers, and arguments given by name."""
     row = np.ones(4096, np.float32)
     number = np.float32(2)
     assert proposals(of_one, (row, row, number), {}) == [OFFLOAD, ADVISE]

@@ -83,7 +83,7 @@ def test_a_train_state_of_flax_linen() -> None:
 
 
 class Normalised(nnx.Module):
-    """A hidden layer with statistics of what it has seen, and dropout with a stream of random numbers."""
+    """A hidden layer with running statistics, and dropout with a stream of random numbers."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(FEATURES, 5, rngs=rngs)
@@ -113,7 +113,7 @@ def test_statistics_and_random_numbers_of_nnx() -> None:
 
 
 class Stateful(eqx.Module):
-    """The same for one example: statistics are a state that goes in and out, and dropout takes a key."""
+    """A layer for one example: statistics are a state that goes in and out, and dropout takes a key."""
 
     hidden: eqx.nn.Linear
     norm: eqx.nn.BatchNorm

@@ -1,6 +1,6 @@
 """`import ipujax` as a user has it: installed, in a folder whose own files have unlucky names, and at little cost.
 
-Everything runs in subprocesses: what this process has imported says nothing about a fresh one.
+Everything runs in subprocesses: imports of this process say nothing about a fresh one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def source_modules() -> set[str]:
 
 
 def copy_of_checkout(tmp_path: Path) -> Path:
-    """What is needed to build the package, without what was built before."""
+    """The sources of the package, without files of earlier builds."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -60,7 +60,7 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def check(fun: Callable[..., Any], *args: Any, settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
-    """Asserts that two calls do what `jax.jit` does, also to donated arguments."""
+    """Asserts that two calls equal those of `jax.jit`, also in donated arguments."""
     settings = settings or {}
     reference = jax.jit(fun, **settings)
     ours = ipu_jit(fun, **settings)
@@ -475,7 +475,7 @@ def test_lowers_once_for_each_signature(lowerings: list[Any]) -> None:
 
 
 def test_functions_are_traced_again_after_jax_clears_its_caches() -> None:
-    """Also where nothing but JAX holds what was traced, as beside float0."""
+    """Also where only JAX refers to the traced values, as beside float0."""
     scale = [0.0]
     fun = ipu_jit(lambda x, i: jax.grad(lambda x, i: (x * scale[0]).sum(), (0, 1), allow_int=True)(x, i))
     earlier: weakref.ref[Any] | None = None

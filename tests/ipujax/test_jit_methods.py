@@ -1,4 +1,4 @@
-"""What a function of `jax.jit` can do beside being called: `donate_argnames`, `trace`, `eval_shape`, `clear_cache`."""
+"""Methods of a function of `jax.jit`: `donate_argnames`, `trace`, `eval_shape`, `clear_cache`."""
 
 from __future__ import annotations
 

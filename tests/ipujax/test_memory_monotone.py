@@ -1,4 +1,4 @@
-"""More memory never breaks or slows a program: what fits tiles of one size fits larger ones, in as few cycles.
+"""More memory never breaks or slows a program: if it fits tiles of one size, it fits larger ones, in as few cycles.
 
 Attempts do not depend on the memory of a tile, which is a claim of its own. So each is planned and compiled once, and
 only the search among them runs for each size.
@@ -57,7 +57,7 @@ def on_tiles_of(executable: Executable, target: Target) -> Executable:
 
 
 def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monkeypatch: Any) -> list[Found]:
-    """Return what `compile_fitting` finds for each size of a tile."""
+    """Return the program that `compile_fitting` chooses for each size of a tile."""
 
     def target_of(size: int) -> Target:
         machine = ipu.IPUModel(

@@ -51,7 +51,7 @@ def sharded(mesh: Any, *, has_stages: bool) -> Callable[..., Any]:
 
 
 def mapped(mesh: Any, *, has_stages: bool) -> Callable[..., Any]:
-    """The same, written by hand with `jax.shard_map`."""
+    """The step, written by hand with `jax.shard_map`."""
 
     def part(x: Any, w: Any, v: Any) -> Any:
         return lax.psum(layers((w, v), x), "model")

@@ -1,4 +1,4 @@
-"""`ipu.jit` functions as class and static methods, and as parts of what is copied and printed."""
+"""`ipu.jit` functions as class and static methods, and as parts of copied and printed objects."""
 
 from __future__ import annotations
 

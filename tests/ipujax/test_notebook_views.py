@@ -1,4 +1,4 @@
-"""What notebooks show of profiles, stages and tile mappings."""
+"""Notebook views of profiles, stages and tile mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`offload_argnums`: the numbers of `jax.jit` on all kinds of machines, what it saves and costs, what is refused."""
+"""`offload_argnums`: the numbers of `jax.jit` on all kinds of machines, its bytes and cycles, refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copied(tree: Any) -> Any:
 
 
 def buffers(lowered: Any) -> list[str]:
-    """The names of what lies in streaming memory."""
+    """The names of variables in streaming memory."""
     return [buffer.name for buffer in lowered.graph.off_chip.values()]
 
 
@@ -103,8 +103,8 @@ class Machine:
     """A training step on some IPUs.
 
     Args:
-        step: what `ipu.jit` is given.
-        num_ipus: how many.
+        step: function for `ipu.jit`.
+        num_ipus: number of IPUs.
         offloaded: `offload_argnums`.
         settings: further settings of `ipu.jit`.
         loss: the loss of all inputs on one machine.
@@ -147,7 +147,7 @@ ON_TILES = ("stages", "replicas")
 
 
 def results(machine: Machine, run: Callable[..., Any]) -> list[Any]:
-    """Parameters and losses of three steps, each from what the one before returned."""
+    """Parameters and losses of three steps, each from the results of the one before."""
     *given, x = machine.args
     actual = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Overlapped I/O, `Options(io_tiles=, prefetch_depth=)`: numbers, time by closed forms, memory, what is refused."""
+"""Overlapped I/O, `Options(io_tiles=, prefetch_depth=)`: numbers, time by closed forms, memory, refusals."""
 
 from __future__ import annotations
 

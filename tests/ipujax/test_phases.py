@@ -1,4 +1,4 @@
-"""`ipu.phase`: the numbers of plain JAX, phases within memory, turns on two IPUs, and what is refused."""
+"""`ipu.phase`: the numbers of plain JAX, phases within memory, turns on two IPUs, and refusals."""
 
 from __future__ import annotations
 

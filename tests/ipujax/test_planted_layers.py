@@ -1,4 +1,4 @@
-"""What is planted is named in the first screen, in text and page: layers, stages, micro-batches, tiles."""
+"""Planted faults are named in the first screen, in text and page: layers, stages, micro-batches, tiles."""
 
 from __future__ import annotations
 

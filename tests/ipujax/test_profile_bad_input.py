@@ -1,4 +1,4 @@
-"""Profiles of unusual programs and files: every view works, or says what is missing."""
+"""Profiles of unusual programs and files: every view works, or names the missing part."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_all_of_a_profile_is_one_file(tmp_path: Path) -> None:
 
 
 def test_profiles_are_saved_and_compared(tmp_path: Path) -> None:
-    """A matrix multiplication on a whole chip takes kilobytes, what a profile of half partials says of it differs."""
+    """A matrix multiplication on a whole chip takes kilobytes, and a profile of half partials differs."""
     shapes = jax.ShapeDtypeStruct((256, 512), "float16"), jax.ShapeDtypeStruct((512, 256), "float16")
     profiles = []
     for name in ("float32", "float16"):

@@ -1,4 +1,4 @@
-"""`dir` and completion show what is for users, and nothing else; all of it is there."""
+"""`dir` and completion show the public names alone, and all of them exist."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def arguments_of_each(program: Program, number: int) -> list[tuple[np.ndarray, .
 
 
 def compare_replicas(program: Program, *, exact_splits: bool = False, jit: Any = quick_jit) -> None:
-    """Asserts that replicas give what `jax.vmap` gives."""
+    """Asserts that results of replicas are those of `jax.vmap`."""
     columns = arguments_of_each(program, REPLICAS)
     is_split = [column[0].ndim > 0 for column in columns]
 
@@ -85,12 +85,12 @@ def staged(program: Program, *args: Any) -> jax.Array:
 
 
 def stays_on_device(steps: Sequence[Step]) -> bool:
-    """Whether no step uses the memory of the host, which is refused inside of stages."""
+    """True if no step uses the memory of the host, which is refused inside of stages."""
     return all(s.op not in HOST_OPERATIONS and all(map(stays_on_device, s.bodies)) for s in steps)
 
 
 def compare_pipelines(program: Program, *, exact_splits: bool = False, jit: Any = quick_jit) -> None:
-    """Asserts that a pipeline gives what plain JAX gives for it."""
+    """Asserts that results of a pipeline are those of plain JAX."""
     assume(stays_on_device(program.steps))
     columns = arguments_of_each(program, MICRO_BATCHES)
     weights = columns[0][0]

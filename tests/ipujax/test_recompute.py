@@ -1,4 +1,4 @@
-"""`ipu.Options(recompute=…)` and `ipu.pipeline(recompute=…)`, compiled: numbers, what fits, at what cost, refusals."""
+"""`ipu.Options(recompute=…)` and `ipu.pipeline(recompute=…)`, compiled: numbers, memory, cost, refusals."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_auto_takes_hardly_more_cycles_than_standard_in_the_same_bytes() -> None
 
 @pytest.mark.slow
 def test_drops_a_byte_cost_that_frees_nothing() -> None:
-    """Else what is computed again would cost more at that cost per byte, too."""
+    """Otherwise recomputation would cost more at that cost per byte, too."""
     fun = trained(chain_of(gelu_block))
     args = ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
     room = int(0.8 * bytes_of(compiled(fun, args, "none", byte_cost=FIRST).profile))

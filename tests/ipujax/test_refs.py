@@ -26,7 +26,7 @@ def put(ref: Any, where: Any, value: Any) -> None:
 
 
 def check(run: Callable[[Any], Any]) -> None:
-    """Asserts that something run by `ipu.jit` gives what it gives run by `jax.jit`."""
+    """Asserts that results with `ipu.jit` are those with `jax.jit`."""
     expected = run(jax.jit)
     actual = run(lambda fun, **settings: ipu.jit(fun, device=DEVICE, **settings))
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
@@ -227,7 +227,7 @@ def test_made_inside(fun: Callable[[Any], Any]) -> None:
 
 
 def test_nothing_is_moved_for_a_known_place() -> None:
-    """What JAX computes of an index below 0 is known then: the program has the sine alone."""
+    """JAX then folds the correction of an index below 0: the program has the sine alone."""
 
     def fun(x: Any) -> Any:
         ref = jax.new_ref(x)

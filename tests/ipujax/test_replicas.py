@@ -1,4 +1,4 @@
-"""`ipu.jit` over replicas: how arguments are split and joined, what is refused, N replicas as good as one."""
+"""`ipu.jit` over replicas: split arguments and joined results, refusals, N replicas as good as one."""
 
 from __future__ import annotations
 

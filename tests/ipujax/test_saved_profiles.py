@@ -86,7 +86,7 @@ def saved(tmp_path_factory):
 
 
 def fails(saved, seeds, tmp_path):
-    """What goes wrong with damaged profiles of a program, and how many are refused."""
+    """Failures with damaged profiles of a program, and the number that is refused."""
     data = read(saved)
     original = ipu.Profile.load(saved)
     path = tmp_path / "damaged.profile"

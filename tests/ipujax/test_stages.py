@@ -1,4 +1,4 @@
-"""Lowered and Compiled: what they show, what they refuse, and profiles of calls against what really ran."""
+"""Lowered and Compiled: their views, refusals, and profiles of calls against the steps that ran."""
 
 from __future__ import annotations
 

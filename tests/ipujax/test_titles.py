@@ -1,4 +1,4 @@
-"""Profiles say what they are of: function, file, label, device and day, or first of all that memory lacks."""
+"""Titles of profiles: function, file, label, device and day, or first of all that memory lacks."""
 
 from __future__ import annotations
 

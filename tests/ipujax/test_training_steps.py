@@ -49,7 +49,7 @@ def as_numbers(leaf: Any) -> np.ndarray:
 
 
 def assert_same_state(got: Any, expected: Any, before: Any, label: str) -> None:
-    """Whole numbers equal; of other arrays the difference is small beside what the step changed in them."""
+    """Whole numbers equal; of other arrays the difference is small beside their change in the step."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b, start in zip(*map(jax.tree.leaves, (got, expected, before)), strict=True):
         a = as_numbers(a)

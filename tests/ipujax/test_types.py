@@ -1,4 +1,4 @@
-"""What a type checker sees: functions keep their arguments and results through ipujax's decorators."""
+"""Types as a checker infers them: functions keep their arguments and results through ipujax's decorators."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What mypy says of the snippet, a line each."""
+    """Messages of mypy on the snippet, a line each."""
     folder: Path = tmp_path_factory.mktemp("types")
     (folder / "snippet.py").write_text(SNIPPET)
     options = ["--config-file=", f"--cache-dir={folder}", "--follow-imports=silent"]

@@ -1,4 +1,4 @@
-"""Names that there are not, as typing mistakes are: each error says what was given and names the nearest that is."""
+"""Names that there are not, as typing mistakes are: each error has the given name and the nearest existing one."""
 
 from __future__ import annotations
 

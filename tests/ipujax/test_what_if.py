@@ -1,7 +1,7 @@
 """A better machine is never slower: each rate higher, each latency and overhead lower, plans chosen anew.
 
-Planners compare costs that they estimate, so a better machine may get another plan; what it costs then must not exceed
-what the plan of the machine before did. Counts of tiles, workers, IPUs, links and units of an AMP are no rates.
+Planners compare costs that they estimate, so a better machine may get another plan; its cost must not exceed that
+of the plan of the machine before. Counts of tiles, workers, IPUs, links and units of an AMP are no rates.
 """
 
 from __future__ import annotations

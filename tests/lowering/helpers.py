@@ -1,6 +1,6 @@
 """Runs a function through the compiler in all its ways and compares it with plain JAX.
 
-XLA's own optimisations are not what is compared here, and take nearly half of the time: `quick_jit` leaves them out.
+XLA's own optimisations are not compared here, and take nearly half of the time: `quick_jit` leaves them out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def check(
     split_rtol: float | None = None,
     split_atol: float | None = None,
 ) -> None:
-    """Asserts that engine, literal engine and tile interpreter give what plain JAX gives.
+    """Asserts that engine, literal engine and tile interpreter equal plain JAX.
 
     Args:
         fun: function of arrays.

@@ -1,4 +1,4 @@
-"""How often garbage is collected while something is compiled."""
+"""Number of garbage collections during a compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what each command prints, exit codes, and wrong input as one error text."""
+"""The command line: output of each command, exit codes, and wrong input as one error text."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 
 def in_sessions(leaders: Iterable[int]) -> list[int]:
-    """Processes of some sessions that still run: instances lead one each, and what they start is in it."""
+    """Processes of some sessions that still run: each is led by an instance, and has the processes that it starts."""
     reference = set(leaders)
     actual = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -80,7 +80,7 @@ def in_sessions(leaders: Iterable[int]) -> list[int]:
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    """Whether something holds before patience ends."""
+    """True if a condition becomes true in time."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not (held := holds()) and time.monotonic() < end:
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def soon(holds: Callable[[], bool]) -> bool:
 
 
 def clear_of(leaders: Iterable[int]) -> bool:
-    """Whether the sessions of some instances become empty."""
+    """True if the sessions of some instances become empty."""
     leaders = list(leaders)
     assert leaders and os.getsid(0) not in leaders
     return soon(lambda: not in_sessions(leaders))

@@ -248,7 +248,7 @@ def running(run: Runner, source: str, *options: str, processes: int = 4) -> tupl
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code of a launcher, and what it said."""
+    """The exit code of a launcher, and its output."""
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     return process.returncode, err
 

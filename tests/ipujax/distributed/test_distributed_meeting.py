@@ -1,4 +1,4 @@
-"""What the launcher answers to instances that want to do something together, and how it puts output together."""
+"""Answers of the launcher to instances that act together, and how it puts output together."""
 
 from __future__ import annotations
 

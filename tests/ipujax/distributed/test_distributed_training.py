@@ -80,7 +80,7 @@ Results = list[dict[str, np.ndarray]]
 
 
 def results(run: Runner, folder: Path, source: str, replicas: int, instances: int, *settings: str) -> Results:
-    """What each instance saved in a run."""
+    """Arrays that each instance saved in a run."""
     name = str(folder / f"by{instances}")
     assert run(source, "--replicas", str(replicas), arguments=[name, *settings], instances=instances) == 0, run.err
     assert clear_of(run.printed("pid"))
@@ -125,7 +125,7 @@ save(w=w)
 
 @pytest.mark.slow
 def test_distributed_none_and_values_that_change(run: Runner, tmp_path: Path):
-    """`None` in arguments and results; each call compares what is not split, whoever made it."""
+    """`None` in arguments and results; each call compares values that are not split, from any source."""
     source = (
         START
         + """
@@ -413,7 +413,7 @@ def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: st
 
 @pytest.mark.slow
 def test_distributed_long_programs_are_compared_too(run: Runner):
-    """What instances say of them is longer than any line they print."""
+    """Messages of instances about them are longer than any line that they print."""
     long = """
 def chain(x):
     for n in range(4000):

@@ -1,7 +1,8 @@
 """Programs of the kinds that Keras' guides and code examples show, on small random data of the same shapes.
 
-Output: `EXAMPLES`, each a function that makes a model, one that uses it and gives what is compared, and what it is
-compiled with. Nothing in them knows of IPUs. Functions under "optimizer" and "metrics" are called for each model.
+Output: `EXAMPLES`, each a function that makes a model, one that uses it and returns the values to compare, and the
+arguments of `compile`. Nothing in them knows of IPUs. Functions under "optimizer" and "metrics" are
+called for each model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Example:
 
     Args:
         make: makes the model.
-        use: trains it, and gives what is compared.
+        use: trains it, and returns the values to compare.
         compiled: arguments of `compile`.
     """
 
@@ -64,7 +65,7 @@ TICKET_LABELS = {"priority": images(24, 1), "department": RNG.integers(0, 3, 24)
 
 
 def token_block(x: Any, heads: int, width: int, rate: float = 0.1) -> Any:
-    """A block of a transformer: attention and a network of each token, each added to what it was given."""
+    """A block of a transformer: attention and a network of each token, each with a residual connection."""
     attended = layers.MultiHeadAttention(num_heads=heads, key_dim=width // heads)(x, x)
     x = layers.LayerNormalization(epsilon=1e-6)(x + layers.Dropout(rate)(attended))
     y = layers.Dense(width)(layers.Dense(width, activation="relu")(x))
@@ -180,7 +181,7 @@ def siamese() -> keras.Model:
 
 
 class Sparsity(layers.Layer):
-    """Adds a loss of what passes."""
+    """Adds a loss of its input."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -192,7 +193,7 @@ class Sparsity(layers.Layer):
 
 
 class TruePositives(keras.metrics.Metric):
-    """How often a class was found."""
+    """Number of true positives of a class."""
 
     def __init__(self, name: str = "true_positives", **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -275,7 +276,7 @@ def momentum() -> Any:
 
 
 def patient_adam() -> Any:
-    """Likewise: rounding is small beside epsilon."""
+    """Rounding is small beside epsilon."""
     return keras.optimizers.AdamW(1e-3, weight_decay=1e-4, epsilon=1e-2)
 
 

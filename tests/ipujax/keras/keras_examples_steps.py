@@ -32,7 +32,7 @@ def fitted(x: Any, y: Any = None, **settings: Any) -> Callable[[Any], Any]:
 
 
 def counted(metrics: Any, variables: Any, *updates: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Updates metrics without their state: what they say, and their new variables."""
+    """Updates metrics without their state: their results, and their new variables."""
     logs = {}
     after = []
     for metric, values in zip(metrics, updates, strict=True):
@@ -148,7 +148,7 @@ def vae_used(model: Any) -> Any:
 
 
 class Distiller(keras.Model):
-    """A small network learns from labels and from what a larger one answers."""
+    """A small network learns from labels and from the answers of a larger one."""
 
     def __init__(self, student: Any, teacher: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks of `keras.applications` and an encoder as BERT's, in a scope: stock Keras' numbers, and what fits a Mk2."""
+"""Networks of `keras.applications` and an encoder as BERT's, in a scope: stock Keras' numbers; which fit a Mk2."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def encoder(length: int = 32, width: int = 64, words: int = 200) -> tuple[Any, n
 
 
 def used(make: Callable[[], tuple[Any, np.ndarray]], scope: Any) -> tuple[Any, list[Any]]:
-    """The model, and what it predicts before and loses in a training step, and predicts then."""
+    """The model, its predictions before and after a training step, and the loss of the step."""
     with scope:
         keras.utils.set_random_seed(0)
         model, x = make()

@@ -1,4 +1,4 @@
-"""Whether the host or the device bounds a fit: in the profile, the logs and the log lines."""
+"""The bound of a fit, host or device: in the profile, the logs and the log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that programs for Graphcore's Keras use: each does what it says, or is refused or warned of by its name."""
+"""Names that programs for Graphcore's Keras use: each has its effect, or is refused or warned of by its name."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def state_of(model: Any) -> list[np.ndarray]:
 
 
 def both(make: Callable[[], keras.Model], use: Callable[[Any], Any], **compiled: Any) -> list[tuple[Any, list]]:
-    """What a use of a model gives in stock Keras and in a scope, and its state afterwards."""
+    """Results of a use of a model in stock Keras and in a scope, and its state afterwards."""
     results = []
     for scope in (nullcontext(), strategy().scope()):
         with scope:

@@ -1,4 +1,4 @@
-"""What goes wrong in a scope leaves models, methods and data as they were."""
+"""Errors in a scope leave models, methods and data as they were."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Y = np.arange(40) % 3
 
 
 class Rows(keras.utils.PyDataset):
-    """All rows, in batches of one size and what is left."""
+    """All rows, in batches of one size and a last batch of the remainder."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

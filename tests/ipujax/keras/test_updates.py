@@ -124,7 +124,7 @@ def test_an_assignment_is_as_the_scopes() -> None:
 
 @pytest.mark.slow
 def test_a_pipeline_runs_as_it_is_set() -> None:
-    """Schedules differ in cycles, IPUs can change places, and what is computed again takes cycles."""
+    """Schedules differ in cycles, IPUs can change places, and recomputation takes cycles."""
 
     def profile(**settings: Any) -> Any:
         model, _ = trained(staged, lambda model: model.set_pipelining_options(4, **settings), 2, 4, epochs=1)

@@ -1,6 +1,6 @@
-"""What a model of the tests is: one training step as a pure function, where it starts, and its batches.
+"""A model of the tests: one training step as a pure function, its initial state, and its batches.
 
-Limits: attention in the models has no biases. Softmax ignores what a bias of the keys adds, so that its gradient is
+Limits: attention in the models has no biases. Softmax ignores the sum with a bias of the keys, so that its gradient is
 nothing but rounding, which Adam scales up to the size of a step: any two compilers differ in it.
 """
 
@@ -21,7 +21,7 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One training step and what it is run on.
+    """One training step and its arguments.
 
     Args:
         step: `step(state, *batch) -> (state, loss)`, pure, not jitted.

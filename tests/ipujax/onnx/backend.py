@@ -105,7 +105,7 @@ def suite_cases() -> dict[str, type[unittest.TestCase]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of some cases.
+    """Outcomes of some cases.
 
     Args:
         passed: names of cases, without the device.

@@ -42,7 +42,7 @@ class Case:
         attributes: as the version has them.
         constants: positions of operands that are initialisers.
         results: dtypes.
-        expected: results by NumPy, for what no other oracle has.
+        expected: results by NumPy, where no other oracle has them.
     """
 
     inputs: Arrays

@@ -1,4 +1,4 @@
-"""Files and arguments that are refused: one typed error, with what to do, before anything is traced."""
+"""Files and arguments that are refused: one typed error with a remedy, before anything is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of ONNX operators: what `register` reads from a function's signature, and what it refuses."""
+"""The table of ONNX operators: signatures as `register` reads them, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss scaling: what half precision loses without it, how the automatic scale moves, and what is refused."""
+"""Loss scaling: losses of half precision without it, how the automatic scale moves, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicated tensor sharding: the numbers of the whole optimiser, a part of its memory, and what is refused by name."""
+"""Replicated tensor sharding: the numbers of the whole optimiser, a part of its memory, and refusals by name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def losses(step: Any, state: Any) -> tuple[np.ndarray, Any]:
 
 
 def whole_run(optimizer: Any) -> tuple[np.ndarray, Any]:
-    """What one machine does with the whole batch, in plain JAX."""
+    """A step of one machine with the entire batch, in plain JAX."""
 
     @jax.jit
     def step(params: Any, state: Any, batch: Any) -> Any:
@@ -239,7 +239,7 @@ def test_bytes_of_the_state_fall_as_one_over_the_replicas(replicas: int) -> None
 
 
 def test_tiles_have_that_memory_back() -> None:
-    """What exchanges of shards take in buffers and code is less than half of what they save.
+    """Buffers and code of exchanges of shards are less than half of the bytes that shards save.
 
     Shards are of parameters by rows, products keep these with columns in groups: they move in small pieces. A fused
     update has no intermediate values in memory that a shard of it could save too.

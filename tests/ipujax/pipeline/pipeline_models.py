@@ -44,7 +44,7 @@ def mlp(stages: int, stage: Any = ipu.stage) -> Loss:
 
 
 def dropout(stages: int, stage: Any = ipu.stage) -> Loss:
-    """The same with a mask of its own in each stage."""
+    """A loss with a mask of its own in each stage."""
 
     def loss(params: Any, key: jax.Array, batch: Any) -> jax.Array:
         h = batch["x"]

@@ -1,4 +1,4 @@
-"""`ipu.pipeline` without stages: what it computes against loops written out in plain JAX; what it refuses."""
+"""`ipu.pipeline` without stages: its numbers against loops written out in plain JAX; refusals."""
 
 from __future__ import annotations
 

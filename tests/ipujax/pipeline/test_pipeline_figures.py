@@ -1,4 +1,4 @@
-"""What profiles say of stages and tasks: all cycles, the tasks of the schedule, the bubble, who is slow."""
+"""Profiles of stages and tasks: all cycles, the tasks of the schedule, the bubble, slow stages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_stages_have_all_cycles_and_wait_when_the_trace_is_idle(schedule: str, e
 
 
 def closed_form(schedule: str, p: int, m: int) -> float:
-    """The bubble of equal stages as a share, where it does not depend on what tasks take."""
+    """The bubble of equal stages as a share, where it does not depend on the cycles of tasks."""
     chunks = 2 if schedule == "looped-1f1b" else 1
     devices = p // chunks
     return (devices - 1) / (chunks * m + devices - 1)

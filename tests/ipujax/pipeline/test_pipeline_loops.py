@@ -1,4 +1,4 @@
-"""What XLA makes of a pipeline: no iteration touches more of what is kept than one slot.
+"""Pipelines as XLA compiles them: no iteration touches more than one slot of a stash.
 
 The time of a step then does not depend on how many micro-batches are kept (`benchmarks/pipeline_depth.py` measures it).
 """
@@ -29,7 +29,7 @@ INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([\w-]+)\((.*)$", 
 
 
 def loops(text: str, elements: int) -> tuple[Counter[str], Counter[str]]:
-    """What the bodies of all loops of a compiled module, and what they call, do to arrays of so many elements or more.
+    """Operations on large arrays in the bodies of all loops of a compiled module and in the functions that they call.
 
     Returns:
         Counts of operations that update them in place, and of those that make a whole one anew.
@@ -85,7 +85,7 @@ def test_an_iteration_updates_one_slot_of_a_stash(schedule: str, keeps_all: bool
 
 
 def test_a_part_is_compiled_once() -> None:
-    """The calls of ramp-up, steady state and ramp-down are calls of the same functions in what XLA is given."""
+    """The calls of ramp-up, steady state and ramp-down call the same functions in the module that XLA compiles."""
     params = [np.ones((WIDTH, WIDTH), np.float32)] * 2
     batch = np.ones((ROWS * MICRO_BATCHES, WIDTH), np.float32)
     run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=MICRO_BATCHES)

@@ -1,4 +1,4 @@
-"""`ipu.pipeline_plan`: its rows against compiling each way by itself, closed forms of the bubble, what is refused."""
+"""`ipu.pipeline_plan`: its rows against compiling each way by itself, closed forms of the bubble, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages and tasks in texts, pages and traces: what is slow is named, and all views say the same."""
+"""Stages and tasks in texts, pages and traces: slow ones are named, and all views agree."""
 
 from __future__ import annotations
 

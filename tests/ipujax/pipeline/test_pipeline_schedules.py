@@ -1,4 +1,4 @@
-"""Pipelines with stages: every schedule computes what plain JAX computes, and to the bit what the others do."""
+"""Pipelines with stages: every schedule has the numbers of plain JAX, and to the bit those of the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gradients(name: str, stages: int, micro_batches: int, schedule: Any = "1f1b"
 
 @cache
 def accumulated(name: str, stages: int, micro_batches: int) -> list[Any]:
-    """What plain JAX accumulates, without stages."""
+    """The sums that plain JAX accumulates, without stages."""
     fun = gradients(name, stages, micro_batches, stage=no_stage)
     return jax.tree.leaves(quick_jit(fun)(*arguments(stages, micro_batches)))
 
@@ -76,7 +76,7 @@ def tolerance_between(schedule: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("name", "stages", "micro_batches"), COMBINATIONS)
 def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int, micro_batches: int) -> None:
-    """And what plain JAX gives, but for the order of sums."""
+    """Results are also those of plain JAX, but for the order of sums."""
     args = arguments(stages, micro_batches)
     first = None
     actual = 0

@@ -1,4 +1,4 @@
-"""Model parallelism, `ipu.stage` outside of a pipeline: numbers, where things lie, what crosses, what is refused."""
+"""Model parallelism, `ipu.stage` outside of a pipeline: numbers, mappings, values that cross, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed micro-batches: numbers, where they are loaded and stored, time and memory that do not grow, what stays."""
+"""Streamed micro-batches: numbers, where they are loaded and stored, time and memory that do not grow, exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When tasks run: those of the schedule, in its order, none before what it waits for."""
+"""Times of tasks: those of the schedule, in its order, none before its predecessors."""
 
 from __future__ import annotations
 

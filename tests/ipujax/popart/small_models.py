@@ -81,7 +81,7 @@ def samples(count: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a session returned."""
+    """Results of a session."""
 
     session: popart.TrainingSession
     anchors: Mapping[str, Array]

@@ -1,4 +1,4 @@
-"""Batches, anchors, data of steps, devices and options, and what each refuses."""
+"""Batches, anchors, data of steps, devices and options, and refusals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PopART's own tests of operators, run against `ipujax.popart` by aliasing the module.
 
-They need a checkout of github:graphcore/popart and torch: the folder is that of IPUJAX_POPART_SOURCE. What fails is in
-`popart_exclusions.py`, with a reason each.
+They need a checkout of github:graphcore/popart and torch: the folder is that of IPUJAX_POPART_SOURCE. Failing
+tests are in `popart_exclusions.py`, with a reason each.
 
 The selection is a rule: files of PopART's `tests/integration` with the fixture `op_tester` that neither look at its
 intermediate representation nor need a package that is not here. Those whose names pytest collects by itself are counted

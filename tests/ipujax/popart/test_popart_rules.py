@@ -1,4 +1,4 @@
-"""Rules of PopART where they are not ONNX's or JAX's: element types, scans, old opsets, gradients, what is refused."""
+"""Rules of PopART where they are not ONNX's or JAX's: element types, scans, old opsets, gradients, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anchors, weights, reports and the life of sessions, and what they refuse; a session stays usable after each error."""
+"""Anchors, weights, reports and the life of sessions, and refusals; a session stays usable after each error."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_learning_rates_change_between_steps_and_compile_nothing() -> None:
 
 
 def ipu_compilations() -> object:
-    """Return a context that collects the names of what XLA compiles inside."""
+    """Return a context that collects the names of the modules that XLA compiles inside."""
     import logging
     from contextlib import contextmanager
 

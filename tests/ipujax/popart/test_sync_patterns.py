@@ -60,7 +60,7 @@ def four_ipus(pattern: popart.SyncPattern) -> popart.InferenceSession:
 
 
 def drawing(session: popart.InferenceSession) -> str:
-    """Return what each IPU does, a line each."""
+    """Return the steps of each IPU, a line each."""
     spans = session.getReport().executable.spans_of(None)
     host = spans.work[:, PHASES.index("host_exchange")]
     unit = int(host.max())

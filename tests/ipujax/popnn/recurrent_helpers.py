@@ -14,7 +14,7 @@ def numbers(shape: Any, seed: int) -> np.ndarray:
 
 
 def assert_all_close(actual: Mapping[str, np.ndarray], expected: Mapping[str, Any], rtol: float, atol: float) -> None:
-    """Compares what was found with what is expected, by name."""
+    """Compares results with expected values, by name."""
     assert set(actual) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], np.asarray(value), rtol=rtol, atol=atol, err_msg=name)

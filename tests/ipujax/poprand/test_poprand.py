@@ -1,4 +1,4 @@
-"""poprand: what a draw depends on, where it lies, and how it is distributed; helpers of poputil for placing."""
+"""poprand: dependence, mapping and distribution of draws; helpers of poputil for placing."""
 
 from __future__ import annotations
 

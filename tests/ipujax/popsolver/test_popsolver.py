@@ -1,4 +1,4 @@
-"""popsolver finds what exhaustive search finds, and refuses models without a solution and numbers out of range."""
+"""popsolver finds the solutions of exhaustive search, and refuses models without one and numbers out of range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved programs: equal numbers and profile after loading; what cannot be saved or loaded is refused by name."""
+"""Saved programs: equal numbers and profile after loading; others are refused by name."""
 
 from __future__ import annotations
 

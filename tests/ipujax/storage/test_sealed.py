@@ -1,4 +1,4 @@
-"""Sealed files: what comes back is what was written, or nothing."""
+"""Sealed files: reading returns the written bytes, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads DOT by its grammar, as far as dumps use it: statements that end in `;`. What is no DOT fails an assertion.
+"""Reads DOT by its grammar, as far as dumps use it: statements that end in `;`. Other text fails an assertion.
 
 Source: https://graphviz.org/doc/info/lang.html
 """

@@ -1,4 +1,4 @@
-"""What leaves cost: against formulas worked out by hand, a brute-force worker schedule, and every element of copies."""
+"""Costs of leaves, against formulas worked out by hand, a brute-force worker schedule, and every element of copies."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_blocks_without_a_vertex_cost_nothing():
 
 
 def test_equal_vertices_are_costed_once_and_others_are_not():
-    """What differs in cuts, tiles, mapping or codelet has a cost of its own."""
+    """Groups that differ in cuts, tiles, mapping or codelet have costs of their own."""
     asked = []
 
     def cycles(n):

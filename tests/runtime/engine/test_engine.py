@@ -101,7 +101,7 @@ class Bench:
         return self.vertices(make_codelet(compute, *names, f"out y {dtype_name(out.dtype)}"), axes, accesses)
 
     def function(self, *outputs: Tensor, exact_splits: bool = False) -> Callable[[], list[jax.Array]]:
-        """What runs the program and gives the values of some tensors after it."""
+        """Function that runs the program and returns the values of some tensors after it."""
         streams = [HostStream(f"out{i}", t.shape, t.dtype) for i, t in enumerate(outputs)]
         ends = [StreamOut(t, s) for t, s in zip(outputs, streams, strict=True)]
         run = engine_function(self.graph, Sequence(self.program, *ends), exact_splits=exact_splits)
@@ -116,7 +116,7 @@ def split_axis(name: str, extent: int, blocks: int, kind: Any = "map") -> Axis:
 
 
 def primitives(function: Callable[..., Any]) -> Counter[str]:
-    """How often each primitive occurs in a function, inner jaxprs included."""
+    """Number of each primitive in a function, inner jaxprs included."""
 
     def visit(jaxpr: Any) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -133,7 +133,7 @@ COMBINE = {"add": np.sum, "mul": np.prod, "max": np.max, "min": np.min}
 
 
 def check_kinds(group: VertexGroup, values: dict[Any, Any], tolerance: float = 0.0) -> None:
-    """Checks that one vertex computing all of a group writes what its vertices write, partial results combined."""
+    """Checks that one vertex computing all of a group writes the values of its vertices, partial results combined."""
 
     @partial(jax.jit, static_argnums=0)
     def written(group: VertexGroup) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Replicas in the runtime: each runs as it would alone, and copies between them move what the replica map says."""
+"""Replicas in the runtime: each runs as it would alone, and copies between them follow the replica map."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_replicas_meet_in_control_that_is_the_same_for_all(shared):
 
 
 def test_divergence_spreads_and_ends():
-    """A flag is the same again once all of it was written with what is the same, but not under a decision."""
+    """A flag is equal on replicas once equal values are written to all of it, except under a decision."""
     for under_decision in (False, True):
         b = Replicated(2)
         flag = b.given(np.array([[True], [False]]), "flag")
@@ -335,7 +335,7 @@ def link_cycles(num_bytes: int, links: int, target: Any) -> int:
 
 
 def cycles_of(replicas: int, pairs: tuple[tuple[int, int], ...], size: int) -> dict[str, int]:
-    """The phases of one copy between replicas of an IPU with so many tiles that links are what limits it."""
+    """The phases of one copy between replicas of an IPU with so many tiles that links limit it."""
     b = Replicated(replicas, tiles=64)
     x = b.variable(size, name="x")
     y = b.variable(size, name="y")
@@ -360,7 +360,7 @@ def test_a_copy_costs_the_links_it_loads_and_no_more():
 
 
 def test_a_copy_within_tiles_of_one_replica_is_an_exchange_between_two():
-    """On few tiles their ports are what limits it: each receives its share, 4 bytes a cycle."""
+    """On few tiles their ports limit it: each receives its share, 4 bytes a cycle."""
     b = Replicated(2)
     x = b.given(np.zeros((2, 4096), np.float32))
     b.program.add(CrossReplicaCopy(x, x, ((0, 1),)))

@@ -508,7 +508,7 @@ def test_block_counts_never_list_elements() -> None:
 
 
 def test_blocks_of_columns_in_groups_are_rows_of_groups() -> None:
-    """Where columns are cut at groups, and the mapping elsewhere, runs are as long as a group has rows."""
+    """Runs are as long as a group has rows if columns are cut at groups, and the mapping elsewhere."""
     rows, columns = 64, 96
     x = Tensor.of(Variable((columns // 16, rows, 16), F32, "x")).transpose((1, 0, 2)).reshape((rows, columns))
     start = np.array([[0, 16], [32, 40]])

@@ -1,4 +1,4 @@
-"""Samples of huge exchanges against all of them, and that what is listed of any exchange is bounded."""
+"""Samples of huge exchanges against all of them, and a bound of the list of any exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host takes for batches, in profiles: per call, and how long IPUs would wait."""
+"""Time of the host for batches, in profiles: per call, and the wait of IPUs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def shown(written: str) -> str:
-    """What a terminal shows in its last line after all that was written."""
+    """The last line that a terminal shows of written text."""
     cells: list[str] = []
     for part in written.rpartition("\n")[2].split("\r"):
         cells[: len(part)] = part
@@ -34,7 +34,7 @@ def shown(written: str) -> str:
 
 
 def give_stderr(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a stream the standard error of what writes there; pytest sets that of the process before each phase."""
+    """Makes a stream the standard error; pytest sets that of the process before each phase."""
     for module in (progress_line, log_levels):
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
 

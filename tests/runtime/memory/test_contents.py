@@ -1,4 +1,4 @@
-"""What many tiles hold is what each of them holds."""
+"""Contents of many tiles are those of each of them."""
 
 from __future__ import annotations
 

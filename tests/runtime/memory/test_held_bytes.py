@@ -1,6 +1,6 @@
 """Bytes of variables that tiles hold, measured while the tile interpreter runs, against those that are predicted.
 
-Measured is what a run does: the elements that each of its steps reads and writes, loops unrolled and calls followed. A
+Measured are the elements that each step of a run reads and writes, loops unrolled and calls followed. A
 variable is held, on the tiles it is mapped to, from its first write to its last read before all of it is written anew,
 and while a step touches it. The measure is as coarse as the prediction: a variable is held as a whole, parts of it
 written in several steps overwrite nothing, and what a step reads overlaps with what it writes. Constants and buffers of
@@ -57,7 +57,7 @@ CONTROL = Call | Branch | Loop
 
 @dataclass
 class Touched:
-    """What one step of a run reads, and the elements that it writes."""
+    """Variables that a step of a run reads, and the elements that it writes."""
 
     reads: set[Variable] = field(default_factory=set)
     writes: dict[Variable, np.ndarray] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Watch:
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Notes what the interpreter does; what it writes before the first step is none of that."""
+    """Records the steps of the interpreter; writes before the first step are left out."""
     watch = Watch()
 
     class Memory(TileMemory):
@@ -135,7 +135,7 @@ def predicted(report: MemoryReport) -> np.ndarray:
 
 
 def peaks(fun: Callable[..., Any], args: tuple[Any, ...], **how: Any) -> tuple[Any, Any, bool]:
-    """What is measured and what is predicted of each tile, and whether the program is one step after the other."""
+    """Measured and predicted bytes of each tile, and True if the program is one step after the other."""
     device = ipu.IPUModel(num_ipus=how.pop("num_ipus", 1), tiles_per_ipu=TILES)
     compiled = ipu.jit(fun, device=device, **how).lower(*args).compile()
     program = compiled.lowered._lowered

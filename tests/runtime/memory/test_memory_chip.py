@@ -1,4 +1,4 @@
-"""Tiles packed in groups against every tile packed on its own: the fullest needs no more, and each what it holds."""
+"""Tiles packed in groups against every tile packed on its own: equal peaks, and bytes that suffice for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, ma
 
 @st.composite
 def chips(draw):
-    """Two IPUs, items large and small that many tiles share, and buffers; the peak of each tile, and what else is."""
+    """Two IPUs, items large and small that many tiles share, and buffers; the peak of each tile, and other bytes."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     unit = draw(st.sampled_from([8, 800]))
     items = []

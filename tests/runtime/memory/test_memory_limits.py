@@ -1,4 +1,4 @@
-"""Programs that do not fit: what the refusal says, and that what it suggests is true, by doing it."""
+"""Programs that do not fit: the text of the refusal, and its suggestions, tried out."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_overflow_is_in_the_profile():
 
 
 def model(w, x):
-    """A layer whose activations are most of what there is."""
+    """A layer whose activations are most of the memory."""
     h = jnp.tanh(x @ w)
     return (h * jnp.sin(h)).sum()
 

@@ -1,4 +1,4 @@
-"""Pages in Chromium: nothing fails, every section holds data, and what can be folded, sorted, zoomed and chosen works.
+"""Pages in Chromium: nothing fails, every section holds data, and folding, sorting, zooming and choosing work.
 
 Needs Chromium and its driver (Debian: `apt-get install chromium chromium-driver`) and Selenium; skipped without.
 """

@@ -1,4 +1,4 @@
-"""What changed between two profiles, counted by hand."""
+"""Changes between two profiles, counted by hand."""
 
 from __future__ import annotations
 

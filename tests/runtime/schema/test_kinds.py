@@ -1,4 +1,4 @@
-"""Kinds of fields: what each takes, and which field an error names."""
+"""Kinds of fields: values that each accepts, and the field that an error names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/machine.md: its generated part is what the presets say, and nothing in it is without a source."""
+"""docs/machine.md: its generated part has the values of the presets, and nothing in it is without a source."""
 
 from __future__ import annotations
 

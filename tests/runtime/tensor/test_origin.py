@@ -1,4 +1,4 @@
-"""Where things come from: layers seen from calls, parts, and what equality is about."""
+"""Origins: layers seen from calls, parts, and equality."""
 
 from __future__ import annotations
 

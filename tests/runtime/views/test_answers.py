@@ -1,4 +1,4 @@
-"""Answers find what was planted: a bottleneck, a full tile, an IPU that waits, and the line to change."""
+"""Answers name planted faults: a bottleneck, a full tile, an IPU that waits, and the line to change."""
 
 from __future__ import annotations
 

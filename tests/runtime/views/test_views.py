@@ -1,4 +1,4 @@
-"""What reports show is what the figures say, and is bounded."""
+"""Reports show the figures, in bounded size."""
 
 from __future__ import annotations
 
