@@ -451,7 +451,8 @@ def test_pure_callback() -> None:
 @pytest.fixture
 def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Input types of every jaxpr that is lowered."""
-    module, seen = sys.modules["ipujax.lowering_plan.planned_lowering"], []
+    module = sys.modules["ipujax.lowering_plan.planned_lowering"]
+    recorded = []
     original = module.lower
 
     def counting(jaxpr: Any, *args: Any, **kwargs: Any) -> Any:

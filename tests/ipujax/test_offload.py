@@ -342,7 +342,8 @@ def test_each_batch_has_a_latency_and_its_bytes(most_bytes: int, monkeypatch: py
     """Four arguments of 400 bytes, in batches of four, of two and of one."""
     monkeypatch.setattr(planned_lowering, "BATCH_BYTES", most_bytes)
     monkeypatch.setattr(planned_lowering, "_MAX_BATCH_SHARE", 1)
-    on, every = device(streaming_bytes_per_second=3e9), (0, 1, 2, 3)
+    on = device(streaming_bytes_per_second=3e9)
+    every = (0, 1, 2, 3)
     fun = ipu.jit(lambda *xs: [x * 2 for x in xs], device=on, offload_argnums=every, donate_argnums=every)
     profile = fun.lower(*[jax.ShapeDtypeStruct((100,), jnp.float32)] * 4).compile().profile
     of_each = max(1, min(4, most_bytes // 400))

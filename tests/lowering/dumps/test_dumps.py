@@ -112,7 +112,8 @@ def test_the_whole_ir_as_json(tmp_path: Path) -> None:
     ir = json.loads((tmp_path / "ir.json").read_text(encoding="utf-8"))
     assert (ir["format"], ir["version"], ir["function"], ir["failed"]) == ("ipujax ir", 1, "layers", None)
     assert [each["name"] for each in ir["passes"]] == list(steps()[:-1])
-    jaxprs, graph = ir["jaxprs"], ir["graph"]
+    jaxprs = ir["jaxprs"]
+    graph = ir["graph"]
     for each in ir["passes"]:
         assert [value["type"] for value in jaxprs[each["jaxpr"]]["inputs"]] == ["f32[4,4]"] * 2
     assert ir["passes"][2]["jaxpr"] == ir["passes"][3]["jaxpr"]  # there is no shard_map
