@@ -76,7 +76,9 @@ def figures(model: Model, machine: Mapping[str, Any], options: Mapping[str, Any]
     device = model.device(**machine)
     # What happens once in a process, as imports inside functions, is not measured.
     single = ipu.IPUModel(arch=model.arch)
-    ipu.jit(lambda x: x + 1, device=single).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
+    struct = jax.ShapeDtypeStruct((4,), np.float32)
+    warm_up = ipu.jit(lambda x: x + 1, device=single).lower(struct).compile()
+    warm_up.profile.memory.lacking()
     step = ipu.jit(model.step, device=device, donate_argnums=model.donate_argnums, options=chosen, **model.jit)
     args = model.args
     start = time.process_time()
