@@ -62,6 +62,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("--save", metavar="DIR", help="write a profile of each program to this folder")
     add("--device", choices=list(PRESETS), help="the machine that functions of jax.jit are compiled for (default mk2)")
+    add(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="split batches of functions of jax.jit over N replicas, one IPU each",
+    )
+    add("--batch-size", type=int, metavar="N", help="rows of a batch, where --replicas cannot know them")
     add("--all", action="store_true", help="compile all functions of jax.jit, also small ones")
     add("--min-flops", type=float, metavar="N", help="compile those with at least N floating-point operations a call")
     add(
@@ -108,12 +115,21 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:
-    return profiling(device, every=args.all, min_flops=args.min_flops, only=tuple(args.only))
+    if args.batch_size is not None and args.replicas is None:
+        raise ArgumentError("--batch-size is for --replicas, which is not given")
+    return profiling(
+        device,
+        every=args.all,
+        min_flops=args.min_flops,
+        only=tuple(args.only),
+        replicas=1 if args.replicas is None else args.replicas,
+        batch_size=args.batch_size,
+    )
 
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:
     """Refuse options of functions of `jax.jit` where the profiled file is an ONNX model."""
-    for option in ("device", "all", "min_flops", "only", "html"):
+    for option in ("device", "replicas", "batch_size", "all", "min_flops", "only", "html"):
         if getattr(args, option):
             name = option.replace("_", "-")
             raise ArgumentError(f"--{name} is for functions of jax.jit", expected="a Python file", got=args.script)

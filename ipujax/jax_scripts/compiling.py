@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.fit import first_choice
+from ipujax.jax_scripts.batch_split import BatchSplit
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
@@ -34,13 +36,20 @@ OPTIONS = Options(allow_out_of_memory=True)
 _WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
 
 
-def profile_of(record: FunctionRecord, device: IPUModel) -> Profile:
+def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | None = None) -> Profile:
     """Return the profile of one call of a recorded function.
+
+    Args:
+        record: the function.
+        device: device to compile for.
+        split: split of its batch, if it has no shardings; None for one replica.
 
     Raises:
         IpuError: the function cannot be compiled for the device.
     """
     assert record.traced is not None
+    if split is not None and split.replicas > 1 and record.shardings.is_empty:
+        record = replace(record, shardings=split.shardings(record))
     target = _target_with_mesh(device.target, record)
     name = FunctionName(record.name, device, None, record.name.file)
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ipujax.device import Device, IPUModel, check_device, current_device
+from ipujax.jax_scripts.batch_split import BatchSplit
 from ipujax.jax_scripts.compiling import profile_of
 from ipujax.jax_scripts.program_row import PROGRAM_HEAD, program_cells
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
@@ -73,9 +74,10 @@ class ProfiledCalls:
 class ProfilingRun:
     """Functions that JAX compiled while some code ran; `ipu.profiling` yields it."""
 
-    def __init__(self, device: IPUModel, selection: Selection) -> None:
+    def __init__(self, device: IPUModel, selection: Selection, split: BatchSplit) -> None:
         self.device = device
         self._selection = selection
+        self._split = split
         self._recorder = Recorder()
 
     @cached_property
@@ -103,7 +105,7 @@ class ProfilingRun:
         profile: Profile | None = None
         if not reason:
             try:
-                profile = profile_of(record, self.device)
+                profile = profile_of(record, self.device, self._split)
             except IpuError as error:
                 reason = error.what
             except Exception as error:  # of one function: the others are compiled, and its row says why it is not
@@ -140,7 +142,8 @@ class ProfilingRun:
         target = self.device.target
         compiled = [row for row in self.functions if row.profile is not None]
         others = [row for row in self.functions if row.profile is None]
-        lines = [f"Functions of JAX, compiled for {target.num_ipus} × {target.name} ({self._selection}):"]
+        split = f", {self._split}" if self._split.replicas > 1 else ""
+        lines = [f"Functions of JAX, compiled for {target.num_ipus} × {target.name}{split} ({self._selection}):"]
         head: Row = ("function", "calls", "cycles of all", *PROGRAM_HEAD)
         lines += text_table([head, *map(_cells, compiled)]) if compiled else ["  none"]
         if others:
@@ -167,6 +170,8 @@ def profiling(
     every: bool = False,
     min_flops: float | None = None,
     only: str | tuple[str, ...] = (),
+    replicas: int = 1,
+    batch_size: int | None = None,
 ) -> Iterator[ProfilingRun]:
     """Record all calls of jitted functions inside, and compile the expensive ones for an IPU afterwards.
 
@@ -175,12 +180,16 @@ def profiling(
         every: compile every function; otherwise those with at least 1 % of the floating-point operations of the run.
         min_flops: compile those with at least so many floating-point operations a call instead.
         only: compile those of this name, or of these, instead.
+        replicas: number of replicas, a power of two, with an IPU each. Functions without shardings have their batch
+            split over them: arguments and results with the rows of a batch. All else is whole on each replica.
+        batch_size: rows of a batch. None for those of the arguments that have no result of their own shape and dtype,
+            if these have equally many rows; other functions are not compiled, and their rows say why.
 
     Yields:
         A `ProfilingRun`: a table of all functions, and profiles, once the block has ended.
 
     Raises:
-        ArgumentError: no device with a machine model, or more than one rule.
+        ArgumentError: no device with a machine model, more than one rule, or replicas that are no power of two.
     """
     target = current_device() if device is None else device
     check_device(target, "ipu.profiling")
@@ -191,6 +200,8 @@ def profiling(
         problem = "ipu.profiling takes one rule that chooses functions"
         got = f"every={every}, min_flops={min_flops}, only={names}"
         raise ArgumentError(problem, expected="every, min_flops or only", got=got)
-    run = ProfilingRun(target, Selection(every, min_flops, names))
+    if replicas < 1 or replicas & (replicas - 1):
+        raise ArgumentError("replicas of ipu.profiling", expected="a power of two, as IPUs of a Pod are", got=replicas)
+    run = ProfilingRun(target, Selection(every, min_flops, names), BatchSplit(replicas, batch_size))
     with replaced_names(run._recorder):
         yield run

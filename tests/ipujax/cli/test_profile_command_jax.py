@@ -57,7 +57,7 @@ def table_of(output: str, heading: str) -> dict[str, list[str]]:
     """The cells of each row under a heading, by the first; of functions with several signatures the last."""
     rows: dict[str, list[str]] = {}
     for line in output[output.index(heading) :].splitlines()[2:]:
-        if not line.startswith("  ") or line.startswith("  wrote"):
+        if not line.startswith("  ") or line.startswith(("  wrote", "  saved")):
             break
         name, *cells = re.split(r"  +", line.strip())
         rows[name] = cells
@@ -84,7 +84,7 @@ def test_profile_command_compiles_functions_that_matter(tmp_path: Path, capsys: 
 
 
 def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
-    def refuse(record: object, device: object) -> None:
+    def refuse(*_: object) -> None:
         raise ValueError("no such program\nat all")
 
     monkeypatch.setattr("ipujax.jax_scripts.profiling_run.profile_of", refuse)
@@ -209,8 +209,60 @@ def test_profiling_counts_calls_outside_of_jit(call: str, row: tuple[str, str] |
     assert any(each.is_forward_alone for each in run.functions) == ("2 * total" in call)
 
 
+SPLIT = """
+    import jax, jax.numpy as jnp
+    @jax.jit
+    def step(weights, x, y):
+        loss, gradient = jax.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(weights)
+        return weights - gradient, loss
+    @jax.jit
+    def evaluate(weights, x):
+        return x @ weights
+    weights, x = jnp.ones((16, 4)), jnp.ones((64, 16))
+    step(weights, x, jnp.ones((64, 4)))
+    print(evaluate(weights, x).sum())
+"""
+
+
+def test_profile_command_splits_a_batch_over_replicas(tmp_path: Path, capsys: Capture) -> None:
+    script = written(tmp_path, SPLIT)
+    command = ["profile", "--all", "--save", str(tmp_path / "saved")]
+    assert main([*command, "--replicas", "4", script]) == 0
+    output = capsys.readouterr()
+    assert output.out == "4096.0\n" and "the batch split over 4 replicas" in output.err
+    reason = table_of(output.err, "Computed by JAX alone")["evaluate"][2]
+    assert reason == "the batch is not known: arguments that are no state have 16, 64 rows"
+    profile = ipu.Profile.load(tmp_path / "saved" / "step.profile")
+    assert profile.device == "4 × mk2" and profile.phase_cycles["global_exchange"] > 0
+    assert main([*command, "--replicas", "4", "--batch-size", "64", script]) == 0
+    assert set(table_of(capsys.readouterr().err, "Functions of JAX")) == {"step", "evaluate"}
+    evaluation = ipu.Profile.load(tmp_path / "saved" / "evaluate.profile")
+    assert evaluation.device == "4 × mk2" and evaluation.phase_cycles["global_exchange"] == 0  # no sum over the batch
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--replicas", "3"], "a power of two"),
+        (["--batch-size", "64"], "--batch-size is for --replicas"),
+    ],
+)
+def test_profile_command_refuses_replicas(
+    options: tuple[str, ...], error: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["profile", *options, written(tmp_path, "print('ran')")]) == 2
+    output = capsys.readouterr()
+    assert error in output.err and not output.out
+
+
+def test_profiling_names_replicas_that_do_not_divide_a_batch() -> None:
+    with ipu.profiling(ipu.IPUModel(tiles_per_ipu=4), every=True, replicas=8) as run:
+        jax.jit(lambda x: x.sum())(jax.numpy.ones((12, 2)))
+    assert run.functions[0].reason == "8 replicas do not divide a batch of 12 rows"
+
+
 def test_profiling_names_functions_whose_compilation_was_interrupted(monkeypatch) -> None:
-    def interrupt(record: object, device: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ipujax.jax_scripts.profiling_run.profile_of", interrupt)
