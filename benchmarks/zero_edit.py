@@ -3,8 +3,8 @@
     python benchmarks/zero_edit.py FOLDER [--steps 12] [--only TEXT] [--json PATH]
 
 Input: a folder with a checkout of each repository of `EXAMPLES`, as `FOLDER/google+flax`. Output: a row for each
-example: the largest relative difference of the results of the first ten calls of each jitted function, wall time of
-both runs, and how many functions were compiled.
+example: the largest relative difference of the results of the first ten calls of each jitted function, how many numbers
+were compared, wall time of its own run, ratios of wall and of processor time, and how many functions were compiled.
 
 Data come from `zero_edit_shims`, one shim a repository; nothing else is replaced. Examples that need more than that to
 run, under plain Python too, are in `CANNOT_RUN` with the reason.
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,22 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "docs_nnx/guides/optimization_cookbook.ipynb",
         "docs_nnx/guides/view.ipynb",
         "docs/guides/flax_fundamentals/flax_basics.ipynb",
+        "docs/guides/flax_fundamentals/rng_guide.ipynb",
+        "docs/guides/parallel_training/flax_on_pjit.ipynb",
+        "docs/guides/quantization/fp8_basics.ipynb",
+        "docs/linen_intro.ipynb",
+        "docs/quick_start.ipynb",
+        "docs_nnx/mnist_tutorial.ipynb",
+        "docs_nnx/nnx_basics.ipynb",
+        "docs_nnx/guides/demo.ipynb",
+        "docs_nnx/guides/transforms.ipynb",
+        "docs_nnx/guides/randomness.ipynb",
+        "docs_nnx/guides/flax_gspmd.ipynb",
+        "docs_nnx/guides/extracting_intermediates.ipynb",
+        "docs_nnx/guides/surgery.ipynb",
+        "docs_nnx/guides/bridge_guide.ipynb",
+        "docs_nnx/examples/digits_diffusion_model.ipynb",
+        "examples/linen_design_test/linear_regression.py",
     ),
     "google-deepmind/optax": (
         "examples/mlp_mnist.ipynb",
@@ -47,6 +64,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/adversarial_training.ipynb",
         "examples/contrib/reduce_on_plateau.ipynb",
         "examples/contrib/sam.ipynb",
+        "examples/contrib/muon.ipynb",
+        "examples/contrib/rosenbrock_ademamix.ipynb",
+        "examples/gradient_accumulation_and_microbatching.ipynb",
+        "examples/lbfgs.ipynb",
+        "docs/getting_started.ipynb",
         "examples/flax_example.ipynb",
         "examples/freezing_parameters.ipynb",
         "examples/gradient_accumulation.ipynb",
@@ -73,6 +95,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/transformer/train.py",
         "examples/vqvae_example.ipynb",
         "docs/notebooks/build_your_own_haiku.ipynb",
+        "docs/notebooks/non_trainable.ipynb",
+        "docs/notebooks/transforms.ipynb",
     ),
     "keras-team/keras": (
         "examples/demo_custom_jax_workflow.py",
@@ -80,6 +104,52 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/demo_mnist_convnet.py",
         "examples/demo_subclass.py",
         "examples/demo_custom_layer_backend_agnostic.py",
+        "guides/custom_train_step_in_jax.py",
+        "guides/functional_api.py",
+        "guides/making_new_layers_and_models_via_subclassing.py",
+        "guides/sequential_model.py",
+        "guides/training_with_built_in_methods.py",
+        "guides/writing_a_custom_training_loop_in_jax.py",
+        "guides/writing_your_own_callbacks.py",
+        "guides/distributed_training_with_jax.py",
+        "guides/understanding_masking_and_padding.py",
+    ),
+    "jax-ml/jax": (
+        "examples/mnist_classifier.py",
+        "examples/mnist_classifier_fromscratch.py",
+        "examples/mnist_vae.py",
+        "examples/advi.py",
+        "examples/differentially_private_sgd.py",
+        "examples/spmd_mnist_classifier_fromscratch.py",
+    ),
+    "patrick-kidger/diffrax": (
+        "docs/examples/neural_ode.ipynb",
+        "docs/examples/neural_cde.ipynb",
+        "docs/examples/neural_sde.ipynb",
+        "docs/examples/latent_ode.ipynb",
+        "docs/examples/continuous_normalising_flow.ipynb",
+        "docs/examples/steady_state.ipynb",
+        "docs/examples/kalman_filter.ipynb",
+        "docs/examples/stiff_ode.ipynb",
+        "docs/examples/coupled_odes.ipynb",
+    ),
+    "google/jaxopt": (
+        "examples/deep_learning/plot_sgd_solvers.py",
+        "examples/constrained/binary_kernel_svm_with_intercept.py",
+        "examples/constrained/nmf.py",
+        "examples/fixed_point/plot_anderson_accelerate_gd.py",
+        "examples/implicit_diff/ridge_reg_implicit_diff.py",
+        "examples/deep_learning/haiku_vae.py",
+    ),
+    "pyro-ppl/numpyro": (
+        "examples/vae.py",
+        "examples/bnn.py",
+        "examples/gp.py",
+        "examples/funnel.py",
+        "examples/dais_demo.py",
+        "examples/minipyro.py",
+        "examples/ar2.py",
+        "examples/proportion_test.py",
     ),
 }
 # Reasons by running them (flax 0.12.8, Keras 3.15, jax 0.10.2: those that flax refuses), else by reading their imports.
@@ -88,10 +158,7 @@ CANNOT_RUN: Mapping[str, str] = {
     "google/flax examples/nnx_toy_examples/06_scan_over_layers.py": "trains nothing, and jits nothing",
     "google/flax examples/nnx_toy_examples/hijax_basic.py": "refused by this flax: with_vars(is_mutable=)",
     "google/flax examples/nnx_toy_examples/hijax_demo.py": "refused by this flax: with_vars(is_mutable=)",
-    "google/flax docs_nnx/mnist_tutorial.ipynb": "imports tensorboardX",
-    "google/flax docs/quick_start.ipynb": "imports clu",
     "google/flax examples/{imagenet,lm1b,mnist,nlp_seq,sst2,vae,wmt}": "need TensorFlow, clu or both beyond data",
-    "google-deepmind/optax docs/getting_started.ipynb": "jits no function of its own",
     "google-deepmind/optax examples/cifar10_resnet.ipynb": "imports albumentations",
     "google-deepmind/optax examples/contrib/differentially_private_sgd.ipynb": "imports dp_accounting",
     "patrick-kidger/equinox docs/examples/bert.ipynb": "fetches weights",
@@ -117,6 +184,8 @@ class Result:
         numbers: how many numbers were compared.
         own_seconds: wall time of its own run.
         profiled_seconds: wall time under `ipujax profile`.
+        own_cpu_seconds: processor time of its own run.
+        profiled_cpu_seconds: processor time under `ipujax profile`, which other work on the machine disturbs less.
         compiled: functions that were compiled for an IPU.
         failure: last line of the output of a failing run; "" for none.
     """
@@ -126,6 +195,8 @@ class Result:
     numbers: int
     own_seconds: float
     profiled_seconds: float
+    own_cpu_seconds: float
+    profiled_cpu_seconds: float
     compiled: int
     failure: str = ""
 
@@ -140,7 +211,7 @@ def measured(repository: str, file: str, sources: Path, steps: int) -> Result:
     (own, own_seconds, own_text), (profiled, profiled_seconds, text) = runs
     table = text[text.find("Functions of JAX") :]
     compiled = re.findall(r"^  (?!function )\S.* of [\d.,]+ KiB", table.partition("Computed by JAX")[0], re.MULTILINE)
-    seconds = own_seconds, profiled_seconds
+    seconds = own_seconds[0], profiled_seconds[0], own_seconds[1], profiled_seconds[1]
     if own is None or profiled is None:
         last = (own_text if own is None else text).strip().splitlines() or ["no output"]
         who = "its own run" if own is None else "the profiled run"
@@ -157,8 +228,8 @@ def measured(repository: str, file: str, sources: Path, steps: int) -> Result:
 
 def _run(
     command: list[str], repository: str, path: Path, folder: Path, steps: int, file: str
-) -> tuple[dict[str, list[list[float]]] | None, float, str]:
-    """Return the numbers of a run, None if it failed, its wall time in seconds, and its standard error."""
+) -> tuple[dict[str, list[list[float]]] | None, tuple[float, float], str]:
+    """Return the numbers of a run, None if it failed, seconds of wall and processor time, and its standard error."""
     results = folder / "results.json"
     results.unlink(missing_ok=True)
     environment = {
@@ -169,6 +240,7 @@ def _run(
     }
     arguments = [repository, str(path), str(results), str(steps), *ARGUMENTS.get(file, ())]
     start = time.perf_counter()
+    cpu_start = _cpu_seconds_of_children()
     try:
         done = subprocess.run(
             [sys.executable, *command, str(RUNNER), *arguments],
@@ -180,10 +252,15 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None, TIMEOUT_SECONDS, f"longer than {TIMEOUT_SECONDS} s"
-    seconds = time.perf_counter() - start
+        return None, (TIMEOUT_SECONDS, TIMEOUT_SECONDS), f"longer than {TIMEOUT_SECONDS} s"
+    seconds = time.perf_counter() - start, _cpu_seconds_of_children() - cpu_start
     numbers = json.loads(results.read_text(encoding="utf-8"))["numbers"] if results.exists() else None
     return (numbers if done.returncode == 0 else None), seconds, done.stderr
+
+
+def _cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -197,14 +274,16 @@ def main() -> None:
     results: list[Result] = []
     for repository, files in EXAMPLES.items():
         for file in files:
-            if args.only not in f"{repository} {file}":
+            if not re.search(args.only, f"{repository} {file}"):
                 continue
             result = measured(repository, file, args.sources.resolve(), args.steps)
             results.append(result)
             ratio = result.profiled_seconds / result.own_seconds
             difference = "–" if result.difference is None else f"{result.difference:.1e}"
-            row = (result.example, difference, str(result.numbers), f"{result.own_seconds:.1f} s", f"{ratio:.2f}")
-            print("  ".join([*row, str(result.compiled), result.failure]), flush=True)
+            cpu_ratio = result.profiled_cpu_seconds / max(result.own_cpu_seconds, 0.01)
+            times = f"{result.own_seconds:.1f} s", f"{ratio:.2f}", f"{cpu_ratio:.2f}"
+            row = (result.example, difference, str(result.numbers), *times, str(result.compiled), result.failure)
+            print("  ".join(row), flush=True)
             if args.json is not None:
                 args.json.write_text(json.dumps([asdict(r) for r in results], indent=1), encoding="utf-8")
     ran = [r for r in results if not r.failure]

@@ -6,7 +6,7 @@ Input: the name of a dataset. Output: arrays, or a `Pipeline` with methods of `t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -84,7 +84,7 @@ class Pipeline:
 
         def rows() -> Iterator[Any]:
             repetition = 0
-            while count is None or repetition < count:
+            while count is None or count < 0 or repetition < count:
                 yield from self._rows()
                 repetition += 1
 
@@ -114,6 +114,10 @@ class Pipeline:
     def take(self, count: int) -> Pipeline:
         """Return the first examples."""
         return self._with(lambda: islice(self._rows(), count), min(count, self._length))
+
+    def concatenate(self, dataset: Pipeline) -> Pipeline:
+        """Return the examples, then those of another pipeline."""
+        return self._with(lambda: chain(self._rows(), dataset), self._length + len(dataset))
 
     def cardinality(self) -> Any:
         """Return the number of examples."""

@@ -142,10 +142,13 @@ def _huggingface() -> None:
 
 def _torch() -> None:
     class Values(np.ndarray):
-        """A numpy array with the method of PyTorch's."""
+        """A numpy array with methods of PyTorch's."""
 
         def numpy(self) -> np.ndarray:
             return np.asarray(self)
+
+        def permute(self, *axes: int) -> np.ndarray:
+            return np.transpose(self, axes)
 
     def dataset(name: str) -> Callable[..., Pipeline]:
         def make(*_: Any, train: bool = True, transform: Any = None, **__: Any) -> Pipeline:
@@ -231,10 +234,47 @@ def _keras() -> None:
     keras.datasets.mnist.load_data = load_data
 
 
+def _jax() -> None:
+    from examples import datasets
+
+    def mnist(permute_train: bool = False) -> Any:
+        del permute_train
+        hot = np.eye(10, dtype=np.float32)
+        pairs = [images("mnist"), images("mnist", "test")]
+        return tuple(a for x, y in pairs for a in (x.reshape(len(x), -1).astype(np.float32) / 255, hot[y]))
+
+    datasets.mnist = mnist
+
+
+def _numpyro() -> None:
+    from numpyro.examples import datasets
+
+    def load_dataset(dset: Any, batch_size: int | None = None, **_: Any) -> Any:
+        x, y = images("mnist")
+        size = batch_size or len(x)
+        x = x[..., 0].astype(np.float32) / 255
+
+        def fetch(i: int = 0, idxs: Any = None) -> tuple[np.ndarray, np.ndarray]:
+            rows = np.arange(i * size, (i + 1) * size) % len(x) if idxs is None else np.asarray(idxs)[:size]
+            return x[rows], y[rows]
+
+        return lambda: (len(x) // size, np.arange(len(x))), fetch
+
+    datasets.load_dataset = load_dataset
+
+
+def _nothing() -> None:
+    """Examples whose data is made by themselves, or by installed packages."""
+
+
 SHIMS: Mapping[str, Callable[[], None]] = {
     "google/flax": _flax,
     "google-deepmind/optax": _optax,
     "patrick-kidger/equinox": _equinox,
     "google-deepmind/dm-haiku": _haiku,
     "keras-team/keras": _keras,
+    "jax-ml/jax": _jax,
+    "pyro-ppl/numpyro": _numpyro,
+    "patrick-kidger/diffrax": _nothing,
+    "google/jaxopt": _tfds,
 }
