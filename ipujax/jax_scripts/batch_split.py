@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ipujax.jax_scripts.recorder import FunctionRecord
@@ -84,4 +85,4 @@ def _type_of(x: Any) -> tuple[Any, ...]:
 
 
 def _has_rows(x: Any) -> bool:
-    return len(x.shape) > 0 and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return len(x.shape) > 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)

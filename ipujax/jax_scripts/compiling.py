@@ -47,9 +47,9 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
     Raises:
         IpuError: the function cannot be compiled for the device.
     """
-    assert record.traced is not None
     if split is not None and split.replicas > 1 and record.shardings.is_empty:
         record = replace(record, shardings=split.shardings(record))
+    assert record.traced is not None
     target = _target_with_mesh(device.target, record)
     name = FunctionName(record.name, device, None, record.name.file)
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
