@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import ne
 from types import CodeType
 from typing import NamedTuple
 
@@ -199,7 +200,7 @@ class _Walk:
         before = self._frames.calls
         after = frames.calls
         length = min(len(before), len(after))
-        differs = (n for n in range(length) if before[n].place != after[n].place or before[n].run != after[n].run)
+        differs = (n for n, is_other in enumerate(map(ne, self._frames.runs, frames.runs)) if is_other)
         same = next(differs, length - has_returned)
         if same < length and before[same].run != after[same].run:
             return self._repeat_call(frames, same, is_next_stage)

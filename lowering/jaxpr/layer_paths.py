@@ -185,11 +185,17 @@ class _WithBlocks:
     """Numbers of `with` blocks of one function that open the same scope."""
 
     def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
-        self._codes = {moments: functions for (moments, _), functions in codes.items()}
+        # Blocks of each call of an equation; most calls are in none.
+        self._blocks: dict[Moments, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
         self._prefixes: dict[tuple[Hashable, ...], Scopes] = {}
         for (moments, scopes), functions in codes.items():
-            for moment, code in zip(moments, functions, strict=True):
-                for block in _blocks_of(moment, code):
+            if moments not in self._blocks:
+                pairs = zip(moments, functions, strict=True)
+                self._blocks[moments] = [
+                    (code, _blocks_of(moment, code)) for moment, code in pairs if with_blocks_around(code, moment.place)
+                ]
+            for _, blocks in self._blocks[moments]:
+                for block in blocks:
                     _narrow_prefix(self._prefixes, block, scopes)
         self._numbers: dict[tuple[Hashable, Scopes], list[Hashable]] = defaultdict(list)
         for block, prefix in self._prefixes.items():
@@ -198,8 +204,8 @@ class _WithBlocks:
     def numbered(self, moments: Moments, scopes: Scopes) -> Scopes:
         """Return scopes with the numbers of those that several blocks of a function open."""
         numbered = list(scopes)
-        for moment, code in zip(moments, self._codes[moments], strict=True):
-            for depth, block in enumerate(_blocks_of(moment, code), 1):
+        for code, blocks in self._blocks[moments]:
+            for depth, block in enumerate(blocks, 1):
                 prefix = self._prefixes[block]
                 alike = self._numbers[block[:-1], prefix]
                 # A block that opens no scope, as `ipu.stage`, has the prefix of its surroundings.
@@ -211,7 +217,7 @@ class _WithBlocks:
 def _blocks_of(moment: Moment, code: CodeType) -> list[tuple[Hashable, ...]]:
     """Return the keys of the `with` blocks around a place, outermost first; each begins with that of the one around."""
     blocks = with_blocks_around(code, moment.place)
-    iterations = tuple(moment.iterations.get(loop, 0) for loop in moment.loops) if blocks else ()
+    iterations = tuple(moment.iterations.get(loop, 0) for loop in moment.loops)
     return [(moment.activation, iterations, *blocks[: n + 1]) for n in range(len(blocks))]
 
 
