@@ -4,8 +4,9 @@ Input: the function of one replica, and which of its inputs are split. Output: t
 the equation where it first differs.
 
 A value differs if it is computed from one that differs: a part of an argument, `axis_index`, or a collective with a
-separate result for each replica. Values computed from equal values are equal, and so are reductions over all replicas.
-Values under a branch or loop condition on which replicas may disagree differ too. Loops are iterated to a fixpoint.
+separate result for each replica. A reading of the cycle counter differs too. Values computed from equal values are
+equal, and so are reductions over all replicas. Values under a branch or loop condition on which replicas may disagree
+differ too. Loops are iterated to a fixpoint.
 Limits: values that agree by chance count as different, and so do results of host functions of each replica.
 """
 
@@ -77,6 +78,8 @@ class _Analysis:
         if name in EVALUATED:
             return self.jaxpr(closed(params[EVALUATED[name]]), operands)
         match name:
+            case "cycle_count":  # the last result is the reading
+                return [*operands, True]
             case "scan":
                 return self._scan(eqn, operands)
             case "while":

@@ -3,10 +3,10 @@
 Input: a graph and a program. Output: for each decision of data-dependent control whether replicas may disagree on it.
 
 Replicas run one program on memory of their own, so a value differs where it comes from one that does: a constant of
-each replica, a stream that is not broadcast, a remote buffer, memory from before the run, or a copy between replicas
-(unless all receive one value, or it is one of the rounds of a `Collective` after which all agree). Results of such
-values differ; so does everything written under a decision on which replicas disagree. The analysis walks the program,
-to a fixpoint in loops; writing all of a variable makes it equal again.
+each replica, a stream that is not broadcast, a remote buffer, memory from before the run, a cycle counter, or a copy
+between replicas (unless all receive one value, or it is one of the rounds of a `Collective` after which all agree).
+Results of such values differ; so does everything written under a decision on which replicas disagree. The analysis
+walks the program, to a fixpoint in loops; writing all of a variable makes it equal again.
 Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
 """
 
@@ -73,8 +73,12 @@ class Divergence:
                     for tensor in node.outputs:
                         _write(tensor, differing, is_same=True)
             case Execute(compute_set):
-                reads_and_writes = [group_tensors(group) for group in self._graph.groups[compute_set]]
-                outputs = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]
+                outputs = [
+                    [tensor for tensor, _ in writes]
+                    for group in self._graph.groups[compute_set]
+                    for reads, writes in [group_tensors(group)]
+                    if group.codelet.reads_clock or _differ(reads, differing)
+                ]
                 # Kills first: a result of differing operands differs again, even if it is written in full.
                 differing -= self._effects(node).kills
                 differing |= {v for tensors in outputs for tensor in tensors for v in tensor.variables()}

@@ -157,6 +157,7 @@ class ReplicatedProgram(EngineProgram):
             *remote,
             *self._graph.off_chip,
             *(v for v in self._constants if v.by_replica),
+            *(() if self._clock is None else (self._clock.variable,)),
         }
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
@@ -192,6 +193,9 @@ class ReplicatedProgram(EngineProgram):
                 self.run_program(ProgramSequence(*part.children()), values, live_after)
                 values.unstack(v for tensor in part.outputs for v in tensor.variables() if v not in after)
             else:
+                if self._clock is not None:
+                    self._clock.before(part, values)
+                    self._clock.settle(values)
                 if isinstance(part, Branch | Loop):
                     self._stack_before(part, values, after)
                 else:

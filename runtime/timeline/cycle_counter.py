@@ -3,7 +3,8 @@
 Input: the clock step of each leaf and decision, and the program as the engine traces it. Output: the clocks where a
 codelet reads them, which are those that a profile of the same run has, data-dependent control included.
 Steps between two pieces of control flow are one max-plus matrix: code without loops and branches has constant counts.
-Limits: one replica. Reading takes no time here; its steps are in the profile.
+Replicas have clocks of their own, on a leading axis. Reading takes no time here; its steps are in the profile.
+Limits: replicas do not wait for each other where they meet, as in the profile, which is that of one replica.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.graph import Branch, ComputeSet, Execute, Graph, Leaf, Program
+from ipujax.runtime.graph import Block, Branch, Collective, ComputeSet, Execute, Graph, Leaf, Program, Repeat
 from ipujax.runtime.tensor import Variable, write
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep
@@ -34,7 +35,7 @@ class CycleCounter:
         slots: rows of the clock state beside the IPUs.
 
     Attributes:
-        variable: the clocks, uint32[IPUs + slots, 2], low word first.
+        variable: the clocks, uint32[IPUs + slots, 2], low word first; of several replicas [replicas, …].
         readings: compute sets that read them.
     """
 
@@ -52,6 +53,8 @@ class CycleCounter:
             self.settle(arrays)
         elif isinstance(step, Leaf):
             self._add(step)
+        elif isinstance(step, Collective):
+            self._add_rounds(step)
         else:
             # The decision of a branch comes before it, that of a loop after its test.
             if isinstance(step, Branch):
@@ -79,6 +82,17 @@ class CycleCounter:
             counts = arrays[self.variable][ipus].reshape(access.tensor.shape)
             arrays.update(write(access.tensor, arrays, counts))
 
+    def _add_rounds(self, program: Program) -> None:
+        # The engine computes the result of a collective at once, without its rounds.
+        if isinstance(program, Repeat):
+            for _ in range(program.count):
+                self._add_rounds(program.body)
+        elif isinstance(program, Block):
+            for child in program.children():
+                self._add_rounds(child)
+        else:
+            self._add(program)
+
     def _add(self, node: Program) -> None:
         step = self._steps[node]
         # In place, as the clocks of a timeline: the matrix of all steps so far goes through this one.
@@ -98,10 +112,10 @@ def _advanced(clocks: jax.Array, effect: np.ndarray) -> jax.Array:
     is_finite = effect >= 0
     added = np.where(is_finite, effect, 0).astype(np.uint64)
     added_low = jnp.asarray((added & _LOW_WORD).astype(np.uint32))
-    low = clocks[None, :, 0] + added_low
+    low = clocks[..., None, :, 0] + added_low
     carry = (low < added_low).astype(jnp.uint32)
-    high = clocks[None, :, 1] + jnp.asarray((added >> _WORD_BITS).astype(np.uint32)) + carry
+    high = clocks[..., None, :, 1] + jnp.asarray((added >> _WORD_BITS).astype(np.uint32)) + carry
     high = jnp.where(is_finite, high, 0)
-    top = high.max(1)
-    low = jnp.where(is_finite & (high == top[:, None]), low, 0).max(1)
-    return jnp.stack([low, top], 1)
+    top = high.max(-1)
+    low = jnp.where(is_finite & (high == top[..., None]), low, 0).max(-1)
+    return jnp.stack([low, top], -1)

@@ -20,7 +20,6 @@ from ipujax.lowering.rules.flow.codelet_calls import rows_group
 from ipujax.lowering.rules.tiles.one_tile import TileCost, tile_cost
 from ipujax.lowering.rules.tiles.placing_primitives import COUNT_WORDS
 from ipujax.lowering.rules.tiles.row_tiles import UNKNOWN, add_rows, place_rows, tile_of_rows, tiles_in_range
-from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.graph import Codelet, Copy, Execute, Field, Sync
 from ipujax.runtime.tensor import Tensor, concat
 
@@ -128,9 +127,6 @@ def tile_barrier_rule(ctx: Context, *operands: Tensor) -> list[Tensor]:
 def cycle_count_rule(ctx: Context, *operands: Tensor, num_tiles: int) -> list[Tensor]:
     """Adds a vertex on the tile of each row of the first operand that reads the counter."""
     graph = ctx.graph
-    if graph.replication_factor > 1:
-        expected = "one replica: replicas have clocks of their own"
-        raise ArgumentValueError("cycle_count", where=graph.origin, expected=expected, got=graph.replication_factor)
     for x in operands:
         map_linearly(graph, x)
     tile = _tiles(ctx, operands[:1], [True], num_tiles, None)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
@@ -190,6 +191,42 @@ def test_cycle_count_differences_equal_the_profile() -> None:
     assert between == [middle[0] - start[0], end[0] - middle[0]]
     np.testing.assert_allclose(outs[0], fun(X)[0], rtol=1e-5)
     assert not np.any(fun(X)[1])
+
+
+@pytest.mark.parametrize("exact_splits", [False, True])
+def test_cycle_count_of_each_replica(exact_splits: bool) -> None:
+    def fun(x: Any, limit: Any) -> Any:
+        x, start = ipu.cycle_count(ipu.tile_put_sharded(x, TILES))
+        x = jax.lax.while_loop(lambda z: z[0, 0, 0] < limit[0], lambda z: ipu.tile_map(lambda a: a + 1, z), x)
+        x, middle = ipu.cycle_count(x)
+        x = jax.lax.fori_loop(0, 3, lambda _, z: ipu.tile_put_sharded(jax.lax.pmean(z, "replica"), TILES), x)
+        x, end = ipu.cycle_count(x)
+        return start, middle, end
+
+    options = ipu.Options(exact_splits=exact_splits)
+    device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=16)
+    split = P("replica")
+    step = ipu.jit(fun, device=device, replicas=4, in_specs=(split, split), out_specs=split, options=options)
+    operands = np.zeros((16, 3, 5), np.float32), np.array([2, 5, 3, 2], np.float32)
+    counts, profile = step.lower(*operands).compile().profile_call(*operands)
+    start, middle, end = (np.asarray(count).reshape(4, 4, 2)[:, 0, 0].astype(int) for count in counts)
+    for count, called in zip(counts, step(*operands), strict=True):
+        np.testing.assert_array_equal(count, called)
+    # Replicas are alike but for their iterations, and each iteration takes as long.
+    iteration = (middle[1] - middle[0]) // 3
+    assert iteration > 0 and len(set(start)) == 1
+    assert (middle - middle[0]).tolist() == [0, 3 * iteration, iteration, 0]
+    assert len(set(end - middle)) == 1
+    readings = [step for step in profile.timeline.steps if getattr(step.program, "label", "") == "cycle_count"]
+    between = [b.starts[0] - a.ends[0] for a, b in pairwise(readings)]
+    assert between == [middle[0] - start[0], end[0] - middle[0]]
+
+
+def test_refuses_counts_of_replicas_as_the_same_for_all() -> None:
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=8)
+    step = ipu.jit(lambda x: ipu.cycle_count(x)[1], device=device, replicas=2, in_specs=P(), out_specs=P())
+    with pytest.raises(ipu.GraphError, match=r"may differ between replicas[\s\S]*P\(\"replica\"\)"):
+        step(X)
 
 
 def test_tile_barrier_is_a_sync_that_no_step_passes() -> None:
