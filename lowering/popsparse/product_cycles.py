@@ -31,6 +31,9 @@ _DYNAMIC_STARTS = {
     (2, 4): (26, 19, 2), (2, 8): (20, 23, 4), (2, 16): (23, 24, 4),
     (4, 4): (26, 14, 4), (4, 8): (23, 23, 8), (4, 16): (23, 24, 4),
 }  # fmt: skip
+# AMP units of the dynamic codelet of half with float partials, `Block16x16SparseDenseMatMul_half_float.S`: it loads and
+# multiplies 8 rows of a block, then the other 8. Only codelets of half partials use 16 units.
+_HALF_UNITS = 8
 
 
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
@@ -76,7 +79,8 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
         return np.asarray(30 + 47 + 46 + round_cycles * worker)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
-    loads = ceil_div(block, target.conv_units_fp16 if size == 2 else target.conv_units_fp32) if block == 16 else 1
+    units = _HALF_UNITS if size == 2 else target.conv_units_fp32
+    loads = ceil_div(block, units) if block == 16 else 1
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
     return np.asarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
