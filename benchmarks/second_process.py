@@ -32,7 +32,6 @@ from hlo_diff import Case
 from models import MODELS
 from speed import BASE, OURS, compilers, in_turn, machine, write_between
 
-import ipujax as ipu
 
 BEGIN, END = "<!-- second process: written by benchmarks/second_process.py -->\n", "<!-- end of second process -->"
 EVENTS = {"requests": "compile_requests_use_cache", "hits": "cache_hits"}
@@ -120,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary(all_figures))
     if given.write:
         lines = [header, *(row(name, figures) for name, figures in all_figures.items()), summary(all_figures)]
-        settings = f"{machine()}; ipujax {ipu.__version__}; `--runs {given.runs}`."
+        settings = f"{machine()}; `--runs {given.runs}`."
         write_between(given.write, BEGIN, END, [settings, "", "```text", *lines, "```"])
     return 0
 

@@ -188,9 +188,9 @@ def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmeti
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    positions = product(_useful_kernel(spec, block))
+    # Each kernel position meets only the outputs that `_rows_and_width` counts, so that all positions are counted.
     channels = block.in_channels, block.out_channels, block.groups
-    lengths = *_rows_and_width(spec, block), positions, *channels
+    lengths = *_rows_and_width(spec, block), product(block.kernel), *channels
     return formula.hmac_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
 
 

@@ -26,7 +26,7 @@ from ipujax.lowering.poplin.cycles import (
 )
 from ipujax.lowering.poplin.product_plan import _divides, trial_plans
 from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
-from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poplin.vertex_kinds import KINDS, block_cycles
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Builder
@@ -133,6 +133,22 @@ def test_dot_products_without_amp(precision, half_sums, length, dot):
     zeroing = 6 * ((2 if half_sums else 4) + 14 - 9)  # 12 or 24 stores of 64 bits
     expected = setup + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
     assert hmac_cycles(MK2, precision, 1, 12, 1, length, 4, half_sums=half_sums) == expected
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2, 4])
+def test_no_vertex_without_amp_exceeds_the_rate_of_vectors(dtype, dilation):
+    """A dilated input meets one of `dilation` kernel positions in each dimension: no product is left out twice."""
+    spec = conv_spec(batch=1, out=4, in_channels=8, field=(16, 16), kernel=(4, 4), dtype=dtype, dilation=dilation)
+    block = Dims.of([np.int64(n) for n in spec.extents])
+    multiply_adds = 4 * 8 * (16 * 4 // dilation) ** 2
+    vector = 8 // dtype.itemsize
+    kinds = [
+        kind for kind in KINDS if kind.applies(spec, arithmetic(spec, MK2)) and not (kind.uses_amp or kind.is_wide)
+    ]
+    assert "ConvPartialHorizontalMac" in {kind.name for kind in kinds}
+    for kind in kinds:
+        assert block_cycles(kind, spec, block, MK2) >= multiply_adds / vector, kind.name
 
 
 def test_dot_products_of_rows_start_each_row():
