@@ -32,7 +32,6 @@ from hlo_diff import Case
 from models import MODELS
 from speed import BASE, OURS, compilers, in_turn, machine, write_between
 
-
 BEGIN, END = "<!-- second process: written by benchmarks/second_process.py -->\n", "<!-- end of second process -->"
 EVENTS = {"requests": "compile_requests_use_cache", "hits": "cache_hits"}
 
