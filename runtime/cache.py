@@ -1,9 +1,9 @@
 """Cache of a process: results of pure functions, bounded by the bytes that they and their arguments keep alive.
 
 Planners, exchange counts and tile mappings call a function with equal arguments for every layer and every compilation.
-All of them share one memory, large during a compilation and small between two (`keep_recent`). The least recently used
-results are dropped first; `clear_caches` drops all. Functions for names and views, which are called most often and
-return few bytes, have small caches of their own.
+All of them share one memory, large during a compilation. Between two it has the values that the last one used, and few
+others (`keep_recent`). The least recently used results are dropped first; `clear_caches` drops all. Functions for names
+and views, which are called most often and return few bytes, have small caches of their own.
 
 Input: a function of hashable arguments whose result depends on them alone and is never changed. Output: the function
 with a cache. A key has the function and its arguments, its value is the result.
@@ -18,6 +18,7 @@ from ctypes import CDLL
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, wraps
 from itertools import count
+from math import inf
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 Value = TypeVar("Value")
 
 MAX_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer needs 120 MB of values
-IDLE_BYTES = 16 << 20  # assumed: between two compilations
+IDLE_BYTES = 16 << 20  # assumed: of values that the last compilation did not use, between two compilations
 _ENTRY_BYTES = 2048  # measured: 21,313 more keys and values took 41 MB, with few arrays
 _PLAIN_TYPES = frozenset({"int", "float", "bool", "str", "bytes", "None", "tuple", "list", "frozenset"})  # no arrays
 _WORD = re.compile(r"\w+")
@@ -61,6 +62,7 @@ class Memory:
         self._entries: dict[Hashable, _Entry] = {}
         self._references: dict[int, int] = {}  # number of entries that have an array, by its id
         self._clock = count()
+        self._period_start = 0
         self._lock = Lock()
 
     def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
@@ -95,9 +97,15 @@ class Memory:
         with self._lock:
             self._shrink(max_bytes)
 
-    def _shrink(self, max_bytes: int) -> None:
+    def end_period(self, max_bytes: int) -> None:
+        """Drop values not used since the last call, the oldest first, until all take no more than `max_bytes`."""
+        with self._lock:
+            self._shrink(max_bytes, self._period_start)
+            self._period_start = next(self._clock)
+
+    def _shrink(self, max_bytes: int, used_before: float = inf) -> None:
         for key in self.keys() if self.used_bytes > max_bytes else ():
-            if self.used_bytes <= max_bytes:
+            if self.used_bytes <= max_bytes or self._entries[key].last_use >= used_before:
                 break
             self.used_bytes -= _ENTRY_BYTES
             for array_id, size in self._entries.pop(key).array_bytes.items():
@@ -179,8 +187,9 @@ def release_freed_memory() -> None:
 
 
 def keep_recent() -> None:
-    """Shrink the shared memory to `IDLE_BYTES`, and return freed memory to the system; called after compilations."""
-    _memory.shrink(IDLE_BYTES)
+    """Keep the values of the last compilation, at most `IDLE_BYTES` with others; called after each compilation."""
+    # The next compilation is often of the same model with one change: in a layer, an option, a constant of the target.
+    _memory.end_period(IDLE_BYTES)
     release_freed_memory()
 
 

@@ -243,7 +243,7 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
             check(memory)
     with step(_LOG, "clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
-    # Answers for the next compilation; the rest would stay in memory while the program runs.
+    # Values for the next compilation; others would stay in memory while the program runs.
     keep_recent()
     frozen = MappingProxyType
     return Executable(

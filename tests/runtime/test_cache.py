@@ -48,6 +48,20 @@ def test_an_array_of_several_entries_counts_once() -> None:
     assert memory.keys() == [] and memory.used_bytes == 0
 
 
+def test_values_of_the_last_period_stay() -> None:
+    memory = Memory(100 * BYTES)
+    for number in range(6):
+        memory.recall(number, lambda number=number: rows(str(number)))  # type: ignore[misc]
+    memory.end_period(2 * BYTES)
+    assert memory.keys() == [0, 1, 2, 3, 4, 5]
+    for number in (1, 4, 5):
+        memory.recall(number, lambda: rows("not computed again"))
+    memory.end_period(2 * BYTES)
+    assert memory.keys() == [1, 4, 5]
+    memory.end_period(2 * BYTES)
+    assert memory.keys() == [5] and memory.used_bytes < 2 * BYTES
+
+
 def test_arrays_of_keys_and_of_dataclasses_count() -> None:
     mapping = linear(BYTES, 4, 16)
     assert len(list(find_arrays((mapping, 3)))) == 2
