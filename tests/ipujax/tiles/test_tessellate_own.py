@@ -24,6 +24,7 @@ FEWEST = 0.9  # of the cases that are not excepted
 @pytest.mark.slow
 @pytest.mark.skipif(not SOURCE, reason="IPUJAX_TESSELLATE_SOURCE names no checkout of TessellateIPU")
 def test_tile_map_and_tile_put_pass_the_tests_of_tessellate_ipu(tmp_path: Path) -> None:
+    pytest.importorskip("chex", reason="the tests of TessellateIPU need chex")
     tests = Path(SOURCE) / "tests"
     files = [path for path in sorted(tests.glob("*/test_*.py")) if f"{path.relative_to(tests)}" not in EXCEPTED_FILES]
     report = tmp_path / "report.xml"
