@@ -83,6 +83,18 @@ def test_profile_command_compiles_functions_that_matter(tmp_path: Path, capsys: 
     assert output.err.count("  power ") == 3  # a signature for each static value, and the forward of a gradient
 
 
+def test_profile_command_writes_the_page_of_the_function_of_most_cycles(tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "page.html"
+    assert main(["profile", "--min-flops", "500", "--html", str(page), written(tmp_path, SCRIPT)]) == 0
+    output = capsys.readouterr()
+    name = next(iter(table_of(output.err, "Functions of JAX")))
+    assert f"wrote {page}, the page of {name}" in output.err and "wrote" not in output.out
+    text = page.read_text(encoding="utf-8")
+    assert f"<title>{name}" in text and "plain.py" in text
+    assert main(["profile", "--html", str(tmp_path / "none.html"), written(tmp_path, "print(1)")]) == 0
+    assert "none.html is not written" in capsys.readouterr().err and not (tmp_path / "none.html").exists()
+
+
 def test_profile_command_lists_functions_that_cannot_be_compiled(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("no such program\nat all")
