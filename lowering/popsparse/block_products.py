@@ -101,7 +101,7 @@ def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
 
 
 def _sampled_cycles(target: Target, dtype: Any, blocks: Count, m: Count, k: Count, n: Count) -> np.ndarray:
-    """Tile cycles of sampled products, blocks [m, k] of a dense one: the faster of AMP and vector multiply-adds."""
+    """Tile cycles of sampled products, each [m, k] by [k, n]: the faster of the AMP and vector multiply-adds."""
     precision: Precision = "half" if np.dtype(dtype).itemsize == 2 else "float"
     amp = amp_1x1_cycles(target, precision, n, k, m, blocks)
     vectors = ceil_div(ceil_div(n, target.vector_width_bytes // np.dtype(dtype).itemsize), target.worker_contexts)
