@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.custom_batching
@@ -19,7 +19,7 @@ from jax import lax
 
 from ipujax.lowering.poplin.rearranged import rearrangement_cycles
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
-from ipujax.lowering.poplin.vertex_kinds import VertexKind, block_cycles
+from ipujax.lowering.poplin.vertex_kinds import Block, VertexKind, block_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
@@ -81,24 +81,13 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         dims = (((2,), (1,)), ((0,), (0,)))
         return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=out_dtype)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+    def block_of(shapes: BlockShapes) -> Block:
         groups, rows, inner = shapes[0]
         columns = shapes[1][2]
         single = np.int64(1)
-        block = Dims(single, groups, columns, inner, (rows,), (single,))
-        return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
+        return Dims(single, groups, columns, inner, (rows,), (single,))
 
-    fields = (*_operands(kind, spec, "a", "b"), _result(kind, out_dtype))
-    return Codelet(
-        _title(kind, spec, out_dtype),
-        fields,
-        compute,
-        cycles,
-        _STATE_BYTES,
-        _CODE_BYTES,
-        flops=_MULTIPLY_ADD,
-        language=kind.language,
-    )
+    return _codelet(kind, spec, out_dtype, ("a", "b"), compute, block_of)
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -141,10 +130,10 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
         result = _unrolled_over_replicas(convolve)(*operands)
         return _with_groups(result, params.out.group, groups)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+    def block_of(shapes: BlockShapes) -> Block:
         _, weights, results = shapes
         groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
-        block = Dims(
+        return Dims(
             results[params.out.batch],
             groups,
             results[params.out.channel],
@@ -152,17 +141,31 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
             tuple(results[d] for d in params.out.field),
             tuple(weights[d] for d in params.rhs.field),
         )
+
+    return _codelet(kind, spec, out_dtype, ("x", "w"), compute, block_of, takes=("pads",))
+
+
+def _codelet(
+    kind: VertexKind,
+    spec: ConvSpec,
+    out_dtype: Any,
+    names: tuple[str, str],
+    compute: Callable[..., jax.Array],
+    block_of: Callable[[BlockShapes], Block],
+    takes: tuple[Literal["pads"], ...] = (),
+) -> Codelet:
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        block = block_of(shapes)
         return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
 
-    fields = (*_operands(kind, spec, "x", "w"), _result(kind, out_dtype))
     return Codelet(
-        _title(kind, spec, out_dtype),
-        fields,
+        f"poplin::{kind.name}<{dtype_name(spec.lhs_dtype)},{dtype_name(out_dtype)}>",
+        (*_operands(kind, spec, *names), _result(kind, out_dtype)),
         compute,
         cycles,
         _STATE_BYTES,
         _CODE_BYTES,
-        takes=("pads",),
+        takes=takes,
         flops=_MULTIPLY_ADD,
         language=kind.language,
     )
@@ -192,7 +195,3 @@ def _operands(kind: VertexKind, spec: ConvSpec, *names: str) -> Iterator[Field]:
 def _result(kind: VertexKind, dtype: Any) -> Field:
     """Field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
     return Field("out", "out", dtype, interleaved=kind.uses_amp, in_pieces=kind.uses_amp)
-
-
-def _title(kind: VertexKind, spec: ConvSpec, out_dtype: Any) -> str:
-    return f"poplin::{kind.name}<{dtype_name(spec.lhs_dtype)},{dtype_name(out_dtype)}>"
