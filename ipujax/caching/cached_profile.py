@@ -19,14 +19,14 @@ from ipujax.runtime.timeline import Timeline
 class CachedProfile(SavedProfile):
     """A profile from the cache; its program is compiled again if the executable or the timeline is read."""
 
-    def __init__(self, data: Any, compile_anew: Callable[[], Executable]) -> None:
+    def __init__(self, data: Any, compile_again: Callable[[], Executable]) -> None:
         super().__init__(data)
-        self.__dict__["_compile_anew"] = compile_anew  # figures are frozen
+        self.__dict__["_compile_again"] = compile_again  # figures are frozen
 
     @property
     def executable(self) -> Executable:
         """The compiled program."""
-        executable: Executable = self.__dict__["_compile_anew"]()
+        executable: Executable = self.__dict__["_compile_again"]()
         return executable
 
     @cached_property

@@ -59,7 +59,7 @@ class CachedLowered(Lowered):
         self.__dict__.update(computes_function=figures.computes_function, calls=None)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.lowered_anew, name) if name in _OF_GRAPH else super().__getattr__(name)
+        return getattr(self.lowered_again, name) if name in _OF_GRAPH else super().__getattr__(name)
 
     @property
     def num_used_ipus(self) -> int:
@@ -67,7 +67,7 @@ class CachedLowered(Lowered):
         return self._source[2].used_ipus
 
     @cached_property
-    def lowered_anew(self) -> Lowered:
+    def lowered_again(self) -> Lowered:
         """The function, lowered now."""
         return self._lower()
 
@@ -83,8 +83,8 @@ class CachedLowered(Lowered):
     @cached_property
     def _compiled(self) -> Compiled:
         plan, entry, figures = self._source
-        fitting = CachedLowered(plan, entry, figures, self.timings, lambda: self.lowered_anew.compile().lowered)
-        compiled = CachedCompiled(fitting, entry, lambda: self.lowered_anew.compile().executable)
+        fitting = CachedLowered(plan, entry, figures, self.timings, lambda: self.lowered_again.compile().lowered)
+        compiled = CachedCompiled(fitting, entry, lambda: self.lowered_again.compile().executable)
         announce(self.name, figures.warnings, lambda: compiled.profile)
         return compiled
 
@@ -95,21 +95,21 @@ class CachedLowered(Lowered):
 class CachedCompiled(Compiled):
     """A compiled function whose program is in the cache."""
 
-    def __init__(self, lowered: CachedLowered, entry: ProgramEntry, compile_anew: Callable[[], Executable]) -> None:
+    def __init__(self, lowered: CachedLowered, entry: ProgramEntry, compile_again: Callable[[], Executable]) -> None:
         # Not that of `Compiled`, which takes the executable.
         self.signature = lowered.signature
         self.partitioning = None
         self._store = entry
         self._entry = entry
         self._lowered = lowered
-        self._compile_anew = compile_anew
+        self._compile_again = compile_again
         self._decisions = {}
         self._profiling = Lock()
 
     @cached_property
     def executable(self) -> Executable:  # type: ignore[override]
         """The checked program, compiled now."""
-        return self._compile_anew()
+        return self._compile_again()
 
     @cached_property
     def pipelines(self) -> Any:  # type: ignore[override]

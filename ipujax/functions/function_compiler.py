@@ -308,10 +308,10 @@ class FunctionCompiler:
         key = traced.shardings.inputs, traced.result_shardings, traced.shardings.mesh
         if key not in programs:
             with collecting_rarely(), self._watching(sum(traced.timings.values())):
-                programs.setdefault(key, self._lower_anew(device, traced))
+                programs.setdefault(key, self._lower_again(device, traced))
         return programs[key]
 
-    def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+    def _lower_again(self, device: IPUModel, traced: Traced) -> Lowered:
         self._compilation(device).check(traced.jaxpr)
         check_jaxpr(self._name, traced.jaxpr, None if self._replication is None else self._replication.axis_name)
         line = self._settings.line or calling_line()

@@ -54,7 +54,7 @@ def test_hit_has_numbers_and_profile_of_compilation(tmp_path):
     assert second.profile.summary(show_var_storage=True) == text
     assert second.profile.scalars() == first.profile.scalars()
     assert second.profile.title == first.profile.title
-    assert "lowered_anew" not in second.lowered.__dict__
+    assert "lowered_again" not in second.lowered.__dict__
     assert second.as_text() == first.as_text()
     assert second.profile.timeline.cycles == first.profile.cycles
     assert second.executable.memory.max_tile_bytes == first.executable.memory.max_tile_bytes
@@ -110,7 +110,7 @@ def test_engine_program_is_stored(tmp_path):
     expected = first(*args)
     got = second(*args)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()) and a.aval == b.aval, expected, got))
-    assert "lowered_anew" not in second.lowered.__dict__
+    assert "lowered_again" not in second.lowered.__dict__
 
 
 def test_donation_and_static_arguments(tmp_path):
