@@ -15,6 +15,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
+# Keras reads it when it is imported.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras
@@ -25,7 +26,7 @@ import ipujax.keras as ipu
 
 CLASSES = 10
 SEED = 0
-TESTED = 297
+TESTED = 297  # the other 1,500 are whole batches of 50
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
     config = ipu.IPUConfig()
     config.auto_select_ipus = 1
     config.ipu_model.tiles_per_ipu = args.tiles
+    # Models that are made and trained inside run on the IPU.
     with ipu.IPUStrategy(config).scope():
         model = cnn()
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=args.steps)
@@ -85,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
         profile = model.ipu_profile
     print(f"{args.steps} batches of {args.batch}: {profile.cycles:,} cycles, {profile.seconds * 1e6:,.0f} µs on a Mk2")
     print(f"fullest tile: {profile.memory.max_tile_bytes:,} bytes")
+    # `fit` prepares batches while the device computes: the slower of both sets the pace.
     slower = "the host" if profile.is_host_bound else "the IPU"
     print(f"this host prepares them in {profile.host.prepared_seconds_per_call * 1e6:,.0f} µs: {slower} is slower")
     _, accuracy = model.evaluate(*test, verbose=0)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+# Keras reads it when it is imported.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras
@@ -49,13 +50,14 @@ def trained(args: argparse.Namespace, batches: int, on_ipus: bool = True) -> tup
     """The losses of the epochs, and the profile of an update.
 
     Args:
-        args: of the command line.
-        batches: whose gradients are accumulated in each replica.
-        on_ipus: whether the model runs on IPUs; in stock Keras, on batches as large as an update, if not.
+        args: arguments of the command line.
+        batches: batches of an update in each replica.
+        on_ipus: True for IPUs; False for stock Keras, with batches as large as an update.
     """
     images, labels = load_digits(return_X_y=True)
-    of_update = batches * args.replicas
-    examples = len(labels) // (of_update * BATCH) * of_update * BATCH
+    batches_of_update = batches * args.replicas
+    # Whole updates only, so that both runs see the same examples.
+    examples = len(labels) // (batches_of_update * BATCH) * batches_of_update * BATCH
     data = (images[:examples] / 16).astype(np.float32), labels[:examples]
     config = ipu.IPUConfig()
     config.auto_select_ipus = STAGES * args.replicas
@@ -66,8 +68,11 @@ def trained(args: argparse.Namespace, batches: int, on_ipus: bool = True) -> tup
         if on_ipus:
             model.set_pipelining_options(batches)
             model.set_replication_options(args.replicas)
-        model.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=of_update if on_ipus else 1)
-        size = BATCH if on_ipus else BATCH * of_update
+        model.compile(
+            "adam", "sparse_categorical_crossentropy", steps_per_execution=batches_of_update if on_ipus else 1
+        )
+        size = BATCH if on_ipus else BATCH * batches_of_update
+        # In order: losses of both runs are comparable only with equal batches.
         losses = model.fit(*data, batch_size=size, epochs=args.epochs, shuffle=False, verbose=0).history["loss"]
     return losses, model.ipu_profile if on_ipus else None
 
@@ -81,9 +86,11 @@ def main(argv: Sequence[str] | None = None) -> tuple[list[float], list[float]]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=2, help="copies of the pipeline, a power of two")
-    parser.add_argument("--width", type=int, default=256, help="of the layers")
+    parser.add_argument("--width", type=int, default=256, help="units of a layer")
     parser.add_argument("--tiles", type=int, default=0, help="tiles of each IPU; all that it has by default")
-    parser.add_argument("--batches", type=int, nargs="+", default=[2, 4, 8], help="accumulated, to be compared")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[2, 4, 8], help="batches of an update, a run for each number"
+    )
     args = parser.parse_args(argv)
     losses = []
     stock = []

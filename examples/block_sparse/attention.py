@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
     device = ipu.IPUModel(tiles_per_ipu=args.tiles)
     q, k, v = jax.random.normal(jax.random.key(0), (3, args.tokens, args.channels))
+    # The cost of dense attention does not depend on the mask.
     dense = cost(dense_attention, device, jnp.ones((args.tokens, args.tokens), bool), q, k, v)
     print(f"{args.tokens} tokens of {args.channels} channels, float32, blocks of {args.block}")
     print(f"dense                     {dense}")
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         pattern = banded(args.tokens, args.block, window)
         mask = pattern.dense(jnp.ones((pattern.num_blocks, args.block, args.block))) > 0
 
+        # The pattern is part of the compiled program, which is another one for each window.
         def attention(q: jax.Array, k: jax.Array, v: jax.Array, pattern: BlockPattern = pattern) -> jax.Array:
             return sparse_attention(pattern, args.tiles, q, k, v)
 

@@ -55,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
         "dense": (jnp.matmul, weight),
         "sparse": (
             lambda values, x: popsparse.static_matmul(pattern, values, x, buckets=args.tiles),
+            # Fewer weights reach each unit: larger ones keep the variance of its input.
             pattern.blocks_of(weight) / pattern.density**0.5,
         ),
     }
     optimizer = optax.adam(3e-3)
-    test = len(images) // 5
+    test = len(images) // 5  # the first fifth is for tests
     accuracy: dict[str, float] = {}
     for name, (layer, hidden) in layers.items():
         params = {

@@ -23,6 +23,7 @@ def lstm(builder: popart.Builder, args: argparse.Namespace) -> tuple[str, int]:
     weights = builder.addInitializedInputTensor(rng.normal(size=(1, 4 * units, units)).astype(np.float32) / 8)
     recurrent = builder.addInitializedInputTensor(rng.normal(size=(1, 4 * units, units)).astype(np.float32) / 8)
     _, last, _ = builder.aiOnnx.lstm([x, weights, recurrent], 3, hidden_size=units)
+    # Four gates, each a product with the input and one with the state: 8 multiply-adds a pair of units.
     return last, 2 * steps * batch * 8 * units**2
 
 
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     with builder.nameScope(args.kernel):
         result, operations = KERNELS[args.kernel](builder, args)
     options = popart.SessionOptions()
+    # Data come into being on the device, so that no host exchange is timed.
     options.syntheticDataMode = popart.SyntheticDataMode.RandomNormal
     options.engineOptions = {"debug.instrument": "true"}
     device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "ipuVersion": "ipu21"})
@@ -73,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     session.run(popart.PyStepIO({}, session.initAnchorArrays()))
 
     seconds = session.getReport().seconds / args.batches
+    # The backward part has two products for each product of the forward part.
     rate = operations * (3 if args.train else 1) / seconds
     mode = "training" if args.train else "inference"
     print(f"{args.kernel}, {mode}: {session.getCycleCount():,} cycles a step, {rate / 1e9:,.1f} GFLOP/s")

@@ -29,7 +29,9 @@ def session_of(has_phases: bool, args: argparse.Namespace) -> tuple[popart.Infer
     options = popart.SessionOptions()
     if has_phases:
         options.virtualGraphMode = popart.VirtualGraphMode.ExecutionPhases
+        # Rounded up: the last phase may have fewer layers.
         options.executionPhaseSettings.phases = -(-args.layers // args.layers_of_phase)
+        # Only weights off chip save memory: a phase has those of its own layers alone.
         options.weightTensorLocationSettings.location.storage = popart.TensorStorage.OffChip
     flow = popart.DataFlow(1, {y: popart.AnchorReturnType("ALL")})
     device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 2, "tilesPerIPU": args.tiles})
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
         report = session.getReport()
         used[session.name] = int(report.memory.max_tile_bytes)
         print(f"{session.name}: {used[session.name]:,} bytes on the fullest tile, {report.cycles:,} cycles")
+    # Phases change memory and cycles, not results.
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-6)
     print(report.summary())
     return used

@@ -34,12 +34,14 @@ def session_of(is_pipelined: bool, args: argparse.Namespace) -> tuple[popart.Tra
     options = popart.SessionOptions()
     options.virtualGraphMode = popart.VirtualGraphMode.Manual
     options.enablePipelining = is_pipelined
+    # Accumulated in both runs, so that both make the same updates and their cycles can be compared.
     options.enableGradientAccumulation = True
     options.accumulationFactor = args.micro_batches
     session = popart.TrainingSession(
         builder.getModelProto(),
         popart.DataFlow(args.batches, {loss: popart.AnchorReturnType("ALL")}),
         loss,
+        # The loss is a sum over the examples of a micro-batch.
         popart.ConstSGD(0.01 / args.micro_batch_size),
         popart.DeviceManager().createIpuModelDevice({"numIPUs": 2}),
         userOptions=options,

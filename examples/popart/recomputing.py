@@ -17,8 +17,8 @@ import ipujax.popart as popart
 LAYERS = 7
 
 
-def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSession, str, str]:
-    """Return a prepared session that recomputes in a way, and the names of its input and its loss."""
+def session_of(method: str, args: argparse.Namespace) -> tuple[popart.TrainingSession, str, str]:
+    """Return a prepared session that recomputes by a method, and the names of its input and its loss."""
     rng = np.random.default_rng(0)
     builder = popart.Builder()
     x = builder.addInputTensor("FLOAT", [args.batch_size, args.width], "data")
@@ -28,13 +28,14 @@ def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSessi
         w = builder.addInitializedInputTensor(weights)
         product = builder.aiOnnx.matmul([y, w])
         y = builder.aiGraphcore.gelu([product])
-        if way == "manual":
+        if method == "manual":
             builder.recomputeOutputInBackwardPass({product, y})
+            # Stored results bound each recomputed part: at most two layers are computed again at once.
             if layer % 2:
                 (y,) = builder.checkpointOutput([y])
     loss = builder.aiGraphcore.l1loss([y], 0.1)
     options = popart.SessionOptions()
-    if way == "auto":
+    if method == "auto":
         options.autoRecomputation = popart.RecomputationType.Standard
     session = popart.TrainingSession(
         builder.getModelProto(),
@@ -43,7 +44,7 @@ def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSessi
         popart.ConstSGD(0.01),
         popart.DeviceManager().createIpuModelDevice({"numIPUs": 1, "tilesPerIPU": args.tiles}),
         userOptions=options,
-        name=f"recompute_{way}",
+        name=f"recompute_{method}",
     )
     session.prepareDevice()
     session.weightsFromHost()
@@ -51,7 +52,7 @@ def session_of(way: str, args: argparse.Namespace) -> tuple[popart.TrainingSessi
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
-    """Train with each way; print memory and cycles, return the bytes of the fullest tiles."""
+    """Train with each method; print memory and cycles, return the bytes of the fullest tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=64)
@@ -60,14 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)
     used: dict[str, int] = {}
     losses = []
-    for way in ("none", "manual", "auto"):
-        session, x, loss = session_of(way, args)
+    for method in ("none", "manual", "auto"):
+        session, x, loss = session_of(method, args)
         results = session.initAnchorArrays()
         session.run(popart.PyStepIO({x: data}, results))
         losses.append(float(results[loss]))
         report = session.getReport()
-        used[way] = int(report.memory.max_tile_bytes)
-        print(f"{way:>6}: {used[way]:,} bytes on the fullest tile, {report.cycles:,} cycles, loss {losses[-1]:.4f}")
+        used[method] = int(report.memory.max_tile_bytes)
+        print(
+            f"{method:>6}: {used[method]:,} bytes on the fullest tile, {report.cycles:,} cycles, loss {losses[-1]:.4f}"
+        )
+    # Recomputation changes memory and cycles, not results.
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
     print(report.summary())
     return used

@@ -35,15 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> np.ndarray:
         hidden = builder.aiOnnx.tanh([builder.aiOnnx.matmul([x, first])])
     with builder.virtualGraph(args.ipus - 1), builder.nameScope("second"):
         probabilities = builder.aiOnnx.softmax([builder.aiOnnx.matmul([hidden, second])])
+        # PopART's loss takes probabilities, not logits.
         loss = builder.aiGraphcore.nllloss([probabilities, labels], debugContext="loss")
 
     options = popart.SessionOptions()
+    # Without this mode the IPUs named by `virtualGraph` have no effect.
     options.virtualGraphMode = popart.VirtualGraphMode.Manual
     session = popart.TrainingSession(
         builder.getModelProto(),
         popart.DataFlow(args.batches, {loss: popart.AnchorReturnType("ALL")}),
         loss,
-        popart.SGD({"defaultLearningRate": (0.2, False)}),
+        popart.SGD({"defaultLearningRate": (0.2, False)}),  # False: the rate may change between steps
         popart.DeviceManager().createIpuModelDevice({"numIPUs": args.ipus}),
         userOptions=options,
     )

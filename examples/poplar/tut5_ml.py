@@ -39,6 +39,7 @@ class Model:
 
 def build_model(graph: poplar.Graph, batch: int, eta: float) -> Model:
     """Adds softmax(xW + b) for batches of images, and a step of gradient descent of size `eta`."""
+    # Operands of the product are made by the library, which maps them as its plan reads them.
     x = poplin.create_mat_mul_input_lhs(graph, poplar.FLOAT, [batch, PIXELS], [PIXELS, CLASSES], "x")
     weights = poplin.create_mat_mul_input_rhs(graph, poplar.FLOAT, [batch, PIXELS], [PIXELS, CLASSES], "W")
     biases = graph.add_variable(poplar.FLOAT, [CLASSES], "b")
@@ -65,6 +66,7 @@ def build_model(graph: poplar.Graph, batch: int, eta: float) -> Model:
     probabilities = answers(learn)
     popnn.calc_loss(graph, probabilities, labels, loss, delta, "softmax_cross_entropy", learn, "dE/d(xW+b)")
     slope = poplin.mat_mul(graph, x.transpose(), delta, learn, "dE/dW")
+    # The loss of a batch is the mean of its examples.
     popops.scaled_add_to(graph, weights, slope, -eta / batch, learn, "W -= eta * dE/dW")
     popops.reduce(graph, delta, [0], "add", learn, "b -= eta * dE/db", scale=-eta / batch, update=biases)
     return Model(x, labels, weights, biases, num_correct, count, learn)
@@ -93,7 +95,7 @@ def build_programs(graph: poplar.Graph, model: Model, train_batches: int, test_b
     return [take_in, epoch("train", train_batches, model.learn), epoch("test", test_batches, model.count), give_out]
 
 
-TAKE_IN, TRAIN, TEST, GIVE_OUT = range(4)
+TAKE_IN, TRAIN, TEST, GIVE_OUT = range(4)  # positions of the programs in the engine
 
 
 def train(epochs: int, device: poplar.Device, batch: int = 40, eta: float = 0.5) -> tuple[float, dict[str, np.ndarray]]:

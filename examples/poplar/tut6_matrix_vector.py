@@ -25,6 +25,7 @@ class DotProductVertex(poplar.Vertex):
     b: poplar.Input[poplar.Vector[poplar.FLOAT]]
     out: poplar.Output[poplar.FLOAT]
 
+    # Its parameters are the input fields; a vertex has no state, so there is no `self`.
     def compute(a, b):
         return jnp.dot(a, b)
 
@@ -37,6 +38,7 @@ def build_multiply_program(
     num_rows = matrix.dim(0)
     num_tiles = graph.get_target().get_num_tiles()
     for row in range(num_rows):
+        # A row, its vertex and its result are on one tile, so that only the vector is exchanged.
         tile = row * num_tiles // num_rows
         graph.set_tile_mapping(matrix[row], tile)
         graph.set_tile_mapping(out[row], tile)
