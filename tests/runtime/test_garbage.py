@@ -41,7 +41,7 @@ def test_the_threshold_is_restored_after_an_error(thresholds):
 
 
 @pytest.mark.parametrize("youngest", [0, 1_000_000])
-def test_a_collector_that_is_off_or_rarer_is_left_alone(thresholds, youngest):
+def test_thresholds_of_a_disabled_or_rarer_collector_stay(thresholds, youngest):
     gc.set_threshold(youngest, 5, 7)
     with collecting_rarely():
         assert gc.get_threshold() == (youngest, 5, 7)

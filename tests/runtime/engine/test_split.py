@@ -82,7 +82,7 @@ def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) ->
 
 @given(groups())
 @settings(max_examples=50, deadline=None)
-def test_a_single_vertex_is_seen_as_among_many(group: VertexGroup) -> None:
+def test_signature_of_a_group_of_one_vertex(group: VertexGroup) -> None:
     one = unsplit(group)
     for signature in signatures(one):
         (expected,) = facts(one).values()

@@ -312,7 +312,7 @@ def test_light_and_dark(page):
     assert colours() == first
 
 
-def test_all_of_it_is_reached_by_the_keyboard(page):
+def test_tabulator_reaches_every_section(page):
     page.execute_script("document.querySelector('.skip').focus()")
     recorded = []
     for _ in range(len(SECTIONS) + 2):

@@ -149,7 +149,7 @@ def test_the_box_finds_variables_layers_and_lines(page, profile):
     find(page, "#search").send_keys(ESCAPE)
 
 
-def test_an_address_that_a_search_hides_ends_it(page):
+def test_address_of_a_hidden_row_clears_the_search(page):
     write(page, "spectrum")
     rows = "[...document.querySelectorAll('#operations tbody tr')]"
     hidden = page.execute_script(f"return {rows}.find((row) => row.hidden).id")

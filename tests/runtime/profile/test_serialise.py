@@ -60,7 +60,7 @@ def test_cbor_by_path_and_by_file(profile, both, tmp_path):
 
 
 @pytest.mark.parametrize(("value", "encoded"), RFC)
-def test_cbor_is_that_of_the_standard(value, encoded):
+def test_cbor_equals_examples_of_rfc_8949(value, encoded):
     pytest.importorskip("cbor2")
     raw = io.BytesIO()
     write_cbor(value, raw)

@@ -72,7 +72,7 @@ def test_memory_of_code_and_vertices(trained):
     assert memory.by_category["variable"].tolist() == [32] * 4
 
 
-def test_exchange_and_its_buffers():
+def test_cycles_and_bytes_of_an_exchange():
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")
     program = Sequence(*inputs(a), apply(graph, codelet("two tiles", 1), a, b, 2), output(b))

@@ -30,7 +30,7 @@ def test_calls_in_calls_compose_in_any_order() -> None:
     assert compose(outer, compose(call, inner)).layer == "net/mlp/dense"
 
 
-def test_a_part_is_that_of_the_equation_before_that_of_the_call() -> None:
+def test_part_of_the_equation_overrides_that_of_the_call() -> None:
     call = Origin(part="backward")
     assert compose(call, Origin(part="recomputed")).part == "recomputed"
     assert compose(call, Origin()).part == "backward"

@@ -80,7 +80,7 @@ def test_long_programs_have_steps_joined():
     assert trace.label(0) == "popops::Dear/compute, most of 2 steps, folded"
 
 
-def test_a_trace_is_data_and_again_a_trace():
+def test_execution_trace_survives_serialisation():
     trace = Profile(two_ipus()).execution_trace
     repeated = ExecutionTrace.of_data(trace.data())
     assert repeated.data() == trace.data() and repeated.work.shape == trace.work.shape

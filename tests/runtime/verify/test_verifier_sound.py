@@ -54,7 +54,7 @@ def test_halo_with_fill_and_reversed_output_pass():
     b.verify()
 
 
-def test_an_index_that_leaves_the_tensor_only_where_no_vertex_is_passes():
+def test_index_outside_the_tensor_passes_without_a_vertex():
     b = Builder()
     x = b.given(6)
     y = b.variable(6)

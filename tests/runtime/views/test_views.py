@@ -132,7 +132,7 @@ def test_long_files_list_the_lines_near_a_cost(tmp_path):
     assert file.listed_lines() == [*range(14, 27), None, *range(34, 47)]
 
 
-def test_a_file_that_is_gone_has_its_lines_still(tmp_path):
+def test_deleted_source_file_is_listed_with_line_numbers(tmp_path):
     profile = profile_of_file(tmp_path / "model.py", 50)
     (tmp_path / "model.py").unlink()
     linecache.clearcache()
