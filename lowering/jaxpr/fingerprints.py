@@ -184,15 +184,16 @@ class _Canonical:
                 return self._named(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return f"{name}({','.join(map(self.value, value))})"
+        # By fields first: a text of a dataclass may leave some out, and long arrays are cut short in it.
+        if dataclasses.is_dataclass(value):
+            fields = (f"{field.name}={self.value(getattr(value, field.name))}" for field in dataclasses.fields(value))
+            return f"{self._named(kind)}({','.join(fields)})"
         if kind.__module__.partition(".")[0] in _VERSIONED and "__repr__" in {
             key for x in kind.__mro__[:-1] for key in vars(x)
         }:
             text = repr(value)
             if not _ADDRESS.search(text):
                 return f"{name}:{text}"
-        if dataclasses.is_dataclass(value):
-            fields = (f"{field.name}={self.value(getattr(value, field.name))}" for field in dataclasses.fields(value))
-            return f"{self._named(kind)}({','.join(fields)})"
         if hasattr(value, "__wrapped__") and hasattr(value, "__qualname__"):  # a function of `jax.jit`
             return f"{name}({self.value(value.__wrapped__)})"
         raise NoFingerprintError(f"a value of type {name} is known by its address alone")
@@ -213,17 +214,19 @@ class _Canonical:
         return _digest(f"{name}({bases}){self.value({key: x for key, x in plain.items() if key[:2] != '__'})}")
 
     def _function(self, function: FunctionType) -> str:
-        """Return the text of a function: its code, defaults, closure, and the globals that the code names."""
+        """Return the text of a function: code, closure and defaults, for users' functions also globals in the code."""
         name = f"{function.__module__}.{function.__qualname__}"
-        if str(function.__module__).partition(".")[0] in _VERSIONED and function.__closure__ is None:
+        is_versioned = str(function.__module__).partition(".")[0] in _VERSIONED
+        if is_versioned and "<" not in function.__qualname__:  # others share their names: lambdas, inner functions
             return name
         if function in self._open:
             return f"open({self._open.index(function)})"
         self._open.append(function)
         try:
             closure = [cell.cell_contents for cell in function.__closure__ or ()]
-            names = sorted(_names_in(function.__code__) & function.__globals__.keys())
-            used = {key: self._global(function.__globals__[key]) for key in names}
+            # The version identifies the globals of its packages.
+            names = set() if is_versioned else _names_in(function.__code__) & function.__globals__.keys()
+            used = {key: self._global(function.__globals__[key]) for key in sorted(names)}
             defaults = function.__defaults__, function.__kwdefaults__
             code = self._once(function.__code__, self._code)
             return _digest(f"{name}{code}{self.value(closure)}{self.value(defaults)}{sorted(used.items())}")

@@ -88,7 +88,7 @@ class Blocked:
 
     def _repr_html_(self) -> str:
         return _as_html(
-            self, prod(self.shape), f"Tile mapping of {' × '.join(map(str, self.shape))} elements, in boxes"
+            self, prod(self.shape), f"Tile mapping of {' × '.join(map(str, self.shape))} elements, in blocks"
         )
 
 

@@ -391,7 +391,7 @@ def test_copies_to_several_variables_equal_brute_force(num_tiles: int) -> None:
 
 
 def elementwise(graph: Graph, tensor: Tensor, mapping: TileMapping) -> Traffic:
-    """Reads `tensor` by the boxes of a mapping of its shape."""
+    """Reads `tensor` by the blocks of a mapping of its shape."""
     cuts = mapping.cuts if isinstance(mapping, Blocked) else (np.append(mapping.starts, mapping.size),)
     axes = [Axis(f"a{number}", cut) for number, cut in enumerate(cuts)]
     access = Access(tensor, tuple(element(number) for number in range(len(axes))))

@@ -1,4 +1,4 @@
-"""The runs of a tile mapping in boxes against the box of every element."""
+"""The runs of a tile mapping in blocks against the block of every element."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Digests of values: different ones for values that differ anywhere, equal ones in every process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import FunctionType
+
+import numpy as np
+import pytest
+
+from ipujax.lowering.jaxpr import NoFingerprintError, digest_of
+from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.runtime.graph import Codelet
+from ipujax.runtime.target import PRESETS
+from ipujax.runtime.tensor import flat_mapping
+
+
+def lambdas_of(module: str, *sources: str) -> list[FunctionType]:
+    namespace = {"__name__": module}
+    exec("\n".join(f"f{n} = {source}" for n, source in enumerate(sources)), namespace)
+    return [value for key, value in namespace.items() if key[:1] == "f"]
+
+
+def test_every_element_of_a_long_mapping_counts():
+    starts = np.arange(3_000)
+    tiles = np.arange(3_000, dtype=np.int32)
+    changed = tiles.copy()
+    changed[1_500] = 7
+    assert digest_of(flat_mapping(3_000, starts, tiles)) != digest_of(flat_mapping(3_000, starts, changed))
+
+
+def test_codelets_of_one_name_differ_by_their_code():
+    def codelet(factor: int) -> Codelet:
+        return Codelet("same", (), lambda: factor, lambda shapes, target: np.int64(factor))
+
+    assert digest_of(codelet(1)) == digest_of(codelet(1)) != digest_of(codelet(2))
+
+
+@pytest.mark.parametrize("module", ["ipujax.table", "models"])
+def test_lambdas_of_one_module_differ_by_their_code(module):
+    first, second, same_line = lambdas_of(module, "lambda x: x + 1", "lambda x: x * 2", "lambda x: x + 1")
+    assert len({digest_of(first), digest_of(second), digest_of(same_line)}) == 3
+
+
+def test_functions_of_ipujax_are_known_by_name():
+    assert digest_of(KINDS) == digest_of(KINDS)
+    assert len({digest_of(kind) for kind in KINDS}) == len(KINDS)
+
+
+def test_values_known_by_address_have_none():
+    with pytest.raises(NoFingerprintError, match="object is known by its address alone"):
+        digest_of(object())
+
+
+def test_equal_in_another_process():
+    program = (
+        "from ipujax.lowering.jaxpr import digest_of; from ipujax.lowering.poplin.vertex_kinds import KINDS;"
+        "from ipujax.runtime.target import PRESETS; print(digest_of(PRESETS['mk2'], KINDS))"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == digest_of(PRESETS["mk2"], KINDS)
