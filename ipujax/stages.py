@@ -284,10 +284,12 @@ class Lowered(Stage):
     def _compiled(self) -> Compiled:
         from ipujax.fit import compile_fitting
         from ipujax.runtime.compile import STEPS
+        from ipujax.storage.stored_values import storing_values
 
         steps = (*self.timings, *STEPS)
         spent_seconds = sum(self.timings.values())
-        with collecting_rarely(), watch_compilation(self.name, lambda: steps, self._options.progress, spent_seconds):
+        watching = watch_compilation(self.name, lambda: steps, self._options.progress, spent_seconds)
+        with collecting_rarely(), watching, storing_values(self._options.cache_dir):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file, lowered.timings)
         compiled = Compiled(lowered, executable, self.store)

@@ -5,6 +5,9 @@ All of them share one memory, large during a compilation. Between two it has the
 others (`keep_recent`). The least recently used results are dropped first; `clear_caches` drops all. Functions for names
 and views, which are called most often and return few bytes, have small caches of their own.
 
+Values that take long to compute and few bytes to store, as plans and costs of compute sets, may outlive the process: a
+`ValueStore` is asked for them when they are not in memory (`values_stored_in`).
+
 Input: a function of hashable arguments whose result depends on them alone and is never changed. Output: the function
 with a cache. A key has the function and its arguments, its value is the result.
 Limits: an array counts once for all entries that have it; of other objects a fixed size is assumed.
@@ -13,14 +16,16 @@ Limits: an array counts once for all entries that have it; of other objects a fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import CDLL
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, wraps
 from itertools import count
 from math import inf
 from threading import Lock
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -156,6 +161,44 @@ def remembered(function: Callable[P, Value]) -> Callable[P, Value]:
     @wraps(function)
     def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
         return recall((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
+
+    return cached
+
+
+class ValueStore(Protocol):
+    """Values by key, outside of the process."""
+
+    def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key, from `compute` if it is not in the store."""
+
+
+_store: ContextVar[ValueStore | None] = ContextVar("store", default=None)
+
+
+@contextmanager
+def values_stored_in(store: ValueStore | None) -> Iterator[None]:
+    """Ask a store for values that are computed inside the `with`, None for no store."""
+    token = _store.set(store)
+    try:
+        yield
+    finally:
+        _store.reset(token)
+
+
+def recall_stored(key: Hashable, compute: Callable[[], Value]) -> Value:
+    """Return the value of a key, from memory, else from the store of the context, else from `compute`."""
+
+    # Values that `compute` needs are stored too: other programs may need them alone.
+    store = _store.get()
+    return recall(key, compute if store is None else lambda: store.recall(key, compute))
+
+
+def remembered_and_stored(function: Callable[P, Value]) -> Callable[P, Value]:
+    """Return a pure function with a cache in memory, and in the store of the context."""
+
+    @wraps(function)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
+        return recall_stored((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
 
     return cached
 

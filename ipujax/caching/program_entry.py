@@ -111,7 +111,7 @@ class ProgramEntry:
                 sections[_COMPUTATION] = exported_computation(lowered.run_program, avals)
             except (ValueError, NotImplementedError, TypeError) as error:
                 _LOG.info("%s: its computation is not stored, jax.export refuses it: %s", self._name, error)
-        self._directory.write(self._key, Head(_PROGRAM, self._key, asdict(figures)), sections)
+        self._directory.write((Head(_PROGRAM, self._key, asdict(figures)), sections))
 
     def put_profile(self, profile: Profile) -> None:
         """Store a profile, when it is read first: all of its figures are computed for that."""
@@ -122,7 +122,7 @@ class ProgramEntry:
         except ValueError as error:  # a figure that is not finite
             _LOG.info("the profile of %s is not stored: %s", self._name, error)
             return
-        self._directory.write(self._key, Head(_PROFILE, self._key), {_PROFILE: content})
+        self._directory.write((Head(_PROFILE, self._key), {_PROFILE: content}))
 
 
 def entry_of(plan: LoweringPlan, directory: CacheDirectory) -> ProgramEntry | None:

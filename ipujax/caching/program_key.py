@@ -9,28 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.lowering.jaxpr import NoFingerprintError, digest_of, fingerprint
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.options import Options
-from ipujax.storage import installed_versions
-from ipujax.storage.versions import source_state
+from ipujax.storage.versions import compiler_state
 
 # Options without effect on numbers and profile.
 _WITHOUT_EFFECT = frozenset({"progress", "cache_dir"})
-# Settings of JAX that the lowering of a jaxpr reads.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_random_seed_offset",
-)
 
 
 def program_key(plan: LoweringPlan) -> str:
@@ -50,9 +37,7 @@ def program_key(plan: LoweringPlan) -> str:
     if request.dots or request.kinds:
         raise NoFingerprintError("the environment asks for dumps of its compilation")
     return digest_of(
-        installed_versions(),
-        source_state(),
-        {name: getattr(jax.config, name, None) for name in _SETTINGS},
+        compiler_state(),
         plan.target.to_data(),
         options_data(plan.options),
         (str(plan.name), plan.name.file, plan.line),

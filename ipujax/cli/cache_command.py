@@ -13,7 +13,7 @@ from ipujax.runtime.profile import text_table
 from ipujax.storage import CACHE_BYTES, CACHE_DIR, CacheFile, requested_directory
 
 _HELP = f"""
-Says how many programs the cache on disk has, and their bytes; --clear removes them. The directory is that of
+Says how many programs and plans the cache on disk has, and their bytes; --clear removes them. The directory is that of
 {CACHE_DIR} unless --dir names one; {CACHE_BYTES} bounds its bytes. See docs/caching.md.
 """
 
@@ -31,7 +31,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--info", action="store_true", help="show what the cache has; also without an option")
-    choice.add_argument("--clear", action="store_true", help="remove all programs; other files of the directory stay")
+    choice.add_argument(
+        "--clear", action="store_true", help="remove programs and plans; other files of the directory stay"
+    )
     parser.add_argument(
         "--dir", metavar="FOLDER", help=f"directory of the cache, as Options(cache_dir=…); else {CACHE_DIR}"
     )
@@ -57,8 +59,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _amount(files: Sequence[CacheFile]) -> str:
-    programs = len({file.path.name.partition("-")[0] for file in files})
-    return f"{programs:,} programs, {len(files):,} files, {sum(file.size for file in files):,} bytes"
+    plans = sum(file.kind == "plan" for file in files)
+    programs = len({file.key for file in files if file.kind != "plan"})
+    total_bytes = sum(file.size for file in files)
+    return f"{programs:,} programs, {len(files):,} files, {plans:,} of them plans and costs, {total_bytes:,} bytes"
 
 
 def _day(file: CacheFile) -> str:

@@ -38,6 +38,16 @@ class CacheFile:
     size: int
     last_use: float
 
+    @property
+    def key(self) -> str:
+        """Digest of everything that its contents depend on."""
+        return self.path.stem.partition("-")[0]
+
+    @property
+    def kind(self) -> str:
+        """Kind of its contents: program, profile or plan."""
+        return self.path.stem.partition("-")[2]
+
 
 class CacheDirectory:
     """A directory with sealed files.
@@ -78,9 +88,16 @@ class CacheDirectory:
         with suppress(OSError):  # it is not used in any case
             path.unlink(missing_ok=True)
 
-    def write(self, key: str, head: Head, sections: Mapping[str, bytes]) -> None:
-        """Write a sealed file, then remove the longest unused files beyond the bound."""
-        content = seal(head, sections)
+    def write(self, *files: tuple[Head, Mapping[str, bytes]]) -> None:
+        """Write sealed files, each of a head and sections, then remove the longest unused files beyond the bound."""
+        try:
+            for head, sections in files:
+                self._write(head, seal(head, sections))
+            self._shrink()
+        except OSError as error:
+            self.warn(f"{self.path} cannot be written: {error.strerror or error}")
+
+    def _write(self, head: Head, content: bytes) -> None:
         if len(content) > self.max_bytes:
             _LOG.info("%s of %s bytes is larger than the whole cache", head.kind, f"{len(content):,}")
             return
@@ -88,12 +105,11 @@ class CacheDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(content)
-            unfinished.replace(self._path(key, head.kind))
-            self._shrink()
-        except OSError as error:
-            self.warn(f"{self.path} cannot be written: {error.strerror or error}")
+            unfinished.replace(self._path(head.key, head.kind))
+        except OSError:
             with suppress(OSError):  # as where the path leads through a file
                 unfinished.unlink(missing_ok=True)
+            raise
 
     def files(self) -> list[CacheFile]:
         """Return the files of the cache, longest unused first; none if there is no such directory.

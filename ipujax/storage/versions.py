@@ -1,6 +1,6 @@
-"""Versions of the compiler and its packages: a stored program is used by equal versions alone.
+"""State of the compiler and its packages: a stored program or plan is used in an equal state alone.
 
-Input: the packages that are installed. Output: their versions, by name.
+Input: the packages that are installed, and settings of JAX. Output: their versions and values, by name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,22 @@ import jax
 import numpy as np
 
 _PACKAGE = Path(__file__).parent.parent
+# Settings of JAX that the lowering of a jaxpr reads.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)
+
+
+def compiler_state() -> tuple[dict[str, str], str, dict[str, object]]:
+    """Return the versions of the packages, the state of the files of ipujax, and the settings of JAX."""
+    settings = {name: getattr(jax.config, name, None) for name in _SETTINGS}
+    return installed_versions(), source_state(), settings
 
 
 @cache  # of the process: installed files do not change while it runs

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
     from ipujax.lowering.jaxpr.fingerprints import (
         CALLBACKS as CALLBACKS,
+        Digests as Digests,
         NoFingerprintError as NoFingerprintError,
         digest_of as digest_of,
         fingerprint as fingerprint,
@@ -63,7 +64,7 @@ else:
         {
             "call_sites": "Bodies CallSite CallSites",
             "equation_numbers": "EquationNumbers",
-            "fingerprints": "CALLBACKS NoFingerprintError digest_of fingerprint",
+            "fingerprints": "CALLBACKS Digests NoFingerprintError digest_of fingerprint",
             "nested": (
                 "Rewrite equations equations_inside everywhere once primitive_names results_in_memories variables"
                 " variables_read with_inner"

@@ -58,6 +58,26 @@ def digest_of(*values: Any) -> str:
     return _digest(_Canonical().value(values))
 
 
+class Digests:
+    """Digests of values as by `digest_of`, quicker for many that share objects.
+
+    Args:
+        common: values that each digest includes.
+    """
+
+    def __init__(self, *common: Any) -> None:
+        self._canonical = _Canonical()
+        self._common = self._canonical.value(common)
+
+    def of(self, value: Any) -> str:
+        """Return the digest of a value with the common ones.
+
+        Raises:
+            NoFingerprintError: it has no canonical form.
+        """
+        return _digest(self._common + self._canonical.value(value))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -172,6 +192,10 @@ class _Canonical:
                 return self.jaxpr(value)
             case np.dtype():
                 return repr(value)
+            case np.ndarray() if value.dtype.kind in "biufc":
+                return _array_text(value)
+            case np.ndarray() if value.dtype.hasobject:  # its bytes are addresses
+                raise NoFingerprintError("an array of Python objects has no canonical form")
             case np.ndarray() | np.generic() | jax.Array():
                 return self._constant(value)
             case FunctionType():
@@ -209,7 +233,7 @@ class _Canonical:
         plain = {
             key: x.fget if isinstance(x, property) else getattr(x, "__func__", x)
             for key, x in vars(value).items()
-            if isinstance(x, FunctionType | property | staticmethod | classmethod | _ATOMS)
+            if isinstance(x, (FunctionType, property, staticmethod, classmethod, *_ATOMS))
         }
         return _digest(f"{name}({bases}){self.value({key: x for key, x in plain.items() if key[:2] != '__'})}")
 

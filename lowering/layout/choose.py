@@ -19,7 +19,7 @@ from ipujax.lowering.layout.mapping import first_tile
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, unmoved_placement
 from ipujax.lowering.layout.trial import choose_cheapest, weighted_cost
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
@@ -103,7 +103,7 @@ def _trial_cost(graph: Graph, add: Add, placement: Blocked) -> int:
     return weighted_cost(graph, lambda builder: add(builder, placement))
 
 
-@remembered
+@remembered_and_stored
 def _ranked(
     shape: tuple[int, ...],
     order: tuple[int, ...],

@@ -33,7 +33,7 @@ from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.window import Window
 from ipujax.lowering.popops.maps.constants import immediate_of
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (
     Access,
@@ -133,7 +133,7 @@ def convolution(
     return _add_steps(builder, x, w, _PlannedConv(plan, params, tuple(windows))).reshape(out_shape)
 
 
-@remembered
+@remembered_and_stored
 def _choose_plan(
     plan: Plan,
     target: Target,

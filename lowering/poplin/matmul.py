@@ -29,7 +29,7 @@ from ipujax.lowering.poplin.product_plan import Grid, Plan, plan_matmul, spec_of
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (
     Access,
@@ -107,7 +107,7 @@ def matmul(
     return _add_steps(builder, a, b, plan, precision)
 
 
-@remembered
+@remembered_and_stored
 def _choose_plan(
     plan: Plan,
     operands: tuple[Operand, ...],

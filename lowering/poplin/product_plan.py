@@ -38,7 +38,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.exchange import receive_cycles, superstep
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -178,7 +178,7 @@ def plan_matmul(
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
-@remembered
+@remembered_and_stored
 def plan_convolution(
     spec: ConvSpec,
     target: Target,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipujax.runtime.cache import recall
+from ipujax.runtime.cache import recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
 from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
 from ipujax.runtime.exchange.traffic import traffic
@@ -130,7 +130,7 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
     if None in key:
         return _cost(graph, compute_set)
-    cost = recall(("compute set", key, graph.target), lambda: _cost(graph, compute_set))
+    cost = recall_stored(("compute set", key, graph.target), lambda: _cost(graph, compute_set))
     return replace(cost, compute_set=compute_set)
 
 

@@ -42,7 +42,7 @@ def test_two_writers(tmp_path):
 
     def write(sections):
         for _ in range(20):
-            CacheDirectory(str(tmp_path)).write(KEY, HEAD, sections)
+            CacheDirectory(str(tmp_path)).write((HEAD, sections))
 
     threads = [threading.Thread(target=write, args=(sections,)) for sections in contents]
     for thread in threads:
@@ -56,7 +56,7 @@ def test_two_writers(tmp_path):
 
 def test_clear_keeps_foreign_files(tmp_path):
     directory = CacheDirectory(str(tmp_path))
-    directory.write(KEY, HEAD, SECTIONS)
+    directory.write((HEAD, SECTIONS))
     (tmp_path / "notes.txt").write_text("mine")
     assert [file.path.name for file in directory.clear()] == [f"{KEY}-program.ipujax"]
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -65,7 +65,7 @@ def test_clear_keeps_foreign_files(tmp_path):
 
 def test_file_that_is_removed_meanwhile_hides_no_other(tmp_path):
     directory = CacheDirectory(str(tmp_path))
-    directory.write(KEY, HEAD, SECTIONS)
+    directory.write((HEAD, SECTIONS))
     for digit in "12345678":  # entries of names, without files, as between a listing and a look at the file
         (tmp_path / f"{digit * 64}-program.ipujax").symlink_to(tmp_path / "absent")
     assert [file.path.name for file in directory.files()] == [f"{KEY}-program.ipujax"]
