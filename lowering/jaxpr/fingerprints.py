@@ -212,14 +212,14 @@ class _Canonical:
         if dataclasses.is_dataclass(value):
             fields = (f"{field.name}={self.value(getattr(value, field.name))}" for field in dataclasses.fields(value))
             return f"{self._named(kind)}({','.join(fields)})"
+        if hasattr(value, "__wrapped__") and hasattr(value, "__qualname__"):  # a function of `jax.jit` or `ipu.jit`
+            return f"{name}({self.value(value.__wrapped__)})"
         if kind.__module__.partition(".")[0] in _VERSIONED and "__repr__" in {
             key for x in kind.__mro__[:-1] for key in vars(x)
         }:
             text = repr(value)
             if not _ADDRESS.search(text):
                 return f"{name}:{text}"
-        if hasattr(value, "__wrapped__") and hasattr(value, "__qualname__"):  # a function of `jax.jit`
-            return f"{name}({self.value(value.__wrapped__)})"
         raise NoFingerprintError(f"a value of type {name} is known by its address alone")
 
     def _named(self, value: Any) -> str:

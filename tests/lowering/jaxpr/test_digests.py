@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import FunctionType
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import ipujax as ipu
 from ipujax.lowering.jaxpr import NoFingerprintError, digest_of
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.graph import Codelet
@@ -41,6 +44,14 @@ def test_codelets_of_one_name_differ_by_their_code():
 def test_lambdas_of_one_module_differ_by_their_code(module):
     first, second, same_line = lambdas_of(module, "lambda x: x + 1", "lambda x: x * 2", "lambda x: x + 1")
     assert len({digest_of(first), digest_of(second), digest_of(same_line)}) == 3
+
+
+@pytest.mark.parametrize("jit", [jax.jit, ipu.jit])
+def test_compiled_functions_differ_by_their_code(jit):
+    def shifted(amount: float) -> Any:
+        return jit(lambda x: x + amount)
+
+    assert digest_of(shifted(1.0)) == digest_of(shifted(1.0)) != digest_of(shifted(2.0))
 
 
 def test_functions_of_ipujax_are_known_by_name():
