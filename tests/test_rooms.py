@@ -247,8 +247,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.functions": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit"
-        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.jax_compat lowering.partition"
-        " lowering.replicas runtime.host runtime.logs runtime.options"
+        " ipujax.lowering_plan ipujax.sharding ipujax.stages lowering.jax_compat lowering.partition lowering.replicas"
+        " runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.functions ipujax.sharding ipujax.stages runtime.options"

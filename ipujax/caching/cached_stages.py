@@ -18,6 +18,7 @@ from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.logs import Log, step
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
+from ipujax.storage.stored_values import storing_values
 
 if TYPE_CHECKING:
     from ipujax.runtime.compile import Executable
@@ -146,6 +147,7 @@ def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
         figures = None if entry is None else entry.figures()
     if entry is not None and figures is not None:
         return CachedLowered(plan, entry, figures, timings, lower)
-    lowered = lower()
+    with storing_values(plan.options.cache_dir):
+        lowered = lower()
     lowered.store = entry
     return lowered

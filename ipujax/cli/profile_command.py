@@ -11,11 +11,12 @@ Limits: programs of `ipu.jit` that other threads compile are not listed.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from ipujax.cli.command_parser import Commands, add_command
@@ -106,12 +107,27 @@ def _run(args: argparse.Namespace) -> int:
                 print(f"{name} was changed by the script, without effect: {_SET_BEFORE}", file=sys.stderr)
             names = _distinct([program.name for program in programs])
             profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
-            _show(script, file, profiles, run, args)
+            with _logging_warnings():
+                _show(script, file, profiles, run, args)
 
-        code = run_script(command, at_immediate_exit=show)
-    if os.getpid() == process:  # else a child that the script has forked: the table is its parent's
-        show()
-    return code
+        try:
+            return run_script(command, at_immediate_exit=show)
+        finally:
+            if os.getpid() == process:  # else a child that the script has forked: the table is its parent's
+                show()
+
+
+@contextmanager
+def _logging_warnings() -> Iterator[None]:
+    """Log no steps of compilations to the script's handlers, unless it has set a level for ipujax."""
+    # Scripts that log everything informative, as with absl, do not mean compilations that they know nothing of.
+    logger = logging.getLogger("ipujax")
+    level = logger.level
+    logger.setLevel(level or logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:

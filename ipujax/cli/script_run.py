@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from ipujax.jax_scripts import PROFILED_FILES
 
-_INTERRUPTED = 130  # as a shell has it: 128 and the signal
 _HIDDEN = (__file__, runpy.__file__, "<frozen runpy>", *PROFILED_FILES)
 
 
@@ -31,13 +30,18 @@ def run_script(command: Sequence[str], at_immediate_exit: Callable[[], None] = l
     Args:
         command: a Python command line without the interpreter.
         at_immediate_exit: called if the script ends by `os._exit`, which nothing else of this process survives.
+
+    Raises:
+        KeyboardInterrupt: an interrupt ended the script, which is shown already; unhandled, it ends the process by the
+            signal, as that of `python`.
     """
     with _restored(), _seeing_immediate_exit(at_immediate_exit):
-        code = _run(command)
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        return code
+        try:
+            return _run(command)
+        finally:
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
 
 
 def _run(command: Sequence[str]) -> int:
@@ -60,7 +64,21 @@ def _run(command: Sequence[str]) -> int:
     except BaseException as error:  # of the script: shown as Python shows it
         _remove_own_frames(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error, KeyboardInterrupt):
+            raise _shown(KeyboardInterrupt()) from None
+        return 1
+
+
+def _shown(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
+    """Return an interrupt that Python does not show when it ends the process."""
+    show = sys.excepthook
+
+    def show_others(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if error is not interrupt:
+            show(kind, error, traceback)
+
+    sys.excepthook = show_others
+    return interrupt
 
 
 def _run_file(path: str) -> None:

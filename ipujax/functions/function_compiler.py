@@ -326,12 +326,9 @@ class FunctionCompiler:
             # The compiler is imported here: a program of the cache is called without.
             from ipujax.fit import first_choice
             from ipujax.lowering_plan.planned_lowering import PlannedLowering
-            from ipujax.storage.stored_values import storing_values
 
             lowering = PlannedLowering.of_plan(plan)
-            choice = first_choice(self._settings.options, lowering.argument_bytes_per_tile)
-            with storing_values(plan.options.cache_dir):
-                return lowering.lowered(choice)
+            return lowering.lowered(first_choice(self._settings.options, lowering.argument_bytes_per_tile))
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._settings.static)
