@@ -30,7 +30,7 @@ def images(name: str, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
 def examples(name: str, split: str = "train") -> Pipeline:
     """Return a pipeline of dictionaries with an image and a label, or with the text of all examples."""
     if "shakespeare" in name:
-        return Pipeline(lambda: iter([{"text": np.array(TEXT.encode())}]), 1)
+        return Pipeline(lambda: iter([{"text": np.bytes_(TEXT.encode())}]), 1)
     x, y = images(name, split)
     if "binarized" in name:
         x = (x > 127).astype(np.uint8)
