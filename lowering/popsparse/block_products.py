@@ -3,7 +3,7 @@
 A block names its row of blocks of each dense operand by a number within the bucket. A number past the last row leaves
 the block out. Sums of a vertex are float32; a vertex uses all workers of its tile.
 Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU" (buckets, meta-information,
-both forms). Limits: cycles of vector multiply-adds in sampled products are `assumed`.
+both forms).
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.poplin.cycles import Count, Precision, amp_1x1_cycles, ceil_div
 from ipujax.lowering.popsparse.product_cycles import dynamic_cycles, static_cycles
+from ipujax.lowering.popsparse.sampled_cycles import sampled_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
-from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, whole_cycles
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name
 
 _MULTIPLY_ADD = 2  # operations
-_WORKER_CYCLES = 25  # assumed: start of a worker, pointers to operands
-_BLOCK_CYCLES = 8  # assumed: meta-information of a block, and addresses of its operands
-# Assumed: beside the load of a vector of the dense operand, which issues with the multiply-add of the last one.
-_VECTOR_CYCLES = 1
 
 
 @remembered
@@ -76,9 +72,10 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
         return jnp.einsum("bmn,bkn->bmk", *operands, preferred_element_type=jnp.float32).astype(out_dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        (_, m, n), *_, (blocks, _, k) = shapes
+        (rows, _, n), (reads, _, _), *_, (blocks, _, _) = shapes
+        block = int(np.max(shapes[-1][1]))
         used = blocks if most_blocks is None else np.minimum(most_blocks, blocks)
-        return _sampled_cycles(target, dtype, used, m, n, k)
+        return sampled_cycles(target, dtype, block, np.minimum(rows, used), np.minimum(reads, used), used, n)
 
     fields = (
         Field("left", "in", dtype),
@@ -98,13 +95,3 @@ def _block_flops(shapes: BlockShapes) -> np.ndarray:
 def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
     (_, _, n), *_, (blocks, m, k) = shapes
     return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
-
-
-def _sampled_cycles(target: Target, dtype: Any, blocks: Count, m: Count, k: Count, n: Count) -> np.ndarray:
-    """Tile cycles of sampled products, each [m, k] by [k, n]: the faster of the AMP and vector multiply-adds."""
-    precision: Precision = "half" if np.dtype(dtype).itemsize == 2 else "float"
-    amp = amp_1x1_cycles(target, precision, n, k, m, blocks)
-    vectors = ceil_div(ceil_div(n, target.vector_width_bytes // np.dtype(dtype).itemsize), target.worker_contexts)
-    vector_cycles = _VECTOR_CYCLES + load_cycles(target.vector_width_bytes, target)
-    worker = _WORKER_CYCLES + blocks * (_BLOCK_CYCLES + m * k * (1 + whole_cycles(vectors * vector_cycles)))
-    return np.asarray(np.minimum(amp, target.supervisor_overhead_cycles + issue_round_cycles(target) * worker))
