@@ -256,8 +256,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.fit ipujax.lowering_plan"
-        " ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.partition runtime.logs runtime.options"
-        " runtime.profile runtime.report runtime.signatures runtime.target"
+        " ipujax.sharding ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition runtime.logs"
+        " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.arguments lowering.jaxpr runtime.signatures",
     "ipujax.auto_sharding": (

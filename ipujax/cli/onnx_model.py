@@ -10,14 +10,16 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.jit import jit
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.report import Profile
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _SUFFIX = ".onnx"
 _OPEN_SIZE = 1

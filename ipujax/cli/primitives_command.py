@@ -12,8 +12,6 @@ from textwrap import wrap
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.terminal import say
-from ipujax.lowering.rules import RULES
-from ipujax.lowering.rules.coverage import MEANINGS, OTHERS, Kind, primitive_kind, primitive_names
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 
@@ -39,6 +37,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_all() -> str:
+    # The rules are imported here: other commands do without the compiler.
+    from ipujax.lowering.rules.coverage import MEANINGS, Kind, primitive_kind, primitive_names
+
     of_kind: dict[Kind, list[str]] = defaultdict(list)
     for name in primitive_names():
         of_kind[primitive_kind(name)].append(name)
@@ -52,6 +53,9 @@ def _list_all() -> str:
 
 def _describe(name: str) -> str:
     """Return the kind of a primitive, and its lowering rule with the first line of its docstring."""
+    from ipujax.lowering.rules import RULES
+    from ipujax.lowering.rules.coverage import MEANINGS, OTHERS, primitive_kind, primitive_names
+
     names = primitive_names()
     if name not in names:
         expected = f"one of {len(names)}, which `ipujax primitives` lists"

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.jax_environment import applied_environment
@@ -31,8 +32,10 @@ from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import check_environment
 from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
-from ipujax.runtime.report import Profile
 from ipujax.runtime.target import PRESETS
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _SET_BEFORE = "set it before `ipujax profile`"
 _SUFFIX = ".profile"

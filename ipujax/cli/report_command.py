@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.terminal import has_colours, say
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.report import Profile, compare, runs_table
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _REPORT = """
 Shows a saved profile: where cycles and bytes go. `profile.save(path)` and `ipujax profile --save` write such files.
@@ -71,10 +74,15 @@ def _profile(args: argparse.Namespace) -> Profile:
     if is_onnx_file(args.file):
         return onnx_profile(args.file, args)
     check_no_onnx_arguments(args)
+    # Reports are imported here: other commands do without.
+    from ipujax.runtime.report import Profile
+
     return Profile.load(args.file)
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from ipujax.runtime.report import Profile, compare, runs_table
+
     paths = [args.first, *args.others]
     profiles = [Profile.load(path) for path in paths]
     if len(profiles) > 2:

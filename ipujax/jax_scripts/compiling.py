@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -18,18 +18,19 @@ from ipujax.arguments import FunctionName
 from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
-from ipujax.fit import first_choice
 from ipujax.jax_scripts.batch_split import BatchSplit
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan
-from ipujax.lowering_plan.planned_lowering import PlannedLowering
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.options import Options
-from ipujax.runtime.report import Profile
 from ipujax.runtime.target import Target
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
+    from ipujax.stages import Lowered
 
 # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
 OPTIONS = Options(allow_out_of_memory=True)
@@ -55,15 +56,22 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
         check_jaxpr(name, record.traced.jaxpr, None)
         plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
-        lowering = PlannedLowering.of_plan(plan)
-        choice = first_choice(OPTIONS, lowering.argument_bytes_per_tile)
-        compiled = find_or_lower(plan, lambda: lowering.lowered(choice)).compile()
+        compiled = find_or_lower(plan, lambda: _lower(plan)).compile()
     profile: Profile = compiled.profile
     if record.sample is None or _has_cycles(profile):
         return profile
     args, kwargs = record.sample
     _, profile = compiled.profile_call(*args, **kwargs)
     return profile
+
+
+def _lower(plan: LoweringPlan) -> Lowered:
+    # The compiler is imported here: scripts without functions to compile do without.
+    from ipujax.fit import first_choice
+    from ipujax.lowering_plan.planned_lowering import PlannedLowering
+
+    lowering = PlannedLowering.of_plan(plan)
+    return lowering.lowered(first_choice(OPTIONS, lowering.argument_bytes_per_tile))
 
 
 def _traced(record: FunctionRecord, traced: jax.stages.Traced) -> Traced:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ipujax.device import Device, IPUModel, check_device, current_device
 from ipujax.jax_scripts.batch_split import BatchSplit
@@ -31,8 +32,10 @@ from ipujax.jax_scripts.selection import Selection
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.profile import FilePath, Row, text_table
-from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 _LOG = Log("profiling")
 _INTERRUPTED = "the compilation was interrupted"

@@ -5,9 +5,13 @@ Input: a profile. Output: texts.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Row, duration, size
-from ipujax.runtime.report import Profile
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
 
 PROGRAM_HEAD: Row = ("cycles", "time", "fullest tile", "limited by")
 

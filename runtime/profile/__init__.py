@@ -1,39 +1,60 @@
 """The figures of a run: graph and execution reports under Poplar's names, as data and in files."""
 
-from ipujax.runtime.profile.breakdown import (
-    NO_LAYER as NO_LAYER,
-    LayerCost as LayerCost,
-    Operation as Operation,
-)
-from ipujax.runtime.profile.execution_trace import (
-    TRACE_PHASES as TRACE_PHASES,
-    ExecutionTrace as ExecutionTrace,
-    Slices as Slices,
-    phase_cycles_of_ipus as phase_cycles_of_ipus,
-    slices as slices,
-)
-from ipujax.runtime.profile.figures import Figures as Figures
-from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
-from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
-from ipujax.runtime.profile.serialise import (
-    FilePath as FilePath,
-    Where as Where,
-    write_cbor as write_cbor,
-    write_file as write_file,
-    write_json as write_json,
-)
-from ipujax.runtime.profile.stage_figures import (
-    STAGE_PHASES as STAGE_PHASES,
-    PipelineCost as PipelineCost,
-    StageCost as StageCost,
-)
-from ipujax.runtime.profile.step_costs import StepCost as StepCost
-from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
-from ipujax.runtime.profile.text import (
-    Row as Row,
-    coloured as coloured,
-    duration as duration,
-    size as size,
-    text_table as text_table,
-    wants_colours as wants_colours,
-)
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.runtime.profile.breakdown import (
+        NO_LAYER as NO_LAYER,
+        LayerCost as LayerCost,
+        Operation as Operation,
+    )
+    from ipujax.runtime.profile.execution_trace import (
+        TRACE_PHASES as TRACE_PHASES,
+        ExecutionTrace as ExecutionTrace,
+        Slices as Slices,
+        phase_cycles_of_ipus as phase_cycles_of_ipus,
+        slices as slices,
+    )
+    from ipujax.runtime.profile.figures import Figures as Figures
+    from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
+    from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
+    from ipujax.runtime.profile.serialise import (
+        FilePath as FilePath,
+        Where as Where,
+        write_cbor as write_cbor,
+        write_file as write_file,
+        write_json as write_json,
+    )
+    from ipujax.runtime.profile.stage_figures import (
+        STAGE_PHASES as STAGE_PHASES,
+        PipelineCost as PipelineCost,
+        StageCost as StageCost,
+    )
+    from ipujax.runtime.profile.step_costs import StepCost as StepCost
+    from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
+    from ipujax.runtime.profile.text import (
+        Row as Row,
+        coloured as coloured,
+        duration as duration,
+        size as size,
+        text_table as text_table,
+        wants_colours as wants_colours,
+    )
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "breakdown": "NO_LAYER LayerCost Operation",
+            "execution_trace": "TRACE_PHASES ExecutionTrace Slices phase_cycles_of_ipus slices",
+            "figures": "Figures",
+            "headline": "out_of_memory",
+            "program_costs": "ProgramNode",
+            "serialise": "FilePath Where write_cbor write_file write_json",
+            "stage_figures": "STAGE_PHASES PipelineCost StageCost",
+            "step_costs": "StepCost",
+            "task_trace": "NO_TASKS TaskTrace",
+            "text": "Row coloured duration size text_table wants_colours",
+        },
+    )

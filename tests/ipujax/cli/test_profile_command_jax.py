@@ -357,3 +357,15 @@ def test_profile_command_has_an_ipu_for_each_device_of_a_mesh(tmp_path: Path) ->
     profiles = [ipu.Profile.load(path) for path in (tmp_path / "saved").iterdir()]
     assert {profile.device for profile in profiles} == {"8 × mk2"} and len(profiles) == 2
     assert all(profile.phase_cycles["global_exchange"] > 0 for profile in profiles)
+
+
+def test_a_script_without_functions_imports_no_compiler(tmp_path: Path) -> None:
+    source = """
+        import sys
+        import jax.numpy as jnp
+        print(jnp.sin(0.0), *(name for name in sys.modules if name.startswith("ipujax.")))
+    """
+    command = [sys.executable, "-m", "ipujax", "profile", written(tmp_path, source)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    compiler = {"ipujax.lowering.rules", "ipujax.lowering.passes", "ipujax.runtime.compile", "ipujax.runtime.report"}
+    assert "ipujax.cli" in output.split() and compiler.isdisjoint(output.split())
