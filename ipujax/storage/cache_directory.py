@@ -25,6 +25,7 @@ _LOG = Log("cache")
 CACHE_DIR = "IPUJAX_CACHE_DIR"
 CACHE_BYTES = "IPUJAX_CACHE_BYTES"
 MAX_BYTES = 2 << 30  # assumed: some hundred programs with their profiles
+MAX_FILES = 10_000  # assumed: some hundred programs with their plans; so many are listed in 0.1 s
 _NAME = re.compile(r"[0-9a-f]{64}-[a-z]+\.ipujax")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.ipujax-part")
 _MAX_WRITE_SECONDS = 3600  # an unfinished file that is older has no writer any more
@@ -156,12 +157,12 @@ class CacheDirectory:
 
     def _shrink(self) -> None:
         files = self.files()
-        excess = sum(file.size for file in files) - self.max_bytes
-        for file in files:
-            if excess <= 0:
+        excess_bytes = sum(file.size for file in files) - self.max_bytes
+        for number, file in enumerate(files):
+            if excess_bytes <= 0 and len(files) - number <= MAX_FILES:
                 break
             file.path.unlink(missing_ok=True)
-            excess -= file.size
+            excess_bytes -= file.size
         for file in self._scan(_UNFINISHED):
             if file.last_use < time.time() - _MAX_WRITE_SECONDS:
                 file.path.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -52,6 +54,17 @@ def test_two_writers(tmp_path):
         thread.join()
     assert all(file is None or file[1] in contents for file in actual)
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}-program.ipujax"]
+
+
+def test_longest_unused_files_beyond_the_number_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module("ipujax.storage.cache_directory"), "MAX_FILES", 2)
+    directory = CacheDirectory(str(tmp_path))
+    keys = [digit * 64 for digit in "123"]
+    for age, key in enumerate(reversed(keys)):
+        directory.write((Head("plan", key), SECTIONS))
+        os.utime(tmp_path / f"{key}-plan.ipujax", (1000 - age, 1000 - age))
+    directory.write((Head("plan", "4" * 64), SECTIONS))
+    assert sorted(file.key[0] for file in directory.files()) == ["3", "4"]
 
 
 def test_clear_keeps_foreign_files(tmp_path):
