@@ -43,11 +43,15 @@ def dense_attention(mask: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -
 def main(arguments: Sequence[str] | None = None) -> float:
     """Compare, print, and return the largest error."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--block", type=int, default=16, choices=popsparse.BLOCK_SIZES)
-    parser.add_argument("--windows", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--tiles", type=int, default=1472)
+    parser.add_argument("--tokens", type=int, default=512, help="length of the sequence")
+    parser.add_argument("--channels", type=int, default=64, help="channels of a token")
+    parser.add_argument(
+        "--block", type=int, default=16, choices=popsparse.BLOCK_SIZES, help="rows and columns of a block"
+    )
+    parser.add_argument(
+        "--windows", type=int, nargs="+", default=[1, 2, 4, 8], help="blocks on each side that a token attends to"
+    )
+    parser.add_argument("--tiles", type=int, default=1472, help="tiles of the IPU")
     args = parser.parse_args(arguments)
 
     device = ipu.IPUModel(tiles_per_ipu=args.tiles)

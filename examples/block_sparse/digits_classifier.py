@@ -36,12 +36,14 @@ def logits(layer: Layer, params: Params, images: jax.Array) -> jax.Array:
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train both classifiers, print their accuracy and cost, and return the accuracy of each on test images."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--block", type=int, default=8, choices=popsparse.BLOCK_SIZES)
-    parser.add_argument("--density", type=float, default=0.25)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--tiles", type=int, default=1472)
+    parser.add_argument("--hidden", type=int, default=256, help="units of the hidden layer")
+    parser.add_argument(
+        "--block", type=int, default=8, choices=popsparse.BLOCK_SIZES, help="rows and columns of a block"
+    )
+    parser.add_argument("--density", type=float, default=0.25, help="share of the blocks that have values")
+    parser.add_argument("--epochs", type=int, default=20, help="times that all examples are used")
+    parser.add_argument("--batch", type=int, default=128, help="examples of a step")
+    parser.add_argument("--tiles", type=int, default=1472, help="tiles of the IPU")
     args = parser.parse_args(arguments)
 
     digits = load_digits()

@@ -65,10 +65,12 @@ def save_alexnet(path: Path, batch_size: int, side: int, width: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Run inference, then train; print both and the profile, return the losses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--side", type=int, default=64)
-    parser.add_argument("--width", type=float, default=1 / 16)
+    parser.add_argument("--batch-size", type=int, default=4, help="examples of a batch")
+    parser.add_argument("--batches", type=int, default=4, help="batches to run")
+    parser.add_argument("--side", type=int, default=64, help="rows and columns of the pictures")
+    parser.add_argument(
+        "--width", type=float, default=1 / 16, help="channels of each layer, as a share of the published ones"
+    )
     args = parser.parse_args(arguments)
 
     path = Path(tempfile.mkdtemp()) / "alexnet.onnx"

@@ -17,8 +17,8 @@ import ipujax.popart as popart
 def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
     """Run a small graph for each size; print times and the last profile, return seconds by size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 4096, 65536])
-    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 4096, 65536], help="elements of the tensors")
+    parser.add_argument("--batches", type=int, default=5, help="batches to run")
     args = parser.parse_args(arguments)
 
     seconds: dict[int, float] = {}

@@ -45,12 +45,12 @@ KERNELS: Mapping[str, Callable[..., tuple[str, int]]] = {"lstm": lstm, "conv": c
 def main(arguments: Sequence[str] | None = None) -> float:
     """Run a step of a kernel; print and return its simulated operations a second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", choices=KERNELS, default="lstm")
-    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--kernel", choices=KERNELS, default="lstm", help="operation to measure")
+    parser.add_argument("--train", action="store_true", help="measure a training step, not inference")
     parser.add_argument("--size", type=int, default=32, help="units of the LSTM, channels of the convolution")
     parser.add_argument("--steps", type=int, default=16, help="steps of the LSTM, pixels of a side of the convolution")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=8, help="examples of a batch")
+    parser.add_argument("--batches", type=int, default=4, help="batches to run")
     args = parser.parse_args(arguments)
 
     builder = popart.Builder()

@@ -70,10 +70,10 @@ MODELS: Mapping[str, Callable[..., str]] = {"linear": linear, "conv": convolutio
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Train, test after each epoch, and print accuracies and profile; return the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="linear")
-    parser.add_argument("--batch-size", type=int, default=50)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--model", choices=MODELS, default="linear", help="network to train")
+    parser.add_argument("--batch-size", type=int, default=50, help="examples of a batch")
+    parser.add_argument("--epochs", type=int, default=3, help="times that all examples are used")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="step size of SGD")
     args = parser.parse_args(arguments)
 
     builder = popart.Builder()

@@ -44,11 +44,11 @@ def session_of(has_phases: bool, args: argparse.Namespace) -> tuple[popart.Infer
 def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     """Run with and without phases; print memory and cycles, return the bytes of the fullest tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--layers-of-phase", type=int, default=1)
-    parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--tiles", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=8, help="layers of the network")
+    parser.add_argument("--layers-of-phase", type=int, default=1, help="layers of a phase")
+    parser.add_argument("--width", type=int, default=192, help="units of a layer")
+    parser.add_argument("--batch-size", type=int, default=16, help="examples of a batch")
+    parser.add_argument("--tiles", type=int, default=16, help="tiles of the IPU")
     args = parser.parse_args(arguments)
 
     data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)

@@ -55,9 +55,9 @@ def session_of(is_pipelined: bool, args: argparse.Namespace) -> tuple[popart.Tra
 def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     """Train pipelined and sharded; print losses, cycles and profile, return the cycles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--micro-batch-size", type=int, default=16)
-    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, default=8, help="micro-batches of a batch")
+    parser.add_argument("--micro-batch-size", type=int, default=16, help="examples of a micro-batch")
+    parser.add_argument("--batches", type=int, default=4, help="batches to run")
     args = parser.parse_args(arguments)
     count = args.batches * args.micro_batches * args.micro_batch_size
     rng = np.random.default_rng(1)

@@ -54,9 +54,9 @@ def session_of(method: str, args: argparse.Namespace) -> tuple[popart.TrainingSe
 def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     """Train with each method; print memory and cycles, return the bytes of the fullest tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--tiles", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=1024, help="examples of a batch")
+    parser.add_argument("--width", type=int, default=64, help="units of a layer")
+    parser.add_argument("--tiles", type=int, default=16, help="tiles of the IPU")
     args = parser.parse_args(arguments)
     data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)
     used: dict[str, int] = {}

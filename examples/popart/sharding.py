@@ -21,8 +21,8 @@ CLASSES = 10
 def main(arguments: Sequence[str] | None = None) -> np.ndarray:
     """Train a sharded model on generated data; print losses and profile, return the losses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ipus", type=int, choices=(1, 2), default=2)
-    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--ipus", type=int, choices=(1, 2), default=2, help="IPUs of the device")
+    parser.add_argument("--batches", type=int, default=20, help="batches to run")
     args = parser.parse_args(arguments)
     rng = np.random.default_rng(0)
 

@@ -57,10 +57,10 @@ def solve(strips: jax.Array, top: jax.Array, bottom: jax.Array, iterations: int)
 def main(arguments: Sequence[str] | None = None) -> float:
     """Solve, print the residual and cycles, and return the largest difference from an iteration in NumPy."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tiles", type=int, default=8)
+    parser.add_argument("--tiles", type=int, default=8, help="tiles of the IPU")
     parser.add_argument("--rows", type=int, default=4, help="rows of a strip")
-    parser.add_argument("--columns", type=int, default=32)
-    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--columns", type=int, default=32, help="columns of the grid")
+    parser.add_argument("--iterations", type=int, default=50, help="iterations to run")
     args = parser.parse_args(arguments)
 
     strips = np.zeros((args.tiles, args.rows, args.columns), np.float32)

@@ -80,9 +80,9 @@ def energy(bodies: Bodies) -> float:
 def main(arguments: Sequence[str] | None = None) -> float:
     """Simulate, print energies and cycles, and return the relative change of energy."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tiles", type=int, default=16)
+    parser.add_argument("--tiles", type=int, default=16, help="tiles of the IPU")
     parser.add_argument("--bodies", type=int, default=8, help="bodies of a tile")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="time steps")
     args = parser.parse_args(arguments)
 
     rng = np.random.default_rng(0)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiles", type=int, default=8, help="a power of two")
     parser.add_argument("--rows", type=int, default=16, help="rows of a tile")
-    parser.add_argument("--columns", type=int, default=4)
+    parser.add_argument("--columns", type=int, default=4, help="columns of the matrix")
     args = parser.parse_args(arguments)
 
     matrix = np.random.default_rng(0).normal(size=(args.tiles * args.rows, args.columns)).astype(np.float32)
