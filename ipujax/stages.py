@@ -364,11 +364,12 @@ class Compiled(Stage):
     @cached_property
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
-        from ipujax.runtime.report import Profile
+        with collecting_rarely():  # imports make as many objects as a compilation
+            from ipujax.runtime.report import Profile
 
-        profile = Profile(self.executable)
-        if self._store is not None:
-            self._store.put_profile(profile)
+            profile = Profile(self.executable)
+            if self._store is not None:
+                self._store.put_profile(profile)
         return profile
 
     def cost_analysis(self) -> dict[str, float]:

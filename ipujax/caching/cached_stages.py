@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
 from ipujax.compiled_programs import announce
 from ipujax.lowering_plan import LoweringPlan
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
@@ -125,14 +126,15 @@ class CachedCompiled(Compiled):
     @cached_property
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
-        from ipujax.caching.cached_profile import CachedProfile
-        from ipujax.runtime.report import Profile
+        with collecting_rarely():
+            from ipujax.caching.cached_profile import CachedProfile
+            from ipujax.runtime.report import Profile
 
-        data = self._entry.profile()
-        if data is not None:
-            return CachedProfile(data, lambda: self.executable)
-        profile = Profile(self.executable)
-        self._entry.put_profile(profile)
+            data = self._entry.profile()
+            if data is not None:
+                return CachedProfile(data, lambda: self.executable)
+            profile = Profile(self.executable)
+            self._entry.put_profile(profile)
         return profile
 
 

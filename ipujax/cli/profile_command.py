@@ -30,6 +30,7 @@ from ipujax.device import IPUModel
 from ipujax.jax_scripts import PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import check_environment
 from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
 from ipujax.runtime.target import PRESETS
@@ -110,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
                 print(f"{name} was changed by the script, without effect: {_SET_BEFORE}", file=sys.stderr)
             names = _distinct([program.name for program in programs])
             profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
-            with _logging_warnings():
+            with _logging_warnings(), collecting_rarely():
                 _show(script, file, profiles, run, args)
 
         try:
