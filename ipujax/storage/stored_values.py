@@ -18,7 +18,7 @@ from ipujax.lowering.jaxpr import Digests, NoFingerprintError
 from ipujax.runtime.cache import values_stored_in
 from ipujax.runtime.logs import Log
 from ipujax.storage.cache_directory import CacheDirectory, requested_directory
-from ipujax.storage.sealed import DamagedError, Head
+from ipujax.storage.sealed import Head
 from ipujax.storage.value_data import NoDataError, value_data, value_of_data
 from ipujax.storage.versions import compiler_state
 
@@ -53,7 +53,7 @@ class StoredValues:
             sections = stored[1]
             try:
                 value: Value = value_of_data(json.loads(sections[_DATA]), sections[_ARRAYS])
-            except DamagedError as error:
+            except (ValueError, KeyError) as error:  # no JSON, no value, or another section
                 self._directory.discard(digest, KIND, str(error))
             else:
                 return value

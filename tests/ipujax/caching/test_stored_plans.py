@@ -104,13 +104,16 @@ def test_damaged_plans_are_computed(tmp_path, caplog):
     assert len(warnings) == 1 and "is damaged" in warnings[0]
 
 
-def test_sealed_data_of_another_form_are_computed(tmp_path):
+@pytest.mark.parametrize(
+    "sections", [{"data": b'{"type": ["os", "stat_result"], "fields": []}'}, {"data": b"{"}, {"arrays": b""}]
+)
+def test_sealed_data_of_another_form_are_computed(tmp_path, sections):
     """A file with a valid checksum whose content is no value of ipujax."""
     profile = compiled(None, tmp_path).profile.summary()
     directory = CacheDirectory(str(tmp_path))
     for path in tmp_path.glob(f"*-{KIND}.ipujax"):
-        head, sections = directory.read(path.stem.partition("-")[0], KIND)
-        directory.write((head, {**sections, "data": b'{"type": ["os", "stat_result"], "fields": []}'}))
+        head, _ = directory.read(path.stem.partition("-")[0], KIND)
+        directory.write((head, {"arrays": value_data(())[1], **sections}))
     for path in tmp_path.glob("*-pro*.ipujax"):
         path.unlink()
     assert compiled(None, tmp_path).profile.summary() == profile
