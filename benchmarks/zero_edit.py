@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -48,6 +49,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "docs_nnx/guides/extracting_intermediates.ipynb",
         "docs_nnx/examples/digits_diffusion_model.ipynb",
         "examples/linen_design_test/linear_regression.py",
+        "docs_nnx/guides/pytree.ipynb",
     ),
     "google-deepmind/optax": (
         "examples/mlp_mnist.ipynb",
@@ -101,6 +103,12 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "examples/mnist_classifier_fromscratch.py",
         "examples/mnist_vae.py",
         "examples/advi.py",
+        "docs/notebooks/Common_Gotchas_in_JAX.ipynb",
+        "docs/notebooks/Custom_derivative_rules_for_Python_code.ipynb",
+        "docs/notebooks/Writing_custom_interpreters_in_Jax.ipynb",
+        "docs/notebooks/shard_map.ipynb",
+        "docs/notebooks/vmapped_log_probs.ipynb",
+        "docs/parallel.ipynb",
     ),
     "patrick-kidger/diffrax": (
         "docs/examples/neural_ode.ipynb",
@@ -110,12 +118,16 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "docs/examples/steady_state.ipynb",
         "docs/examples/stiff_ode.ipynb",
         "docs/examples/coupled_odes.ipynb",
+        "docs/examples/forcing.ipynb",
+        "docs/examples/hessian.ipynb",
+        "docs/examples/sde_example.ipynb",
     ),
     "google/jaxopt": (
         "examples/constrained/binary_kernel_svm_with_intercept.py",
         "examples/constrained/nmf.py",
         "examples/fixed_point/plot_anderson_accelerate_gd.py",
         "examples/implicit_diff/ridge_reg_implicit_diff.py",
+        "examples/constrained/multiclass_linear_svm.py",
     ),
 }
 # Reasons by running them (flax 0.12.8, Keras 3.15, jax 0.10.2), else by reading their imports.
@@ -206,14 +218,19 @@ def measured(repository: str, file: str, sources: Path, steps: int) -> Result:
         last = (own_text if own is None else text).strip().splitlines() or ["no output"]
         who = "its own run" if own is None else "the profiled run"
         return Result(example, None, 0, *seconds, len(compiled), f"{who}: {last[-1][:120]}")
-    pairs = [
-        (a, b)
-        for name, calls in own.items()
-        for one, other in zip(calls, profiled.get(name, []), strict=False)
-        for a, b in zip(one, other, strict=True)
-    ]
-    difference = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs if a == a or b == b), default=None)
-    return Result(example, difference, len(pairs), *seconds, len(compiled))
+    counts, profiled_counts = ({name: [*map(len, calls)] for name, calls in run.items()} for run in (own, profiled))
+    if counts != profiled_counts:
+        return Result(example, None, 0, *seconds, len(compiled), "the profiled run: other calls than its own run")
+    values, profiled_values = ([x for name in counts for call in run[name] for x in call] for run in (own, profiled))
+    difference = max(map(_relative_difference, values, profiled_values), default=None)
+    return Result(example, difference, len(values), *seconds, len(compiled))
+
+
+def _relative_difference(number: float, other: float) -> float:
+    """Relative difference of two numbers; 0 of two NaNs, infinite of one NaN and a number."""
+    if math.isnan(number) or math.isnan(other):
+        return 0.0 if math.isnan(number) and math.isnan(other) else math.inf
+    return 0.0 if number == other else abs(number - other) / max(abs(number), 1e-12)
 
 
 def _run(

@@ -45,8 +45,8 @@ def test_stages_are_tables_with_their_figures(lowered):
 
 
 def test_tile_mappings_say_how_even_they_are():
-    boxes = grid((6, 8), (2, 4), 10)._repr_html_()
-    assert "6 × 8 elements, in boxes" in boxes and "10 to 17" in boxes
+    blocks = grid((6, 8), (2, 4), 10)._repr_html_()
+    assert "6 × 8 elements, in blocks" in blocks and "10 to 17" in blocks
     intervals = flat_mapping(12, np.array([0, 5, 6]), np.array([1, 0, 3]))._repr_html_()
     assert "6, tile 3" in intervals and "0 to 3" in intervals
     assert "Tiles" in flat_mapping(0, np.array([], np.int64), np.array([], np.int32))._repr_html_()
