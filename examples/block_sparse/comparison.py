@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 import ipujax as ipu
-from ipujax.popsparse import BlockPattern
+from ipujax.popsparse import BLOCK_SIZES, BlockPattern
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ def random_pattern(rows: int, columns: int, block: int, density: float, seed: in
     chosen = np.random.default_rng(seed).choice(places, count, replace=False)
     row, column = np.divmod(np.sort(chosen), across)
     return BlockPattern((rows, columns), block, tuple(row.tolist()), tuple(column.tolist()))
+
+
+def add_pattern_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that comparisons of several densities have in common."""
+    parser.add_argument("--block", type=int, default=16, choices=BLOCK_SIZES, help="rows and columns of a block")
+    densities = [0.5, 0.25, 0.125, 0.0625]
+    help_densities = "shares of the blocks that have values"
+    parser.add_argument("--densities", type=float, nargs="+", default=densities, help=help_densities)
+    parser.add_argument("--tiles", type=int, default=1472, help="tiles of the IPU")
 
 
 def break_even(densities: list[float], sparse: list[Cost], dense: Cost) -> str:

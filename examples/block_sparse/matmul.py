@@ -15,7 +15,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from comparison import Cost, break_even, cost, random_pattern
+from comparison import Cost, add_pattern_options, break_even, cost, random_pattern
 
 import ipujax as ipu
 from ipujax import popsparse
@@ -26,18 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=1024, help="rows and columns of the sparse matrix")
     parser.add_argument("--columns", type=int, default=256, help="columns of the dense matrix")
-    parser.add_argument(
-        "--block", type=int, default=16, choices=popsparse.BLOCK_SIZES, help="rows and columns of a block"
-    )
-    parser.add_argument(
-        "--densities",
-        type=float,
-        nargs="+",
-        default=[0.5, 0.25, 0.125, 0.0625],
-        help="shares of the blocks that have values",
-    )
     parser.add_argument("--dtype", default="float16", choices=("float16", "float32"), help="of both matrices")
-    parser.add_argument("--tiles", type=int, default=1472, help="tiles of the IPU")
+    add_pattern_options(parser)
     args = parser.parse_args(arguments)
 
     device = ipu.IPUModel(tiles_per_ipu=args.tiles)
