@@ -78,10 +78,7 @@ def family() -> Family:
         f"Half, {_SIZE} × {_SIZE} with a density of 1/16, on a Bow at 1.85 GHz: operations on values over compute and "
         "exchange cycles, without syncs and host exchange. Measured is the best number of columns; simulated is the "
         "number of columns in the row, the best of those tried. A positive error is too fast. Cycles of vertices are "
-        "PopLibs' estimates and counts of its assembly; nothing is fitted to these rows. PopLibs' planner of static "
-        "patterns does not explain the miss of static block 4: the cheapest partition by its formulas (exchange of "
-        "operands, products, exchange and addition of partials, move of the result; blocks spread evenly, 1,472 "
-        "tiles in pairs) has about 217,000 cycles, against 246,000 simulated and 370,000 measured. For dynamic block 1 "
-        "no cause is known; its planner was not evaluated."
+        "PopLibs' estimates and counts of its assembly; nothing is fitted to these rows. No cause of the two misses is "
+        "known ([what was looked at](decisions.md))."
     )
     return Family("Block-sparse products on Bow", source, how, rows)
