@@ -176,8 +176,8 @@ _store: ContextVar[ValueStore | None] = ContextVar("store", default=None)
 
 
 @contextmanager
-def values_stored_in(store: ValueStore | None) -> Iterator[None]:
-    """Ask a store for values that are computed inside the `with`, None for no store."""
+def values_stored_in(store: ValueStore) -> Iterator[None]:
+    """Ask a store for values that are not in memory inside the `with`."""
     token = _store.set(store)
     try:
         yield
@@ -187,7 +187,6 @@ def values_stored_in(store: ValueStore | None) -> Iterator[None]:
 
 def recall_stored(key: Hashable, compute: Callable[[], Value]) -> Value:
     """Return the value of a key, from memory, else from the store of the context, else from `compute`."""
-
     # Values that `compute` needs are stored too: other programs may need them alone.
     store = _store.get()
     return recall(key, compute if store is None else lambda: store.recall(key, compute))

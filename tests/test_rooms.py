@@ -246,7 +246,7 @@ ROOMS: dict[str, str] = {
         " runtime.sections runtime.sources runtime.timeline"
     ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance"
         " ipujax.lowering_plan ipujax.sharding ipujax.stages lowering.jax_compat lowering.partition lowering.replicas"
         " runtime.host runtime.logs runtime.options"
     ),
@@ -255,7 +255,7 @@ ROOMS: dict[str, str] = {
         " runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.fit ipujax.lowering_plan"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan"
         " ipujax.sharding ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition runtime.logs"
         " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
     ),

@@ -147,9 +147,13 @@ def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
     with step(_LOG, "cache", timings):
         entry = entry_of(plan, directory)
         figures = None if entry is None else entry.figures()
+
+    def lower_with_plans() -> Lowered:
+        with storing_values(plan.options.cache_dir):
+            return lower()
+
     if entry is not None and figures is not None:
-        return CachedLowered(plan, entry, figures, timings, lower)
-    with storing_values(plan.options.cache_dir):
-        lowered = lower()
+        return CachedLowered(plan, entry, figures, timings, lower_with_plans)
+    lowered = lower_with_plans()
     lowered.store = entry
     return lowered

@@ -10,7 +10,7 @@ from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.terminal import say
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.profile import text_table
-from ipujax.storage import CACHE_BYTES, CACHE_DIR, CacheFile, requested_directory
+from ipujax.storage import CACHE_BYTES, CACHE_DIR, PLAN, CacheFile, requested_directory
 
 _HELP = f"""
 Says how many programs and plans the cache on disk has, and their bytes; --clear removes them. The directory is that of
@@ -59,8 +59,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _amount(files: Sequence[CacheFile]) -> str:
-    plans = sum(file.kind == "plan" for file in files)
-    programs = len({file.key for file in files if file.kind != "plan"})
+    plans = sum(file.kind == PLAN for file in files)
+    programs = len({file.key for file in files if file.kind != PLAN})
     total_bytes = sum(file.size for file in files)
     return f"{programs:,} programs, {len(files):,} files, {plans:,} of them plans and costs, {total_bytes:,} bytes"
 

@@ -324,11 +324,9 @@ class FunctionCompiler:
     def _lower_plan(self, plan: LoweringPlan) -> Lowered:
         with collecting_rarely(), self._watching(sum(plan.timings.values())), tracing_without_mesh():
             # The compiler is imported here: a program of the cache is called without.
-            from ipujax.fit import first_choice
-            from ipujax.lowering_plan.planned_lowering import PlannedLowering
+            from ipujax.lowering_plan.planned_lowering import lower_plan
 
-            lowering = PlannedLowering.of_plan(plan)
-            return lowering.lowered(first_choice(self._settings.options, lowering.argument_bytes_per_tile))
+            return lower_plan(plan)
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._settings.static)

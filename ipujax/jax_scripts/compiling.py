@@ -67,11 +67,9 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
 
 def _lower(plan: LoweringPlan) -> Lowered:
     # The compiler is imported here: scripts without functions to compile do without.
-    from ipujax.fit import first_choice
-    from ipujax.lowering_plan.planned_lowering import PlannedLowering
+    from ipujax.lowering_plan.planned_lowering import lower_plan
 
-    lowering = PlannedLowering.of_plan(plan)
-    return lowering.lowered(first_choice(OPTIONS, lowering.argument_bytes_per_tile))
+    return lower_plan(plan)
 
 
 def _traced(record: FunctionRecord, traced: jax.stages.Traced) -> Traced:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from ipujax.calls import Signature, may_be_offloaded
-from ipujax.fit import Choice
+from ipujax.fit import Choice, first_choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import host_constants_as_inputs, is_on_host
 from ipujax.lowering.lower import donated_aliases, lower
@@ -71,6 +71,12 @@ class _InputMemories:
     def whole_on_host(self) -> tuple[bool, ...]:
         """True for inputs whose type has the host's memory, and that stay whole."""
         return tuple(flag and count is None for flag, count in zip(self.on_host, self.batches, strict=True))
+
+
+def lower_plan(plan: LoweringPlan) -> Lowered:
+    """Lower a plan with the parameters that are tried first."""
+    lowering = PlannedLowering.of_plan(plan)
+    return lowering.lowered(first_choice(plan.options, lowering.argument_bytes_per_tile))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

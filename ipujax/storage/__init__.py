@@ -6,6 +6,9 @@ bytes ── seal ──▶ file with head and checksum          file ── uns
 from ipujax.storage.cache_directory import (
     CACHE_BYTES as CACHE_BYTES,
     CACHE_DIR as CACHE_DIR,
+    PLAN as PLAN,
+    PROFILE as PROFILE,
+    PROGRAM as PROGRAM,
     CacheDirectory as CacheDirectory,
     CacheFile as CacheFile,
     cache_directory as cache_directory,
@@ -13,6 +16,7 @@ from ipujax.storage.cache_directory import (
 )
 from ipujax.storage.computation import (
     Computation as Computation,
+    ExportError as ExportError,
     exported_computation as exported_computation,
     read_computation as read_computation,
 )

@@ -24,6 +24,10 @@ from ipujax.storage.sealed import DamagedError, Head, seal, unseal
 _LOG = Log("cache")
 CACHE_DIR = "IPUJAX_CACHE_DIR"
 CACHE_BYTES = "IPUJAX_CACHE_BYTES"
+# Kinds of files.
+PROGRAM = "program"
+PROFILE = "profile"
+PLAN = "plan"
 MAX_BYTES = 2 << 30  # assumed: some hundred programs with their profiles
 MAX_FILES = 10_000  # assumed: some hundred programs with their plans; so many are listed in 0.1 s
 _NAME = re.compile(r"[0-9a-f]{64}-[a-z]+\.ipujax")
@@ -46,7 +50,7 @@ class CacheFile:
 
     @property
     def kind(self) -> str:
-        """Kind of its contents: program, profile or plan."""
+        """Kind of its contents: `PROGRAM`, `PROFILE` or `PLAN`."""
         return self.path.stem.partition("-")[2]
 
 

@@ -15,6 +15,10 @@ import jax.export
 Computation = Callable[..., Sequence[Any]]
 
 
+class ExportError(ValueError):
+    """`jax.export` refuses a computation; the text says why."""
+
+
 def exported_computation(function: Computation, avals: Sequence[Any]) -> bytes:
     """Return a function of arrays as bytes.
 
@@ -23,12 +27,14 @@ def exported_computation(function: Computation, avals: Sequence[Any]) -> bytes:
         avals: shape and dtype of each argument.
 
     Raises:
-        ValueError: `jax.export` refuses an operation, whose form other versions may not know.
-        NotImplementedError: likewise, an effect or a type.
+        ExportError: an operation whose form other versions may not know, an effect, or a type.
     """
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    exported = jax.export.export(jax.jit(lambda *arrays: list(function(*arrays))), platforms=("cpu",))(*shapes)
-    return bytes(exported.serialize())
+    try:
+        exported = jax.export.export(jax.jit(lambda *arrays: list(function(*arrays))), platforms=("cpu",))(*shapes)
+        return bytes(exported.serialize())
+    except (ValueError, NotImplementedError, TypeError) as error:
+        raise ExportError(f"jax.export refuses it: {error}") from error
 
 
 def read_computation(content: bytes) -> Computation:

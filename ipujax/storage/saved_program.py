@@ -22,7 +22,7 @@ from ipujax.lowering.jaxpr import CALLBACKS
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.signatures import checking_calls
-from ipujax.storage.computation import exported_computation
+from ipujax.storage.computation import ExportError, exported_computation
 from ipujax.storage.sealed import DamagedError, Head, seal, unseal
 from ipujax.storage.tree_data import tree_data, tree_of_data
 from ipujax.storage.versions import installed_versions
@@ -152,9 +152,9 @@ def save_program(path: FilePath, program: Program, profile: Profile) -> None:
 
     try:
         computation = exported_computation(flat, signature.in_avals)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except ExportError as error:
         problem = f"{name} cannot be saved: jax.export refuses its computation"
-        raise ArgumentError(problem, got=str(error)[:500]) from error
+        raise ArgumentError(problem, got=str(error.__cause__)[:500]) from error
     profile_content = gzip.compress(json.dumps(saved_data(profile), allow_nan=False).encode(), mtime=0)
     content = seal(Head(_KIND, figures=figures), {"computation": computation, "profile": profile_content})
     try:

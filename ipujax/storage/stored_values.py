@@ -4,7 +4,7 @@ Input: the key of a value, and a function that computes it. Output: the value. A
 before, in this process or another, takes plans and costs of that part from there; two programs need not be equal.
 A stored value equals the computed one: its key is a digest of all that it depends on, and of the compiler's state.
 Limits: values whose key has no digest, or whose type has no form as data, are computed. Files are written when the
-compilation ends.
+compilation ends or fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 from ipujax.lowering.jaxpr import Digests, NoFingerprintError
 from ipujax.runtime.cache import values_stored_in
 from ipujax.runtime.logs import Log
-from ipujax.storage.cache_directory import CacheDirectory, requested_directory
+from ipujax.storage.cache_directory import PLAN, CacheDirectory, requested_directory
 from ipujax.storage.sealed import Head
 from ipujax.storage.value_data import NoDataError, value_data, value_of_data
 from ipujax.storage.versions import compiler_state
 
 Value = TypeVar("Value")
 
-KIND = "plan"
 _DATA, _ARRAYS = "data", "arrays"
 _LOG = Log("cache")
 
@@ -48,13 +47,13 @@ class StoredValues:
         except NoFingerprintError as error:
             _LOG.debug("a plan is not stored: %s", error)
             return compute()
-        stored = self._directory.read(digest, KIND)
+        stored = self._directory.read(digest, PLAN)
         if stored is not None:
             sections = stored[1]
             try:
                 value: Value = value_of_data(json.loads(sections[_DATA]), sections[_ARRAYS])
             except (ValueError, KeyError) as error:  # no JSON, no value, or another section
-                self._directory.discard(digest, KIND, str(error))
+                self._directory.discard(digest, PLAN, str(error))
             else:
                 return value
         value = compute()
@@ -67,7 +66,7 @@ class StoredValues:
         except NoDataError as error:
             _LOG.debug("a plan is not stored, it has a value of type %s", error)
             return
-        self._computed.append((Head(KIND, digest), {_DATA: json.dumps(data).encode(), _ARRAYS: arrays}))
+        self._computed.append((Head(PLAN, digest), {_DATA: json.dumps(data).encode(), _ARRAYS: arrays}))
 
     def write(self) -> None:
         """Write the values that were computed."""
@@ -87,6 +86,8 @@ def storing_values(cache_dir: str | None) -> Iterator[None]:
         yield
         return
     values = StoredValues(directory)
-    with values_stored_in(values):
-        yield
-    values.write()
+    try:
+        with values_stored_in(values):
+            yield
+    finally:  # also of a program that does not fit, of which the next one may have parts
+        values.write()

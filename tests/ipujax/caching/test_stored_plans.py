@@ -18,8 +18,8 @@ import ipujax as ipu
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
 from ipujax.runtime.tensor import flat_mapping
-from ipujax.storage import CacheDirectory, DamagedError
-from ipujax.storage.stored_values import KIND, StoredValues
+from ipujax.storage import PLAN, CacheDirectory, DamagedError
+from ipujax.storage.stored_values import StoredValues
 from ipujax.storage.value_data import NoDataError, value_data, value_of_data
 
 LAYERS = 4
@@ -92,6 +92,33 @@ def test_plans_of_all_programs_outlive_the_process(tmp_path, computed):
     assert not computed
 
 
+def test_graph_of_a_program_in_the_cache_is_lowered_with_plans(tmp_path, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a product is planned again")
+
+    compiled(2, tmp_path)
+    program = compiled(2, tmp_path)
+    monkeypatch.setattr("ipujax.lowering.poplin.product_plan._plan_step", refuse)
+    assert program.executable.graph.groups
+
+
+def test_plans_of_a_program_that_does_not_fit_are_stored(tmp_path, computed):
+    def planned(size: int) -> Counter[str]:
+        ipu.clear_caches()
+        computed.clear()
+        function = ipu.jit(
+            lambda x: jnp.tanh(x @ x.T).sum(),
+            device=ipu.IPUModel(tiles_per_ipu=2, bytes_per_tile=32 << 10),
+            options=ipu.Options(cache_dir=tmp_path, byte_cost=0.0),
+        )
+        with pytest.raises(ipu.TileMemoryError):
+            function.lower(jnp.ones((size, size))).compile()
+        return computed.copy()
+
+    first = planned(256)
+    assert first["plan_convolution"] > 0 and not planned(256)
+
+
 def test_damaged_plans_are_computed(tmp_path, caplog):
     profile = compiled(None, tmp_path).profile.summary()
     chance = random.Random(0)
@@ -111,8 +138,8 @@ def test_sealed_data_of_another_form_are_computed(tmp_path, sections):
     """A file with a valid checksum whose content is no value of ipujax."""
     profile = compiled(None, tmp_path).profile.summary()
     directory = CacheDirectory(str(tmp_path))
-    for path in tmp_path.glob(f"*-{KIND}.ipujax"):
-        head, _ = directory.read(path.stem.partition("-")[0], KIND)
+    for path in tmp_path.glob(f"*-{PLAN}.ipujax"):
+        head, _ = directory.read(path.stem.partition("-")[0], PLAN)
         directory.write((head, {"arrays": value_data(())[1], **sections}))
     for path in tmp_path.glob("*-pro*.ipujax"):
         path.unlink()
