@@ -1,7 +1,7 @@
 """Products of buckets of blocks, on the cells of a grid, for static and dynamic patterns.
 
 A bucket is [size] blocks of one cell; `row` and `slot`, [cells, size], are their rows of blocks of the operand and of
-the result, counted from the first of the cell. A slot past the last leaves a block out. Arrays of NumPy are constants,
+the result, by their places in the cell. A slot past the last leaves a block out. Arrays of NumPy are constants,
 those of JAX meta-information that comes with the blocks.
 """
 
@@ -21,36 +21,45 @@ _SUMS = np.dtype(np.float32)
 
 
 def bucket_product(
-    grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, most_blocks: int | None = None
+    grid: Grid,
+    num_rows: int,
+    blocks: jax.Array,
+    x: jax.Array,
+    row: Any,
+    slot: Any,
+    terms: Any,
+    most_blocks: int | None = None,
 ) -> jax.Array:
     """Multiply blocks [cells · size, block, block] by x [k, n] → [m, n]; terms of several bands are of dtype `terms`.
 
+    The result has `num_rows` rows of blocks.
+
     In a dynamic pattern at most `most_blocks` of a bucket are multiplied; None is a static pattern.
     """
-    cells = len(grid.reads)
+    cells = grid.cells
     size = row.size // cells
     block = blocks.shape[-1]
     operands = rows_of_cells(grid, grid.reads, x, block)
-    dtype = blocks.dtype if grid.terms == 1 else terms
+    dtype = blocks.dtype if grid.bands == 1 else terms
     number = number_type(grid)
     sums = _call(
-        block_products(blocks.dtype, number, grid.most_writes, dtype, most_blocks),
+        block_products(blocks.dtype, number, grid.writes.width, dtype, most_blocks),
         grid.column_parts,
         [blocks.reshape(cells, size, block, block), operands, _numbers(row, number), _numbers(slot, number)],
-        ((grid.most_writes, *operands.shape[2:]), dtype),
+        ((grid.writes.width, *operands.shape[2:]), dtype),
         {1},
     )
-    return add_terms(grid, sums).astype(x.dtype)
+    return add_terms(grid, num_rows, sums).astype(x.dtype)
 
 
 def bucket_samples(
     grid: Grid, block: int, left: jax.Array, right: jax.Array, row: Any, slot: Any, most_blocks: int | None = None
 ) -> jax.Array:
     """Return the blocks [cells · size, block, block] of left [m, n] · right [k, n]ᵀ, zeros for slots past the last."""
-    cells = len(grid.reads)
+    cells = grid.cells
     dtype = left.dtype
     size = row.size // cells
-    rows = [rows_of_cells(grid, spans, y, block) for spans, y in ((grid.writes, left), (grid.reads, right))]
+    rows = [rows_of_cells(grid, cell_rows, y, block) for cell_rows, y in ((grid.writes, left), (grid.reads, right))]
     number = number_type(grid)
     is_whole = grid.column_parts == 1
     samples = _call(
@@ -66,7 +75,7 @@ def bucket_samples(
 
 def number_type(grid: Grid) -> np.dtype[Any]:
     """Dtype of the meta-information: the narrowest unsigned one, of at least 16 bits as in PopLibs."""
-    return np.dtype(np.uint16 if max(grid.most_reads, grid.most_writes) < 1 << 16 else np.uint32)
+    return np.dtype(np.uint16 if max(grid.reads.width, grid.writes.width) < 1 << 16 else np.uint32)
 
 
 def _numbers(numbers: Any, dtype: Any) -> Any:

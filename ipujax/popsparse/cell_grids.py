@@ -2,7 +2,7 @@
 
 Columns of blocks are cut into bands, and in each band rows of blocks into parts; columns of the dense operand are
 divided too. A cell is a part of a band: one tile has its blocks, its rows of the operand, and its sums, for one part
-of the columns. Bands are the terms of a sum that a second step adds up.
+of the columns. A row of the result is the sum of its rows in the cells of all bands, which a second step adds up.
 
 Input: loads (blocks of each row and column). Output: a `Grid`, and arrays in its order.
 Source: Li et al. 2023, "PopSparse"; poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`.
@@ -10,6 +10,7 @@ Source: Li et al. 2023, "PopSparse"; poplibs `lib/popsparse/StaticMatMulPartitio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,31 +23,73 @@ from ipujax.lowering.rules import take_rows_p
 Span = tuple[int, int]  # first row of blocks, and the one behind the last
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Cells in order of terms, those of a term in order of rows of the result, which they cover once."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CellRows:
+    """Rows of blocks of a dense matrix that each cell has, as many for all cells."""
 
-    reads: tuple[Span, ...]  # rows of blocks of the operand that a cell reads
-    writes: tuple[Span, ...]  # rows of blocks of the result that it has sums of
-    terms: int
+    rows: np.ndarray  # int[cells, width], each cell's in order
+    is_used: np.ndarray  # bool[cells, width], False for a row that only makes up the width
+
+    @classmethod
+    def of_spans(cls, spans: Sequence[Span]) -> CellRows:
+        """Consecutive rows; a cell with fewer than the longest span has some before or behind its own beside them."""
+        start, stop = np.array(spans).T[:, :, None]
+        width = int((stop - start).max())
+        rows = np.minimum(start, stop.max() - width) + np.arange(width)
+        return cls(rows, (rows >= start) & (rows < stop))
+
+    @classmethod
+    def of_blocks(cls, cell: np.ndarray, row: np.ndarray, count: int) -> CellRows:
+        """The rows that blocks of each of `count` cells are in, int[blocks] both."""
+        limit = int(row.max()) + 1
+        cells, rows = np.divmod(np.unique(cell * limit + row), limit)
+        load = np.bincount(cells, minlength=count)
+        order = np.arange(load.max())
+        first = np.cumsum(load) - load
+        numbers = first[:, None] + np.minimum(order, load[:, None] - 1)
+        return cls(rows[numbers], order < load[:, None])
+
+    @property
+    def width(self) -> int:
+        """Rows of blocks of each cell."""
+        return self.rows.shape[1]
+
+    @property
+    def last(self) -> np.ndarray:
+        """Last row of each cell, int[cells]."""
+        return np.asarray(np.where(self.is_used, self.rows, -1).max(1))
+
+    def place(self, cell: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Return the place of rows in their cells, int[blocks]."""
+        limit = int(self.rows.max()) + 1
+        flat = np.flatnonzero(self.is_used)
+        keys = (np.arange(len(self.rows))[:, None] * limit + self.rows).ravel()[flat]
+        return flat[np.searchsorted(keys, cell * limit + row)] % self.width
+
+    def ordered(self, order: Sequence[int]) -> CellRows:
+        """The rows of the cells of other numbers."""
+        return CellRows(self.rows[np.asarray(order)], self.is_used[np.asarray(order)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Cells in order of bands."""
+
+    reads: CellRows  # rows of blocks of the operand
+    writes: CellRows  # rows of blocks of the result
+    bands: int
     column_parts: int  # parts of the columns of the operand
 
     @property
-    def most_reads(self) -> int:
-        """Rows of the operand of the largest cell."""
-        return max(stop - start for start, stop in self.reads)
-
-    @property
-    def most_writes(self) -> int:
-        """Rows of the result of the largest cell."""
-        return max(stop - start for start, stop in self.writes)
+    def cells(self) -> int:
+        """Cells of one part of the columns."""
+        return len(self.reads.rows)
 
     def transposed(self) -> Grid:
         """The grid of the transposed matrix, if all bands have the same parts of rows."""
-        parts = len(self.reads) // self.terms
-        order = [term * parts + part for part in range(parts) for term in range(self.terms)]
-        reads, writes = (tuple(side[n] for n in order) for side in (self.writes, self.reads))
-        return Grid(reads, writes, parts, self.column_parts)
+        parts = self.cells // self.bands
+        order = [band * parts + part for part in range(parts) for band in range(self.bands)]
+        return Grid(self.writes.ordered(order), self.reads.ordered(order), parts, self.column_parts)
 
 
 def even_spans(length: int, parts: int) -> list[Span]:
@@ -66,39 +109,47 @@ def balanced_spans(loads: np.ndarray, parts: int) -> list[Span]:
     return list(pairwise(bounds))
 
 
-def first_rows(spans: tuple[Span, ...]) -> np.ndarray:
-    """Return the first row of blocks that each cell reads: all cells read as many rows as the longest span has."""
-    # A shorter span is read with some rows beside it, which no block of the cell uses.
-    width = max(stop - start for start, stop in spans)
-    count = max(stop for _, stop in spans)
-    return np.array([min(start, count - width) for start, _ in spans])
-
-
-def rows_of_cells(grid: Grid, spans: tuple[Span, ...], x: jax.Array, block: int) -> jax.Array:
-    """Return the rows of blocks of each span, for each part of the columns.
+def rows_of_cells(grid: Grid, cell_rows: CellRows, x: jax.Array, block: int) -> jax.Array:
+    """Return the rows of blocks of each cell, for each part of the columns.
 
     [m, n] → [column parts · cells, rows of blocks, block, columns of a part].
     """
-    width = max(stop - start for start, stop in spans)
     columns = x.shape[1] // grid.column_parts
     parts = x.reshape(-1, block, grid.column_parts, columns).transpose(2, 0, 1, 3)
-    numbers = (
-        np.arange(grid.column_parts)[:, None, None] * parts.shape[1] + first_rows(spans)[:, None] + np.arange(width)
-    )
+    numbers = np.arange(grid.column_parts)[:, None, None] * parts.shape[1] + cell_rows.rows
     rows = take(parts.reshape(-1, block, columns), numbers)
-    return rows.reshape(grid.column_parts * len(spans), width, block, columns)
+    return rows.reshape(grid.column_parts * grid.cells, cell_rows.width, block, columns)
 
 
-def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
-    """Add the partial results of all bands: [column parts · cells, rows of blocks, block, columns] → [m, n]."""
-    _, slots, block, columns = sums.shape
-    cells = sums.reshape(grid.column_parts, len(grid.writes), slots, block, columns)
+def add_terms(grid: Grid, num_rows: int, sums: jax.Array) -> jax.Array:
+    """Add the sums of all cells by row of the result.
+
+    [column parts · cells, rows of blocks, block, columns] → [num_rows · block, n].
+    """
+    _, width, block, columns = sums.shape
+    cells = sums.reshape(grid.column_parts, grid.cells, width, block, columns)
     by_row = cells.transpose(1, 2, 0, 3, 4).reshape(-1, grid.column_parts, block, columns)
-    starts = np.arange(len(grid.writes)) * slots - first_rows(grid.writes)
-    numbers = np.concatenate([first + np.arange(*span) for first, span in zip(starts, grid.writes, strict=True)])
-    terms = take(by_row, numbers).reshape(grid.terms, -1, grid.column_parts, block, columns)
-    total = terms[0] if grid.terms == 1 else jax.lax.reduce(terms, np.zeros((), terms.dtype), jax.lax.add, (0,))
+    numbers = term_places(grid.writes, num_rows)
+    if (numbers == len(by_row)).any():
+        by_row = jnp.concatenate([by_row, jnp.zeros((1, *by_row.shape[1:]), by_row.dtype)])
+    terms = take(by_row, numbers).reshape(*numbers.shape, grid.column_parts, block, columns)
+    total = terms[0] if len(terms) == 1 else jax.lax.reduce(terms, np.zeros((), terms.dtype), jax.lax.add, (0,))
     return total.transpose(0, 2, 1, 3).reshape(-1, grid.column_parts * columns)
+
+
+def term_places(cell_rows: CellRows, num_rows: int) -> np.ndarray:
+    """Return the place, cell · width + place in the cell, of each term of a row: int[most terms, num_rows].
+
+    A row of fewer terms than the one of most is filled up with the place behind the last.
+    """
+    places = np.flatnonzero(cell_rows.is_used)
+    rows = cell_rows.rows.ravel()[places]
+    order = np.argsort(rows, kind="stable")
+    count = np.bincount(rows, minlength=num_rows)
+    term = np.arange(len(rows)) - (np.cumsum(count) - count)[rows[order]]
+    numbers = np.full((max(1, int(count.max())), num_rows), cell_rows.is_used.size)
+    numbers[term, rows[order]] = places[order]
+    return numbers
 
 
 def take(x: jax.Array, rows: np.ndarray) -> jax.Array:

@@ -89,7 +89,7 @@ class Partitioner:
 def create_sparse_dense_mat_mul_lhs(graph: Graph, dtype: Any, params: MatMulParams, name: str = "lhs") -> SparseTensor:
     """Create the sparse operand; the host writes the values and meta-information that `Partitioner` returns."""
     plan = params.plan(dtype, graph.target.tiles_per_ipu)
-    cells = len(plan.grid.reads)
+    cells = plan.grid.cells
     values = linear_variable(graph, (cells * plan.size, plan.block, plan.block), plan.dtype, f"{name}/nzValues")
     numbers = cells * plan.size * (1 + 2 * (plan.steps + 1))
     return SparseTensor(values, linear_variable(graph, (numbers,), plan.number, f"{name}/metaInfo"), (params, plan))
@@ -115,7 +115,7 @@ def sparse_dense_mat_mul(
     expected = params.groups, params.m if transpose_lhs else params.k, params.n
     if rhs.shape != expected:
         raise ArgumentValueError(f"{name}: rhs", expected=expected, got=rhs.shape)
-    cells = len(plan.grid.reads)
+    cells = plan.grid.cells
     steps = plan.steps + 1
     meta_info = lhs.meta_info_tensor
     assert meta_info is not None

@@ -23,8 +23,8 @@ import numpy as np
 
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.bucket_products import number_type
-from ipujax.popsparse.cell_grids import Grid, even_spans, first_rows
-from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, column_parts, estimated_cost, some_counts
+from ipujax.popsparse.cell_grids import CellRows, Grid, even_spans
+from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, estimated_cost, possible_column_parts, some_counts
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 
@@ -40,10 +40,10 @@ class SparseBlocks:
 
     Args:
         values: [cells · size, block, block]; zeros where a bucket has room.
-        row: [cells, size], the row of blocks of the dense operand that each block is multiplied by, counted from the
-            first row of its cell.
+        row: [cells, size], the row of blocks of the dense operand that each block is multiplied by, as its place among
+            the rows of the cell.
         slot: [steps + 1, cells, size], for each propagation step the row of blocks of the result that each block is
-            added to, counted from the first row of the cell that has the bucket in that step; past the last row for
+            added to, as its place among the rows of the cell that has the bucket in that step; past the last row for
             blocks of other cells.
         column_slot: `slot` of the transposed product.
     """
@@ -116,7 +116,7 @@ class DynamicPlan:
     @property
     def steps(self) -> int:
         """Propagation steps: at most one fewer than cells, after which each bucket has passed all cells."""
-        return min(self.propagation_steps, len(self.grid.reads) - 1)
+        return min(self.propagation_steps, self.grid.cells - 1)
 
     def most_blocks(self, step: int) -> int:
         """Return the most blocks that a cell multiplies in a propagation step; step 0 is that of its own bucket."""
@@ -124,7 +124,7 @@ class DynamicPlan:
 
     @property
     def _buckets(self) -> _Cells:
-        return _cells(self, len(self.grid.reads), self.grid.most_reads, self.grid.most_writes)
+        return _cells(self, self.grid.cells, self.grid.reads.width, self.grid.writes.width)
 
     def encode(self, pattern: BlockPattern, values: Any) -> SparseBlocks:
         """Put the blocks of a pattern into the buckets of this plan, on the host.
@@ -155,19 +155,19 @@ class DynamicPlan:
         place = self._places(cell)
         bucket = place // size
         number = self.number
-        row = np.zeros(len(grid.reads) * size, number)
-        row[place] = columns - first_rows(grid.reads)[cell]
-        shape = self.steps + 1, len(grid.reads) * size
-        slot = np.full(shape, grid.most_writes, number)
-        column_slot = np.full(shape, grid.most_reads, number)
-        step = (bucket - cell) % len(grid.reads)
+        row = np.zeros(grid.cells * size, number)
+        row[place] = grid.reads.place(cell, columns)
+        shape = self.steps + 1, grid.cells * size
+        slot = np.full(shape, grid.writes.width, number)
+        column_slot = np.full(shape, grid.reads.width, number)
+        step = (bucket - cell) % grid.cells
         # In step s a cell has the bucket of the s-th cell behind it.
         place_in_step = (place - step * size) % shape[1]
-        slot[step, place_in_step] = rows - first_rows(grid.writes)[cell]
+        slot[step, place_in_step] = grid.writes.place(cell, rows)
         column_slot[step, place_in_step] = row[place]
         values_by_place = np.zeros((shape[1], self.block, self.block), self.dtype)
         values_by_place[place] = blocks
-        by_cell = (len(grid.reads), size)
+        by_cell = (grid.cells, size)
         return SparseBlocks(
             jax.numpy.asarray(values_by_place),
             jax.numpy.asarray(row.reshape(by_cell)),
@@ -177,7 +177,7 @@ class DynamicPlan:
 
     def _places(self, cell: np.ndarray) -> np.ndarray:
         """Return the place of each block in the buckets, int[blocks]: in its own bucket, or the next one with room."""
-        count = len(self.grid.reads)
+        count = self.grid.cells
         size = self.size
         order = np.argsort(cell, kind="stable")
         load = np.bincount(cell, minlength=count)
@@ -226,9 +226,9 @@ class DynamicPlan:
 
 def _cells_of(grid: Grid, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return the cell of each block, int[blocks], in a grid whose bands have the same parts of rows."""
-    parts = len(grid.reads) // grid.terms
-    band = np.searchsorted([stop for _, stop in grid.reads[::parts]], columns, side="right")
-    return band * parts + np.searchsorted([stop for _, stop in grid.writes[:parts]], rows, side="right")
+    parts = grid.cells // grid.bands
+    band = np.searchsorted(grid.reads.last[::parts], columns)
+    return band * parts + np.searchsorted(grid.writes.last[:parts], rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +292,11 @@ def _grid(plan: DynamicPlan) -> Grid:
         (
             (bands, row_parts, parts)
             for bands in some_counts(min(num_reads, plan.buckets))
-            for parts in column_parts(plan.columns, plan.buckets // bands)
+            for parts in possible_column_parts(plan.columns, plan.buckets // bands)
             for row_parts in some_counts(min(plan.buckets // (bands * parts), num_rows))
         ),
         key=cost,
     )
-    reads = tuple(span for span in even_spans(num_reads, bands) for _ in range(row_parts))
-    return Grid(reads, tuple(even_spans(num_rows, row_parts) * bands), bands, parts)
+    reads = [span for span in even_spans(num_reads, bands) for _ in range(row_parts)]
+    writes = even_spans(num_rows, row_parts) * bands
+    return Grid(CellRows.of_spans(reads), CellRows.of_spans(writes), bands, parts)

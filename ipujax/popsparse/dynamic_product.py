@@ -58,7 +58,7 @@ def _check(name: str, plan: DynamicPlan, sparse: SparseBlocks, x: jax.Array, con
         got = f"{sparse.values.dtype}, {x.dtype}"
         raise ArgumentTypeError(f"{name}: operands", expected=f"both {plan.dtype}", got=got)
     grid = plan.grid
-    shape = len(grid.reads) * plan.size, plan.block, plan.block
+    shape = grid.cells * plan.size, plan.block, plan.block
     if sparse.values.shape != shape or sparse.slot.shape[0] != plan.steps + 1:
         raise ArgumentValueError(
             f"{name}: the sparse matrix was encoded with another plan",
@@ -77,7 +77,9 @@ def _product(plan: DynamicPlan, meta: Meta, values: jax.Array, x: jax.Array) -> 
 
     def step_product(step: int) -> jax.Array:
         blocks, rows = (_passed(plan, array, step) for array in (values, row))
-        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step))
+        return bucket_product(
+            plan.grid, plan.shape[0] // plan.block, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step)
+        )
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
@@ -89,13 +91,20 @@ def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) 
     _, slot, column_slot = meta
 
     def by_part(array: jax.Array) -> jax.Array:
-        bands = array.reshape(plan.grid.terms, grid.terms, -1)
+        bands = array.reshape(plan.grid.bands, grid.bands, -1)
         return bands.swapaxes(0, 1).reshape(array.shape)
 
     def step_product(step: int) -> jax.Array:
         blocks = by_part(_passed(plan, values, step)).swapaxes(1, 2)
         return bucket_product(
-            grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, plan.most_blocks(step)
+            grid,
+            plan.shape[1] // plan.block,
+            blocks,
+            y,
+            by_part(slot[step]),
+            by_part(column_slot[step]),
+            _SUMS,
+            plan.most_blocks(step),
         )
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
@@ -116,7 +125,7 @@ def _sampled(plan: DynamicPlan, meta: Meta, left: jax.Array, right: jax.Array) -
 
 def _passed(plan: DynamicPlan, array: jax.Array, step: int) -> jax.Array:
     """Return the buckets after `step` propagation steps: cell n then has the bucket of cell n + `step`."""
-    return jnp.roll(array, -step * (len(array) // len(plan.grid.reads)), 0)
+    return jnp.roll(array, -step * (len(array) // plan.grid.cells), 0)
 
 
 def _product_backward(plan: DynamicPlan, saved: Any, g: jax.Array) -> tuple[None, jax.Array, jax.Array]:

@@ -1,7 +1,8 @@
-"""Plan of the products of a static pattern: a grid whose bands and parts have about equally many blocks each.
+"""Plan of the products of a static pattern: a grid whose cells have equally many blocks of a band, but for one.
 
-Every choice of column parts, bands and parts of rows is tried on the pattern itself, so that the cost is that of its
-fullest cell. Input: pattern, most cells, columns of the dense operand, dtype. Output: a `StaticPlan`.
+Columns of blocks are cut into bands of about equal loads, and the blocks of a band, in order of rows, into cells: two
+cells may share a row. Numbers of bands and of parts of the dense operand's columns are tried on the pattern itself.
+Input: pattern, most cells, columns of the dense operand, dtype. Output: a `StaticPlan`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.popsparse.block_pattern import BlockPattern
-from ipujax.popsparse.cell_grids import Grid, balanced_spans, first_rows
-from ipujax.popsparse.plan_costs import CellSizes, column_parts, estimated_cost, some_counts
+from ipujax.popsparse.cell_grids import CellRows, Grid, Span, balanced_spans
+from ipujax.popsparse.plan_costs import CellSizes, estimated_cost, possible_column_parts, some_counts
 from ipujax.runtime.cache import remembered
 
 
@@ -25,66 +26,113 @@ class StaticPlan:
     grid: Grid
     order: np.ndarray  # [cells, size], numbers of blocks
     place: np.ndarray  # [blocks], where each block is in `order`
-    row: np.ndarray  # [cells, size], rows of blocks of the operand, counted from `first_rows` of the cell
-    slot: np.ndarray  # [cells, size], rows of blocks of the result, counted from `first_rows` of the cell
+    row: np.ndarray  # [cells, size], rows of blocks of the operand, as places in the cell
+    slot: np.ndarray  # [cells, size], rows of blocks of the result, as places in the cell
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A way to cut a matrix into cells."""
+
+    bands: list[Span]  # of columns of blocks
+    row_parts: int  # cells of a band
+    has_whole_rows: bool  # of cells, which then differ more in their blocks
+    column_parts: int
 
 
 @remembered
 def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype: Any) -> StaticPlan:
     """Return the plan of fewest estimated cycles, or of fewest bytes if no grid fits the memory of a tile."""
-    share = pattern.shape[0] * num_columns / most_cells
-
-    def cost(candidate: tuple[Grid, int]) -> tuple[bool, float]:
-        grid, most_blocks = candidate
-        columns = num_columns // grid.column_parts
-        sizes = CellSizes(pattern.block, most_blocks, grid.most_reads, grid.most_writes, columns, grid.terms, share)
-        return estimated_cost(sizes, dtype, dtype)
-
-    grid, _ = min(_candidates(pattern, most_cells, num_columns), key=cost)
-    return _with_blocks(pattern, grid)
+    cut, _ = min(_cuts(pattern, most_cells, num_columns), key=lambda choice: estimated_cost(choice[1], dtype, dtype))
+    return _with_blocks(pattern, cut)
 
 
-def _candidates(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[Grid, int]]:
-    """Yield grids, each with the number of blocks of its fullest cell."""
+def _cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[_Cut, CellSizes]]:
+    """Yield ways to cut the matrix, each with the sizes of its largest cell."""
     num_rows, num_reads = (n // pattern.block for n in pattern.shape)
     rows = np.array(pattern.rows)
     columns = np.array(pattern.columns)
-    for bands in some_counts(min(num_reads, most_cells)):
-        spans = balanced_spans(np.bincount(columns, minlength=num_reads), bands)
-        loads = np.bincount(_part(spans, columns) * num_rows + rows, minlength=bands * num_rows).reshape(bands, -1)
-        for parts in column_parts(num_columns, most_cells // bands):
-            row_parts = min(most_cells // (bands * parts), num_rows)
-            writes = [balanced_spans(band, row_parts) for band in loads]
-            starts = np.array([[start for start, _ in cuts] for cuts in writes]) + np.arange(bands)[:, None] * num_rows
-            most_blocks = int(np.add.reduceat(loads.ravel(), starts.ravel()).max())
-            reads = tuple(span for span in spans for _ in range(row_parts))
-            yield Grid(reads, tuple(span for cuts in writes for span in cuts), bands, parts), most_blocks
+    share = pattern.shape[0] * num_columns / most_cells
+    for num_bands in some_counts(min(num_reads, most_cells)):
+        bands = balanced_spans(np.bincount(columns, minlength=num_reads), num_bands)
+        most_reads = max(stop - start for start, stop in bands)
+        loads = np.bincount(_part(bands, columns) * num_rows + rows, minlength=num_bands * num_rows)
+        loads = loads.reshape(num_bands, num_rows)
+        for column_parts in possible_column_parts(num_columns, most_cells // num_bands):
+            row_parts = most_cells // (num_bands * column_parts)
+            part = num_columns // column_parts
+            for has_whole_rows in (False, True):
+                blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
+                sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
+                yield _Cut(bands, row_parts, has_whole_rows, column_parts), sizes
 
 
-def _with_blocks(pattern: BlockPattern, grid: Grid) -> StaticPlan:
+def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tuple[int, int, int]:
+    """Return the most blocks and the most rows of a cell, and the most cells that have blocks of one row.
+
+    `loads`: blocks of each row in each band, int[bands, rows].
+    """
+    band, row = np.nonzero(loads)
+    load = loads[band, row]
+    total = loads.sum(1)
+    stop = loads.cumsum(1)[band, row]
+    if has_whole_rows:
+        cell = band * row_parts + _part_of_row(stop - load, load, total[band], row_parts)
+        blocks = np.bincount(cell, weights=load).max()
+        return int(blocks), int(np.bincount(cell).max()), int(np.bincount(row).max())
+    first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
+    # A row is in the cells first … last of its band; one more place ends those of the last cell.
+    starts, ends = (
+        np.bincount(band * (row_parts + 1) + place, minlength=len(loads) * (row_parts + 1))
+        for place in (first, last + 1)
+    )
+    writes = np.cumsum(starts - ends).max()
+    terms = np.bincount(row, weights=last - first + 1).max()
+    return -(-int(total.max()) // row_parts), int(writes), int(terms)
+
+
+def _part_of_row(first: np.ndarray, load: np.ndarray, total: np.ndarray, row_parts: int) -> np.ndarray:
+    """Return the part of a band that has the middle block of a row, whose first block is the `first` of the band."""
+    return (2 * first + load - 1) * row_parts // (2 * total)
+
+
+def _with_blocks(pattern: BlockPattern, cut: _Cut) -> StaticPlan:
     rows = np.array(pattern.rows)
     columns = np.array(pattern.columns)
-    parts = len(grid.reads) // grid.terms
-    band = _part(list(grid.reads[::parts]), columns)
-    cell = np.empty(len(rows), int)
-    for term in range(grid.terms):
-        is_term = band == term
-        cell[is_term] = term * parts + _part(list(grid.writes[term * parts : (term + 1) * parts]), rows[is_term])
-    order = np.lexsort((columns, rows, cell))
-    load = np.bincount(cell, minlength=len(grid.reads))
+    num_cells = len(cut.bands) * cut.row_parts
+    band = _part(cut.bands, columns)
+    order = np.lexsort((columns, rows, band))
+    band_load = np.bincount(band, minlength=len(cut.bands))
+    rank = np.empty(len(rows), int)
+    rank[order] = np.arange(len(rows)) - (np.cumsum(band_load) - band_load)[band[order]]
+    if cut.has_whole_rows:
+        _, first, number, load = np.unique(
+            (band * (pattern.shape[0] // pattern.block) + rows)[order],
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        part = np.empty(len(rows), int)
+        part[order] = _part_of_row(rank[order[first]], load, band_load[band[order[first]]], cut.row_parts)[number]
+    else:
+        part = rank * cut.row_parts // band_load[band]
+    cell = band * cut.row_parts + part
+    reads = CellRows.of_spans([span for span in cut.bands for _ in range(cut.row_parts)])
+    writes = CellRows.of_blocks(cell, rows, num_cells)
+    load = np.bincount(cell, minlength=num_cells)
     starts = np.cumsum(load) - load
     size = int(load.max())
     # A cell with fewer blocks has some of the next one, left out: consecutive blocks are one piece.
     numbers = np.minimum(starts[:, None] + np.arange(size), len(rows) - 1)
     blocks = order[numbers]
     is_block = np.arange(size) < load[:, None]
-    slot = np.where(is_block, rows[blocks] - first_rows(grid.writes)[:, None], grid.most_writes)
-    row = np.where(is_block, columns[blocks] - first_rows(grid.reads)[:, None], 0)
+    slot = np.where(is_block, writes.place(cell, rows)[blocks], writes.width)
+    row = np.where(is_block, reads.place(cell, columns)[blocks], 0)
     place = np.empty(len(rows), int)
     place[order] = cell[order] * size + np.arange(len(rows)) - starts[cell[order]]
-    return StaticPlan(grid, blocks, place, row, slot)
+    return StaticPlan(Grid(reads, writes, len(cut.bands), cut.column_parts), blocks, place, row, slot)
 
 
-def _part(spans: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
+def _part(spans: list[Span], numbers: np.ndarray) -> np.ndarray:
     """Return the span that each number is in, int[numbers]."""
     return np.searchsorted([stop for _, stop in spans], numbers, side="right")
