@@ -29,7 +29,7 @@ _STATIC_STARTS = {
 # Dynamic codelets with float partials: worker cycles for the vertex, for each block, and for each column of a block.
 _DYNAMIC_STARTS = {
     (2, 4): (26, 19, 2), (2, 8): (20, 23, 4), (2, 16): (23, 24, 4),
-    (4, 4): (26, 14, 4), (4, 8): (23, 23, 8), (4, 16): (23, 24, 4),
+    (4, 4): (26, 14, 4), (4, 8): (23, 23, 8),
 }  # fmt: skip
 # AMP units of the dynamic codelet of half with float partials, `Block16x16SparseDenseMatMul_half_float.S`: it loads and
 # multiplies 8 rows of a block, then the other 8. Only codelets of half partials use 16 units.
@@ -70,6 +70,13 @@ def _static_element_cycles(size: int, rows: Count, blocks: Count, columns: Count
     return np.where(columns == 4, 31 + rows * (7 + 2 * later), np.where(columns == 8, eight, general))
 
 
+def codelet_parts(size: int, block: int) -> int:
+    """Return into how many parts codelets of dynamic patterns cut each side of a block; `size` in bytes an element."""
+    # Blocks of 16 float elements have no codelet of their own. Source: poplibs `lib/popsparse/FullyConnectedUtils.cpp`,
+    # `getBlockDimensionsToUse`.
+    return 2 if (size, block) == (4, 16) else 1
+
+
 def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
     """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile."""
     size = np.dtype(dtype).itemsize
@@ -78,9 +85,10 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
         return np.asarray(30 + 47 + 46 + round_cycles * worker)
+    parts = codelet_parts(size, block)
+    block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
-    units = _HALF_UNITS if size == 2 else target.conv_units_fp32
-    loads = ceil_div(block, units) if block == 16 else 1
+    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
     return np.asarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.cycles import Count, ceil_div
+from ipujax.lowering.popsparse.product_cycles import codelet_parts
 from ipujax.runtime.target import Target, issue_round_cycles
 
 _SUPERVISOR_CYCLES = 37 + 38 + 26  # start, and search of the tile's subgroup in its bucket
@@ -28,14 +29,13 @@ _VECTOR_CYCLES = {
     (2, 16): (27, 9, 505, 96),
     (4, 4): (27, 9, 45, 12),
     (4, 8): (24, 7, 8 + 8 * 25, 48),
-    (4, 16): (27, 9, 505, 96),
 }
 # Blocks of one element, by bytes: worker cycles of the vertex and of each row; for few columns also of each element.
 _ELEMENT_STARTS = {2: (35, 8), 4: (34, 9)}
 _SHORT_ELEMENT_CYCLES = {2: {8: (30, 11, 5), 4: (32, 10, 4)}, 4: {4: (30, 9, 5), 2: (32, 7, 4)}}
 _AMP_COLUMNS = {2: 16, 4: 8}  # of one pass, by bytes of an element
 # By bytes of an element and block: cycles of a pass to load weights, worker cycles of the first pass of a block and of
-# each later one. Blocks of 16 float elements have no such codelet, and for blocks of 4 it is slower for any columns.
+# each later one. For blocks of 4 it is slower for any columns.
 _AMP_CYCLES = {(2, 8): (16, 27, 23), (2, 16): (32, 32, 28), (4, 8): (16, 33, 31)}
 _AMP_WORKER_CYCLES = 5
 _AMP_RUN_CYCLES = 8
@@ -58,6 +58,9 @@ def sampled_cycles(
     size = np.dtype(dtype).itemsize
     if block == 1:
         return _element_cycles(target, size, rows, blocks, columns)
+    parts = codelet_parts(size, block)
+    block, blocks = block // parts, parts**2 * np.asarray(blocks)
+    rows, reads = (parts * np.asarray(count) for count in (rows, reads))
     vector = _vector_cycles(target, size, block, rows, blocks, columns)
     if (size, block) not in _AMP_CYCLES:
         return vector

@@ -42,7 +42,6 @@ def test_elements(dtype, columns, start, row, element):
         (np.float16, 16, 27, 9, 505, 96),
         (np.float32, 4, 27, 9, 45, 12),
         (np.float32, 8, 24, 7, 208, 48),
-        (np.float32, 16, 27, 9, 505, 96),
     ],
 )
 def test_vectors_where_columns_are_no_multiple_of_the_inputs_of_the_amp(dtype, block, start, row, block_start, column):
@@ -73,5 +72,7 @@ def test_the_amp_with_many_columns(dtype, block, inputs, load, first, saved, tra
     assert cycles(dtype, block, rows, 12, rows * each, passes * inputs) == expected < vector
 
 
-def test_float_blocks_of_16_have_no_codelet_of_the_amp():
-    assert cycles(np.float32, 16, 6, 6, 24, 64) == SUPERVISOR + WORKERS * (27 + 9 + 4 * (505 + 64 * 96))
+@pytest.mark.parametrize("columns", [18, 64])
+def test_float_blocks_of_16_are_four_of_8(columns):
+    """Source: `getBlockDimensionsToUse`."""
+    assert cycles(np.float32, 16, 6, 5, 24, columns) == cycles(np.float32, 8, 12, 10, 96, columns)
