@@ -59,9 +59,9 @@ def _cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[
         loads = np.bincount(_part(bands, columns) * num_rows + rows, minlength=num_bands * num_rows)
         loads = loads.reshape(num_bands, num_rows)
         for column_parts in possible_column_parts(num_columns, most_cells // num_bands):
-            row_parts = most_cells // (num_bands * column_parts)
             part = num_columns // column_parts
-            for has_whole_rows in (False, True):
+            for has_whole_rows, most_parts in ((False, int(loads.sum(1).max())), (True, num_rows)):
+                row_parts = min(most_cells // (num_bands * column_parts), most_parts)
                 blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
                 sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
                 yield _Cut(bands, row_parts, has_whole_rows, column_parts), sizes
@@ -74,12 +74,12 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     """
     band, row = np.nonzero(loads)
     load = loads[band, row]
-    total = loads.sum(1)
-    stop = loads.cumsum(1)[band, row]
     if has_whole_rows:
-        cell = band * row_parts + _part_of_row(stop - load, load, total[band], row_parts)
+        cell = band * row_parts + _parts_of_rows(loads, row_parts)[band, row]
         blocks = np.bincount(cell, weights=load).max()
         return int(blocks), int(np.bincount(cell).max()), int(np.bincount(row).max())
+    total = loads.sum(1)
+    stop = loads.cumsum(1)[band, row]
     first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
     # A row is in the cells first … last of its band; one more place ends those of the last cell.
     starts, ends = (
@@ -91,31 +91,27 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     return -(-int(total.max()) // row_parts), int(writes), int(terms)
 
 
-def _part_of_row(first: np.ndarray, load: np.ndarray, total: np.ndarray, row_parts: int) -> np.ndarray:
-    """Return the part of a band that has the middle block of a row, whose first block is the `first` of the band."""
-    return (2 * first + load - 1) * row_parts // (2 * total)
+def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:
+    """Return the part of whole rows that each row of a band is in, int[bands, rows]; parts have about equal loads."""
+    spans = np.array([balanced_spans(band, row_parts) for band in loads])
+    return np.array([np.repeat(np.arange(len(cuts)), cuts[:, 1] - cuts[:, 0]) for cuts in spans])
 
 
 def _with_blocks(pattern: BlockPattern, cut: _Cut) -> StaticPlan:
     rows = np.array(pattern.rows)
     columns = np.array(pattern.columns)
+    num_rows = pattern.shape[0] // pattern.block
     num_cells = len(cut.bands) * cut.row_parts
     band = _part(cut.bands, columns)
     order = np.lexsort((columns, rows, band))
-    band_load = np.bincount(band, minlength=len(cut.bands))
-    rank = np.empty(len(rows), int)
-    rank[order] = np.arange(len(rows)) - (np.cumsum(band_load) - band_load)[band[order]]
+    loads = np.bincount(band * num_rows + rows, minlength=len(cut.bands) * num_rows).reshape(-1, num_rows)
     if cut.has_whole_rows:
-        _, first, number, load = np.unique(
-            (band * (pattern.shape[0] // pattern.block) + rows)[order],
-            return_index=True,
-            return_inverse=True,
-            return_counts=True,
-        )
-        part = np.empty(len(rows), int)
-        part[order] = _part_of_row(rank[order[first]], load, band_load[band[order[first]]], cut.row_parts)[number]
+        part = _parts_of_rows(loads, cut.row_parts)[band, rows]
     else:
-        part = rank * cut.row_parts // band_load[band]
+        total = loads.sum(1)
+        rank = np.empty(len(rows), int)
+        rank[order] = np.arange(len(rows)) - (np.cumsum(total) - total)[band[order]]
+        part = rank * cut.row_parts // total[band]
     cell = band * cut.row_parts + part
     reads = CellRows.of_spans([span for span in cut.bands for _ in range(cut.row_parts)])
     writes = CellRows.of_blocks(cell, rows, num_cells)
