@@ -1,6 +1,6 @@
 """Simulated figures against published measurements: each case, measured, simulated, error and bar.
 
-    python benchmarks/fidelity.py                  every case; about five minutes
+    python benchmarks/fidelity.py                  every case; about a quarter of an hour
     python benchmarks/fidelity.py tutorial7 blur   some of them
     python benchmarks/fidelity.py --plot           docs/images/fidelity.svg of docs/fidelity.md; nothing is compiled
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fidelity_cases.case import EARLIER, Family
 
-CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "popsparse", "networks")
+CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "popsparse", "static_sparse", "networks")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "fidelity.md"
 PICTURE = DOCS / "images" / "fidelity.svg"
