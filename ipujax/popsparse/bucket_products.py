@@ -21,18 +21,9 @@ _SUMS = np.dtype(np.float32)
 
 
 def bucket_product(
-    grid: Grid,
-    num_rows: int,
-    blocks: jax.Array,
-    x: jax.Array,
-    row: Any,
-    slot: Any,
-    terms: Any,
-    most_blocks: int | None = None,
+    grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, most_blocks: int | None = None
 ) -> jax.Array:
     """Multiply blocks [cells · size, block, block] by x [k, n] → [m, n]; terms of several bands are of dtype `terms`.
-
-    The result has `num_rows` rows of blocks.
 
     In a dynamic pattern at most `most_blocks` of a bucket are multiplied; None is a static pattern.
     """
@@ -49,7 +40,7 @@ def bucket_product(
         ((grid.writes.width, *operands.shape[2:]), dtype),
         {1},
     )
-    return add_terms(grid, num_rows, sums).astype(x.dtype)
+    return add_terms(grid, sums).astype(x.dtype)
 
 
 def bucket_samples(

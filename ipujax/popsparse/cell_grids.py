@@ -75,6 +75,7 @@ class CellRows:
 class Grid:
     """Cells in order of bands."""
 
+    shape: tuple[int, int]  # of the matrix, in blocks
     reads: CellRows  # rows of blocks of the operand
     writes: CellRows  # rows of blocks of the result
     bands: int
@@ -89,7 +90,8 @@ class Grid:
         """The grid of the transposed matrix, if all bands have the same parts of rows."""
         parts = self.cells // self.bands
         order = [band * parts + part for part in range(parts) for band in range(self.bands)]
-        return Grid(self.writes.ordered(order), self.reads.ordered(order), parts, self.column_parts)
+        writes, reads = (cell_rows.ordered(order) for cell_rows in (self.reads, self.writes))
+        return Grid(self.shape[::-1], reads, writes, parts, self.column_parts)
 
 
 def even_spans(length: int, parts: int) -> list[Span]:
@@ -121,15 +123,15 @@ def rows_of_cells(grid: Grid, cell_rows: CellRows, x: jax.Array, block: int) -> 
     return rows.reshape(grid.column_parts * grid.cells, cell_rows.width, block, columns)
 
 
-def add_terms(grid: Grid, num_rows: int, sums: jax.Array) -> jax.Array:
+def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
     """Add the sums of all cells by row of the result.
 
-    [column parts · cells, rows of blocks, block, columns] → [num_rows · block, n].
+    [column parts · cells, rows of blocks, block, columns] → [m, n].
     """
     _, width, block, columns = sums.shape
     cells = sums.reshape(grid.column_parts, grid.cells, width, block, columns)
     by_row = cells.transpose(1, 2, 0, 3, 4).reshape(-1, grid.column_parts, block, columns)
-    numbers = term_places(grid.writes, num_rows)
+    numbers = term_places(grid.writes, grid.shape[0])
     if (numbers == len(by_row)).any():
         by_row = jnp.concatenate([by_row, jnp.zeros((1, *by_row.shape[1:]), by_row.dtype)])
     terms = take(by_row, numbers).reshape(*numbers.shape, grid.column_parts, block, columns)

@@ -299,4 +299,4 @@ def _grid(plan: DynamicPlan) -> Grid:
     )
     reads = [span for span in even_spans(num_reads, bands) for _ in range(row_parts)]
     writes = even_spans(num_rows, row_parts) * bands
-    return Grid(CellRows.of_spans(reads), CellRows.of_spans(writes), bands, parts)
+    return Grid((num_rows, num_reads), CellRows.of_spans(reads), CellRows.of_spans(writes), bands, parts)

@@ -77,9 +77,7 @@ def _product(plan: DynamicPlan, meta: Meta, values: jax.Array, x: jax.Array) -> 
 
     def step_product(step: int) -> jax.Array:
         blocks, rows = (_passed(plan, array, step) for array in (values, row))
-        return bucket_product(
-            plan.grid, plan.shape[0] // plan.block, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step)
-        )
+        return bucket_product(plan.grid, blocks, x, rows, slot[step], _SUMS, plan.most_blocks(step))
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))
 
@@ -97,14 +95,7 @@ def _transposed(plan: DynamicPlan, meta: Meta, values: jax.Array, y: jax.Array) 
     def step_product(step: int) -> jax.Array:
         blocks = by_part(_passed(plan, values, step)).swapaxes(1, 2)
         return bucket_product(
-            grid,
-            plan.shape[1] // plan.block,
-            blocks,
-            y,
-            by_part(slot[step]),
-            by_part(column_slot[step]),
-            _SUMS,
-            plan.most_blocks(step),
+            grid, blocks, y, by_part(slot[step]), by_part(column_slot[step]), _SUMS, plan.most_blocks(step)
         )
 
     return reduce(jnp.add, map(step_product, range(plan.steps + 1)))

@@ -100,7 +100,7 @@ def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:
 def _with_blocks(pattern: BlockPattern, cut: _Cut) -> StaticPlan:
     rows = np.array(pattern.rows)
     columns = np.array(pattern.columns)
-    num_rows = pattern.shape[0] // pattern.block
+    num_rows, num_reads = (n // pattern.block for n in pattern.shape)
     num_cells = len(cut.bands) * cut.row_parts
     band = _part(cut.bands, columns)
     order = np.lexsort((columns, rows, band))
@@ -126,7 +126,8 @@ def _with_blocks(pattern: BlockPattern, cut: _Cut) -> StaticPlan:
     row = np.where(is_block, reads.place(cell, columns)[blocks], 0)
     place = np.empty(len(rows), int)
     place[order] = cell[order] * size + np.arange(len(rows)) - starts[cell[order]]
-    return StaticPlan(Grid(reads, writes, len(cut.bands), cut.column_parts), blocks, place, row, slot)
+    grid = Grid((num_rows, num_reads), reads, writes, len(cut.bands), cut.column_parts)
+    return StaticPlan(grid, blocks, place, row, slot)
 
 
 def _part(spans: list[Span], numbers: np.ndarray) -> np.ndarray:

@@ -97,8 +97,7 @@ def _check(name: str, pattern: Any, buckets: int, a: jax.Array, b: jax.Array) ->
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(pattern: BlockPattern, buckets: int, values: jax.Array, x: jax.Array) -> jax.Array:
     plan = static_plan(pattern, buckets, x.shape[1], values.dtype)
-    num_rows = pattern.shape[0] // pattern.block
-    return bucket_product(plan.grid, num_rows, take(values, plan.order), x, plan.row, plan.slot, values.dtype)
+    return bucket_product(plan.grid, take(values, plan.order), x, plan.row, plan.slot, values.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

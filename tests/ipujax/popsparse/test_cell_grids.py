@@ -38,12 +38,12 @@ def test_rows_of_blocks_leave_out_rows_without_blocks():
 
 def test_terms_of_a_row_are_added_and_rows_without_terms_are_zeros():
     rows = CellRows.of_blocks(np.array([0, 0, 1]), np.array([1, 3, 3]), 2)
-    grid = Grid(CellRows.of_spans([(0, 1), (1, 2)]), rows, bands=2, column_parts=2)
+    grid = Grid((5, 2), CellRows.of_spans([(0, 1), (1, 2)]), rows, bands=2, column_parts=2)
     sums = jnp.arange(1.0, 1 + 2 * 2 * 2 * 1 * 3).reshape(4, 2, 1, 3)  # the second row of cell 1 is unused
     expected = np.zeros((5, 6))
     expected[1] = np.concatenate([sums[0, 0, 0], sums[2, 0, 0]])
     expected[3] = np.concatenate([sums[0, 1, 0] + sums[1, 0, 0], sums[2, 1, 0] + sums[3, 0, 0]])
-    np.testing.assert_array_equal(add_terms(grid, 5, sums), expected)
+    np.testing.assert_array_equal(add_terms(grid, sums), expected)
 
 
 @pytest.mark.parametrize("block", [1, 4])
