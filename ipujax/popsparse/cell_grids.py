@@ -32,7 +32,7 @@ class CellRows:
 
     @classmethod
     def of_spans(cls, spans: Sequence[Span]) -> CellRows:
-        """Consecutive rows; a cell with fewer than the longest span has some before or behind its own beside them."""
+        """Return the rows of a span for each cell; those behind or before it make up the width of the longest span."""
         start, stop = np.array(spans).T[:, :, None]
         width = int((stop - start).max())
         rows = np.minimum(start, stop.max() - width) + np.arange(width)
@@ -40,7 +40,7 @@ class CellRows:
 
     @classmethod
     def of_blocks(cls, cell: np.ndarray, row: np.ndarray, count: int) -> CellRows:
-        """The rows that blocks of each of `count` cells are in, int[blocks] both."""
+        """Return the rows in which each of `count` cells has blocks; `cell` and `row` are those of each block."""
         limit = int(row.max()) + 1
         cells, rows = np.divmod(np.unique(cell * limit + row), limit)
         load = np.bincount(cells, minlength=count)
@@ -60,14 +60,14 @@ class CellRows:
         return np.asarray(np.where(self.is_used, self.rows, -1).max(1))
 
     def place(self, cell: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Return the place of rows in their cells, int[blocks]."""
+        """Return the places, counted from 0, of rows among the rows of cells: int[blocks], as `cell` and `row`."""
         limit = int(self.rows.max()) + 1
         flat = np.flatnonzero(self.is_used)
         keys = (np.arange(len(self.rows))[:, None] * limit + self.rows).ravel()[flat]
         return flat[np.searchsorted(keys, cell * limit + row)] % self.width
 
     def ordered(self, order: Sequence[int]) -> CellRows:
-        """The rows of the cells of other numbers."""
+        """Return the rows of the cells with the numbers `order`, in that order."""
         return CellRows(self.rows[np.asarray(order)], self.is_used[np.asarray(order)])
 
 

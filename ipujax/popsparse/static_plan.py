@@ -36,7 +36,7 @@ class _Cut:
 
     bands: list[Span]  # of columns of blocks
     row_parts: int  # cells of a band
-    has_whole_rows: bool  # of cells, which then differ more in their blocks
+    has_whole_rows: bool  # True if no cells of a band share a row; then their numbers of blocks differ more
     column_parts: int
 
 
