@@ -8,6 +8,7 @@ weights. Ratios of medians of steps that alternate within this process. Exits wi
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def medians(steps: list[Callable[[], Any]]) -> list[float]:
 
 def main() -> int:
     """Print a line for each network; return 1 if one is slower than its bar."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, data, inputs in networks(Path(folder)):

@@ -1,7 +1,6 @@
-"""Time of a session of `ipujax.popart` over that of the same loop written with `ipu.jit`: ratio of medians,
-interleaved.
+"""Time of a session of `ipujax.popart` over that of the same loop written with `ipu.jit`: ratio of medians.
 
-Times are CPU seconds of the process, which other programs on the machine do not change.
+Runs of both alternate. Times are CPU seconds of the process, which other programs on the machine do not change.
 
     python benchmarks/popart_overhead.py
 
@@ -11,6 +10,7 @@ IPUs with one call for each batch. The losses of both are compared.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -142,6 +142,7 @@ def by_hand(accumulation: int, is_pipelined: bool, data: np.ndarray, labels: np.
 
 def main() -> None:
     """Print the ratio of each case."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for accumulation, is_pipelined in ((1, False), (4, False), (4, True)):
         count = BATCHES * accumulation * SAMPLES
         data = RNG.normal(size=(count, FEATURES)).astype(np.float32)
