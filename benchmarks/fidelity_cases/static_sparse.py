@@ -63,8 +63,8 @@ def family() -> Family:
     how = (
         "Half on a Bow at 1.85 GHz; compute and exchange cycles, without syncs and host exchange. Products of "
         f"{_LARGE} rows have a row each, those of 1024 count in the bars alone; patterns of more than {_MOST_BLOCKS:,} "
-        "blocks are left out. Plans are those of this project, "
-        "not of PopLibs; nothing is fitted to these rows. Small matrices take longer on hardware, probably since "
-        "PopLibs adds the terms of each row of blocks in small pieces ([decisions.md](decisions.md))."
+        "blocks are left out. Plans are those of this project, not of PopLibs; nothing is fitted to these rows. Small "
+        "matrices take longer on hardware, probably since PopLibs adds the terms of each row of blocks in small pieces "
+        "([decisions.md](decisions.md))."
     )
     return Family("Static block-sparse products on Bow, by columns", source, how, by_size[_LARGE], bars)

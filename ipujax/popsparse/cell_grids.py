@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.rules import take_rows_p
+from ipujax.lowering.rules import take_rows
 
 Span = tuple[int, int]  # first row of blocks, and the one behind the last
 
@@ -119,7 +119,7 @@ def rows_of_cells(grid: Grid, cell_rows: CellRows, x: jax.Array, block: int) -> 
     columns = x.shape[1] // grid.column_parts
     parts = x.reshape(-1, block, grid.column_parts, columns).transpose(2, 0, 1, 3)
     numbers = np.arange(grid.column_parts)[:, None, None] * parts.shape[1] + cell_rows.rows
-    rows = take(parts.reshape(-1, block, columns), numbers)
+    rows = take_rows(parts.reshape(-1, block, columns), numbers)
     return rows.reshape(grid.column_parts * grid.cells, cell_rows.width, block, columns)
 
 
@@ -134,7 +134,7 @@ def add_terms(grid: Grid, sums: jax.Array) -> jax.Array:
     numbers = term_places(grid.writes, grid.shape[0])
     if (numbers == len(by_row)).any():
         by_row = jnp.concatenate([by_row, jnp.zeros((1, *by_row.shape[1:]), by_row.dtype)])
-    terms = take(by_row, numbers).reshape(*numbers.shape, grid.column_parts, block, columns)
+    terms = take_rows(by_row, numbers).reshape(*numbers.shape, grid.column_parts, block, columns)
     total = terms[0] if len(terms) == 1 else jax.lax.reduce(terms, np.zeros((), terms.dtype), jax.lax.add, (0,))
     return total.transpose(0, 2, 1, 3).reshape(-1, grid.column_parts * columns)
 
@@ -152,9 +152,3 @@ def term_places(cell_rows: CellRows, num_rows: int) -> np.ndarray:
     numbers = np.full((max(1, int(count.max())), num_rows), cell_rows.is_used.size)
     numbers[term, rows[order]] = places[order]
     return numbers
-
-
-def take(x: jax.Array, rows: np.ndarray) -> jax.Array:
-    """Return rows of an array by constant numbers, as a view."""
-    (view,) = take_rows_p.bind(x, rows=tuple(rows.ravel().tolist()))
-    return jnp.asarray(view)

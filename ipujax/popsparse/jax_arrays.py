@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.jaxpr import Rewrite, everywhere, primitive_names, with_inner
-from ipujax.lowering.rules import take_rows_p
+from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BLOCK_SIZES, BlockPattern
 from ipujax.popsparse.static_product import static_matmul, static_sampled_matmul
 
@@ -83,7 +82,7 @@ def _dtype(atom: Any) -> np.dtype[Any]:
 
 def _dense_product(pattern: BlockPattern, order: np.ndarray, transposed: bool) -> Callable[..., jax.Array]:
     def bcoo_matmul(values: jax.Array, x: jax.Array) -> jax.Array:
-        blocks = _rows(values, order).reshape(-1, pattern.block, pattern.block)
+        blocks = take_rows(values, order).reshape(-1, pattern.block, pattern.block)
         if transposed:
             return static_matmul(pattern.transposed(), blocks.swapaxes(1, 2), x)
         return static_matmul(pattern, blocks, x)
@@ -93,14 +92,9 @@ def _dense_product(pattern: BlockPattern, order: np.ndarray, transposed: bool) -
 
 def _sampled(pattern: BlockPattern, order: np.ndarray) -> Callable[..., jax.Array]:
     def bcoo_sampled(left: jax.Array, right: jax.Array) -> jax.Array:
-        return _rows(static_sampled_matmul(pattern, left, right.T).ravel(), np.argsort(order))
+        return take_rows(static_sampled_matmul(pattern, left, right.T).ravel(), np.argsort(order))
 
     return bcoo_sampled
-
-
-def _rows(values: jax.Array, order: np.ndarray) -> jax.Array:
-    (view,) = take_rows_p.bind(values, rows=tuple(order.tolist()))
-    return jnp.asarray(view)
 
 
 def _elements(name: str, meta: list[np.ndarray], shape: tuple[int, ...]) -> tuple[BlockPattern, np.ndarray] | None:

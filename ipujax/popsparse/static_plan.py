@@ -1,7 +1,8 @@
-"""Plan of the products of a static pattern: a grid whose cells have equally many blocks of a band, but for one.
+"""Plan of the products of a static pattern: a grid whose cells have about equally many blocks each.
 
-Columns of blocks are cut into bands of about equal loads, and the blocks of a band, in order of rows, into cells: two
-cells may share a row. Numbers of bands and of parts of the dense operand's columns are tried on the pattern itself.
+Columns of blocks are cut into bands of about equal loads, and the blocks of a band, in order of rows, into cells that
+differ by at most one block and may share a row, or into cells of whole rows. Numbers of bands and of parts of the dense
+operand's columns are tried on the pattern itself.
 Input: pattern, most cells, columns of the dense operand, dtype. Output: a `StaticPlan`.
 """
 
@@ -31,7 +32,7 @@ class StaticPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """A way to cut a matrix into cells."""
 
     bands: list[Span]  # of columns of blocks
@@ -43,11 +44,13 @@ class _Cut:
 @remembered
 def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype: Any) -> StaticPlan:
     """Return the plan of fewest estimated cycles, or of fewest bytes if no grid fits the memory of a tile."""
-    cut, _ = min(_cuts(pattern, most_cells, num_columns), key=lambda choice: estimated_cost(choice[1], dtype, dtype))
-    return _with_blocks(pattern, cut)
+    cut, _ = min(
+        possible_cuts(pattern, most_cells, num_columns), key=lambda choice: estimated_cost(choice[1], dtype, dtype)
+    )
+    return plan_of_cut(pattern, cut)
 
 
-def _cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[_Cut, CellSizes]]:
+def possible_cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[Cut, CellSizes]]:
     """Yield ways to cut the matrix, each with the sizes of its largest cell."""
     num_rows, num_reads = (n // pattern.block for n in pattern.shape)
     rows = np.array(pattern.rows)
@@ -64,7 +67,7 @@ def _cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[
                 row_parts = min(most_cells // (num_bands * column_parts), most_parts)
                 blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
                 sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
-                yield _Cut(bands, row_parts, has_whole_rows, column_parts), sizes
+                yield Cut(bands, row_parts, has_whole_rows, column_parts), sizes
 
 
 def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tuple[int, int, int]:
@@ -97,7 +100,8 @@ def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:
     return np.array([np.repeat(np.arange(len(cuts)), cuts[:, 1] - cuts[:, 0]) for cuts in spans])
 
 
-def _with_blocks(pattern: BlockPattern, cut: _Cut) -> StaticPlan:
+def plan_of_cut(pattern: BlockPattern, cut: Cut) -> StaticPlan:
+    """Return the plan whose cells are those of a cut."""
     rows = np.array(pattern.rows)
     columns = np.array(pattern.columns)
     num_rows, num_reads = (n // pattern.block for n in pattern.shape)

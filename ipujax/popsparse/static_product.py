@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.bucket_products import bucket_product, bucket_samples
-from ipujax.popsparse.cell_grids import take
 from ipujax.popsparse.plan_costs import MOST_CELLS
 from ipujax.popsparse.static_plan import static_plan
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
@@ -97,7 +97,7 @@ def _check(name: str, pattern: Any, buckets: int, a: jax.Array, b: jax.Array) ->
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(pattern: BlockPattern, buckets: int, values: jax.Array, x: jax.Array) -> jax.Array:
     plan = static_plan(pattern, buckets, x.shape[1], values.dtype)
-    return bucket_product(plan.grid, take(values, plan.order), x, plan.row, plan.slot, values.dtype)
+    return bucket_product(plan.grid, take_rows(values, plan.order), x, plan.row, plan.slot, values.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -105,7 +105,7 @@ def _sampled(pattern: BlockPattern, buckets: int, left: jax.Array, right: jax.Ar
     """The blocks of a pattern of left · rightᵀ: [m, n], [k, n] → [blocks, block, block]."""
     plan = static_plan(pattern, buckets, left.shape[1], left.dtype)
     blocks = bucket_samples(plan.grid, pattern.block, left, right, plan.row, plan.slot)
-    return take(blocks, plan.place)
+    return take_rows(blocks, plan.place)
 
 
 def _product_backward(pattern: BlockPattern, buckets: int, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,13 +7,12 @@ Limits: memory is that of rows as long as the longest.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.rules import take_rows_p
+from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
@@ -52,14 +51,14 @@ def _side_by_side(pattern: BlockPattern, fill: float, blocks: jax.Array) -> jax.
     """[blocks, b, b] → [rows of blocks with values, most blocks of a row, b, b]."""
     numbers, _ = _places(pattern)
     filled = jnp.concatenate([blocks, jnp.full((1, *blocks.shape[1:]), fill, blocks.dtype)])
-    return _rows(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
+    return take_rows(filled, numbers).reshape(*numbers.shape, *blocks.shape[1:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_order(pattern: BlockPattern, rows: jax.Array) -> jax.Array:
     """The blocks of `_side_by_side` in the order of the pattern."""
     _, places = _places(pattern)
-    return _rows(rows.reshape(-1, *rows.shape[2:]), places)
+    return take_rows(rows.reshape(-1, *rows.shape[2:]), places)
 
 
 _side_by_side.defvjp(
@@ -83,7 +82,3 @@ def _places(pattern: BlockPattern) -> tuple[np.ndarray, np.ndarray]:
     place = row * numbers.shape[1] + np.arange(count) - (np.cumsum(lengths) - lengths)[row]
     numbers.flat[place] = order
     return numbers, place[np.argsort(order)]
-
-
-def _rows(blocks: jax.Array, numbers: np.ndarray) -> Any:
-    return take_rows_p.bind(blocks, rows=tuple(numbers.ravel().tolist()))[0]

@@ -1,6 +1,6 @@
 """Lowering rules: one for each JAX primitive, and the walk over equations that applies them."""
 
-from ipujax.lowering.rules.arrays.take_rows import take_rows_p as take_rows_p
+from ipujax.lowering.rules.arrays.take_rows import take_rows as take_rows, take_rows_p as take_rows_p
 from ipujax.lowering.rules.base.fallback import check_is_array as check_is_array
 from ipujax.lowering.rules.base.last_reads import LastReads as LastReads
 from ipujax.lowering.rules.equations import Lowering as Lowering

@@ -1,6 +1,6 @@
 """Rows of an array by constant numbers, as a view: rows are exchanged when tiles read them.
 
-    (rows,) = take_rows_p.bind(x, rows=(2, 0, 2))  # [n, …] → [3, …]
+    rows = take_rows(x, np.array([2, 0, 2]))  # [n, …] → [3, …]
 
 A gather takes computed indices, so that its vertices look up each of them. Limits: no differentiation rule; whoever
 binds it defines a gradient around it.
@@ -36,6 +36,12 @@ def _batched(operands: Sequence[Any], axes: Sequence[int], *, rows: tuple[int, .
 
 
 take_rows_p = make_primitive("take_rows", _compute, _shapes, _batched)
+
+
+def take_rows(x: jax.Array, rows: np.ndarray) -> jax.Array:
+    """Return the rows with the numbers `rows`, in row-major order of an array of any rank, int: [rows.size, …]."""
+    (view,) = take_rows_p.bind(x, rows=tuple(rows.ravel().tolist()))
+    return jnp.asarray(view)
 
 
 def take_rows_rule(ctx: Context, x: Tensor, *, rows: tuple[int, ...]) -> list[Tensor]:

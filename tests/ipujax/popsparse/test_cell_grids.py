@@ -13,7 +13,7 @@ import ipujax as ipu
 from ipujax import popsparse
 from ipujax.popsparse import BlockPattern, DynamicPlan
 from ipujax.popsparse.cell_grids import CellRows, Grid, add_terms, term_places
-from ipujax.popsparse.static_plan import static_plan
+from ipujax.popsparse.static_plan import plan_of_cut, possible_cuts, static_plan
 from tests.ipujax.popsparse.test_static_matmul import random_pattern
 
 HALF = np.dtype(np.float16)
@@ -62,6 +62,22 @@ def test_a_static_plan_has_each_block_once(block, most_cells):
     ):
         assert rows.is_used[cell, places[is_block]].all()
         np.testing.assert_array_equal(rows.rows[cell, places[is_block]], np.array(numbers)[plan.order[is_block]])
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3])
+def test_sizes_of_a_cut_are_those_of_its_plan(density):
+    pattern = random_pattern(96, 128, 4, density)
+    cuts = list(possible_cuts(pattern, 24, 8))
+    assert {cut.has_whole_rows for cut, _ in cuts} == {False, True}
+    for cut, sizes in cuts:
+        plan = plan_of_cut(pattern, cut)
+        terms = term_places(plan.grid.writes, 24)
+        assert (sizes.blocks, sizes.writes, sizes.reads, sizes.terms) == (
+            plan.order.shape[1],
+            plan.grid.writes.width,
+            plan.grid.reads.width,
+            len(terms),
+        )
 
 
 def test_cells_share_a_long_row():
