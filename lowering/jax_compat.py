@@ -64,8 +64,7 @@ def is_evaluating() -> bool:
 
 
 def is_eager() -> bool:
-    """True if operations of JAX compute their results now, also if `jax.grad` or `jax.vmap` transforms them: no jaxpr
-    is being made of them."""
+    """True if no jaxpr is being made of operations of JAX; `jax.grad` or `jax.vmap` may transform them."""
     trace = _core.find_top_trace(())
     while trace is not _EVALUATION:
         if isinstance(trace, _kind_of_jaxpr_traces()) or not hasattr(trace, "parent_trace"):
@@ -108,6 +107,11 @@ def _computed_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
     primitive.def_impl(compute)
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
     return primitive
+
+
+def implementations(primitive: Primitive) -> tuple[Any, ...]:
+    """Functions of a primitive: it computes by the first, and is lowered by the others, from `register_lowering`."""
+    return primitive.impl, mlir._platform_specific_lowerings["cpu"].get(primitive), mlir._lowerings.get(primitive)
 
 
 def define_jvp(primitive: Primitive, rule: Callable[..., tuple[Sequence[Any], Sequence[Any]]]) -> None:
@@ -353,11 +357,10 @@ def on_host_if(aval: Any, is_there: bool) -> Any:
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of a variable or a literal."""
-    aval: Any = atom.aval
-    return tuple(aval.shape)
+    return tuple(_shape_of(atom).shape)
 
 
-# The type of a value that varies over no axis of a mesh; JAX has no public name for it.
+# Of a value that varies over no axis of a mesh; JAX has no public name for it.
 _NO_MANUAL_AXES = jax.core.ShapedArray((), np.dtype(np.float32)).manual_axis_type
 
 

@@ -4,3 +4,7 @@ Packages in the order data passes through them: `target` describes the machine; 
 is compiled; `analysis`, `verify`, `exchange`, `cost`, `timeline` and `memory` are the parts of `compile`; `engine` and
 `interpreter` run the result; `profile` reports it.
 """
+
+from ipujax.runtime.names_at_import import record_imports as _record_imports
+
+_record_imports()

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, wraps
 from itertools import count
 from math import inf
+from operator import is_
 from threading import Lock
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -68,6 +69,7 @@ class Memory:
         self._references: dict[int, int] = {}  # number of entries that have an array, by its id
         self._clock = count()
         self._period_start = 0
+        self._basis: tuple[Any, ...] = ()
         self._lock = Lock()
 
     def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
@@ -107,6 +109,12 @@ class Memory:
         with self._lock:
             self._shrink(max_bytes, self._period_start)
             self._period_start = next(self._clock)
+
+    def set_basis(self, basis: tuple[Any, ...]) -> None:
+        """Drop all values if they were computed on another basis than these objects."""
+        if len(basis) != len(self._basis) or not all(map(is_, basis, self._basis)):
+            self.shrink(0)
+            self._basis = basis
 
     def _shrink(self, max_bytes: int, used_before: float = inf) -> None:
         for key in self.keys() if self.used_bytes > max_bytes else ():
@@ -152,6 +160,7 @@ def _array_fields(kind: Any) -> tuple[str, ...]:
 
 _memory = Memory(MAX_BYTES)
 recall = _memory.recall
+set_basis = _memory.set_basis
 
 
 def remembered(function: Callable[P, Value]) -> Callable[P, Value]:

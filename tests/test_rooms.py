@@ -33,6 +33,7 @@ ROOMS: dict[str, str] = {
     "runtime.garbage": "",
     "runtime.errors": "",
     "runtime.lazy_names": "",
+    "runtime.names_at_import": "",
     "runtime.target": "",
     "runtime.tracebacks": "",
     "runtime.deprecated_names": "runtime.tracebacks",
@@ -72,7 +73,7 @@ ROOMS: dict[str, str] = {
         "runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile runtime.schema"
         " runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
-    "runtime": "",
+    "runtime": "runtime.names_at_import",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
@@ -98,6 +99,7 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
         " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
+    "lowering.digests": "lowering.jax_compat lowering.source_info",
     "lowering.jaxpr": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.host"
@@ -221,7 +223,8 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.jaxpr lowering.refs runtime.logs runtime.profile runtime.report runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs runtime.logs runtime.names_at_import runtime.profile"
+        " runtime.report runtime.signatures"
     ),
     "ipujax.program_evaluation": (
         "ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine runtime.graph"
@@ -241,8 +244,9 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.caching": (
-        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
-        " lowering.jaxpr lowering.refs runtime.compile runtime.logs runtime.options runtime.profile runtime.report"
+        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
+        " lowering.jax_compat lowering.refs runtime.compile runtime.logs runtime.names_at_import runtime.options"
+        " runtime.profile runtime.report"
         " runtime.sections runtime.sources runtime.timeline"
     ),
     "ipujax.functions": (

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
 from ipujax.compiled_programs import announce
 from ipujax.lowering_plan import LoweringPlan
+from ipujax.runtime.cache import set_basis
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step
+from ipujax.runtime.names_at_import import replaced_names
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
 from ipujax.storage.stored_values import storing_values
@@ -140,6 +142,8 @@ class CachedCompiled(Compiled):
 
 def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
     """Return the program of a plan from the cache of its options; without one, or if it is not there, lower it."""
+    # Plans in memory were made by the passes, rules and planners of that time.
+    set_basis(tuple(name.value for name in replaced_names()))
     directory = requested_directory(plan.options.cache_dir)
     if directory is None:
         return lower()

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_key import program_key
 from ipujax.compiled_programs import bound_warnings
+from ipujax.lowering.digests import NoDigestError
 from ipujax.lowering.jax_compat import is_float0
-from ipujax.lowering.jaxpr import NoFingerprintError
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.logs import Log
 from ipujax.stages import Compiled
@@ -133,6 +133,6 @@ def entry_of(plan: LoweringPlan, directory: CacheDirectory) -> ProgramEntry | No
     """Return the entry of a program in a cache; None without a key."""
     try:
         return ProgramEntry(directory, program_key(plan), plan.name)
-    except NoFingerprintError as error:
+    except NoDigestError as error:
         _LOG.info("%s is not cached: %s", plan.name, error)
         return None

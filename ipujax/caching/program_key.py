@@ -1,16 +1,16 @@
 """Key of a program in the cache: a digest of everything that its numbers and its profile depend on.
 
-Input: a lowering plan. Output: 64 hexadecimal digits, or `NoFingerprintError` where something has no stable form.
+Input: a lowering plan. Output: 64 hexadecimal digits, or `NoDigestError` where something cannot be read.
 Limits: numbers and profile depend on nothing else only as long as each part of the compiler reads these values alone;
-files of ipujax itself count by name, size and time.
+files of ipujax itself count by name, size and time, and by the names that the program replaced in its modules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.lowering.dumps import DumpRequest
-from ipujax.lowering.jaxpr import NoFingerprintError, digest_of, fingerprint
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.options import Options
@@ -24,18 +24,18 @@ def program_key(plan: LoweringPlan) -> str:
     """Return the key of a program.
 
     Raises:
-        NoFingerprintError: it has none; the text names the value without a stable form.
+        NoDigestError: it has none; the text names the value that cannot be read.
     """
     signature = plan.signature
     if plan.spread is not None:
-        raise NoFingerprintError("its replicas are on several instances")
+        raise NoDigestError("its replicas are on several instances")
     if plan.mesh is not None or any(x is not None for x in (*plan.shardings.inputs, *plan.shardings.outputs)):
-        raise NoFingerprintError("shardings partition it")
+        raise NoDigestError("shardings partition it")
     if plan.refs or any(map(is_ref, signature.in_avals)):
-        raise NoFingerprintError("it changes a Ref")
+        raise NoDigestError("it changes a Ref")
     request = DumpRequest.from_environment()
     if request.dots or request.kinds:
-        raise NoFingerprintError("the environment asks for dumps of its compilation")
+        raise NoDigestError("the environment asks for dumps of its compilation")
     return digest_of(
         compiler_state(),
         plan.target.to_data(),
@@ -43,7 +43,7 @@ def program_key(plan: LoweringPlan) -> str:
         (str(plan.name), plan.name.file, plan.line),
         (signature.donated, signature.offloaded, signature.used, signature.arguments, signature.leaf_names),
         tuple(plan.positions),
-        fingerprint(plan.jaxpr),
+        jaxpr_digest(plan.jaxpr),
     )
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.export
 
 from ipujax.calls import Signature, check_compiled_call
-from ipujax.lowering.jaxpr import CALLBACKS
+from ipujax.lowering.digests import CALLBACKS
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.signatures import checking_calls

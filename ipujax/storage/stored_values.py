@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ipujax.lowering.jaxpr import Digests, NoFingerprintError
+from ipujax.lowering.digests import NoDigestError, value_digests
 from ipujax.runtime.cache import values_stored_in
 from ipujax.runtime.logs import Log
 from ipujax.storage.cache_directory import PLAN, CacheDirectory, requested_directory
@@ -37,14 +37,14 @@ class StoredValues:
 
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory
-        self._digests = Digests(compiler_state())
+        self._digests = value_digests(compiler_state())
         self._computed: list[tuple[Head, Mapping[str, bytes]]] = []
 
     def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Return the value of a key, from `compute` if it is not in the directory."""
         try:
             digest = self._digests.of(key)
-        except NoFingerprintError as error:
+        except NoDigestError as error:
             _LOG.debug("a plan is not stored: %s", error)
             return compute()
         stored = self._directory.read(digest, PLAN)
@@ -85,7 +85,12 @@ def storing_values(cache_dir: str | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    values = StoredValues(directory)
+    try:
+        values = StoredValues(directory)
+    except NoDigestError as error:
+        _LOG.info("plans are not stored: %s", error)
+        yield
+        return
     try:
         with values_stored_in(values):
             yield

@@ -1,6 +1,7 @@
 """State of the compiler and its packages: a stored program or plan is used in an equal state alone.
 
-Input: the packages that are installed, and settings of JAX. Output: their versions and values, by name.
+Input: the packages that are installed, settings of JAX, and names of ipujax that the program replaced, such as passes,
+rules and planners. Output: their versions and values, by name.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import time
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
+
+from ipujax.lowering.digests import NoDigestError
+from ipujax.runtime.names_at_import import ReplacedName, import_time_ns, replaced_names
 
 _PACKAGE = Path(__file__).parent.parent
 # Settings of JAX that the lowering of a jaxpr reads.
@@ -28,10 +33,14 @@ _SETTINGS = (
 )
 
 
-def compiler_state() -> tuple[dict[str, str], str, dict[str, object]]:
-    """Return the versions of the packages, the state of the files of ipujax, and the settings of JAX."""
+def compiler_state() -> tuple[dict[str, str], str, dict[str, object], tuple[ReplacedName, ...]]:
+    """Return versions of packages, the state of the files of ipujax, settings of JAX, and replaced names of ipujax.
+
+    Raises:
+        NoDigestError: a file of ipujax was changed after this process imported ipujax.
+    """
     settings = {name: getattr(jax.config, name, None) for name in _SETTINGS}
-    return installed_versions(), source_state(), settings
+    return installed_versions(), source_state(), settings, replaced_names()
 
 
 @cache  # of the process: installed files do not change while it runs
@@ -51,6 +60,9 @@ def installed_versions() -> dict[str, str]:
 def source_state() -> str:
     """Return a digest of names, sizes and times of the files of ipujax, which change without its version."""
     files = sorted(_files(_PACKAGE))
+    changed = [name for name, _, time_ns in files if import_time_ns() < time_ns <= time.time_ns()]
+    if changed:  # the code that runs may be that of the earlier file
+        raise NoDigestError(f"the file {changed[0]} of ipujax was changed after this process imported ipujax")
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 

@@ -7,13 +7,6 @@ from ipujax.runtime.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
-    from ipujax.lowering.jaxpr.fingerprints import (
-        CALLBACKS as CALLBACKS,
-        Digests as Digests,
-        NoFingerprintError as NoFingerprintError,
-        digest_of as digest_of,
-        fingerprint as fingerprint,
-    )
     from ipujax.lowering.jaxpr.nested import (
         Rewrite as Rewrite,
         equations as equations,
@@ -64,7 +57,6 @@ else:
         {
             "call_sites": "Bodies CallSite CallSites",
             "equation_numbers": "EquationNumbers",
-            "fingerprints": "CALLBACKS Digests NoFingerprintError digest_of fingerprint",
             "nested": (
                 "Rewrite equations equations_inside everywhere once primitive_names results_in_memories variables"
                 " variables_read with_inner"

@@ -1,0 +1,13 @@
+"""Digests of programs and values: keys of what is stored on disk.
+
+value ── read ──▶ label and values inside ── walk ──▶ digest          jaxpr ──▶ digest
+"""
+
+from ipujax.lowering.digests.jaxprs import (
+    CALLBACKS as CALLBACKS,
+    digest_of as digest_of,
+    jaxpr_digest as jaxpr_digest,
+    value_digests as value_digests,
+)
+from ipujax.lowering.digests.readings import NoDigestError as NoDigestError
+from ipujax.lowering.digests.walk import Digests as Digests

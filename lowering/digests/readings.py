@@ -1,0 +1,310 @@
+"""Readings of Python values: a label and the values inside, by which a value is compared in another process.
+
+Input: a value. Output: its `Reading`. Objects are read by content: classes with all their members, functions with their
+code, closure and defaults, instances with their class and state. A global of an installed distribution is its name and
+the version of the distribution.
+Limits: `NoDigestError` for values whose content Python does not show, such as locks, files and generators, and for code
+that reads files, clocks or names made at run time.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import enum
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.digests.code_reads import CodeReads, reads_of
+from ipujax.lowering.digests.distributions import OURS, PYTHON, distribution_of, is_pure
+
+ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+_CONTAINERS = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes)  # bases with a content of their own
+# Builtins whose results are not in their arguments: files, the terminal, names and code that are made at run time.
+_UNREADABLE_BUILTINS = frozenset(
+    {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars"}
+)
+# Of installed distributions: functions that read files, or draw from a state of the process.
+_UNREADABLE_OF = {"numpy": frozenset({"fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random"})}
+# Members of a class that Python or its libraries add, and that no code of its own reads.
+_ADDED_MEMBERS = frozenset(
+    {"__dict__", "__doc__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl"}
+)
+_ADDRESS_MARKS = (" at 0x", " object at ")
+# Packages whose objects have a text of their contents.
+_WITH_TEXTS = frozenset({"jax", "jaxlib", "ml_dtypes", "numpy"})
+
+
+class NoDigestError(ValueError):
+    """A value without a digest; the text says which."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """One value, without the values inside it.
+
+    Args:
+        label: kind of the value, and all of its content that is not another value.
+        children: values inside, in order.
+        reads: names that its code reads, of a function.
+    """
+
+    label: str
+    children: Sequence[Any] = ()
+    reads: CodeReads = CodeReads()
+
+
+def read(value: Any) -> Reading:
+    """Return the reading of a value that is no atom.
+
+    Raises:
+        NoDigestError: it has none; the text names its type.
+    """
+    kind = type(value)
+    reader = _READERS.get(kind)
+    if reader is not None:
+        return reader(value)
+    if is_global_of_distribution(value):
+        return Reading(_global_name(value))
+    for base, read_of_base in _READERS_OF_BASES:
+        if isinstance(value, base):
+            return read_of_base(value)
+    return _read_object(value)
+
+
+def is_ours(value: Any) -> bool:
+    """Return whether a value is a dataclass of ipujax: none of them is inside itself."""
+    kind = type(value)
+    return dataclasses.is_dataclass(kind) and kind.__module__.startswith(f"{OURS}.")
+
+
+def is_global_of_distribution(value: Any) -> bool:
+    """Return whether a function, class or object is a global of an installed distribution, under its own name."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or distribution_of(module) is None:
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _global_name(value: Any) -> str:
+    module: str = value.__module__
+    name = getattr(value, "__qualname__", None) or value.__name__
+    distribution = distribution_of(module)
+    if distribution == PYTHON and not is_pure(module):
+        raise NoDigestError(f"its code uses {module}.{name}, whose results are not in the program")
+    return f"{distribution}:{module}.{name}"
+
+
+# --- containers and arrays ---
+
+
+def _read_array(array: np.ndarray) -> Reading:
+    if array.dtype.hasobject:  # its bytes are addresses
+        return Reading(f"array of objects {array.shape}", array.ravel().tolist())
+    return Reading(f"array {array.dtype!r}{array.shape}", (np.ascontiguousarray(array).tobytes(),))
+
+
+def _read_items(mapping: Mapping[Any, Any]) -> Reading:
+    return Reading("dict", [part for item in mapping.items() for part in item])
+
+
+# --- code ---
+
+
+def _read_function(function: FunctionType) -> Reading:
+    """Return the code of a function, and all that it closes over; globals follow from the names that its code reads."""
+    defaults = (function.__defaults__, function.__kwdefaults__, dict(function.__dict__))
+    closure = function.__closure__ or ()
+    # A decorated function may have the name and module of another.
+    module = str(function.__globals__.get("__name__"))
+    if distribution_of(module) is not None:
+        if is_global_of_distribution(function):
+            return Reading(_global_name(function))
+        return Reading(f"function of {module}", (function.__code__, *defaults, *closure))
+    reads = reads_of(function.__code__)
+    children: list[Any] = [function.__code__, *defaults, *closure]
+    for name in sorted(reads.global_names):
+        children += (name, _global_of(function, name))
+    children += (_imported(function, level, name) for level, name in sorted(reads.imports))
+    return Reading(f"function {module}.{function.__qualname__}", children, reads)
+
+
+def _global_of(function: FunctionType, name: str) -> Any:
+    """Return a global of a function by its name; None for one that does not exist yet."""
+    if name in function.__globals__:
+        return function.__globals__[name]
+    if name in _UNREADABLE_BUILTINS:
+        raise NoDigestError(f"{function.__qualname__} calls {name}, whose results are not in the program")
+    return getattr(sys.modules["builtins"], name, None)
+
+
+def _imported(function: FunctionType, level: int, name: str) -> Any:
+    """Return the module that a function imports itself; the name of one that cannot be imported."""
+    package = function.__globals__.get("__package__") or ""
+    try:
+        # As the function itself would: what its code reads is known when its modules are.
+        return __import__(name, {"__package__": package}, None, ("",), level)
+    except ImportError as error:
+        return f"no module {name}: {type(error).__name__}"
+
+
+def _read_class(kind: type) -> Reading:
+    if is_global_of_distribution(kind):
+        return Reading(_global_name(kind))
+    members = [part for item in vars(kind).items() if item[0] not in _ADDED_MEMBERS for part in item]
+    return Reading(f"class {kind.__module__}.{kind.__qualname__}", (type(kind), *kind.__bases__, *members))
+
+
+def _read_property(value: property) -> Reading:
+    return Reading("property", (value.fget, value.fset, value.fdel))
+
+
+def _read_builtin(function: BuiltinFunctionType) -> Reading:
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        if is_global_of_distribution(function):
+            return Reading(_global_name(function))
+        raise NoDigestError(f"{function.__module__}.{function.__qualname__} has no code in Python")
+    return Reading(f"method {function.__name__}", (owner,))
+
+
+def _read_descriptor(value: Any) -> Reading:
+    return Reading(f"{type(value).__name__} {value.__objclass__.__qualname__}.{value.__name__}")
+
+
+def _read_cell(cell: CellType) -> Reading:
+    try:
+        return Reading("cell", (cell.cell_contents,))
+    except ValueError:  # nothing is in it yet
+        return Reading("empty cell")
+
+
+def check_attributes(module: ModuleType, attributes: Iterable[str]) -> None:
+    """Refuse an installed module some of whose used attributes read files or states of the process.
+
+    Raises:
+        NoDigestError: the text names the first of them.
+    """
+    package = module.__name__.partition(".")[0]
+    if distribution_of(package) == PYTHON and not is_pure(package):
+        raise NoDigestError(f"its code uses the module {module.__name__}, whose results are not in the program")
+    for name in sorted(_UNREADABLE_OF.get(package, frozenset()).intersection(attributes)):
+        raise NoDigestError(f"its code uses {module.__name__}.{name}, whose results are not in the program")
+
+
+# --- objects ---
+
+
+def _read_enum(member: enum.Enum) -> Reading:
+    kind = type(member)
+    state = {name: value for name, value in vars(member).items() if name not in ("__objclass__", "_sort_order_")}
+    return Reading(f"member {member.name}", (kind, state))
+
+
+def _read_object(value: Any) -> Reading:
+    """Return the class and the state of an object: a content that its class has from a base, attributes, and slots."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    is_installed = distribution_of(kind.__module__) is not None
+    if is_installed and hasattr(value, "__wrapped__") and not isinstance(value, type):
+        return Reading(f"{name} around", (value.__wrapped__,))  # a function of jax.jit, ipu.jit, functools.cache
+    if is_installed and dataclasses.is_dataclass(kind):  # its attributes may include values that are computed later
+        fields = [getattr(value, field.name) for field in dataclasses.fields(kind)]
+        return Reading("dataclass", (kind, *fields))
+    if kind.__module__.partition(".")[0] in _WITH_TEXTS:
+        text = _text(value)
+        if text is not None:
+            return Reading(f"{name}:{text}")
+    return Reading("object", (kind, *_content(value), *_state(value, name)))
+
+
+def _text(value: Any) -> str | None:
+    """Return the text of an object whose class has one of the contents; None for another."""
+    if not any("__repr__" in vars(base) for base in type(value).__mro__[:-1]):
+        return None
+    text = repr(value)
+    return None if any(mark in text for mark in _ADDRESS_MARKS) else text
+
+
+def _content(value: Any) -> list[Any]:
+    """Return the content that an object has as a dict, list, number or text."""
+    for base in _CONTAINERS:
+        if isinstance(value, base):
+            if issubclass(base, dict):
+                return [list(dict.items(value))]
+            return [base(value)]
+    return []
+
+
+def _state(value: Any, name: str) -> list[Any]:
+    """Return attributes and slots of an object, and what it gives to be copied where its class defines that."""
+    kind = type(value)
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        if reduce is not None:
+            return [reduce(value)]
+        reduced = value.__reduce_ex__(4)  # refuses an object with a content that Python does not show
+        state = object.__getstate__(value)  # type: ignore[attr-defined]  # all attributes, unlike the class's own
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise NoDigestError(f"a value of type {name} cannot be read: {error}") from error
+    if isinstance(reduced, str):
+        return [reduced, state]
+    is_own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+    given = [list(part) if n >= 3 and part is not None else part for n, part in enumerate(reduced)]
+    return [state, *given] if is_own else [state]
+
+
+_READERS: dict[type, Callable[[Any], Reading]] = {
+    tuple: lambda value: Reading("tuple", value),
+    list: lambda value: Reading("list", value),
+    dict: _read_items,
+    MappingProxyType: _read_items,
+    np.ndarray: _read_array,
+    FunctionType: _read_function,
+    MethodType: lambda value: Reading("method", (value.__self__, value.__func__)),
+    BuiltinFunctionType: _read_builtin,
+    functools.partial: lambda value: Reading("partial", (value.func, value.args, value.keywords, vars(value))),
+    property: _read_property,
+    staticmethod: lambda value: Reading("staticmethod", (value.__func__,)),
+    classmethod: lambda value: Reading("classmethod", (value.__func__,)),
+    CellType: _read_cell,
+    slice: lambda value: Reading("slice", (value.start, value.stop, value.step)),
+    range: lambda value: Reading("range", (value.start, value.stop, value.step)),
+    **dict.fromkeys(
+        (
+            ClassMethodDescriptorType,
+            GetSetDescriptorType,
+            MemberDescriptorType,
+            MethodDescriptorType,
+            WrapperDescriptorType,
+        ),
+        _read_descriptor,
+    ),
+}
+_READERS_OF_BASES: tuple[tuple[type, Callable[[Any], Reading]], ...] = (
+    (type, _read_class),
+    (enum.Enum, _read_enum),
+    (np.dtype, lambda value: Reading(repr(value))),
+    (np.generic, lambda value: _read_array(np.asarray(value))),
+)

@@ -1,0 +1,197 @@
+"""Digests of values: equal in every process for equal values and equal code, different for an edit anywhere inside.
+
+Input: a value. Output: a SHA-256 digest of a walk over the value and all that it refers to: each object once, later
+references by its number. No address is in it. Modules of the user's own are not read whole: only attributes whose names
+occur in the code of the walk, or all of them where that code calls `getattr`.
+Limits: `NoDigestError` names a value that cannot be read, see `readings`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from ipujax.lowering.digests.distributions import distribution_of
+from ipujax.lowering.digests.readings import (
+    ATOMS,
+    NoDigestError,
+    check_attributes,
+    is_ours,
+    read,
+)
+
+_WRITTEN_BY_IMPORT = frozenset(vars(ModuleType(""))) | {"__builtins__", "__cached__", "__file__", "__path__"}
+# Readers of values that are digests by themselves, wherever they occur: type → function of the digests and a value.
+Sealed = Mapping[type, Callable[["Digests", Any], str]]
+
+
+def digest_of_text(text: str) -> str:
+    """Return the SHA-256 digest of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Digests:
+    """Digests of values that share objects: those of jaxprs, code and plain records are computed once.
+
+    Args:
+        sealed: readers by type.
+        common: values that each digest includes.
+    """
+
+    def __init__(self, sealed: Sealed, *common: Any) -> None:
+        self._sealed: Sealed = {CodeType: Digests._code, **sealed}
+        self._readers: dict[type, Callable[[Digests, Any], str] | None] = {}
+        self._texts: dict[int, str] = {}  # by identity
+        self._kept: list[Any] = []  # alive, so that no other object has their identity
+        self._common = self.walked(common)
+
+    def of(self, value: Any) -> str:
+        """Return the digest of a value with the common ones.
+
+        Raises:
+            NoDigestError: a value inside cannot be read.
+        """
+        return digest_of_text(self._common + self.walked(value))
+
+    def once(self, value: Any, text: Callable[[Any], str]) -> str:
+        """Return a text of an object, computed once."""
+        known = self._texts.get(id(value))
+        if known is None:
+            self._kept.append(value)
+            self._texts[id(value)] = f"inside {type(value).__name__}"  # for values inside that refer to it
+            try:
+                known = text(value)
+            except NoDigestError:
+                del self._texts[id(value)]
+                raise
+            self._texts[id(value)] = known
+        return known
+
+    def text(self, value: Any) -> str:
+        """Return the text of a value: itself, or its digest."""
+        known = self._texts.get(id(value))
+        if known is not None:
+            return known
+        if type(value) is tuple:
+            return f"({','.join(map(self.text, value))})"
+        text = self.sealed_text(value)
+        return self.once(value, self.walked) if text is None else text
+
+    def sealed_text(self, value: Any) -> str | None:
+        """Return the text of a value that has one wherever it occurs; None for others."""
+        kind = type(value)
+        if kind in ATOMS:
+            return repr(value)
+        if kind not in self._readers:
+            self._readers[kind] = next((self._sealed[x] for x in self._sealed if issubclass(kind, x)), None)
+        reader = self._readers[kind]
+        if reader is not None:
+            return self.once(value, lambda sealed: reader(self, sealed))
+        return self.once(value, self.walked) if is_ours(value) else None
+
+    def walked(self, value: Any) -> str:
+        """Return the digest of a walk from a value."""
+        try:
+            return digest_of_text("\n".join(_Walk(self, value).parts()))
+        except RecursionError as error:
+            raise NoDigestError(
+                f"a value of type {type(value).__name__} has too many values inside each other"
+            ) from error
+
+    def _code(self, code: CodeType) -> str:
+        """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""
+        names = (code.co_filename, code.co_qualname, code.co_firstlineno, code.co_names, code.co_varnames)
+        lines = hashlib.sha256(code.co_code + code.co_linetable + code.co_exceptiontable).hexdigest()
+        return digest_of_text(f"{names!r}{lines}{self.walked(code.co_consts)}")
+
+
+class _Walk:
+    """One walk: the parts of its text, in the order in which values are reached.
+
+    Args:
+        digests: of values inside that have one by themselves.
+        root: value at which it starts.
+    """
+
+    def __init__(self, digests: Digests, root: Any) -> None:
+        self._digests = digests
+        self._root = root
+        self._pending: list[Any] = [root]
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []
+        self._attributes: set[str] = set()
+        self._modules: dict[str, ModuleType] = {}
+        self._used: dict[str, set[str]] = {}  # attributes of each module that were reached
+        self._reads_any_name = False
+
+    def parts(self) -> Iterator[str]:
+        """Yield the text of each value."""
+        while self._pending:
+            while self._pending:
+                yield self._part(self._pending.pop())
+            self._add_used_attributes()
+
+    def _part(self, value: Any) -> str:
+        """Return the text of a value, and put the values inside it next."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return f"^{number}"
+        if value is not self._root or type(value) in ATOMS:
+            text = self._digests.sealed_text(value)
+            if text is not None:
+                return text
+        if not isinstance(value, tuple):  # equal tuples may be one object or two
+            self._numbers[id(value)] = len(self._numbers)
+        self._kept.append(value)
+        if isinstance(value, ModuleType):
+            return self._module(value)
+        if isinstance(value, set | frozenset):
+            return f"{type(value).__name__} {sorted(map(self._digests.walked, value))}"
+        reading = read(value)
+        if isinstance(value, FunctionType):
+            self._attributes |= reading.reads.attributes
+            self._reads_any_name |= "getattr" in reading.reads.global_names
+        self._pending += reversed(reading.children)
+        return f"{reading.label}/{len(reading.children)}"
+
+    def _module(self, module: ModuleType) -> str:
+        self._modules[module.__name__] = module
+        return f"module {module.__name__} {distribution_of(module.__name__)}"
+
+    def _add_used_attributes(self) -> None:
+        """Put next the attributes of modules whose names the code of this walk reads, as far as it is known now."""
+        for name, module in sorted(self._modules.items()):
+            is_installed = distribution_of(name) is not None
+            if is_installed:
+                check_attributes(module, self._attributes)
+            used = self._used.setdefault(name, set())
+            names = (self._attributes & vars(module).keys()) - used
+            if self._reads_any_name and not is_installed:
+                names |= {key for key, value in vars(module).items() if _is_of_user(key, value)} - used
+            for attribute in sorted(names):
+                used.add(attribute)
+                value = vars(module)[attribute]
+                if not is_installed or _is_replaced(value):
+                    self._pending += (value, f"{name}.{attribute}")
+
+
+def _is_of_user(name: str, value: Any) -> bool:
+    """Return whether a name of a user's module is neither written by the import nor a module that is installed."""
+    is_installed = isinstance(value, ModuleType) and distribution_of(value.__name__) is not None
+    return name not in _WRITTEN_BY_IMPORT and not is_installed
+
+
+def _is_replaced(value: Any) -> bool:
+    """Return whether an attribute of an installed module may be the program's: a number, a function of its own."""
+    if type(value) in ATOMS:
+        return True
+    while value is not None:
+        # A decorated function has the module of the one inside.
+        module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else None
+        module = value.__module__ if isinstance(value, type) else module
+        if isinstance(module, str) and distribution_of(module) is None:
+            return True
+        value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+    return False

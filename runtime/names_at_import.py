@@ -1,0 +1,115 @@
+"""Names of ipujax that a program replaced after their import: passes, rules, planners, constants of the compiler.
+
+Input: modules of ipujax as they are imported, whose loader keeps the values of their names. Output: the names that have
+another value now. What is stored on disk or kept in memory depends on them, as it does on the files of ipujax.
+Limits: dicts are compared by their items, classes by their members; what is inside an item is not.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from operator import is_
+from types import ModuleType
+from typing import Any, NamedTuple
+
+_PACKAGE = "ipujax."
+# Not parts of the compiler: a replaced name of a front end shows in the traced function, of a cache in no result.
+_OTHER_PARTS = ("ipujax.caching", "ipujax.keras", "ipujax.onnx", "ipujax.popart", "ipujax.storage")
+# Names that Python or imports of other modules write.
+_WRITTEN_LATER = frozenset({"__abstractmethods__", "__annotations__", "__builtins__", "__slotnames__", "_abc_impl"})
+
+
+class ReplacedName(NamedTuple):
+    """A name with another value than at the end of its import: its module, class or table, and the value now."""
+
+    owner: str
+    name: str
+    value: Any
+
+
+class _RecordingLoader(SourceFileLoader):
+    """Loader of a module that keeps its names."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        _OWNERS[module.__name__] = list(_owners(module))
+
+
+class _RecordingFinder:
+    """Finder of the modules of ipujax."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the specification of a module of ipujax with a recording loader; None for other modules."""
+        if not name.startswith(_PACKAGE) or name.startswith(_OTHER_PARTS):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _RecordingLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A module, class or table, and its values at the end of an import.
+
+    Args:
+        path: its name.
+        current: its values as they are at any time.
+        at_import: those at the end of the import.
+        may_grow: whether other modules may add names to it, as to a package.
+    """
+
+    path: str
+    current: Mapping[Any, Any]
+    at_import: Mapping[Any, Any]
+    may_grow: bool
+
+    def replaced(self) -> Iterator[ReplacedName]:
+        """Yield the names with other values."""
+        current, at_import = self.current, self.at_import
+        is_grown = len(current) != len(at_import) and not self.may_grow
+        # Some 60,000 names are compared before each compilation: without a loop in Python.
+        if not is_grown and all(map(is_, map(current.get, at_import), at_import.values())):
+            return
+        for name in at_import if self.may_grow else dict.fromkeys((*at_import, *current)):
+            value = current.get(name)
+            if value is not at_import.get(name) and name not in _WRITTEN_LATER:
+                yield ReplacedName(self.path, str(name), value)
+
+
+def record_imports() -> None:
+    """Keep the names of all modules of ipujax that are imported from now on."""
+    if not any(finder is _RecordingFinder for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RecordingFinder)
+
+
+def import_time_ns() -> int:
+    """Return the time of the import of ipujax, in nanoseconds since the epoch."""
+    return _IMPORT_TIME_NS
+
+
+def replaced_names() -> tuple[ReplacedName, ...]:
+    """Return the names of imported modules that were replaced, added to a table or class, or removed."""
+    return tuple(name for _, owners in sorted(_OWNERS.items()) for owner in owners for name in owner.replaced())
+
+
+def _owners(module: ModuleType) -> Iterator[_Owner]:
+    """Yield a module, the classes that it defines, and its tables."""
+    names = vars(module)
+    yield _Owner(module.__name__, names, dict(names), True)
+    for name, value in names.items():
+        path = f"{module.__name__}.{name}"
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            yield _Owner(path, vars(value), dict(vars(value)), False)
+        elif isinstance(value, dict) and not name.startswith("__"):
+            yield _Owner(path, value, dict(value), False)
+
+
+# By module, those of its owners; a module that is loaded again replaces them.
+_OWNERS: dict[str, list[_Owner]] = {}
+_IMPORT_TIME_NS = time.time_ns()
