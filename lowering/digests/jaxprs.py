@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.digests.readings import NoDigestError
-from ipujax.lowering.digests.walk import Digests, digest_of_text
+from ipujax.lowering.digests.walk import Digests, Sealed, digest_of_text
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -137,7 +137,7 @@ def _type(aval: Any) -> str:
     return f"{type(aval).__name__} {aval.str_short()}{weak} {getattr(aval, 'memory_space', '')}"
 
 
-_SEALED = {
+_SEALED: Sealed = {
     ClosedJaxpr: _closed,
     Jaxpr: _jaxpr,
     Primitive: _primitive,

@@ -36,7 +36,8 @@ from ipujax.lowering.digests.code_reads import CodeReads, reads_of
 from ipujax.lowering.digests.distributions import OURS, PYTHON, distribution_of, is_pure
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
-_CONTAINERS = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes)  # bases with a content of their own
+# Bases with a content of their own.
+_CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes)
 # Builtins whose results are not in their arguments: files, the terminal, names and code that are made at run time.
 _UNREADABLE_BUILTINS = frozenset(
     {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars"}
@@ -249,12 +250,10 @@ def _text(value: Any) -> str | None:
 
 def _content(value: Any) -> list[Any]:
     """Return the content that an object has as a dict, list, number or text."""
-    for base in _CONTAINERS:
-        if isinstance(value, base):
-            if issubclass(base, dict):
-                return [list(dict.items(value))]
-            return [base(value)]
-    return []
+    base = next((base for base in _CONTAINERS if isinstance(value, base)), None)
+    if base is None:
+        return []
+    return [list(dict.items(value))] if base is dict else [base(value)]
 
 
 def _state(value: Any, name: str) -> list[Any]:
@@ -265,12 +264,12 @@ def _state(value: Any, name: str) -> list[Any]:
         if reduce is not None:
             return [reduce(value)]
         reduced = value.__reduce_ex__(4)  # refuses an object with a content that Python does not show
-        state = object.__getstate__(value)  # type: ignore[attr-defined]  # all attributes, unlike the class's own
+        state = object.__getstate__(value)  # all attributes, where the class may leave some out
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise NoDigestError(f"a value of type {name} cannot be read: {error}") from error
     if isinstance(reduced, str):
         return [reduced, state]
-    is_own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+    is_own = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
     given = [list(part) if n >= 3 and part is not None else part for n, part in enumerate(reduced)]
     return [state, *given] if is_own else [state]
 
