@@ -310,15 +310,19 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.graphs": "",
     "ipujax.onnx.registry": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.operators": "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
+    "ipujax.onnx.operators": (
+        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
+    ),
     "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors",
     "ipujax.onnx.evaluation": (
-        "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry runtime.target"
+        "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
+        " runtime.logs runtime.target"
     ),
-    "ipujax.onnx.arguments": "ipujax.onnx.graphs ipujax.onnx.onnx_errors runtime.target",
+    "ipujax.onnx.arguments": "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values runtime.target",
     "ipujax.onnx.model": (
         "ipujax.onnx.arguments ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.operators ipujax.onnx.reading"
-        " runtime.logs"
+        " ipujax.onnx.wide_values runtime.logs"
     ),
     "ipujax.onnx": "ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
     "ipujax.popart.exceptions": "runtime.target",

@@ -1,5 +1,6 @@
 """Settings that name arguments of a function, checks of arguments, and the names of functions; no compiler."""
 
+from ipujax.arguments.argument_checks import own_check as own_check
 from ipujax.arguments.arguments import (
     argument_places as argument_places,
     as_names as as_names,

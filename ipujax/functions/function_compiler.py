@@ -22,6 +22,7 @@ from ipujax.arguments import (
     check_arguments,
     dynamic_arguments,
     has_tracer,
+    own_check,
     static_keywords,
 )
 from ipujax.caching import find_or_lower
@@ -80,6 +81,7 @@ class FunctionCompiler:
         self._fun = fun
         self._name = settings.name
         self._settings = settings
+        self._own_check = own_check(fun)
         self._device = settings.device
         self._replication = settings.replication
         self._shardings = settings.shardings or UNSET

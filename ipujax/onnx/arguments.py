@@ -12,6 +12,7 @@ import numpy as np
 
 from ipujax.onnx.graphs import Dim, Graph, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.wide_values import check_held, typed_array
 from ipujax.runtime.target import nearest
 
 
@@ -39,12 +40,13 @@ def checked_static(graph: Graph, static: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _static_value(info: ValueInfo, value: Any) -> Any:
+    place = f"static[{info.name!r}]"
     if isinstance(value, jax.core.Tracer):
-        message = f"static[{info.name!r}] must be known when the model is loaded"
+        message = f"{place} must be known when the model is loaded"
         raise OnnxError(message, expected="a NumPy array", got="a traced value")
     if value is None or (isinstance(value, list | tuple) and info.kind != "tensor"):
-        return None if value is None else tuple(np.asarray(item, info.dtype) for item in value)
-    array = np.asarray(value, info.dtype)
+        return None if value is None else tuple(typed_array(item, info.dtype, place) for item in value)
+    array = typed_array(value, info.dtype, place)
     _check_shape(info, array.shape, {})
     return array
 
@@ -72,7 +74,25 @@ def checked_params(params: Mapping[str, Any], expected: Mapping[str, jax.Array])
         if np.shape(value) != expected[name].shape:
             message = f"params[{name!r}] has the wrong shape"
             raise OnnxError(message, expected=expected[name].shape, got=np.shape(value))
+        check_held(value, f"params[{name!r}]")
     return {name: jnp.asarray(value) for name, value in params.items()}
+
+
+def check_values(params: Any, infos: Sequence[ValueInfo], inputs: Sequence[Any]) -> None:
+    """Refuse values of a call that 32 bits do not hold, before anything narrows them; shapes are not looked at."""
+    for name, value in params.items() if isinstance(params, Mapping) else ():
+        check_held(value, f"params[{name!r}]")
+    for info, value in zip(infos, inputs, strict=False):
+        for item in jax.tree.leaves(value):
+            _held(info, item)
+
+
+def _held(info: ValueInfo, value: Any) -> Any:
+    """Return a value as an array; refuse one that 32 bits do not hold, where JAX is not set to 64."""
+    place = f"input {info.name!r}"
+    array = value if hasattr(value, "dtype") else typed_array(value, info.dtype, place)
+    check_held(array, place)
+    return array
 
 
 def checked_argument(infos: Sequence[ValueInfo], inputs: Sequence[Any], sizes: dict[str, int]) -> dict[str, Any]:
@@ -96,8 +116,7 @@ def _argument(info: ValueInfo, value: Any, sizes: dict[str, int]) -> Any:
 
 
 def _array(info: ValueInfo, value: Any) -> jax.Array:
-    is_typed = hasattr(value, "dtype")
-    array = jnp.asarray(value) if is_typed else jnp.asarray(np.asarray(value, info.dtype))
+    array = jnp.asarray(_held(info, value))
     if info.dtype is not None and _dtype_kind(array.dtype) != _dtype_kind(info.dtype):
         hint = f"convert it: x.astype({info.dtype})"
         raise OnnxError(f"input {info.name!r} has the wrong dtype", expected=str(info), got=array.dtype, hint=hint)

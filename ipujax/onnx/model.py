@@ -10,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx import operators as operators
-from ipujax.onnx.arguments import checked_argument, checked_bounds, checked_params, checked_static, with_shapes
-from ipujax.onnx.evaluation import Settings, check_operators, evaluate, shape_sources
+from ipujax.onnx.arguments import (
+    check_values,
+    checked_argument,
+    checked_bounds,
+    checked_params,
+    checked_static,
+    with_shapes,
+)
+from ipujax.onnx.evaluation import Settings, check_constants, check_operators, evaluate, shape_sources
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
+from ipujax.onnx.wide_values import is_wide_enabled, narrowed, sides_of
 from ipujax.runtime.logs import Log
 
 _LOG = Log("jit")
@@ -62,8 +70,13 @@ class Model:
             OnnxError: arguments of other names, shapes or dtypes; a node that cannot be evaluated on its operands.
         """
         results = evaluate(self._graph, self._values(params, inputs), self._settings)
-        arrays = jax.tree.map(jnp.asarray, results)
+        pairs = zip(results, self.outputs, strict=True)
+        arrays = tuple(narrowed(value, f"output {info.name!r}") for value, info in pairs)
         return arrays[0] if len(arrays) == 1 else arrays
+
+    def __check_arguments__(self, params: Any = None, *inputs: Any) -> None:
+        """Refuse 64-bit arguments that 32 bits do not hold; `ipu.jit` calls it before it converts them."""
+        check_values(params, self.inputs, inputs)
 
     def _values(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
         sizes: dict[str, int] = {}
@@ -104,20 +117,23 @@ def load(
     values = checked_static(graph, static or {})
     bounds = checked_bounds(graph, max_sizes or {})
     _say_narrowed(graph)
-    return Model(graph, _params(graph, values), values, Settings(bounds))
+    params = _params(graph, values)
+    check_constants(graph, [*params, *(info.name for info in graph.inputs if info.name not in values)])
+    return Model(graph, params, values, Settings(bounds))
 
 
 def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:
     sources = shape_sources(graph, [info.name for info in graph.inputs if info.name not in static])
     floating = {name: array for name, array in graph.constants.items() if jnp.issubdtype(array.dtype, jnp.floating)}
-    return {name: jnp.asarray(x) for name, x in floating.items() if name in graph.initializers and name not in sources}
+    # One with values that 32 bits do not hold is a constant: a sentinel can saturate.
+    params = {name: x for name, x in floating.items() if name in graph.initializers and sides_of(x) is None}
+    return {name: jnp.asarray(x) for name, x in params.items() if name not in sources}
 
 
 def _say_narrowed(graph: Graph) -> None:
     """Log that 64-bit types become 32-bit ones, where a model has them and JAX is not set to have them."""
     dtypes = {info.dtype for info in (*graph.inputs, *graph.outputs)} | {x.dtype for x in graph.constants.values()}
     wide = sorted(str(dtype) for dtype in dtypes & _WIDE)
-    is_wide_enabled = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
-    if wide and not is_wide_enabled:
+    if wide and not is_wide_enabled():
         text = "%s of ONNX model %s are computed with 32 bits; jax_enable_x64 computes them exactly"
         _LOG.info(text, " and ".join(wide), graph.name)

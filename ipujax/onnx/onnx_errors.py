@@ -19,3 +19,7 @@ class UnsupportedOperatorError(OnnxError):
 
 class TracedOperandError(OnnxError):
     """A traced operand where the shape of a result, or a branch, depends on its values."""
+
+
+class WideValueError(OnnxError):
+    """A 64-bit value that 32 bits do not hold, where JAX is not set to 64 bits."""

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from ipujax.onnx.evaluation.folding import fold, is_foldable
+from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError
+from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.reading import expanded
 from ipujax.onnx.registry import OPERATORS, Operator
 from ipujax.runtime.errors import IpuError
@@ -34,9 +35,11 @@ class Settings:
 
     Args:
         max_sizes: bounds on sizes that depend on data, by name of a value.
+        logged: names of nodes whose saturated operands have been logged.
     """
 
     max_sizes: Mapping[str, int] = field(default_factory=dict)
+    logged: set[str] = field(default_factory=set)
 
 
 def evaluate(graph: Graph, values: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
@@ -66,14 +69,14 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
             if entry is None:
                 return _run_body(node, operands, settings)
             function = _bound(entry, node, operands, scope, settings)
-            return (
-                fold(function, operands) if is_foldable(node, operands, function) else as_results(function(*operands))
-            )
-    except TracedOperandError as error:
+            if is_foldable(node, operands, function):
+                return fold(function, operands)
+            return as_results(run_narrowed(node, operands, function, settings.logged))
+    except (TracedOperandError, WideValueError) as error:
         if node.label in error.what:
             raise
         message = f"{node.label}: {error.what}"
-        raise TracedOperandError(message, expected=error.expected, got=error.got, hint=error.hint) from error
+        raise type(error)(message, expected=error.expected, got=error.got, hint=error.hint) from error
     except IpuError:
         raise
     except _OPERAND_ERRORS as error:

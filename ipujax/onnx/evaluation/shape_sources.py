@@ -55,7 +55,7 @@ def shape_sources(graph: Graph, traced: Collection[str] = ()) -> frozenset[str]:
     """
     nodes = list(graph.all_nodes())
     producers = {name: node for node in nodes for name in node.outputs}
-    dependent = _dependent(nodes, traced)
+    dependent = dependent_on(nodes, traced)
     sources: set[str] = set()
     pending = [name for node in nodes for name in _shape_operands(node)]
     while pending:
@@ -69,7 +69,7 @@ def shape_sources(graph: Graph, traced: Collection[str] = ()) -> frozenset[str]:
     return frozenset(sources)
 
 
-def _dependent(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
+def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
     """Return the names of traced values and of all that are computed from them, shapes left out."""
     dependent = set(traced)
     for node in nodes:

@@ -15,14 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError
+from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+from ipujax.onnx.wide_values import narrowed
 
 Body = Callable[..., tuple[Any, ...]]
 
 
 def _traced(values: Any) -> Any:
-    return jax.tree.map(jnp.asarray, values)
+    return narrowed(values, "a value of a subgraph")
 
 
 def _flag(condition: Any) -> bool:
@@ -37,6 +39,8 @@ def if_else(condition: Any, *, then_branch: Body, else_branch: Body) -> tuple[An
     branches = (lambda: tuple(_traced(then_branch())), lambda: tuple(_traced(else_branch())))
     try:
         return jax.lax.cond(jnp.reshape(condition, ()), *branches)
+    except WideValueError:
+        raise
     except OnnxError as error:
         raise _needs_static_condition(error.what) from error
     except TypeError as error:  # of `cond` alone: results of other shapes; evaluation wraps those of nodes
@@ -153,7 +157,10 @@ def _conditional_loop(
     """Repeat while a traced condition holds; collected values are padded with zeros to a bound."""
     bound = data_dependent_size(max_size, "the collected values of Loop") if iteration.scanned else 0
     buffers = tuple(jnp.zeros((bound, *each.shape), each.dtype) for each in iteration.scanned)
-    limit = None if trip_count is None else jnp.reshape(jnp.asarray(trip_count), ())
+    # No counter reaches the limit of its dtype.
+    largest = np.iinfo(index_dtype()).max
+    bounded = np.minimum(trip_count, largest) if isinstance(trip_count, np.ndarray) else trip_count
+    limit = None if bounded is None else jnp.reshape(jnp.asarray(bounded), ())
 
     def is_running(state: tuple[Any, ...]) -> jax.Array:
         index, go_on, *_ = state
@@ -187,6 +194,7 @@ def scan(
     """Run a subgraph over slices of the scanned inputs, `(*states, *slices) → (*states, *rows)`."""
     states = inputs[: len(inputs) - num_scan_inputs]
     scanned = inputs[len(states) :]
+    scanned = _traced(scanned)
     axes = scan_input_axes or [0] * num_scan_inputs
     directions = scan_input_directions or [0] * num_scan_inputs
     rows = tuple(

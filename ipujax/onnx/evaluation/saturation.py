@@ -1,0 +1,231 @@
+"""Nodes that are traced with 32 bits, some of whose static operands only 64 bits hold.
+
+A sentinel becomes the limit of 32 bits where the result stays right: SATURATING says where. Elements that `Where` takes
+from one are marked: its result may be moved, and read by operators that order elements, whose result has none of them,
+or their indices. Operands that decide shapes are read exactly, those that are passed on stay static, and all others are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS, dependent_on
+from ipujax.onnx.graphs import Graph, Node
+from ipujax.onnx.registry import OPERATORS
+from ipujax.onnx.wide_values import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
+from ipujax.runtime.logs import Log
+
+_LOG = Log("jit")
+
+Function = Callable[..., Any]
+Sides = frozenset[int]
+
+BELOW: Sides = frozenset({-1})
+ABOVE: Sides = frozenset({1})
+# Operator → sides of the operand at a position that may saturate; None: at all positions. No element of 32 bits is less
+# than what is below the lower limit, none is greater than what is above the upper one.
+SATURATING: Mapping[str, Mapping[int | None, Sides]] = {
+    "Clip": {1: BELOW, 2: ABOVE},
+    "Max": {None: BELOW},
+    "Min": {None: ABOVE},
+    "Trilu": {1: BELOW | ABOVE},  # a diagonal outside of the matrix
+    "Where": {1: BELOW | ABOVE, 2: BELOW | ABOVE},
+}
+# Operators that read no elements: those of sequences and subgraphs pass them on.
+_PASSING = frozenset(
+    {"If", "Loop", "Optional", "OptionalGetElement", "OptionalHasElement", "Scan", "SequenceAt", "SequenceConstruct"}
+    | {"SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "Shape", "Size"}
+)
+
+
+def run_narrowed(node: Node, operands: Sequence[Any], function: Function, logged: set[str]) -> Any:
+    """Return the results of a node that is not folded.
+
+    Args:
+        node: the node.
+        operands: values of its inputs.
+        function: its operator, of operands alone.
+        logged: names of nodes whose sentinels have been logged; the node's is added.
+
+    Raises:
+        WideValueError: the operator needs a value that 32 bits do not hold.
+    """
+    if is_wide_enabled() or _is_passing(node):
+        return function(*operands)
+    _check_attributes(node)
+    narrow = [_narrowed(node, position, value) for position, value in enumerate(operands)]
+    changed = [value for before, value in zip(operands, narrow, strict=True) if value is not before]
+    marked = [value for value in narrow if isinstance(value, Saturated)]
+    if None in _saturating(node) and len({*map(id, changed), *map(id, marked)}) == len(operands):
+        check_held(operands[0], _place(node, 0))  # a sentinel may be the result
+    if changed and node.name not in logged:
+        _LOG.info("%s: values beyond 32 bits become their limits; jax_enable_x64 keeps them", node.label)
+        logged.add(node.name)
+    return _read_marked(node, narrow, function) if marked else function(*narrow)
+
+
+def check_constants(graph: Graph, traced: Collection[str]) -> None:
+    """Refuse constants that meet traced values, or are results, and need 64 bits: before anything is traced.
+
+    Args:
+        graph: a graph; nodes of subgraphs, which may be in a branch that is not taken, are checked when traced.
+        traced: names of values that are surely traced.
+
+    Raises:
+        WideValueError: names node and value.
+    """
+    if is_wide_enabled():
+        return
+    dependent = dependent_on(graph.nodes, traced)
+    for node in graph.nodes:
+        if not dependent.isdisjoint(node.inputs) and (node.domain, node.op_type) in OPERATORS:
+            for position, name in enumerate(node.inputs):
+                check_operand(node, position, graph.constants.get(name))
+    for info in graph.outputs:
+        check_held(graph.constants.get(info.name), f"output {info.name!r}")
+
+
+def check_operand(node: Node, position: int, value: Any) -> np.ndarray | None:
+    """Return the sides of the elements of an operand that saturate; None if there are none, or it is read exactly.
+
+    Raises:
+        WideValueError: the operator needs a value that 32 bits do not hold.
+    """
+    exact = () if node.domain else SHAPE_OPERANDS.get(node.op_type, ())
+    if _is_passing(node) or exact is None or position in exact or isinstance(value, Saturated):
+        return None
+    if isinstance(value, tuple):
+        check_held(value, _place(node, position))
+    sides = sides_of(value)
+    if sides is None:
+        return None
+    allowed = _saturating(node).get(position, _saturating(node).get(None, frozenset()))
+    refused = (sides != 0) & ~np.isin(sides, list(allowed))
+    if refused.any():
+        raise not_held(np.asarray(value)[refused][0], _place(node, position))
+    return sides
+
+
+def _saturating(node: Node) -> Mapping[int | None, Sides]:
+    return {} if node.domain else SATURATING.get(node.op_type, {})
+
+
+def _is_passing(node: Node) -> bool:
+    return not node.domain and node.op_type in _PASSING
+
+
+def _place(node: Node, position: int) -> str:
+    return f"{node.label}: input {node.inputs[position]!r}"
+
+
+def _narrowed(node: Node, position: int, value: Any) -> Any:
+    """Return an operand with 32 bits; one that has no others stays as it is."""
+    sides = check_operand(node, position, value)
+    if sides is None:
+        return value
+    array = saturated(np.asarray(value), sides)
+    is_marked = node.op_type == "Where"
+    return (
+        Saturated(jnp.asarray(array), jnp.asarray(sides), frozenset(sides.flat) - {0}, node.label)
+        if is_marked
+        else array
+    )
+
+
+def _check_attributes(node: Node) -> None:
+    for name, value in node.attributes.items():
+        numbers = value if isinstance(value, list) else [value]
+        is_integer = not node.domain and bool(numbers) and isinstance(numbers[0], int)
+        check_held(np.asarray(value, np.int64) if is_integer else value, f"{node.label}: attribute {name!r}")
+
+
+def _moved(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    """Move the marks as the elements."""
+    positions = _MOVING[node.op_type]
+    marked = [(n, x) for n, x in enumerate(operands) if isinstance(x, Saturated)]
+    if positions is not None and any(n not in positions for n, _ in marked):
+        return None
+    marks = [
+        x.sides if isinstance(x, Saturated) else jnp.zeros(np.shape(x), np.int8) if _is_in(positions, n) else x
+        for n, x in enumerate(operands)
+    ]
+    present = frozenset().union(*(x.present for _, x in marked))
+    arrays, sides = function(*_arrays(operands)), function(*marks)
+    if isinstance(arrays, tuple):
+        return tuple(Saturated(x, y, present, marked[0][1].source) for x, y in zip(arrays, sides, strict=True))
+    return Saturated(arrays, sides, present, marked[0][1].source)
+
+
+def _is_in(positions: Collection[int] | None, position: int) -> bool:
+    return positions is None or position in positions
+
+
+def _arrays(operands: Sequence[Any]) -> list[Any]:
+    return [x.array if isinstance(x, Saturated) else x for x in operands]
+
+
+def _present(operands: Sequence[Any]) -> Sides:
+    return frozenset().union(*(x.present for x in operands if isinstance(x, Saturated)))
+
+
+def _ordered(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    return function(*_arrays(operands)) if _present(operands) <= _LOSING[node.op_type] else None
+
+
+def _extreme(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    """Index of the largest or smallest element: of those that are equal with 32 bits, the one that is it with 64."""
+    x = operands[0]
+    find, sign = _EXTREMES[node.op_type]
+    best = find(x.array, axis=node.attributes.get("axis", 0), keepdims=True)
+    return function(jnp.where(x.array == best, x.sides + np.int8(2 * sign), np.int8(0)))
+
+
+def _top(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    """Largest or smallest elements: of those that are equal with 32 bits, first the ones that are not marked."""
+    x, count = operands
+    axis = node.attributes.get("axis", -1)
+    if x.present != (BELOW if node.attributes.get("largest", 1) else ABOVE):
+        return None
+    order = jnp.argsort(x.sides != 0, axis=axis, stable=True)
+    values, indices = function(jnp.take_along_axis(x.array, order, axis), count)
+    return values, jnp.take_along_axis(order, indices, axis).astype(indices.dtype)
+
+
+# Operators that move elements → positions of operands whose elements they move; None: all.
+_MOVING: Mapping[str, Collection[int] | None] = {
+    "Concat": None,
+    "Where": (1, 2),
+    **dict.fromkeys(("Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"), (0,)),
+    **dict.fromkeys(("Tile", "Transpose", "Unsqueeze"), (0,)),
+}
+# Operators → sides of elements that are not in the result, as long as there are others.
+_LOSING: Mapping[str, Sides] = {
+    "Max": BELOW,
+    "Min": ABOVE,
+    "ReduceMax": BELOW,
+    "ReduceMin": ABOVE,
+    "Softmax": BELOW,
+}
+_EXTREMES: Mapping[str, tuple[Callable[..., jax.Array], int]] = {"ArgMax": (jnp.max, 1), "ArgMin": (jnp.min, -1)}
+# Operators that may read marked elements; their functions return None for elements that they may not.
+READERS: Mapping[str, Callable[[Node, Sequence[Any], Function], Any]] = {
+    **dict.fromkeys(_MOVING, _moved),
+    **dict.fromkeys(_LOSING, _ordered),
+    **dict.fromkeys(_EXTREMES, _extreme),
+    "TopK": _top,
+}
+
+
+def _read_marked(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    read = None if node.domain else READERS.get(node.op_type)
+    results = None if read is None else read(node, operands, function)
+    if results is None:
+        position, value = next((n, x) for n, x in enumerate(operands) if isinstance(x, Saturated))
+        check_held(value, _place(node, position))
+    return results
