@@ -308,9 +308,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.onnx_errors": "",
     "ipujax.onnx.graphs": "",
-    "ipujax.onnx.registry": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
+    "ipujax.onnx.registry": "ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
     "ipujax.onnx.operators": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
@@ -339,7 +339,8 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.supported_operations": "ipujax.onnx.registry ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
-        "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info runtime.target"
+        "ipujax.onnx.element_types ipujax.onnx.wide_values ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.tensor_info runtime.target"
     ),
     "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.target",
     "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
@@ -348,8 +349,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.popart_log": "ipujax.popart.exceptions",
     "ipujax.popart.model_graph": (
-        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.phases"
-        " ipujax.pipeline ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
+        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry"
+        " ipujax.onnx.wide_values ipujax.phases ipujax.pipeline"
+        " ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.operators ipujax.popart.options"
         " ipujax.popart.tensor_info runtime.options"
     ),

@@ -1,6 +1,5 @@
 """Settings that name arguments of a function, checks of arguments, and the names of functions; no compiler."""
 
-from ipujax.arguments.argument_checks import own_check as own_check
 from ipujax.arguments.arguments import (
     argument_places as argument_places,
     as_names as as_names,
@@ -20,3 +19,4 @@ from ipujax.arguments.arguments import (
     whole_number as whole_number,
 )
 from ipujax.arguments.function_names import FunctionName as FunctionName
+from ipujax.arguments.own_check import own_check as own_check

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from ipujax.onnx.onnx_errors import TracedOperandError
+from ipujax.onnx.wide_values import Saturated
 from ipujax.runtime.errors import ArgumentTypeError
 
 # Keyword-only parameters that are not attributes, with the values that the evaluator passes.
@@ -121,7 +122,7 @@ def static(value: Any, name: str) -> np.ndarray:
 
 def is_static(value: Any) -> bool:
     """Return whether a value is known while tracing: NumPy, Python numbers, None, and tuples of them."""
-    return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, jax.Array)
+    return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, jax.Array | Saturated)
 
 
 def data_dependent_size(max_size: int | None, result: str) -> int:
@@ -134,7 +135,8 @@ def data_dependent_size(max_size: int | None, result: str) -> int:
 
 
 def _kind(value: Any) -> str:
-    return "a tuple with traced values" if isinstance(value, tuple) else f"traced {jax.typeof(value).str_short()}"
+    array = value.array if isinstance(value, Saturated) else value
+    return "a tuple with traced values" if isinstance(value, tuple) else f"traced {jax.typeof(array).str_short()}"
 
 
 def _described(key: Key, function: Callable[..., Any]) -> Operator:

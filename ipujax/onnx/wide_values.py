@@ -6,7 +6,7 @@ checked: no value is ever wrapped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,10 +17,11 @@ from ipujax.onnx.element_types import canonical
 from ipujax.onnx.onnx_errors import OnnxError, WideValueError
 
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
-_REMEDY = 'jax.config.update("jax_enable_x64", True) before the model is loaded computes with 64 bits'
+REMEDY = 'jax.config.update("jax_enable_x64", True) before the model is loaded computes with 64 bits'
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class Saturated:
     """Result of a selection from values of which 32 bits do not hold some: those are the nearest that 32 bits hold.
 
@@ -35,8 +36,8 @@ class Saturated:
 
     array: jax.Array
     sides: jax.Array
-    present: frozenset[int]
-    source: str
+    present: frozenset[int] = field(metadata={"static": True})
+    source: str = field(metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
@@ -59,9 +60,9 @@ def is_wide_enabled() -> bool:
     return canonical(np.int64) == np.int64
 
 
-def _limits(dtype: Any) -> tuple[Any, Any]:
-    """Return the least and the largest finite value of a 64-bit dtype that 32 bits hold."""
-    info: Any = jnp.iinfo(canonical(dtype)) if dtype.kind in "iu" else jnp.finfo(canonical(dtype))
+def _limits(dtype: Any, narrow: Any) -> tuple[Any, Any]:
+    """Return the least and the largest finite value of a dtype that a narrower one holds."""
+    info: Any = jnp.iinfo(narrow) if dtype.kind in "iu" else jnp.finfo(narrow)
     return dtype.type(info.min), dtype.type(info.max)
 
 
@@ -74,8 +75,12 @@ def sides_of(value: Any) -> np.ndarray | None:
     dtype = getattr(value, "dtype", None)
     if dtype not in _WIDE or isinstance(value, jax.core.Tracer) or is_wide_enabled():
         return None
-    array = np.asarray(value)
-    low, high = _limits(array.dtype)
+    return sides_beyond(np.asarray(value), canonical(dtype))
+
+
+def sides_beyond(array: np.ndarray, narrow: Any) -> np.ndarray | None:
+    """Return the sides of elements that a narrower dtype does not hold, as `sides_of`."""
+    low, high = _limits(array.dtype, narrow)
     is_finite = np.isfinite(array)
     sides = ((array > high) & is_finite).astype(np.int8) - ((array < low) & is_finite).astype(np.int8)
     return sides if sides.any() else None
@@ -83,7 +88,7 @@ def sides_of(value: Any) -> np.ndarray | None:
 
 def saturated(value: np.ndarray, sides: np.ndarray) -> np.ndarray:
     """Return a 64-bit array with 32 bits; elements of sides −1 and 1 become the lower and the upper limit."""
-    low, high = _limits(value.dtype)
+    low, high = _limits(value.dtype, canonical(value.dtype))
     return np.where(sides < 0, low, np.where(sides > 0, high, value)).astype(canonical(value.dtype))
 
 
@@ -103,7 +108,7 @@ def check_held(value: Any, place: str) -> None:
     if isinstance(value, Saturated):
         message = f"{place} has values of {value.source} that 32 bits do not hold"
         expected = "a maximum of values below 32 bits, or a minimum of values above them, before any other operator"
-        raise WideValueError(message, expected=expected, hint=_REMEDY)
+        raise WideValueError(message, expected=expected, hint=REMEDY)
     sides = sides_of(value)
     if sides is not None:
         raise not_held(np.asarray(value)[np.nonzero(sides)][0], place)
@@ -111,10 +116,10 @@ def check_held(value: Any, place: str) -> None:
 
 def not_held(number: Any, place: str) -> WideValueError:
     """Return the error about a number of a 64-bit dtype that 32 bits do not hold."""
-    low, high = _limits(number.dtype)
+    low, high = _limits(number.dtype, canonical(number.dtype))
     expected = f"{canonical(number.dtype)}, from {low} to {high}"
     message = f"{place} has the value {number}, which 32 bits do not hold"
-    return WideValueError(message, expected=expected, got=f"{number.dtype} {number}", hint=_REMEDY)
+    return WideValueError(message, expected=expected, got=f"{number.dtype} {number}", hint=REMEDY)
 
 
 def narrowed(values: Any, place: str) -> Any:
@@ -124,7 +129,7 @@ def narrowed(values: Any, place: str) -> Any:
         check_held(value, place)
         return jnp.asarray(value)
 
-    return jax.tree.map(as_array, values)
+    return jax.tree.map(as_array, values, is_leaf=lambda value: isinstance(value, Saturated))
 
 
 def typed_array(value: Any, dtype: Any, place: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, size_of
 from ipujax.onnx.registry import operator, register, static
 
 Axes = tuple[int, ...]
@@ -21,8 +21,18 @@ def _sum(x: Array, axes: Axes) -> Array:
     return jnp.sum(x, axis=axes, keepdims=True, dtype=x.dtype)
 
 
+_MOST_RESTS = 46340  # of which the sum is less than 2³¹, each being less than their number
+
+
 def _mean(x: Array, axes: Axes) -> Array:
-    return jnp.mean(x, axis=axes, keepdims=True)
+    """Mean; of integers exact, rounded toward zero: their sum may be out of range."""
+    count = size_of([x.shape[axis] for axis in axes])
+    if is_floating(x) or not 0 < count <= _MOST_RESTS:
+        return jnp.mean(x, axis=axes, keepdims=True)
+    quotients = x // count
+    rests = _sum(x - quotients * count, axes)
+    floor = _sum(quotients, axes) + rests // count
+    return floor + ((floor < 0) & (rests % count != 0)).astype(x.dtype)
 
 
 def _product(x: Array, axes: Axes) -> Array:
@@ -68,7 +78,7 @@ REDUCTIONS: Mapping[str, Reduce] = {
     "ReduceSumSquare": lambda x, axes: _sum(x * x, axes),
 }
 # Computed in float32 for integers, and rounded toward zero.
-IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
+IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:

@@ -15,4 +15,5 @@ from ipujax.popart.flow.step_io import (
     PyStepIOCallback as PyStepIOCallback,
     PyWeightsIO as PyWeightsIO,
     StepIO as StepIO,
+    as_element_type as as_element_type,
 )

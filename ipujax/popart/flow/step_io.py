@@ -12,12 +12,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ipujax.onnx.element_types import canonical
+from ipujax.onnx.wide_values import REMEDY, sides_beyond
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
 from ipujax.popart.tensor_info import TensorInfo
 from ipujax.runtime.target import nearest
 
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
+_WIDE_BYTES = 8
 _CONVERTED = {(np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32)}
 
 
@@ -244,7 +247,7 @@ class PyWeightsIO:
 
 
 def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
-    """Return an array with the element type of a tensor; 64 bits are converted to 32.
+    """Return an array with the element type of a tensor; 64 bits are converted to 32 where they hold all numbers.
 
     Args:
         label: the array, for the message.
@@ -252,13 +255,24 @@ def as_element_type(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -
         info: of the tensor.
 
     Raises:
-        popart_exception: another element type.
+        popart_exception: another element type, or a number that 32 bits do not hold.
     """
-    if array.dtype == info.dtype:
-        return array
-    if (array.dtype.type, info.dtype.type) in _CONVERTED:
-        return array.astype(info.dtype)
-    raise popart_exception(f"{label} has the wrong element type", expected=info.data_type_lcase(), got=str(array.dtype))
+    if array.dtype != info.dtype and (array.dtype.type, info.dtype.type) not in _CONVERTED:
+        expected = info.data_type_lcase()
+        raise popart_exception(f"{label} has the wrong element type", expected=expected, got=str(array.dtype))
+    if array.dtype.itemsize == _WIDE_BYTES:
+        _check_held(label, array, info)
+    return array.astype(info.dtype, copy=False)
+
+
+def _check_held(label: str, array: np.ndarray[Any, Any], info: TensorInfo) -> None:
+    """Refuse numbers that the device does not hold: without `jax_enable_x64` it has no more than 32 bits."""
+    held = canonical(info.dtype)
+    sides = None if held == array.dtype else sides_beyond(array, held)
+    if sides is not None:
+        message = f"{label} has the value {array[sides != 0][0]}, which {held} does not hold"
+        declared = "" if array.dtype == info.dtype else f"declare it as {array.dtype}; "
+        raise popart_exception(message, expected=held, got=array.dtype, hint=declared + REMEDY)
 
 
 def _check_contiguous(label: str, array: Any) -> None:

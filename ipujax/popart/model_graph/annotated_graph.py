@@ -16,6 +16,7 @@ from ipujax.onnx.evaluation import check_operators, shape_sources
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import read_graph
+from ipujax.onnx.wide_values import sides_of
 from ipujax.popart import operators as operators
 from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
 from ipujax.popart.exceptions import popart_exception, unknown_name
@@ -32,7 +33,7 @@ class AnnotatedGraph:
         annotations: of each node of `graph.nodes`, in their order.
         inputs: element type and shape of each input of a step.
         tensors: names of all tensors of the model.
-        shape_sources: names of values that decide shapes, which stay constants.
+        constants: names of values that decide shapes, or that 32 bits do not hold; they are no parameters.
         opset: version of ai.onnx that the model is written in.
     """
 
@@ -40,7 +41,7 @@ class AnnotatedGraph:
     annotations: tuple[Annotations, ...]
     inputs: Mapping[str, TensorInfo]
     tensors: frozenset[str]
-    shape_sources: frozenset[str]
+    constants: frozenset[str]
     opset: int
 
     def annotated_nodes(self) -> Iterator[tuple[Node, Annotations]]:
@@ -78,7 +79,8 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
         raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
     inputs = {info.name: TensorInfo(info.dtype, _whole_shape(info.name, info.shape)) for info in read.inputs}
     by_node = _by_node(read.nodes, annotations)
-    return AnnotatedGraph(read, by_node, inputs, frozenset(tensors), shape_sources(read), opset)
+    wide = {name for name, array in read.constants.items() if sides_of(array) is not None}
+    return AnnotatedGraph(read, by_node, inputs, frozenset(tensors), shape_sources(read) | wide, opset)
 
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:

@@ -18,6 +18,8 @@ from ipujax.onnx.evaluation import Settings
 from ipujax.onnx.evaluation.evaluate import run_node
 from ipujax.onnx.graphs import Node
 from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.registry import is_static
+from ipujax.onnx.wide_values import Saturated, narrowed
 from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
@@ -28,7 +30,6 @@ from ipujax.popart.model_graph.overridden_operators import common_type, overridd
 from ipujax.popart.model_graph.stage_placement import Placement
 
 Values = dict[str, Any]
-_SETTINGS = Settings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,18 @@ class Evaluation:
 
     values: Values
     updates: Values = field(default_factory=dict)
+
+    def array(self, name: str) -> jax.Array:
+        """Return the value of a tensor as an array of JAX.
+
+        Raises:
+            popart_exception: it has numbers that 32 bits do not hold.
+        """
+        try:
+            array: jax.Array = narrowed(self.values[name], f"tensor {name!r}")
+        except OnnxError as error:
+            raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+        return array
 
 
 def evaluate_graph(
@@ -77,20 +90,25 @@ def _run(
     zeros: Mapping[str, Any],
     opset: int,
 ) -> None:
+    settings = Settings()
     for node, notes in rows:
         operands: Sequence[Any] = [values[name] if name else None for name in node.inputs]
         check_operands(node, operands, opset)
         operands, dtype = common_type(node, operands)
         with placement.scope(node, notes):
-            results = overridden(node, operands)
+            results = None if _has_saturated(operands) else overridden(node, operands)
             try:
-                results = run_node(node, operands, values, _SETTINGS) if results is None else results
+                results = run_node(node, operands, values, settings) if results is None else results
                 results = results if dtype is None else tuple(x.astype(dtype) for x in results)
             except OnnxError as error:
                 raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
             for name, result in zip(node.outputs, results, strict=False):
                 if name:
                     values[name] = _plus(result, name, zeros)
+
+
+def _has_saturated(operands: Sequence[Any]) -> bool:
+    return any(isinstance(value, Saturated) for value in operands)
 
 
 def _plus(value: Any, name: str, zeros: Mapping[str, Any]) -> Any:
@@ -112,16 +130,18 @@ def _recomputed(
     names = [name for node, _ in rows for name in node.outputs if name]
     read = {name for node, _ in rows for name in node.inputs}
     # Constants stay outside of the checkpoint: as operands they would be traced, and could decide no shapes.
-    traced = {name: values[name] for name in read if isinstance(values.get(name), jax.Array)}
+    traced = {name: values[name] for name in read if not is_static(values.get(name))}
+    static: Values = {}
     near = {name: zero for name, zero in zeros.items() if any(name in node.outputs for node, _ in rows)}
 
     def segment(operands: Values, added: Mapping[str, Any]) -> Values:
         inner = {**values, **operands}
         _run(rows, placement, inner, added, opset)
-        return {name: inner[name] for name in names}
+        static.update({name: inner[name] for name in names if is_static(inner[name])})
+        return {name: inner[name] for name in names if name not in static}
 
-    results: Values = jax.checkpoint(segment)(traced, near)
-    return results
+    # What is static stays so, with its 64 bits.
+    return {**jax.checkpoint(segment)(traced, near), **static}
 
 
 def _updates(nodes: Sequence[tuple[Node, Annotations]], operands: Mapping[str, Any], values: Values) -> Values:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import onnx
 
@@ -115,8 +114,8 @@ class Session(Reports):
         return graph, placement_of(graph, self._options, self._device)
 
     def _variables(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the parameters that are values of the step: not those that decide shapes."""
-        return {name: value for name, value in weights.items() if name not in self._graph.shape_sources}
+        """Return the parameters that are values of the step: not those that are constants."""
+        return {name: value for name, value in weights.items() if name not in self._graph.constants}
 
     # Properties that a program may read before the session is prepared.
 
@@ -178,7 +177,7 @@ class Session(Reports):
 
         def values(operands: Any) -> dict[str, Any]:
             evaluation = evaluate_graph(self._graph, Placement(), operands, {})
-            return {name: jnp.asarray(evaluation.values[name]) for name in names}
+            return {name: evaluation.array(name) for name in names}
 
         return {name: TensorInfo(x.dtype, x.shape) for name, x in jax.eval_shape(values, shapes).items()}
 

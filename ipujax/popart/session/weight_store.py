@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.popart.exceptions import popart_exception, unknown_name
-from ipujax.popart.flow import PyWeightsIO
+from ipujax.popart.flow import PyWeightsIO, as_element_type
 from ipujax.popart.tensor_info import TensorInfo
 
 Arrays = dict[str, Any]
@@ -110,6 +110,8 @@ class WeightStore:
             if name in infos and TensorInfo(value) != infos[name]:
                 message = f"weight {name!r} of the model does not fit"
                 raise popart_exception(message, expected=infos[name], got=TensorInfo(value))
+            if name in infos:
+                as_element_type(f"weight {name!r}", value, infos[name])
         for name, value in weights.items():
             if name in self.host:
                 self.host[name] = np.array(value)

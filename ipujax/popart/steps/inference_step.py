@@ -44,7 +44,7 @@ class InferenceStep:
         inputs = {name: value[0] for name, value in rows.items() if name != KEY}
         with seeded(None), of_replicas(plan.step.replicas):
             evaluation = evaluate_graph(plan.graph, plan.placement, {**inputs, **weights, **buffers, **frozen}, {})
-        anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
+        anchored = {name: evaluation.array(name) for name in plan.anchors.values}
         return {"anchors": anchored, "buffers": {**buffers, **evaluation.updates}}
 
     def step(self, weights: Any, buffers: Any, frozen: Any, rows: Any) -> dict[str, jax.Array]:

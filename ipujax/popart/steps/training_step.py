@@ -67,8 +67,8 @@ class TrainingStep:
             operands = {**inputs, **frozen, **buffers, **trained}
             with seeded(key), of_replicas(plan.step.replicas):
                 evaluation = evaluate_graph(plan.graph, plan.placement, operands, added)
-            loss = jnp.asarray(evaluation.values[plan.loss])
-            anchored = {name: jnp.asarray(evaluation.values[name]) for name in plan.anchors.values}
+            loss = evaluation.array(plan.loss)
+            anchored = {name: evaluation.array(name) for name in plan.anchors.values}
             scalar = loss.reshape(())
             scaled = scalar if is_constant(scale, 1) else scalar * jnp.asarray(scale, loss.dtype)
             return scaled, (anchored, {**buffers, **evaluation.updates})
