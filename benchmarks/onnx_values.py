@@ -198,8 +198,8 @@ def clipped(b: Builder, x: str) -> str:
 
 def extreme_of_two(b: Builder, x: str) -> str:
     """A maximum or minimum with constants."""
-    more = [b.constant(b.numbers(b.pick((), (4,), SHAPE))) for _ in range(b.pick(1, 1, 2))]
-    operands = [x, *more]
+    constants = [b.constant(b.numbers(b.pick((), (4,), SHAPE))) for _ in range(b.pick(1, 1, 2))]
+    operands = [x, *constants]
     b.draw.shuffle(operands)
     return b.node(b.pick("Max", "Min"), *operands)
 
@@ -261,8 +261,8 @@ def sliced(b: Builder, x: str) -> str:
     wide = [2**63 - 1, 2**31, 2**32, 2**62, 4]
     if b.pick(0, 1):
         return b.node("Slice", x, b.ints(-int(b.pick(*wide))), b.ints(int(b.pick(*wide))), b.ints(1))
-    ends = int(b.pick(-(2**63), -(2**31), -(2**32) + 1))
-    return b.node("Slice", x, b.ints(int(b.pick(*wide))), b.ints(ends), b.ints(1), b.ints(-1))
+    stop = int(b.pick(-(2**63), -(2**31), -(2**32) + 1))
+    return b.node("Slice", x, b.ints(int(b.pick(*wide))), b.ints(stop), b.ints(1), b.ints(-1))
 
 
 def padded(b: Builder, x: str) -> str:
@@ -271,7 +271,7 @@ def padded(b: Builder, x: str) -> str:
     return b.node("Pad", inner, b.ints(1, 0, 0, 0), b.scalar())
 
 
-def joined(b: Builder, x: str) -> str:
+def concatenated(b: Builder, x: str) -> str:
     """Rows of constants behind others."""
     parts = b.node("Split", x, b.ints(1, 2), outputs=2, axis=0)
     return b.node("Concat", parts[1], b.constant(b.numbers((1, 4), 0.1)), axis=0)
@@ -379,13 +379,13 @@ def looped(b: Builder, x: str) -> str:
         helper.make_node(op, [f"{stem}_v", f"{stem}_c"], [f"{stem}_w"]),
     ]
     constants = {f"{stem}_c": b.numbers((), 0.2), f"{stem}_last": np.array(2)}
-    ends = b.pick(0, 1)
-    if not ends:
+    is_conditional = b.pick(0, 1)
+    if not is_conditional:
         nodes[0] = helper.make_node("Identity", [f"{stem}_c0"], [f"{stem}_go"])
     inputs = [_info(b, f"{stem}_i", (), np.int64), _info(b, f"{stem}_c0", (), bool), _info(b, f"{stem}_v")]
     outputs = [_info(b, f"{stem}_go", (), bool), _info(b, f"{stem}_w")]
     body = _graph(b, inputs, outputs, nodes, constants)
-    trips = b.constant(np.array(b.pick(2**63 - 1, 2**31, 2**32, 5) if ends else 3, np.int64))
+    trips = b.constant(np.array(b.pick(2**63 - 1, 2**31, 2**32, 5) if is_conditional else 3, np.int64))
     start = b.constant(np.array(True))
     return b.node("Loop", trips, start, x, body=body)
 
@@ -417,7 +417,7 @@ def triangle(b: Builder, x: str) -> str:
 
 FAMILIES: Sequence[Callable[[Builder, str], str]] = (
     *(arithmetic, hashed, unary, bits, compared, clipped, clipped, extreme_of_two, extreme_of_two),
-    *(selected, selected, selected, gathered, gathered_elements, scattered, sliced, padded, joined, tiled),
+    *(selected, selected, selected, gathered, gathered_elements, scattered, sliced, padded, concatenated, tiled),
     *(one_hot, filled, counted, accumulated, converted, reduced, sorted_top, positions, branched, looped, scanned),
     triangle,
 )
@@ -464,8 +464,8 @@ def _exposed(model: onnx.ModelProto) -> onnx.ModelProto:
     types = {info.name: info for info in inferred.graph.value_info}
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
-    own = {info.name for info in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name in types and name not in own]
+    outputs = {info.name for info in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name in types and name not in outputs]
     copied.graph.output.extend(types[name] for name in names)
     return copied
 
@@ -623,18 +623,18 @@ def main() -> int:
     outcomes: Counter[str] = Counter()
     by_family: dict[str, Counter[str]] = {}
     number = 0
-    shown = 0
-    tried = 0
-    while tried < arguments.count:
+    printed = 0
+    evaluated = 0
+    while evaluated < arguments.count:
         case = random_case(arguments.seed, number)
         outcome, text = outcome_of(case, number % arguments.compiled == 0)
         if not outcome.startswith("left out"):
-            tried += 1
+            evaluated += 1
             for family in set(case.families):
                 by_family.setdefault(family, Counter())[outcome.partition(":")[0]] += 1
         outcomes[outcome] += 1
-        if outcome.startswith("wrong") and shown < arguments.show:
-            shown += 1
+        if outcome.startswith("wrong") and printed < arguments.show:
+            printed += 1
             print(f"model {number}: {outcome}: {text}\n{described(case)}\n")
         if arguments.refused and outcome == "refused without need":
             print(f"model {number}: {text.splitlines()[0]}")
@@ -645,7 +645,7 @@ def main() -> int:
         print(f"{family:<18}" + "".join(f"{counts[column]:>22}" for column in columns))
     wrong = sum(count for outcome, count in outcomes.items() if outcome.startswith("wrong"))
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
-    print(f"{tried} models: {wrong} wrong, bar 0")
+    print(f"{evaluated} models: {wrong} wrong, bar 0")
     return int(wrong > 0)
 
 

@@ -99,6 +99,8 @@ class FunctionCompiler:
         """Run the function for the arguments of a call."""
         # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
         # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
+        if self._own_check is not None:
+            self._own_check(*args, **kwargs)
         if (outer := compiling()) is not None:
             outer.check_inner(self._name)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)

@@ -111,7 +111,7 @@ def check_held(value: Any, place: str) -> None:
         raise WideValueError(message, expected=expected, hint=REMEDY)
     sides = sides_of(value)
     if sides is not None:
-        raise not_held(np.asarray(value)[np.nonzero(sides)][0], place)
+        raise not_held(np.asarray(value)[sides != 0][0], place)
 
 
 def not_held(number: Any, place: str) -> WideValueError:
