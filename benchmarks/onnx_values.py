@@ -92,9 +92,9 @@ class Builder:
         values = self.numbers(shape, extreme=0.3 if is_extreme else 0.0)
         if not is_extreme:
             low, high = LIMITS[self.dtype]
-            beside = 1 if self.is_integer else 0
-            edges = np.array([low, low + beside, high, high - beside], self.dtype)
-            values = np.where(self.draw.random(shape) < 0.25, edges[self.draw.integers(0, 4, shape)], values)
+            # A sum of a few doubles must not be out of range.
+            edges = np.array([low, low + 1, high, high - 1] if self.is_integer else [2.0**100, -(2.0**100)], self.dtype)
+            values = np.where(self.draw.random(shape) < 0.25, edges[self.draw.integers(0, len(edges), shape)], values)
         name = self.name("x")
         self.inputs[name] = values.astype(self.dtype)
         return name
@@ -172,6 +172,23 @@ def hashed(b: Builder, x: str) -> str:
 def unary(b: Builder, x: str) -> str:
     """A function of one operand."""
     return b.node(b.pick("Abs", "Sign", "Identity", "Neg" if b.dtype != "uint64" else "Sign"), x)
+
+
+def powers(b: Builder, x: str) -> str:
+    """A power with a constant exponent."""
+    return unary(b, x) if b.dtype == "uint64" else b.node("Pow", x, b.scalar(0.1, (0, 4)))
+
+
+def multiplied(b: Builder, x: str) -> str:
+    """A product with a matrix of constants."""
+    matrix = b.constant(b.numbers((4, 4), 0.03, (0, 3)))
+    return b.node("MatMul", x, matrix) if b.pick(0, 1) else b.node("Einsum", x, matrix, equation="ij,jk->ik")
+
+
+def compressed(b: Builder, x: str) -> str:
+    """Rows that a constant mask selects, and others by vectors of indices."""
+    rows = b.node("Compress", x, b.constant(np.array([True, False, True])), axis=0)
+    return b.node("GatherND", rows, b.constant(np.array([[0], [-1], [1]], np.int64)))
 
 
 def bits(b: Builder, x: str) -> str:
@@ -327,7 +344,8 @@ def converted(b: Builder, x: str) -> str:
 
 def reduced(b: Builder, x: str) -> str:
     """A reduction."""
-    op = b.pick("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceProd")
+    ops = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceSumSquare")
+    op = b.pick(*ops)
     if b.dtype == "uint64":
         return unary(b, x)
     return b.node("Expand", b.node(op, x, b.ints(int(b.pick(0, 1)))), b.ints(*SHAPE))
@@ -416,10 +434,10 @@ def triangle(b: Builder, x: str) -> str:
 
 
 FAMILIES: Sequence[Callable[[Builder, str], str]] = (
-    *(arithmetic, hashed, unary, bits, compared, clipped, clipped, extreme_of_two, extreme_of_two),
-    *(selected, selected, selected, gathered, gathered_elements, scattered, sliced, padded, concatenated, tiled),
-    *(one_hot, filled, counted, accumulated, converted, reduced, sorted_top, positions, branched, looped, scanned),
-    triangle,
+    *(arithmetic, hashed, powers, multiplied, unary, bits, compared, clipped, clipped, extreme_of_two, extreme_of_two),
+    *(selected, selected, selected, gathered, gathered_elements, compressed, scattered, sliced, padded, concatenated),
+    *(tiled, one_hot, filled, counted, accumulated, converted, reduced, sorted_top, positions, branched, looped),
+    *(scanned, triangle),
 )
 
 

@@ -72,15 +72,17 @@ def sides_of(value: Any) -> np.ndarray | None:
     Args:
         value: any; infinities are held, traced values and those of 32 bits are not looked at.
     """
-    dtype = getattr(value, "dtype", None)
-    if dtype not in _WIDE or isinstance(value, jax.core.Tracer) or is_wide_enabled():
+    is_array = isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+    if not is_array or value.dtype not in _WIDE or is_wide_enabled():
         return None
-    return sides_beyond(np.asarray(value), canonical(dtype))
+    return sides_beyond(np.asarray(value), canonical(value.dtype))
 
 
 def sides_beyond(array: np.ndarray, narrow: Any) -> np.ndarray | None:
     """Return the sides of elements that a narrower dtype does not hold, as `sides_of`."""
     low, high = _limits(array.dtype, narrow)
+    if not array.size or (array.min() >= low and array.max() <= high):  # the usual case, without further arrays
+        return None
     is_finite = np.isfinite(array)
     sides = ((array > high) & is_finite).astype(np.int8) - ((array < low) & is_finite).astype(np.int8)
     return sides if sides.any() else None

@@ -599,3 +599,22 @@ def test_a_call_with_values_that_are_known_while_jax_traces() -> None:
 
     np.testing.assert_array_equal(jax.jit(outer)(x), jnp.full(3, 6.0))
     np.testing.assert_array_equal(jax.grad(lambda y: outer(y).sum())(x), jnp.full(3, 4.0))
+
+
+class Doubled:
+    """A callable that refuses negative numbers, which a traced function cannot see."""
+
+    def __call__(self, x):
+        return 2 * x
+
+    def __check_arguments__(self, x):
+        if np.min(x) < 0:
+            raise ValueError("negative")
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: f.__call__, functools.partial])
+def test_callables_check_their_own_arguments(wrap):
+    double = ipu.jit(wrap(Doubled()), device=ipu.CPU())
+    assert double(np.float32(2)) == 4
+    with pytest.raises(ValueError, match="negative"):
+        double(np.float32(-2))

@@ -234,3 +234,27 @@ def test_means_of_integers_are_exact():
     expected = [int(np.trunc(int(row.sum()) / 3)) for row in x]
     proto = one_node("ReduceMean", ["x", np.array([1])], keepdims=0)
     np.testing.assert_array_equal(results(proto, x), expected)
+
+
+@pytest.mark.parametrize(("dtype", "to"), [(np.float64, onnx.TensorProto.INT64), (np.int64, onnx.TensorProto.DOUBLE)])
+def test_bits_of_64_bit_elements_are_refused(dtype, to):
+    with pytest.raises(
+        OnnxError, match=r"node 'here' \(BitCast\): elements of \w+ are computed with 32 bits"
+    ) as caught:
+        results(one_node("BitCast", ["x"], dtype=dtype, to=to), X.astype(dtype))
+    assert REMEDY in str(caught.value)
+    with jax.enable_x64(True):
+        bits = results(one_node("BitCast", ["x"], dtype=dtype, to=to), X.astype(dtype))
+    np.testing.assert_array_equal(bits.view(dtype), X)
+
+
+def test_masked_scores_have_a_softmax():
+    scores = np.array([[1.0, 2, 3], [4, 5, 6]])
+    nodes = [
+        helper.make_node("Where", ["mask", "x", "low"], ["w"]),
+        helper.make_node("Softmax", ["w"], ["y"], axis=1),
+    ]
+    inputs = [info("mask", bool, (2, 3)), info("x", np.float64, (2, 3))]
+    proto = model_of(nodes, inputs, [info("y", shape=None)], {"low": np.array(np.finfo(np.float64).min)})
+    weights = np.where(MASK, np.exp(scores), 0)
+    np.testing.assert_allclose(results(proto, MASK, scores), weights / weights.sum(1, keepdims=True), rtol=1e-6)
