@@ -109,7 +109,7 @@ def check_held(value: Any, place: str) -> None:
             check_held(item, place)
     if isinstance(value, Saturated):
         message = f"{place} has values of {value.source} that 32 bits do not hold"
-        expected = "a maximum of values below 32 bits, or a minimum of values above them, before any other operator"
+        expected = "comparisons, a maximum of values below 32 bits, or a minimum of values above them"
         raise WideValueError(message, expected=expected, hint=REMEDY)
     sides = sides_of(value)
     if sides is not None:

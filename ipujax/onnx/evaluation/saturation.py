@@ -1,9 +1,9 @@
 """Nodes that are traced with 32 bits, some of whose static operands only 64 bits hold.
 
 A sentinel becomes the limit of 32 bits where the result stays right: SATURATING says where. Elements that `Where` takes
-from one are marked: its result may be moved, and read by operators that order elements, whose result has none of them,
-or their indices. Operands that decide shapes are read exactly, those that are passed on stay static, and all others are
-refused.
+from one are marked: its result may be moved, and read by operators that compare or order elements, whose result has
+none of them, or their indices. Operands that decide shapes are read exactly, those that are passed on stay static, and
+all others are refused.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Sides = frozenset[int]
 
 BELOW: Sides = frozenset({-1})
 ABOVE: Sides = frozenset({1})
+_COMPARING = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Operator → sides of the operand at a position that may saturate; None: at all positions. No element of 32 bits is less
 # than what is below the lower limit, none is greater than what is above the upper one.
 SATURATING: Mapping[str, Mapping[int | None, Sides]] = {
@@ -36,7 +37,11 @@ SATURATING: Mapping[str, Mapping[int | None, Sides]] = {
     "Min": {None: ABOVE},
     "Trilu": {1: BELOW | ABOVE},  # a diagonal outside of the matrix
     "Where": {1: BELOW | ABOVE, 2: BELOW | ABOVE},
+    **{name: {None: BELOW | ABOVE} for name in _COMPARING},
 }
+# Operators that read the marks of their own operands.
+_MARKING = _COMPARING | {"Where"}
+_CHOOSING = frozenset({"Max", "Min"})  # one of their operands must be held: it may be the result
 # Operators that read no elements: those of sequences and subgraphs pass them on.
 _PASSING = frozenset(
     {"If", "Loop", "Optional", "OptionalGetElement", "OptionalHasElement", "Scan", "SequenceAt", "SequenceConstruct"}
@@ -60,11 +65,11 @@ def run_narrowed(node: Node, operands: Sequence[Any], function: Function, logged
         return function(*operands)
     _check_attributes(node)
     narrow = [_narrowed(node, position, value) for position, value in enumerate(operands)]
-    changed = [value for before, value in zip(operands, narrow, strict=True) if value is not before]
     marked = [value for value in narrow if isinstance(value, Saturated)]
-    if None in _saturating(node) and len({*map(id, changed), *map(id, marked)}) == len(operands):
-        check_held(operands[0], _place(node, 0))  # a sentinel may be the result
-    if changed and node.name not in logged:
+    saturating = [before for before, value in zip(operands, narrow, strict=True) if value is not before]
+    if node.op_type in _CHOOSING and len(saturating) + len(marked) == len(operands):
+        check_held(operands[0], _place(node, 0))
+    if saturating and node.name not in logged:
         _LOG.info("%s: values beyond 32 bits become their limits; jax_enable_x64 keeps them", node.label)
         logged.add(node.name)
     return _read_marked(node, narrow, function) if marked else function(*narrow)
@@ -130,12 +135,10 @@ def _narrowed(node: Node, position: int, value: Any) -> Any:
     if sides is None:
         return value
     array = saturated(np.asarray(value), sides)
-    is_marked = node.op_type == "Where"
-    return (
-        Saturated(jnp.asarray(array), jnp.asarray(sides), frozenset(sides.flat) - {0}, node.label)
-        if is_marked
-        else array
-    )
+    if node.op_type not in _MARKING:
+        return array
+    present = frozenset(map(int, np.unique(sides))) - {0}
+    return Saturated(jnp.asarray(array), jnp.asarray(sides), present, node.label)
 
 
 def _check_attributes(node: Node) -> None:
@@ -178,6 +181,15 @@ def _ordered(node: Node, operands: Sequence[Any], function: Function) -> Any:
     return function(*_arrays(operands)) if _present(operands) <= _LOSING[node.op_type] else None
 
 
+def _compared(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    """Compare the marks where there are any: every number of 32 bits is between those of the two sides."""
+    if not _present(operands[:1]).isdisjoint(_present(operands[1:])):
+        return None
+    sides = [x.sides if isinstance(x, Saturated) else jnp.zeros(np.shape(x), np.int8) for x in operands]
+    is_marked = (sides[0] != 0) | (sides[1] != 0)
+    return jnp.where(is_marked, function(*sides), function(*_arrays(operands)))
+
+
 def _extreme(node: Node, operands: Sequence[Any], function: Function) -> Any:
     """Index of the largest or smallest element: of those that are equal with 32 bits, the one that is it with 64."""
     x = operands[0]
@@ -217,6 +229,7 @@ _EXTREMES: Mapping[str, tuple[Callable[..., jax.Array], int]] = {"ArgMax": (jnp.
 READERS: Mapping[str, Callable[[Node, Sequence[Any], Function], Any]] = {
     **dict.fromkeys(_MOVING, _moved),
     **dict.fromkeys(_LOSING, _ordered),
+    **dict.fromkeys(_COMPARING, _compared),
     **dict.fromkeys(_EXTREMES, _extreme),
     "TopK": _top,
 }

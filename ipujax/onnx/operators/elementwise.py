@@ -7,11 +7,12 @@ from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.registry import register
+from ipujax.onnx.registry import is_static, register
 
 
 def divide(a: Value, b: Value) -> Array:
@@ -29,11 +30,17 @@ def power(x: Value, y: Value) -> Array:
         return jnp.power(base, exponent.astype(base.dtype) if is_floating(exponent) else exponent).astype(base.dtype)
     if is_floating(exponent):
         return jnp.power(base.astype(exponent.dtype), exponent).astype(base.dtype)
-    return lax.integer_pow(base, 0) if exponent.size == 0 else _integer_power(base, exponent)
+    if is_static(y) and np.min(y, initial=0) >= 0:
+        return lax.integer_pow(base, 0) if exponent.size == 0 else jnp.power(base, exponent).astype(base.dtype)
+    return _integer_power(base, exponent)
 
 
 def _integer_power(base: Array, exponent: Array) -> Array:
-    return jnp.power(base, exponent).astype(base.dtype)
+    """Power of integers; with a negative exponent the reciprocal, rounded toward zero."""
+    sign = jnp.where((base < 0) & (exponent % 2 != 0), -1, 1)
+    reciprocal = jnp.where(abs(base) == 1, sign, 0).astype(base.dtype)
+    whole = jnp.power(base, jnp.maximum(exponent, 0))
+    return jnp.where(exponent < 0, reciprocal, whole.astype(base.dtype))
 
 
 def remainder(a: Value, b: Value, *, fmod: int = 0) -> Array:

@@ -23,7 +23,9 @@ def session_of(operation: str, constant: int, is_parameter: bool = True, **attri
         builder.recomputeOutputInBackwardPass(y)
     flow = popart.DataFlow(1, {y: popart.AnchorReturnType("ALL")})
     device = popart.DeviceManager().createCpuDevice()
-    session = popart.InferenceSession(builder.getModelProto(), flow, device)
+    options = popart.SessionOptions()
+    options.constantWeights = False
+    session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=options)
     session.prepareDevice()
     return session
 
@@ -56,6 +58,7 @@ def test_inputs_and_weights_are_refused() -> None:
     assert "jax_enable_x64" in str(caught.value)
     with pytest.raises(popart.popart_exception, match="weight 'c' has the value 4294967296"):
         session.writeWeights(popart.PyWeightsIO({"c": np.array(2**32)}))
+    session.weightsFromHost()
     np.testing.assert_array_equal(run(session, X), X + 1)
 
 
