@@ -182,12 +182,15 @@ def _ordered(node: Node, operands: Sequence[Any], function: Function) -> Any:
 
 
 def _compared(node: Node, operands: Sequence[Any], function: Function) -> Any:
-    """Compare the marks where there are any: every number of 32 bits is between those of the two sides."""
+    """Compare ranks where there are marks: 0 for numbers of 32 bits, ±1 for marks, ±2 for infinities."""
     if not _present(operands[:1]).isdisjoint(_present(operands[1:])):
         return None
-    sides = [x.sides if isinstance(x, Saturated) else jnp.zeros(np.shape(x), np.int8) for x in operands]
+    arrays = list(map(jnp.asarray, _arrays(operands)))
+    sides = [x.sides if isinstance(x, Saturated) else np.int8(0) for x in operands]
+    ranks = [side + jnp.where(jnp.isinf(x), 2 * jnp.sign(x), 0) for side, x in zip(sides, arrays, strict=True)]
     is_marked = (sides[0] != 0) | (sides[1] != 0)
-    return jnp.where(is_marked, function(*sides), function(*_arrays(operands)))
+    is_ordered = ~(jnp.isnan(arrays[0]) | jnp.isnan(arrays[1]))
+    return jnp.where(is_marked & is_ordered, function(*ranks), function(*arrays))
 
 
 def _extreme(node: Node, operands: Sequence[Any], function: Function) -> Any:

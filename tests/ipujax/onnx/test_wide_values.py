@@ -68,6 +68,14 @@ def test_sentinels_of_doubles_saturate():
     np.testing.assert_allclose(results(one_node("Clip", ["x", -1e300, 1e300], dtype=np.float64), x), x, rtol=1e-6)
 
 
+@pytest.mark.parametrize("op_type", ["Less", "GreaterOrEqual", "Equal"])
+def test_infinities_and_nan_are_compared(op_type):
+    x = np.array([[np.inf, -np.inf, np.nan], [3e38, -3e38, 0]])
+    bounds = np.array([1e300, -1e300, -1e300])
+    expected = {"Less": np.less, "GreaterOrEqual": np.greater_equal, "Equal": np.equal}[op_type](x, bounds)
+    np.testing.assert_array_equal(results(one_node(op_type, ["x", bounds], dtype=np.float64), x), expected)
+
+
 @pytest.mark.parametrize(
     ("op_type", "constant"),
     [
