@@ -123,6 +123,48 @@ def test_subgraphs_are_attributes() -> None:
         branches[0].addInputTensorFromParentGraph("nothing")
 
 
+def subgraph_of(builder, opset, operation, operands):
+    """Return a subgraph of one operation on tensors of the graph around it."""
+    branch = builder.createSubgraphBuilder()
+    for name in operands:
+        branch.addInputTensorFromParentGraph(name)
+    branch.addOutputTensor(getattr(getattr(branch, f"aiOnnxOpset{opset}"), operation)(operands))
+    return branch
+
+
+@pytest.mark.parametrize("opset", [6, 8, 10])
+def test_arithmetic_of_old_opsets_in_a_branch_of_a_loop(opset: int) -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [3]))
+    condition = builder.addInputTensor(popart.TensorInfo("BOOL", []))
+    two = builder.addInitializedInputTensor(np.full(3, 2, np.float32))
+    operations = getattr(builder, f"aiOnnxOpset{opset}")
+    trip_count = operations.constant(np.array(3, np.int64))
+    going = operations.constant(np.array(True))
+    body = builder.createSubgraphBuilder()
+    body.addInputTensor(popart.TensorInfo("INT64", []))
+    before = body.addInputTensor(popart.TensorInfo("BOOL", []))
+    state = body.addInputTensor(popart.TensorInfo("FLOAT", [3]))
+    for name in (two, condition):
+        body.addInputTensorFromParentGraph(name)
+    body_operations = getattr(body, f"aiOnnxOpset{opset}")
+    product = body_operations.mul([state, two])
+    then_branch = subgraph_of(body, opset, "add", [product, two])
+    else_branch = subgraph_of(body, opset, "sub", [product, two])
+    (after,) = body_operations.logical_if([condition], 1, else_branch, then_branch)
+    body.addOutputTensor(before)
+    body.addOutputTensor(after)
+    (result,) = operations.loop([trip_count, going, x], 1, body)
+    flow = popart.DataFlow(1, {result: popart.AnchorReturnType("ALL")})
+    device = popart.DeviceManager().createIpuModelDevice({})
+    session = popart.InferenceSession(builder.getModelProto(), flow, device)
+    session.prepareDevice()
+    session.weightsFromHost()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: np.ones(3, np.float32), condition: np.array(True)}, anchors))
+    np.testing.assert_array_equal(anchors[result], np.full(3, 22))  # 1 → 4 → 10 → 22
+
+
 def test_models_are_saved_and_read_again(tmp_path: Path) -> None:
     builder, x, w = small()
     y = builder.aiOnnx.matmul([x, w])
