@@ -228,7 +228,7 @@ class _Program:
         self._recomputation = recomputation
         self._offloaded, self._streamed, self._batches = off_chip
         # Equations outside of stages are not on I/O tiles.
-        self._home = IpuView(graph, 0) if graph.io_tiles else graph
+        self._home: Graph = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
         self._aliases = aliases
         self._outputs = [
@@ -346,7 +346,8 @@ class _Program:
         pipelines = tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
-                tensors, pipelines = lower_staged(
+                # What nothing reads, and constants of copies, are mapped to an IPU that works anyway.
+                tensors, pipelines, self._home = lower_staged(
                     graph, self._make_lowering, jaxpr, operands, self._prog, self._donated(), self._recomputation
                 )
             else:

@@ -52,7 +52,7 @@ def pipeline(
         stages: number of stages to cut the function into, or "auto" to choose it too; None for those of `ipu.stage`.
             Cuts minimise the simulated time of a pipeline that fits. They are never inside branches, and of loops only
             between iterations of a `lax.scan` over stacked parameters.
-        device_mapping: IPU of each stage; that of the schedule when None, most often stage i on IPU i.
+        device_mapping: IPU of each stage, by its number; that of the schedule when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split; the last one by default. One that the program has as an
             argument and reads nowhere else stays on the host, from where each stage loads its micro-batches.
         rng_argnums: positional arguments of keys: micro-batch i reads each key folded with i (`jax.random.fold_in`).
@@ -96,7 +96,7 @@ def pipeline(
 def stage(number: int) -> Iterator[None]:
     """Trace the code inside, and its gradients, as a stage of the model, with an IPU of its own.
 
-    Stages are numbered from 0; of nested stages the innermost counts. Operations in no stage run on the IPU of their
+    Stage i runs on IPU i of a replica, and numbers may be left out; of nested stages the innermost counts. Operations in no stage run on the IPU of their
     operands; so an optimiser's update of a parameter runs on the parameter's IPU. Plain JAX ignores stages.
 
     Args:

@@ -228,7 +228,7 @@ class _Call:
         if refused:
             name, value = refused[0]
             raise ArgumentError(
-                f"{name} of ipu.pipeline({self.who}) is for stages, and the function has none",
+                f"{name} of ipu.pipeline({self.who}) is for stages, and the function has fewer than two",
                 expected="at least two stages",
                 got=f"{name}={value}",
                 hint="with ipu.stage(i): around the parts of the model, or stages=...",

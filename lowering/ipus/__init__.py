@@ -6,7 +6,6 @@ from ipujax.lowering.ipus.placement import (
     Span as Span,
     assign_stages as assign_stages,
     check_flow as check_flow,
-    check_gaps as check_gaps,
     homes as homes,
     named_stage as named_stage,
 )

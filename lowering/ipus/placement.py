@@ -7,7 +7,7 @@ Input: an inlined jaxpr of which some equations are named after a stage. Output:
                           first, so that an optimiser's update is on the IPU of the parameter
     sum over replicas     none: each of its results is in the stage of its operand
     of unassigned values  the stage that uses it first: masks, one-hot labels, constants
-    unused equation       stage 0
+    unused equation       the lowest stage
 
 Source: the two passes over deferred equations are those of JaxPP, see `mark_stage_end` there.
 Limits: a stage does not begin or end inside a loop or a branch.
@@ -40,12 +40,10 @@ class Span:
     Args:
         inputs: IPU that first uses each operand, None for one that is not used.
         results: IPU of each result.
-        num_stages: number of stages inside.
     """
 
     inputs: tuple[int | None, ...]
     results: tuple[int, ...]
-    num_stages: int
 
 
 def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
@@ -56,8 +54,7 @@ def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tupl
         spans: the equations that spread over several IPUs, by index.
 
     Raises:
-        ArgumentError: for stages with a gap between their numbers, a stage inside a loop, or a value that flows back to
-            an earlier stage.
+        ArgumentError: for a stage inside a loop, or a value that flows back to an earlier stage.
     """
     return _assignment(jaxpr, spans or {}).run()
 
@@ -71,7 +68,6 @@ def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
 
 def _assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
     named_stages = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
-    check_gaps(jaxpr.eqns, named_stages, max((span.num_stages for span in spans.values()), default=0))
     if not has_phases(jaxpr):  # phases run one after the other on the same IPUs, so values may flow back
         check_flow(jaxpr, named_stages)
     return _StageAssignment(jaxpr, named_stages, spans)
@@ -110,22 +106,6 @@ def named_stage(eqn: JaxprEqn) -> int | None:
     return next(iter(stages), None)
 
 
-def check_gaps(eqns: Sequence[JaxprEqn], named_stages: Sequence[int | None], num_stages: int = 0) -> None:
-    """Refuses numbers of stages that leave one out, of equations and of `num_stages` stages of inner pipelines."""
-    first_eqn: dict[int, JaxprEqn] = {}
-    for eqn, stage in zip(eqns, named_stages, strict=True):
-        if stage is not None:
-            first_eqn.setdefault(stage, eqn)
-    for number, stage in enumerate(sorted({*first_eqn, *range(num_stages)})):
-        if number != stage:
-            raise ArgumentError(
-                f"there is no stage {number}, but a stage {stage}",
-                where=source_line(first_eqn[stage]) or None,
-                expected="stages numbered 0, 1, 2, … without a gap",
-                got=f"stages {', '.join(map(str, sorted(first_eqn)))}",
-            )
-
-
 def check_flow(jaxpr: Jaxpr, named_stages: Sequence[int | None]) -> None:
     """Refuses a value that one stage computes on the way forward and an earlier one uses."""
     # Latest stage that a value depends on, and the last equation there.
@@ -161,8 +141,10 @@ class _StageAssignment:
         self.eqns = jaxpr.eqns
         self.spans = spans
         self.stages = list(named_stages)
+        ipus_of_spans = [ipu for span in spans.values() for ipu in (*span.results, *span.inputs)]
+        self.lowest = min((stage for stage in (*named_stages, *ipus_of_spans) if stage is not None), default=0)
         for n, span in spans.items():
-            self.stages[n] = span.results[0] if span.results else 0
+            self.stages[n] = span.results[0] if span.results else self.lowest
         # Pairs (number of the equation, position in its results or operands).
         self.definition = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
         self.users: dict[Var, list[tuple[int, int]]] = {}
@@ -207,7 +189,7 @@ class _StageAssignment:
             }
             if stages.count(None) == num_open:
                 if not waits:
-                    stages[:] = [0 if stage is None else stage for stage in stages]
+                    stages[:] = [self.lowest if stage is None else stage for stage in stages]
                 waits = False
         return tuple(stage for stage in stages if stage is not None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ipujax.lowering.gcl import is_reduction
-from ipujax.lowering.ipus import Ipus, MakeLowering, assign_stages, variables
+from ipujax.lowering.ipus import Ipus, IpuView, MakeLowering, assign_stages, named_stage, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
@@ -33,8 +33,8 @@ def lower_staged(
     prog: ProgramSequence,
     donated: Mapping[Var, Tensor],
     recomputation: Recomputation = KEEP_ALL,
-) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-    """Results of a jaxpr whose equations belong to stages, and the runs of its pipelines.
+) -> tuple[list[Tensor], tuple[PipelineRun, ...], IpuView]:
+    """Results of a jaxpr whose equations belong to stages, the runs of its pipelines, and the lowest IPU with a stage.
 
     Args:
         graph: graph to add to.
@@ -68,7 +68,8 @@ def lower_staged(
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
-    ipus.lowering(0).find_roles(body.eqns, body.outvars)
+    lowest = min(stages)
+    ipus.lowering(lowest).find_roles(body.eqns, body.outvars)
     uses = last_uses(body)
     read_by_equations = {var for eqn in body.eqns for var in variables(eqn.invars)}
     reads = LastReads(uses, env.items())
@@ -101,18 +102,18 @@ def lower_staged(
             lowering.note_roles(eqn.outvars, results)
         reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
-    return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
+    return [ipus.lowering(lowest).read(env, atom) for atom in body.outvars], tuple(runs), ipus.view(lowest)
 
 
 def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:
     """Refuses more stages than IPUs, with the line of the first stage that has none."""
-    num_stages = 1 + max(stages)
-    if num_stages > num_ipus:
-        first = next(eqn for eqn in jaxpr.jaxpr.eqns if (stage_name(eqn).stage or 0) >= num_ipus)
+    last = max(stages)
+    if last >= num_ipus:
+        first = next(eqn for eqn in jaxpr.jaxpr.eqns if (named_stage(eqn) or 0) >= num_ipus)
         raise ArgumentError(
-            f"stage {num_ipus} has no IPU",
+            f"stage {named_stage(first)} has no IPU",
             where=source_line(first) or None,
-            expected=f"{num_stages} IPUs, one a stage",
+            expected=f"{last + 1} IPUs, stage i on IPU i",
             got=f"{num_ipus} for each replica",
-            hint=f"ipu.IPUModel(num_ipus={1 << (num_stages - 1).bit_length()}) or more for several replicas",
+            hint=f"ipu.IPUModel(num_ipus={1 << last.bit_length()}) or more for several replicas",
         )

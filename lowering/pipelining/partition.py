@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.ipus import check_flow, check_gaps, named_stage, variables
+from ipujax.lowering.ipus import check_flow, named_stage, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, eliminate_dead_code
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
 from ipujax.lowering.pipelining.primitive import PipelineSpec
@@ -50,7 +50,7 @@ class Partition:
     """The parts of a micro-batch."""
 
     jaxpr: ClosedJaxpr  # the partitioned jaxpr, without dead equations
-    num_stages: int
+    numbers: tuple[int, ...]  # of each stage, by which it is named: ascending, and some may be left out
     training: bool  # whether there are backward parts
     # (equation, stage that uses it) for equations that are the same for all micro-batches.
     shared: tuple[tuple[JaxprEqn, int], ...]
@@ -58,6 +58,11 @@ class Partition:
     # For each result its terms, each reduced over micro-batches by itself and then added.
     results: tuple[tuple[Atom, ...], ...]
     carried: Mapping[Var, int]  # the stage that holds each input that is a state
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages; below, a stage is its position among them."""
+        return len(self.numbers)
 
 
 def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
@@ -108,10 +113,11 @@ class _Partitioner:
         self.jaxpr = jaxpr
         self.spec = spec
         self.body = jaxpr.jaxpr
-        self.named_stages = [named_stage(eqn) for eqn in self.body.eqns]
-        check_gaps(self.body.eqns, self.named_stages)
-        check_flow(self.body, self.named_stages)
-        self.num_stages = 1 + max(stage for stage in self.named_stages if stage is not None)
+        numbers = [named_stage(eqn) for eqn in self.body.eqns]
+        check_flow(self.body, numbers)
+        self.numbers = tuple(sorted({number for number in numbers if number is not None}))
+        self.num_stages = len(self.numbers)
+        self.named_stages = [None if number is None else self.numbers.index(number) for number in numbers]
         self.is_same = dependence(self.body, spec).is_same  # of each equation
         self.defining_eqn: dict[Var, int] = {var: n for n, eqn in enumerate(self.body.eqns) for var in eqn.outvars}
         self.users: dict[Var, list[int]] = {}
@@ -134,7 +140,7 @@ class _Partitioner:
         training = any(parts[stages:])
         parts_in_order = tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))
         parts_in_order = parts_in_order if training else parts_in_order[:stages]
-        return Partition(self.jaxpr, stages, training, self._shared(), parts_in_order, tuple(results), carried)
+        return Partition(self.jaxpr, self.numbers, training, self._shared(), parts_in_order, tuple(results), carried)
 
     def _shared(self) -> tuple[tuple[JaxprEqn, int], ...]:
         """Equations computed once, each at the stage it is named after, or else that uses it first."""
@@ -220,8 +226,9 @@ class _Partitioner:
         ]
         recomputed = next((late_eqn for late_eqn in late_eqns if stage_name(late_eqn).is_recomputed), None)
         if recomputed is not None:
+            number = self.numbers[self.stage(stage_rank)]
             raise ArgumentError(
-                f"a jax.checkpoint spans stages: stage {self.stage(stage_rank)} needs what another recomputes",
+                f"a jax.checkpoint spans stages: stage {number} needs what another recomputes",
                 where=source_line(recomputed) or None,
                 expected="checkpoint inside stages: each recomputes its own values before its gradients",
                 got=f"{recomputed.primitive.name} recomputed in another stage, used by {eqn.primitive.name}",
@@ -238,12 +245,12 @@ class _Partitioner:
             early_users = [m for m in users if (r := self.ranks[m]) is not None and r < carried[state]]
             if (rank is not None and rank != carried[state]) or early_users:
                 eqn = self.body.eqns[early_users[0] if early_users else n or 0]
+                use = "used before" if early_users else "computed after"
                 raise ArgumentError(
                     "state carried from one micro-batch to the next crosses stages of the pipeline",
                     where=source_line(eqn) or None,
                     expected="state that is used and replaced in one stage, on the way forward",
-                    got=f"state of stage {carried[state]}, {'used before' if early_users else 'computed after'} it by "
-                    f"{eqn.primitive.name}",
+                    got=f"state of stage {self.numbers[carried[state]]}, {use} it by {eqn.primitive.name}",
                     hint="compute its next value inside the ipu.stage that uses it",
                 )
 

@@ -79,9 +79,7 @@ def other_arguments(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[V
     operands = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
     off_chip = {atom for eqn in body.eqns if eqn.primitive in MOVES for atom in variables_read(eqn)}
     other_pipelines = {
-        n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars), 0)
-        for n, eqn in enumerate(body.eqns)
-        if is_staged(eqn)
+        n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars)) for n, eqn in enumerate(body.eqns) if is_staged(eqn)
     }
     pairs = zip(body.invars, homes(body, {**other_pipelines, number: span}), strict=True)
     return [(var, home) for var, home in pairs if home is not None and var not in operands | off_chip]

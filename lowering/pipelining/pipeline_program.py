@@ -179,7 +179,8 @@ class _PipelineLowering:
         """Builds the function of a part."""
         ipu = self.staged.ipus[part.stage]
         stage, kind = part.task
-        builder = PartBuilder(part, self.ipus.view(ipu), self.prog, f"{self.name}/stage {stage} {kind.name.lower()}")
+        number = self.staged.partition.numbers[stage]
+        builder = PartBuilder(part, self.ipus.view(ipu), self.prog, f"{self.name}/stage {number} {kind.name.lower()}")
         invars = [*part.jaxpr.invars, *self._batches_handed_on(part)]
         outvars = variables(part.jaxpr.outvars)
         in_groups = dict(zip(part.jaxpr.invars, grouped_inputs(part.jaxpr), strict=True))
@@ -326,7 +327,7 @@ class _PipelineLowering:
         sender = builder.part.task
         read = reader.task
         view = self.ipus.view(ipu)
-        name = f"{builder.name}/to stage {reader.stage}"
+        name = f"{builder.name}/to stage {self.staged.partition.numbers[reader.stage]}"
         buffered = self.ipus.graph.target.global_exchange == "buffered"
         in_transit = self.plan.buffers(sender, read) if buffered else self.plan.depth(sender, read)
         count = min(in_transit, self.spec.micro_batches)

@@ -339,7 +339,7 @@ def _span_of_segments(work: Work) -> Span:
             if segment >= 0 and not isinstance(atom, Literal):
                 first_segment[atom] = min(first_segment.get(atom, segment), segment)
     results = tuple(0 if isinstance(atom, Literal) else defining_segment.get(atom, 0) for atom in body.outvars)
-    return Span(tuple(map(first_segment.get, body.invars)), results, len(work.forward_cycles))
+    return Span(tuple(map(first_segment.get, body.invars)), results)
 
 
 def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:

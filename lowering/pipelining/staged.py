@@ -5,11 +5,10 @@ Input: an equation of the primitive of pipelines with stages. Output: `StagedPip
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from ipujax.lowering.ipus import Span, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
@@ -67,7 +66,7 @@ class StagedPipeline:
 
     def span(self) -> Span:
         """IPUs of operands and results, for placement."""
-        return Span(self.input_ipus(), self.result_ipus(), self.partition.num_stages)
+        return Span(self.input_ipus(), self.result_ipus())
 
     def fully_viewed(self, same: Mapping[Var, Tensor]) -> set[tuple[Variable, int]]:
         """(variable, IPU) pairs where the IPU reads several views, together as large as the variable."""
@@ -86,14 +85,14 @@ class StagedPipeline:
         self, name: str, tasks: Iterable[TaskKind], links: Iterable[tuple[TaskKind, TaskKind]]
     ) -> dict[TaskKind, PipelineTask]:
         """Marks of the calls of each kind of task, for profiles; a link is from the writer of a value to a reader."""
-        named_tasks = {task: (task[0], task[1].name.lower()) for task in tasks}
+        numbers = self.partition.numbers
+        named_tasks = {task: (numbers[task[0]], task[1].name.lower()) for task in tasks}
         named_links = tuple(
             dict.fromkeys((named_tasks[a], named_tasks[b]) for a, b in links if a in named_tasks and b in named_tasks)
         )
         names = tuple(named_tasks.values())
-        layout = PipelineLayout(
-            name, self.plan.schedule.name, tuple(self.ipus), self.spec.micro_batches, names, named_links
-        )
+        ipus = tuple(self.ipus[bisect_left(numbers, number)] for number in range(numbers[-1] + 1))
+        layout = PipelineLayout(name, self.plan.schedule.name, ipus, self.spec.micro_batches, names, named_links)
         return {task: PipelineTask(layout, *mark) for task, mark in named_tasks.items()}
 
     def result_ipu(self, terms: Sequence[object]) -> int:
@@ -133,7 +132,7 @@ def staged_pipeline(
     partitioned = partition(jaxpr, spec)
     with raised_at(source_line(eqn)):
         plan = plan_of(spec, partitioned.num_stages, partitioned.training, target)
-    ipus = ipus_of_stages(eqn, plan, target.num_ipus, jaxpr)
+    ipus = ipus_of_stages(eqn, plan, target.num_ipus, partitioned.numbers, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     trades: list[ChainTrade] = []
     partitioned = _recomputed(partitioned, plan, ipus, recomputation, trades)
@@ -173,23 +172,29 @@ def _recomputed(
 
 
 def ipus_of_stages(
-    eqn: JaxprEqn, plan: SchedulePlan, num_ipus: int, jaxpr: ClosedJaxpr | None = None
+    eqn: JaxprEqn, plan: SchedulePlan, num_ipus: int, numbers: Sequence[int] = (), jaxpr: ClosedJaxpr | None = None
 ) -> tuple[int, ...]:
-    """The IPU of each stage: that of `device_mapping`, or else of the schedule; refuses missing IPUs."""
+    """The IPU of each stage: that of `device_mapping`, or else of the schedule; refuses missing IPUs.
+
+    `numbers`: by which the stages are named, from 0 without a gap when empty; `device_mapping` has an IPU for each
+    number up to the last, and the schedule's IPU i is that of its stage i.
+    """
     spec: PipelineSpec = eqn.params["spec"]
-    ipus = plan.ipus if spec.device_mapping is None else spec.device_mapping
-    if len(ipus) != plan.num_stages:
+    numbers = numbers or range(plan.num_stages)
+    mapping = spec.device_mapping
+    if mapping is not None and len(mapping) != numbers[-1] + 1:
         raise ArgumentError(
             f"device_mapping of ipu.pipeline({spec.name}) does not fit its stages",
             where=source_line(eqn) or None,
-            expected=f"an IPU for each of {plan.num_stages} stages",
-            got=list(ipus),
+            expected=f"an IPU for each of {numbers[-1] + 1} stages",
+            got=list(mapping),
         )
+    ipus = [numbers[ipu] for ipu in plan.ipus] if mapping is None else [mapping[number] for number in numbers]
     if max(ipus) >= num_ipus:
-        stage = int(np.argmax(np.asarray(ipus) >= num_ipus))
+        stage = next(number for number, ipu in zip(numbers, ipus, strict=True) if ipu >= num_ipus)
         eqns = [] if jaxpr is None else [e for e in jaxpr.jaxpr.eqns if stage_name(e).stage == stage]
         raise ArgumentError(
-            f"stage {stage} of ipu.pipeline({spec.name}) has no IPU {ipus[stage]}",
+            f"stage {stage} of ipu.pipeline({spec.name}) has no IPU {ipus[numbers.index(stage)]}",
             where=source_line(eqns[0] if eqns else eqn) or None,
             expected=f"{max(ipus) + 1} IPUs",
             got=f"{num_ipus} for each replica",

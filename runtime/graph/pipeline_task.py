@@ -19,7 +19,7 @@ class PipelineLayout:
     Args:
         name: debug name.
         schedule: name of its schedule.
-        ipus: the IPU of each stage.
+        ipus: the IPU of each stage, by its number; a number that is left out has the IPU of the next stage.
         micro_batches: number of micro-batches in one run.
         tasks: stage and kind of all its tasks; each runs once a micro-batch.
         links: (writer, reader) for each value that goes to another stage: the task that computes it, and the first one
@@ -32,6 +32,11 @@ class PipelineLayout:
     micro_batches: int
     tasks: tuple[StageTask, ...]
     links: tuple[tuple[StageTask, StageTask], ...]
+
+    @property
+    def stages(self) -> list[int]:
+        """Numbers of the stages that have tasks, in order."""
+        return sorted({stage for stage, _ in self.tasks})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

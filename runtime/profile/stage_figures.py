@@ -151,8 +151,8 @@ def stage_costs(
     waits = _waits(spans, trace)
     stages_of_ipu: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for pipeline, layout in enumerate(trace.pipelines):
-        for stage, ipu in enumerate(layout.ipus):
-            stages_of_ipu[ipu].append((pipeline, stage))
+        for stage in layout.stages:
+            stages_of_ipu[layout.ipus[stage]].append((pipeline, stage))
     for ipu, keys in stages_of_ipu.items():
         idle = timeline.cycles - int(timeline.work[ipu].sum()) - sum(sum(waits[key]) for key in keys)
         transfer = between[ipu]
@@ -295,7 +295,7 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
             PipelineCost(
                 layout.name,
                 layout.schedule,
-                len(layout.ipus),
+                len(layout.stages),
                 len(ipus),
                 layout.micro_batches,
                 not spans.is_counted,

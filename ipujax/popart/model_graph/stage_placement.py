@@ -29,7 +29,8 @@ class Placement:
     """Annotations that a session follows, as settings of stages and phases.
 
     Args:
-        stages: stage of each result that a stage computes, by its name; empty where nodes have no stages.
+        stages: stage of each result that a stage computes, by its name; empty where nodes have no stages. A single
+            stage has the number of its IPU.
         has_phases: whether annotations of execution phases count.
         is_pipelined: whether stages work on several micro-batches at once.
         device_mapping: IPU of each stage; None for stage i on IPU i.
@@ -45,7 +46,7 @@ class Placement:
     @property
     def has_stages(self) -> bool:
         """True with several stages."""
-        return bool(self.stages) or self.found_stages is not None
+        return len(set(self.stages.values())) > 1 or self.found_stages is not None
 
     def scope(self, node: Node, annotations: Annotations) -> ExitStack:
         """Return the scope in which a node is traced.
@@ -100,14 +101,19 @@ def placement_of(graph: AnnotatedGraph, options: SessionOptions, device: DeviceI
     # Without stages of their own, operations are pipelined by their IPUs.
     if is_pipelined and _has(graph, PIPELINE_STAGE):
         _check_forward(graph)
-        mapping = _device_mapping(graph)
-        return Placement(_annotated_stages(graph), is_pipelined=True, device_mapping=mapping)
+        return _placed(_annotated_stages(graph), _device_mapping(graph), is_pipelined)
     if is_pipelined:
         _check_forward(graph, VIRTUAL_GRAPH)
-    if len(_numbers(graph, VIRTUAL_GRAPH)) < 2:
-        return Placement(is_pipelined=is_pipelined)
-    by_result, on_ipus = _stages_of_ipus(graph)
-    return Placement(by_result, is_pipelined=is_pipelined, device_mapping=on_ipus)
+    return _placed(*_stages_of_ipus(graph), is_pipelined)
+
+
+def _placed(stages: Mapping[str, int], ipus: Sequence[int], is_pipelined: bool) -> Placement:
+    """Return a placement of results in stages, with the IPU of each number of a stage."""
+    used = set(stages.values())
+    if len(used) == 1:
+        return Placement({name: ipus[stage] for name, stage in stages.items()}, is_pipelined=is_pipelined)
+    mapping = None if tuple(ipus) == tuple(range(len(ipus))) else tuple(ipus)
+    return Placement(stages, is_pipelined=is_pipelined, device_mapping=mapping)
 
 
 def _numbers(graph: AnnotatedGraph, attribute: str) -> set[int]:
@@ -123,7 +129,7 @@ def _annotated_stages(graph: AnnotatedGraph) -> dict[str, int]:
     return {name: int(notes[PIPELINE_STAGE]) for node, notes in rows for name in node.outputs if name}
 
 
-def _stages_of_ipus(graph: AnnotatedGraph) -> tuple[dict[str, int], tuple[int, ...] | None]:
+def _stages_of_ipus(graph: AnnotatedGraph) -> tuple[dict[str, int], list[int]]:
     """Return the stage of each result, and the IPU of each stage: several are on an IPU that values come back to."""
     stages: dict[str, int] = {}
     earliest: dict[str, int] = {}
@@ -138,11 +144,7 @@ def _stages_of_ipus(graph: AnnotatedGraph) -> tuple[dict[str, int], tuple[int, .
             stages |= dict.fromkeys(filter(None, node.outputs), first)
         # A node without an IPU hands on the stage of its operands.
         earliest |= dict.fromkeys(node.outputs, first)
-    return stages, _as_mapping(ipus)
-
-
-def _as_mapping(ipus: Sequence[int]) -> tuple[int, ...] | None:
-    return None if tuple(ipus) == tuple(range(len(ipus))) else tuple(ipus)
+    return stages, ipus
 
 
 def _check_phases(graph: AnnotatedGraph, phases: int) -> None:
@@ -181,7 +183,8 @@ def _check_forward(graph: AnnotatedGraph, attribute: str = PIPELINE_STAGE) -> No
             stages |= dict.fromkeys(node.outputs, int(number))
 
 
-def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
+def _device_mapping(graph: AnnotatedGraph) -> list[int]:
+    """Return the IPU of each number of a pipeline stage up to the last, its own number where it has none."""
     ipus: dict[int, int] = {}
     for notes in graph.annotations:
         if PIPELINE_STAGE in notes:
@@ -190,7 +193,7 @@ def _device_mapping(graph: AnnotatedGraph) -> tuple[int, ...] | None:
             if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
                 message = f"Ops on IPUs {ipus[number]} and {ipu} have the same pipeline stage {number}"
                 raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
-    return _as_mapping([ipus.get(number, number) for number in range(max(ipus) + 1)])
+    return [ipus.get(number, number) for number in range(max(ipus) + 1)]
 
 
 def pipeline_settings(placement: Placement) -> Mapping[str, Any]:
