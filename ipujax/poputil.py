@@ -15,7 +15,7 @@ from ipujax.poplar.graph import Graph as PoplarGraph
 from ipujax.poplar.library import check_arguments, check_tensors, registrar
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program, tile_gap
 from ipujax.runtime.tensor import (
     MIN_BYTES_PER_TILE,
     VECTOR_BYTES,
@@ -91,7 +91,8 @@ def get_tile_imbalance(graph: Graph, x: Tensor) -> int:
     counts = np.zeros(graph.target.num_tiles, np.int64)
     for variable in x.variables():
         if variable not in graph.mappings:
-            raise GraphError(f"{variable!r} has no tile mapping", hint="graph.set_tile_mapping")
+            gap = tile_gap(graph, variable)
+            raise GraphError(gap.what, expected=gap.expected, got=gap.got, hint=gap.hint)
         counts += graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
     return int(counts.max()) - -(-int(counts.sum()) // graph.target.num_tiles)
 

@@ -343,6 +343,7 @@ def _copy(graph: Graph) -> Graph:
     )
     copy.variables = list(graph.variables)
     copy.mappings = dict(graph.mappings)
+    copy.elements_left_out = dict(graph.elements_left_out)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks = dict(graph.fallbacks)
     copy.gathered = list(graph.gathered)

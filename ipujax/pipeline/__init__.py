@@ -96,8 +96,9 @@ def pipeline(
 def stage(number: int) -> Iterator[None]:
     """Trace the code inside, and its gradients, as a stage of the model, with an IPU of its own.
 
-    Stage i runs on IPU i of a replica, and numbers may be left out; of nested stages the innermost counts.
-    Operations in no stage run on the IPU of their operands; so an optimiser's update of a parameter runs on the parameter's IPU. Plain JAX ignores stages.
+    Stage i runs on IPU i of a replica, and numbers may be left out; of nested stages the innermost counts. Operations
+    in no stage run on the IPU of their operands; so an optimiser's update of a parameter runs on the parameter's IPU.
+    Plain JAX ignores stages.
 
     Args:
         number: the stage's number.

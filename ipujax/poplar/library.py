@@ -17,7 +17,7 @@ import numpy as np
 from ipujax.lowering.emit import emit, placing
 from ipujax.lowering.layout import add_like
 from ipujax.runtime.errors import GraphError, shortened, user_line
-from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program, check_owned, tensors_in
 from ipujax.runtime.signatures import check_call
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -64,6 +64,10 @@ def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
                     else None
                 )
                 raise GraphError(message, where=user_line(), expected=expected, got=shortened(misfits[0]), hint=hint)
+        operands = [*args, *kwargs.values()]
+        graph = next((operand for operand in operands if isinstance(operand, Graph)), None)
+        if graph is not None:
+            check_owned(graph, tensors_in(operands), name)
         return fun(*args, **kwargs)
 
     return call

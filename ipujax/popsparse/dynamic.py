@@ -18,7 +18,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ipujax.poplar.library import add
+from ipujax.poplar.library import add, check_arguments
 from ipujax.popsparse.dynamic_plan import DynamicPlan, SparseBlocks
 from ipujax.popsparse.dynamic_product import dynamic_matmul, dynamic_transposed_matmul
 from ipujax.popsparse.sparse_storage import COOMatrix, CSRMatrix, SparseTensor, SparsityDataImpl, linear_variable
@@ -129,3 +129,6 @@ def sparse_dense_mat_mul(
 
     result: Tensor = add(graph, product, [lhs.nz_values_tensor, meta_info, rhs], prog, name)
     return result
+
+
+check_arguments(globals())

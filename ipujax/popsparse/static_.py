@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.poplar.library import add
+from ipujax.poplar.library import add, check_arguments
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.sparse_storage import COOMatrix, CSRMatrix, SparseTensor, SparsityDataImpl, linear_variable
 from ipujax.popsparse.static_product import static_matmul
@@ -94,3 +94,6 @@ def _pattern_for(params: MatMulParams, matrix: COOMatrix | CSRMatrix) -> BlockPa
     if pattern.shape != (params.m, params.k):
         raise ArgumentValueError("sparse matrix", expected=(params.m, params.k), got=pattern.shape)
     return pattern
+
+
+check_arguments(globals())

@@ -13,7 +13,7 @@ import numpy as np
 from ipujax.lowering.layout.digits import variable_blocks, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Graph, tile_gap
 from ipujax.runtime.tensor import (
     Affine,
     Blocked,
@@ -64,12 +64,10 @@ def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> i
 def check_may_place(graph: Graph, variable: Variable) -> None:
     """Refuses to map a variable of a graph whose user maps variables; constants are mapped anyway."""
     if not graph.maps_automatically and not variable.is_constant:
+        gap = tile_gap(graph, variable)
         line = variable.origin.line
-        raise GraphError(
-            f"unmapped variable {variable!r}{f', added at {line},' if line else ''} is an operand",
-            expected="a tile for each of its elements",
-            hint="graph.set_tile_mapping",
-        )
+        message = f"operand {gap.what}{f' (added at {line})' if line else ''}"
+        raise GraphError(message, expected=gap.expected, got=gap.got, hint=gap.hint)
 
 
 def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:

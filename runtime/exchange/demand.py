@@ -17,7 +17,7 @@ from ipujax.runtime.exchange.homes import find_homes
 from ipujax.runtime.exchange.mixed_radix import view_blocks
 from ipujax.runtime.exchange.runs import Runs, block_runs, flat_bases, flat_size, interval_runs
 from ipujax.runtime.exchange.sample import list_or_sample
-from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
+from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents, tile_gap
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     Affine,
@@ -57,7 +57,8 @@ def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
     """
     for variable in tensor.variables():
         if variable not in graph.mappings:
-            raise GraphError(f"{variable!r} has no tile mapping", where=variable.origin, hint="Graph.set_tile_mapping")
+            gap = tile_gap(graph, variable)
+            raise GraphError(gap.what, where=variable.origin, expected=gap.expected, got=gap.got, hint=gap.hint)
     return tuple(graph.mappings[variable] for variable in tensor.variables())
 
 

@@ -41,6 +41,13 @@ from ipujax.runtime.graph.leaf_nodes import (
     Wait as Wait,
     WriteUndef as WriteUndef,
 )
+from ipujax.runtime.graph.operand_faults import (
+    check_owned as check_owned,
+    described_gap as described_gap,
+    element_ranges as element_ranges,
+    tensors_in as tensors_in,
+    tile_gap as tile_gap,
+)
 from ipujax.runtime.graph.pipeline_task import (
     TASK_KINDS as TASK_KINDS,
     PipelineLayout as PipelineLayout,

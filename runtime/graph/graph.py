@@ -7,9 +7,10 @@ ever larger bounds if no plan fits (reference machine.md §2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class Graph:
     next_tile = 0  # first tile of the next small variable
     iterations = 1  # runs of operations added now, in the loops around them whose trip count is known
     maps_automatically = True  # whether operations may map variables that have no tile mapping
+    owner: object = None  # of its variables, see `Variable.owner`
+    tile_noun = "tile"  # of its tiles, in messages
+    elements_left_out: Mapping[Variable, np.ndarray] = MappingProxyType({})  # by variables that are mapped in part
     keeps_layouts = False  # whether elementwise results are mapped as an operand is, however few tiles that uses
 
     def __init__(
@@ -162,21 +166,23 @@ class Graph:
         Raises:
             MappingError: the mapping does not fit shape and target.
         """
-        variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self.origin)
+        variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self.origin, owner=self.owner)
         return self._add(variable, mapping)
 
     def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
         """Add a constant, an array of any shape, and return its tensor."""
         # JAX arrays are not converted: NumPy has no dtype of PRNG keys.
         value = value if hasattr(value, "dtype") else np.asarray(value)
-        variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
+        variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin, owner=self.owner)
         return self._add(variable, mapping)
 
     def add_replica_constant(self, values: np.ndarray, name: str = "", mapping: TileMapping | None = None) -> Tensor:
         """Add a constant with a value for each replica, [replicas, *shape], and return its tensor, [*shape]."""
         if self.replication_factor == 1:
             return self.add_constant(values[0], name, mapping)
-        return self._add(Variable(values.shape[1:], values.dtype, name, values, None, self.origin, True), mapping)
+        shape = values.shape[1:]
+        variable = Variable(shape, values.dtype, name, values, None, self.origin, True, self.owner)
+        return self._add(variable, mapping)
 
     def add_off_chip(
         self,
@@ -230,6 +236,12 @@ class Graph:
     def is_mapped(self, tensor: Tensor) -> bool:
         """Return whether every variable of the tensor has a tile mapping."""
         return all(v in self.mappings for v in tensor.variables())
+
+    def elements_without_tile(self, variable: Variable) -> np.ndarray:
+        """Return the flat numbers of the elements of a variable that are mapped to no tile, int64[n]."""
+        if variable in self.mappings:
+            return np.arange(0)
+        return self.elements_left_out.get(variable, np.arange(variable.size))
 
     def add_compute_set(self, name: str) -> ComputeSet:
         """Add an empty compute set.

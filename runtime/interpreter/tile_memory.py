@@ -22,7 +22,7 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Graph, tile_gap
 from ipujax.runtime.tensor import Variable, is_key_dtype, owners
 
 KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -156,7 +156,7 @@ class TileMemory:
         self._changed: set[Variable] = set()  # since the last `retire`
         for variable in variables:
             if variable not in graph.mappings:
-                raise InterpreterError("unmapped-variable", f"{variable!r} has no tile mapping", where=variable.origin)
+                raise InterpreterError("unmapped-variable", tile_gap(graph, variable).what, where=variable.origin)
             home = owners(graph.mappings[variable])
             self._cells[variable] = cells = _Cells.of(variable, home, graph.target.num_tiles)
             if variable.is_constant:

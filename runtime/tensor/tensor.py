@@ -182,7 +182,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         axis: dimension, counted from the end when negative.
 
     Raises:
-        TensorError: no tensors, or ones that differ in dtype or in another dimension.
+        TensorError: no tensors, or ones that differ in dtype, in another dimension, or in their graph.
     """
     if isinstance(tensors, Tensor) or not isinstance(axis, int | np.integer):
         raise TensorError("concat of tensors that are not in a list", expected="concat([first, second], axis)")
@@ -196,6 +196,9 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         fits = isinstance(tensor, Tensor) and tensor.ndim == first.ndim and tensor.dtype == first.dtype
         if not fits or any(a != b for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != axis):
             raise TensorError(f"concat along dimension {axis}", expected=f"shape and dtype like {first!r}", got=tensor)
+        if tensor.variables()[0].owner is not first.variables()[0].owner:
+            expected = f"tensors of the graph of {first!r}"
+            raise TensorError(f"concat: {tensor!r} belongs to another graph", expected=expected, got=tensor)
     shape = (*first.shape[:axis], sum(tensor.shape[axis] for tensor in tensors), *first.shape[axis + 1 :])
     return first if len(tensors) == 1 else Tensor(concat_nodes(axis, [t.node for t in tensors]), shape, first.dtype)
 

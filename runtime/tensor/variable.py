@@ -27,6 +27,7 @@ class Variable:
             results; the engine may then store one slot instead of `shape[0]`.
         origin: its origin.
         by_replica: whether `value` is [replicas, *shape], a constant for each replica.
+        owner: the same object for all variables of a graph that a user builds and of its views; None for others.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +37,7 @@ class Variable:
     monoid: str | None = None
     origin: Origin = Origin()
     by_replica: bool = False
+    owner: object = None
 
     @property
     def size(self) -> int:

@@ -21,6 +21,7 @@ from ipujax.runtime.verify.races import read_write_race, write_race
 from ipujax.runtime.verify.replicas import cross_replica, divergent_control
 from ipujax.runtime.verify.undefined import undefined_read
 from ipujax.runtime.verify.well_formed import (
+    foreign_tensor,
     mapping,
     missing_tile,
     out_of_tensor,
@@ -33,6 +34,7 @@ from ipujax.runtime.verify.well_formed import (
 # By the name in `VerifyError.rule`, in the order in which they run.
 RULES: dict[str, Callable[[Inventory], Iterator[VerifyError]]] = {
     "unknown-compute-set": unknown_compute_set,
+    "foreign-tensor": foreign_tensor,
     "unmapped-variable": unmapped_variable,
     "mapping": mapping,
     "type-mismatch": type_mismatch,

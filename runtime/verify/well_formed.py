@@ -25,6 +25,7 @@ from ipujax.runtime.graph import (
     StreamOut,
     VertexGroup,
     WriteUndef,
+    tile_gap,
     vertex_blocks,
 )
 from ipujax.runtime.tensor import Tensor, check_mapping, dtype_name
@@ -42,19 +43,31 @@ def unknown_compute_set(inventory: Inventory) -> Iterator[VerifyError]:
             yield VerifyError("unknown-compute-set", message, where=node.compute_set.origin)
 
 
+def foreign_tensor(inventory: Inventory) -> Iterator[VerifyError]:
+    """Every variable that is read or written is of the graph."""
+    graph = inventory.graph
+    for tensor, user in inventory.tensors():
+        # Whatever is mapped is of the graph, so that its list of variables is searched only for an error.
+        for variable in (v for v in tensor.variables() if v not in graph.mappings and v not in graph.variables):
+            yield VerifyError(
+                "foreign-tensor",
+                f"{variable!r} belongs to another graph",
+                where=origin_of(user),
+                expected="tensors, streams and compute sets of one graph",
+                got=f"a variable added at {variable.origin.line or 'no known line'}",
+            )
+
+
 def unmapped_variable(inventory: Inventory) -> Iterator[VerifyError]:
     """Every variable that is read or written has a tile mapping."""
     mappings = inventory.graph.mappings
     for tensor, user in inventory.tensors():
         for variable in tensor.variables():
             if variable not in mappings:
-                yield VerifyError(
-                    "unmapped-variable",
-                    f"{variable!r} is mapped to no tile",
-                    where=origin_of(user),
-                    expected="a tile mapping",
-                    hint="graph.set_tile_mapping",
-                )
+                gap = tile_gap(inventory.graph, variable)
+                where = origin_of(user)
+                details = {"expected": gap.expected, "got": gap.got, "hint": gap.hint}
+                yield VerifyError("unmapped-variable", gap.what, where=where, **details)
 
 
 def mapping(inventory: Inventory) -> Iterator[VerifyError]:

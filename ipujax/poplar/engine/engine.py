@@ -31,6 +31,7 @@ from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.engine.device_memory import DeviceMemory
 from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.engine.expand import expanded
+from ipujax.poplar.engine.program_parts import check_parts
 from ipujax.poplar.engine.run_history import Runs
 from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.engine.summary import print_summary
@@ -74,7 +75,7 @@ class Engine:
         VerifyError: a program that breaks a rule of the machine.
         TileMemoryError: programs that overflow a tile.
         EngineError: a stream copy over the size limit.
-        GraphError: a compute set of another graph.
+        GraphError: a compute set, stream or remote buffer of another graph.
         ArgumentError: an unknown option.
     """
 
@@ -91,15 +92,14 @@ class Engine:
         user_programs = (
             [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
         )
-        if self._options.split_large_copies:
-            limit_bytes = graph.target.stream_buffer_limit_bytes
-            user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
         if isinstance(graph, ReplicatedGraph | VirtualGraph):
             raise ArgumentError(
                 "an engine cannot run a virtual or replicated graph", hint="graph.get_top_level_graph()", got=graph
             )
-        for node in (node for program in user_programs for node in distinct(program) if isinstance(node, Execute)):
-            graph.check_compute_set(node.compute_set)
+        check_parts(graph, user_programs)
+        if self._options.split_large_copies:
+            limit_bytes = graph.target.stream_buffer_limit_bytes
+            user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
         self._graph = graph
         self._machine, self._programs = expanded(graph, user_programs)
         self._all_programs = Sequence(*self._programs)
@@ -291,6 +291,8 @@ class Engine:
     def _stream(self, handle: str | DataStream) -> DataStream:
         name = getattr(handle, "handle", handle)
         streams = self._graph.streams
+        if isinstance(handle, DataStream) and streams.get(name) is not handle:
+            raise EngineError(f"stream {name} belongs to another graph", expected="a stream of the engine's graph")
         if name not in streams:
             message = f"no stream is called {name!r}"
             expected = f"one of {sorted(streams)}"

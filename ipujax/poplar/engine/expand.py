@@ -41,6 +41,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
     flat = RuntimeGraph(graph.target)
     flat.variables = graph.variables
     flat.mappings = graph.mappings
+    flat.elements_left_out = graph.elements_left_out
     flat.groups = dict(graph.groups.items())
     flat.fallbacks = dict(graph.fallbacks)
     flat.unmet_bounds = list(graph.unmet_bounds)

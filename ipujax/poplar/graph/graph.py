@@ -23,6 +23,7 @@ from ipujax.poplar.graph.replica_tensors import all_replicas, replicated_graph_o
 from ipujax.poplar.graph.replicated_graphs import ReplicatedBase
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import check_owned
 from ipujax.runtime.tensor import Tensor
 
 # The hint of errors of `replication_factor`, which gives each replica a graph without a parent.
@@ -87,6 +88,7 @@ class Graph(GraphBase):
             raise GraphError(
                 "replicas of a top-level graph have no graph that sees them all", hint=_REPLICATED_GRAPH_HINT
             )
+        check_owned(self, [tensor], "graph.get_non_replicated_tensor")
         if replicated_graph_of(top, tensor) is None:
             raise GraphError(f"{tensor!r} does not belong to a replicated graph", hint="graph.create_replicated_graph")
         return all_replicas(top, tensor)

@@ -20,13 +20,13 @@ from ipujax.poplar.graph.mapping import UNMAPPED, Interval, Placement, intervals
 from ipujax.poplar.graph.replica_tensors import all_replicas, in_each_replica, share_of_ipus
 from ipujax.poplar.vertex import FieldRef, Vertex, VertexRef, VertexStore, codelets_in, field_number
 from ipujax.runtime.errors import GraphError, MappingError, user_place
-from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
+from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group, check_owned, described_gap, tensors_in
 from ipujax.runtime.target import Target as RuntimeTarget, nearest
 from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
 
 # Attributes that a graph shares with its views: one object each, so that additions to either are visible in both.
 SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
-          "initial_values", "libraries")  # fmt: skip
+          "initial_values", "libraries", "owner")  # fmt: skip
 
 
 class GraphBase(HostSide):
@@ -50,6 +50,7 @@ class GraphBase(HostSide):
         self.vertices = VertexStore(machine.num_tiles, machine.tiles_per_ipu)
         self.groups = groups = Groups(self.vertices)
         self.replicated = groups.replicated
+        self.owner = object()
         self.codelets: dict[str, type[Vertex]] = {}
         self.initial_values: dict[Variable, np.ndarray] = {}
 
@@ -131,6 +132,7 @@ class GraphBase(HostSide):
         Raises:
             MappingError: an element of the tensor is mapped to no tile.
         """
+        check_owned(self, [tensor], "graph.clone")
         copy = super().add_variable(tensor.shape, tensor.dtype, name)
         self.set_tile_mapping(copy, self._tiles_of(tensor))
         return copy
@@ -148,6 +150,7 @@ class GraphBase(HostSide):
         if isinstance(what, FieldRef):
             self.vertices.set_state(*self.vertices.field_numbers_of(what), value)
             return
+        check_owned(self, [what], "graph.set_initial_value")
         # One value for all replicas.
         flat = np.asarray(fill_array(value, what.shape, what.dtype, repr(what))).reshape(-1)
         for tensor in in_each_replica(self._top(), what):
@@ -193,12 +196,14 @@ class GraphBase(HostSide):
             return
         if isinstance(mapping, Blocked | Flat):
             variable = _mapped_variable(what)
+            check_owned(self, [Tensor.of(variable)], "graph.set_tile_mapping")
             check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
             self._placement.place_variable(variable, mapping)
             return
         tensor = Tensor.of(what) if isinstance(what, Variable) else what
         if not isinstance(tensor, Tensor):
             raise GraphError("invalid `what` of a tile mapping", expected="a tensor or a vertex", got=repr(what))
+        check_owned(self, [tensor], "graph.set_tile_mapping")
         self._placement.place(tensor, self._check_tiles(tensor, mapping))
 
     def _check_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
@@ -227,14 +232,24 @@ class GraphBase(HostSide):
         Raises:
             MappingError: an element that is mapped to no tile.
         """
+        check_owned(self, [tensor], "graph.get_tile_mapping")
         return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
 
     def _tiles_of(self, tensor: Tensor) -> np.ndarray:
         tiles = self._placement.tiles(tensor)
-        if np.any(tiles == UNMAPPED):
-            element = int(np.flatnonzero(tiles == UNMAPPED)[0])
-            raise MappingError(f"element {element} of {tensor!r} is mapped to no tile", hint="graph.set_tile_mapping")
+        missing = np.flatnonzero(tiles == UNMAPPED)
+        if missing.size:
+            gap = described_gap(self, repr(tensor), missing, tensor.size)
+            raise MappingError(gap.what, expected=gap.expected, got=gap.got, hint=gap.hint)
         return tiles
+
+    @property
+    def elements_left_out(self) -> dict[Variable, np.ndarray]:  # type: ignore[override]
+        """Elements without a tile of every variable that is mapped in part."""
+        return self._placement.elements_left_out()
+
+    def elements_without_tile(self, variable: Variable) -> np.ndarray:
+        return np.flatnonzero(self._placement.tiles(Tensor.of(variable)) == UNMAPPED)
 
     # --- codelets and vertices ---
 
@@ -313,6 +328,7 @@ class GraphBase(HostSide):
         return codelet
 
     def _connect(self, vertex: VertexRef, number: int, connection: Any) -> None:
+        check_owned(self, tensors_in(connection), "graph.add_vertex")
         store = self.vertices
         is_state = store.codelets[vertex.number].fields[number].is_state
         (store.set_state if is_state else store.connect)(vertex.number, number, connection)
@@ -327,6 +343,7 @@ class GraphBase(HostSide):
         Raises:
             GraphError: a field that is connected already, or a tensor of another type or shape than the field's.
         """
+        check_owned(self, tensors_in(what), "graph.connect")
         self.vertices.connect(*self.vertices.field_numbers_of(field), what)
 
     def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:

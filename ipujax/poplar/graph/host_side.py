@@ -12,7 +12,7 @@ from typing import Any
 from ipujax.poplar.arguments import type_and_shape
 from ipujax.poplar.types import DataStream, RemoteBuffer, ReplicatedStreamMode, StreamDirection
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph as RuntimeGraph, HostStream
+from ipujax.runtime.graph import Graph as RuntimeGraph, HostStream, check_owned
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
@@ -37,7 +37,7 @@ class HostSide(RuntimeGraph):
         Raises:
             GraphError: a duplicate name, a constant, or a view with a repeated element of memory.
         """
-        _check_host_tensor(handle, tensor)
+        self._check_host_tensor(handle, tensor)
         # A handle of a constant or of a repeated element would write memory that the compiler takes as unchanged.
         if tensor.contains_constant:
             raise GraphError(f"host write {handle} would write to {tensor!r}", got="a constant")
@@ -52,8 +52,14 @@ class HostSide(RuntimeGraph):
         Raises:
             GraphError: a duplicate name.
         """
-        _check_host_tensor(handle, tensor)
+        self._check_host_tensor(handle, tensor)
         _claim(self.host_reads, handle, self._for_host(tensor), "host read")
+
+    def _check_host_tensor(self, handle: Any, tensor: Any) -> None:
+        if not isinstance(handle, str) or not isinstance(tensor, Tensor):
+            got = f"{handle!r}, {tensor!r}"
+            raise GraphError("a handle needs a name and a tensor", expected='"name", tensor', got=got)
+        check_owned(self, [tensor], f"handle {handle!r}")
 
     def add_host_to_device_fifo(
         self,
@@ -100,11 +106,6 @@ class HostSide(RuntimeGraph):
         buffer = RemoteBuffer(handle, dtype, size, rows, self.origin, self.replication_factor)
         _claim(self.remote_buffers, handle, buffer, "remote buffer")
         return buffer
-
-
-def _check_host_tensor(handle: Any, tensor: Any) -> None:
-    if not isinstance(handle, str) or not isinstance(tensor, Tensor):
-        raise GraphError("a handle needs a name and a tensor", expected='"name", tensor', got=f"{handle!r}, {tensor!r}")
 
 
 def _claim(table: dict[str, Any], handle: str, entry: Any, kind: str) -> None:

@@ -14,6 +14,7 @@ from operator import index as as_int
 import numpy as np
 
 from ipujax.runtime.errors import MappingError
+from ipujax.runtime.graph import element_ranges
 from ipujax.runtime.tensor import Affine, Tensor, TileMapping, Variable, canonical, flat_mapping, on_one_tile, owners
 
 Interval = tuple[int, int]  # first element, one past the last, in the flat order of a tensor
@@ -37,6 +38,11 @@ class Placement:
                 self._mappings[variable] = mapping
         self._changed.clear()
         return self._mappings
+
+    def elements_left_out(self) -> dict[Variable, np.ndarray]:
+        """Return the flat numbers of the elements without a tile of every variable that is mapped in part."""
+        mappings = self.mappings()
+        return {v: np.flatnonzero(t == UNMAPPED) for v, t in self._owners.items() if v not in mappings}
 
     def place_variable(self, variable: Variable, mapping: TileMapping) -> None:
         """Map all elements of a variable."""
@@ -114,13 +120,16 @@ def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_t
                     expected=f"intervals in 0 … {size}",
                     got=got,
                 )
-            if np.any(tiles[begin:end] != UNMAPPED):
-                raise MappingError(f"mapping of {name} maps elements twice", got=f"({begin}, {end}) on tile {tile}")
+            twice = begin + np.flatnonzero(tiles[begin:end] != UNMAPPED)
+            if twice.size:
+                message = f"mapping of {name} maps {element_ranges(twice)} twice"
+                raise MappingError(message, got=f"tile {tiles[twice[0]]} and ({begin}, {end}) on tile {tile}")
             tiles[begin:end] = tile
     # One call maps a tensor entirely, or is an error.
-    if np.any(tiles == UNMAPPED):
-        missing = int(np.flatnonzero(tiles == UNMAPPED)[0])
-        raise MappingError(f"mapping of {name} leaves elements out", expected=f"{size} elements", got=f"no {missing}")
+    missing = np.flatnonzero(tiles == UNMAPPED)
+    if missing.size:
+        message = f"mapping of {name} leaves {element_ranges(missing)} out"
+        raise MappingError(message, expected=f"{size} elements", got=f"{size - missing.size}")
     return tiles
 
 

@@ -24,7 +24,7 @@ from ipujax.poplar.graph.groups import TemplateGroups
 from ipujax.poplar.graph.mapping import Placement
 from ipujax.poplar.graph.replica_tensors import share_of_tiles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substitute
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, check_owned, substitute
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
 
 
@@ -86,6 +86,7 @@ class ReplicatedBase(GraphBase):
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
         tensor = Tensor.of(what) if isinstance(what, Variable) else what
         if isinstance(tensor, Tensor):
+            check_owned(self, [tensor], "graph.set_tile_mapping")
             for variable in tensor.variables():
                 if variable not in self.instances:
                     message = f"{variable!r} is not of this replicated graph"

@@ -168,6 +168,8 @@ class VirtualBase(GraphBase):
         tiles: the parent's number of each tile, int32[n].
     """
 
+    tile_noun = "tile of this virtual graph"
+
     def __init__(self, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__(virtual_target(parent.target, tiles))
         # The virtual graph's number of each tile of the parent; UNMAPPED for tiles that it lacks.

@@ -137,7 +137,7 @@ class VertexStore:
         if not isinstance(vertex, VertexRef):
             raise GraphError(f"{vertex!r} must be a vertex", expected="a result of graph.add_vertex")
         if vertex.store is not self:
-            raise GraphError(f"{vertex!r} is of another graph")
+            raise GraphError(f"{vertex!r} belongs to another graph")
         return vertex.number
 
     def field_numbers_of(self, field: Any) -> tuple[int, int]:

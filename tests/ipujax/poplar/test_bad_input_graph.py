@@ -91,7 +91,10 @@ def test_refuses_a_stream_or_print_of_an_unmapped_variable(s):
 
 def test_refuses_an_unmapped_operand_of_a_library(s):
     lost = s.graph.add_variable(FLOAT, [4], "lost")
-    with refused(GraphError, r"unmapped variable Variable\(lost: float32\[4\]\), added at test_bad_input_graph.py:\d+"):
+    with refused(
+        GraphError,
+        r"operand Variable\(lost: float32\[4\]\) is mapped to no tile \(added at test_bad_input_graph.py:\d+",
+    ):
         popops.add(s.graph, s.a, lost, Sequence(), "add")  # here
 
 
@@ -219,7 +222,7 @@ def test_refuses_a_vertex_of_another_graph(s):
         lambda: other.graph.set_tile_mapping(theirs, 0),  # here
         lambda: other.graph.set_perf_estimate(theirs, 1),  # here
     ):
-        with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs is of another graph"):
+        with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs belongs to another graph"):
             act()
 
 
@@ -393,7 +396,7 @@ def test_refuses_an_engine_without_graph_or_program(s):
 
 def test_refuses_a_tensor_of_another_graph(s):
     other = Setting()
-    with refused(VerifyError, r"\[unmapped-variable\] Variable\(a: float32\[4\]\)"):
+    with refused(VerifyError, r"\[foreign-tensor\] Variable\(a: float32\[4\]\) belongs to another graph"):
         poplar.Engine(s.graph, Copy(other.a, s.b))  # here
 
 

@@ -363,7 +363,7 @@ def test_refuses_invalid_operands():
     cases = [
         (lambda: popops.add(graph, x, h, prog), r"differ in type(.|\n)*float32, float16(.|\n)*popops.cast"),
         (lambda: popops.add(graph, x, y, prog, "sum"), r"sum: (.|\n)*float32\[3\], float32\[4\]"),
-        (lambda: popops.add(graph, x, unmapped, prog), "unmapped variable .*nowhere"),
+        (lambda: popops.add(graph, x, unmapped, prog), "operand .*nowhere.* is mapped to no tile"),
         (lambda: popops.map(graph, _3, [x], prog), "placeholder _3 has no tensor"),
         (lambda: popops.reduce(graph, x, [0], "ad", prog), r"'ad'(.|\n)*try: 'add'"),
         (lambda: poplin.mat_mul(graph, x, x, prog), "tensors of 2 dimensions"),

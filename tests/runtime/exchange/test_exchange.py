@@ -575,7 +575,7 @@ def test_refuses_a_variable_without_mapping() -> None:
         lambda: copy_traffic(x, y, graph),
         lambda: copy_traffic(y, x, graph),
     ):
-        with pytest.raises(GraphError, match=r"lost.*has no tile mapping"):
+        with pytest.raises(GraphError, match=r"lost.*is mapped to no tile"):
             call()
 
 

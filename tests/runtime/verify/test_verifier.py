@@ -48,6 +48,12 @@ def of_another_graph(b):
     b.program.add(Builder().compute_set())
 
 
+@must_fail("foreign-tensor", r"Variable\(theirs: float32\[8\]\) belongs to another graph")
+def variable_of_another_graph(b):
+    other = Builder()
+    b.run(b.unary(b.given(8), other.graph.add_variable((8,), F32, "theirs")))
+
+
 @must_fail("unmapped-variable", r"Variable\(nowhere: float32\[8\]\) is mapped to no tile")
 def never_mapped(b):
     nowhere = b.graph.add_variable((8,), F32, "nowhere")
