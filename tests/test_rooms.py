@@ -49,6 +49,7 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
+    "runtime.poplar_options": "runtime.target",
     "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
     "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
     "runtime.compile": (
@@ -342,8 +343,11 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx.element_types ipujax.onnx.wide_values ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.tensor_info runtime.target"
     ),
-    "ipujax.popart.devices": "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.target",
-    "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.devices": (
+        "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.logs runtime.poplar_options"
+        " runtime.target"
+    ),
+    "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions runtime.poplar_options",
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
@@ -365,7 +369,7 @@ ROOMS: dict[str, str] = {
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.model_graph ipujax.popart.optimisers"
         " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps ipujax.popart.tensor_info"
-        " runtime.options runtime.report"
+        " runtime.logs runtime.options runtime.report"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
@@ -387,7 +391,8 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.engine": (
         "ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph"
-        " runtime.host runtime.options runtime.profile runtime.report runtime.target runtime.tensor runtime.verify"
+        " runtime.host runtime.logs runtime.options runtime.poplar_options runtime.profile runtime.report"
+        " runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar": (
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
@@ -399,7 +404,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.poplin": (
         "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.layout"
-        " runtime.graph runtime.target runtime.tensor"
+        " runtime.graph runtime.logs runtime.poplar_options runtime.tensor"
     ),
     "ipujax.popnn": (
         "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.layout"

@@ -158,7 +158,7 @@ def _convolve(
     graph: Graph, x: Tensor, weights: Tensor, params: ConvParams, prog: Program, name: str, options: Options
 ) -> Tensor:
     kernels = weights.reshape((weights.shape[0] * weights.shape[1], *weights.shape[2:]))
-    return _convolution(Builder(graph, prog, name), x, kernels, **params.keywords(), **settings(options))
+    return _convolution(Builder(graph, prog, name), x, kernels, **params.keywords(), **settings("convolution", options))
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:

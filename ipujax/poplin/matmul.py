@@ -68,7 +68,7 @@ def mat_mul_grouped(
     _check_ranks(name, a, b, 3)
     # Operands without a tile mapping are an error here; only results and temporaries get one.
     with placing(graph, [a, b]):
-        return _matmul(Builder(graph, prog, name), a, b, out_dtype=output_type, **settings(options))
+        return _matmul(Builder(graph, prog, name), a, b, out_dtype=output_type, **settings("matmul", options))
 
 
 def mat_mul_acc(
@@ -155,6 +155,6 @@ def _create_operand(
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         # Views: mapping them maps the variables of the operands themselves.
         a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
-        _matmul(Builder(scratch, Program(), name), a, b, **settings(options))
+        _matmul(Builder(scratch, Program(), name), a, b, **settings("matmul", options))
 
     return create_mapped_operands(graph, [(shape, dtype) for shape in shapes], build, [position], [name])[0]

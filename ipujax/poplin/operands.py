@@ -6,55 +6,29 @@ In: a mapping of options under Poplar's names; shapes, types and an operation. O
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.layout import map_linearly
-from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.target import nearest
+from ipujax.runtime.logs import Log
+from ipujax.runtime.poplar_options import read_options
 from ipujax.runtime.tensor import Tensor
 
 Options = Mapping[str, Any] | None  # values by Poplar's option names
+_LOG = Log("poplin")
+_KEYWORDS = {"availableMemoryProportion": "available_memory_proportion", "partialsType": "partials_dtype"}
 _TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}
 
 
-def settings(options: Options) -> dict[str, Any]:
-    """Return the keywords of the op library for options of Poplar; refuse unknown options and values."""
-    if options is not None and not isinstance(options, Mapping):
-        expected = '{"partialsType": "half"}, or None'
-        raise ArgumentError("options of poplin must be a mapping", expected=expected, got=repr(options))
-    keywords: dict[str, Any] = {}
-    for name, value in (options or {}).items():
-        if name == "availableMemoryProportion":
-            keywords["available_memory_proportion"] = _proportion(value)
-        elif name == "partialsType":
-            if not isinstance(value, str) or value not in _TYPES:
-                message = "option partialsType must be a type of partials"
-                raise ArgumentError(message, expected='"half" or "float"', got=repr(value))
-            keywords["partials_dtype"] = _TYPES[value]
-        else:
-            # Poplar refuses unknown options too: a misspelt one must not be ignored in silence.
-            names = ("availableMemoryProportion", "partialsType")
-            hint = nearest(name, names)
-            raise ArgumentError(
-                f"no option {name!r} of poplin", expected=f"one of {', '.join(names)}", got=repr(name), hint=hint
-            )
-    return keywords
-
-
-def _proportion(value: Any) -> float:
-    # Poplar's option values are strings; numbers are accepted too, but True is no proportion.
-    try:
-        share = float(value) if isinstance(value, str | Real) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError):
-        share = None
-    if share is None or not 0 <= share <= 1:
-        message = "option availableMemoryProportion must be a proportion"
-        raise ArgumentError(message, expected="a number from 0 to 1", got=repr(value))
-    return share
+def settings(operation: str, options: Options) -> dict[str, Any]:
+    """Return the keywords of the op library for options of an operation, "matmul" or "convolution"."""
+    values, without_effect = read_options(operation, options, _KEYWORDS)
+    if without_effect:
+        _LOG.warning("%s options without effect here: %s", operation, ", ".join(without_effect))
+    keywords = {_KEYWORDS[name]: value for name, value in values.items() if name in _KEYWORDS}
+    return keywords | ({"partials_dtype": _TYPES[values["partialsType"]]} if "partialsType" in values else {})
 
 
 def create_mapped_operands(

@@ -9,12 +9,14 @@ from ipujax.device import IPUModel
 from ipujax.popart.devices.device_info import SYNC_PATTERNS, DeviceInfo
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.runtime.logs import Log
+from ipujax.runtime.poplar_options import read_options
 from ipujax.runtime.target import IPU_VERSIONS
 
 _POD = 4  # IPUs of the simulated pod that `enumerateDevices` lists: those of one IPU-M2000
-# Options of a model that say how Poplar emulates it: the simulation here has one way, so they have no effect.
-_WITHOUT_EFFECT = ("compileIPUCode", "debug", "accumulatorMode")
-_MODEL_OPTIONS = ("numIPUs", "tilesPerIPU", "ipuVersion", *_WITHOUT_EFFECT)
+# Options of a model → their defaults. Others say how Poplar emulates it: the simulation here has one way.
+_MODEL_OPTIONS = {"numIPUs": 1, "tilesPerIPU": 0, "ipuVersion": "ipu2"}
+_LOG = Log("compile")  # PopART's own log is off by default
 
 
 class DeviceManager:
@@ -118,15 +120,10 @@ class DeviceManager:
 
 
 def _modelled(kind: DeviceType, options: Mapping[str, Any]) -> DeviceInfo:
-    for name in options:
-        if name not in _MODEL_OPTIONS:
-            raise unknown_name("an IPU model has an option", name, _MODEL_OPTIONS)
-    return _system(
-        kind,
-        int(options.get("numIPUs", 1)),
-        int(options.get("tilesPerIPU") or 0),
-        str(options.get("ipuVersion", "ipu2")),
-    )
+    values, without_effect = read_options("device", options, _MODEL_OPTIONS, popart_exception)
+    if without_effect:
+        _LOG.warning("device options without effect: %s", ", ".join(without_effect))
+    return _system(kind, *(values.get(name, default) for name, default in _MODEL_OPTIONS.items()))
 
 
 def _system(

@@ -14,6 +14,7 @@ from ipujax.popart.options.tables import (
     REFUSED,
     WITHOUT_EFFECT,
 )
+from ipujax.runtime.poplar_options import read_options
 
 # Options of earlier releases → the ones in their place, and the value for True.
 _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
@@ -21,6 +22,15 @@ _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
 # Deprecated options → the ones of another name that take their values.
 _DEPRECATED = {"prefetchBufferingDepthMap": "bufferingDepthMap",
                "defaultPrefetchBufferingDepth": "defaultBufferingDepth"}  # fmt: skip
+# Options that are dictionaries → their groups in `runtime.poplar_options`.
+OPTION_DICTIONARIES = {
+    "convolutionOptions": "convolution",
+    "engineOptions": "engine",
+    "gclOptions": "GCL",
+    "lstmOptions": "LSTM",
+    "matmulOptions": "matmul",
+    "reportOptions": "report",
+}
 # Options of Poplar's engine that turn reports on; the other ones steer a compiler that is not there.
 REPORT_SWITCHES = (
     "debug.instrument",
@@ -90,8 +100,16 @@ class SessionOptions:
         """Return the options, fields of options and engine options that are set and have no effect here."""
         options = [name for name in self.changed() if name in WITHOUT_EFFECT]
         fields = [path for path in FIELDS_WITHOUT_EFFECT if self._has_changed(path)]
-        engine = [f"engineOptions[{key!r}]" for key in self.engineOptions if key not in REPORT_SWITCHES]
-        return [*options, *fields, *engine]
+        return [*options, *fields, *(f"engineOptions[{key!r}]" for key in self._read("engineOptions"))]
+
+    def entries_without_effect(self) -> list[str]:
+        """Return the entries of option dictionaries that are set and have no effect here, as `option['entry']`."""
+        return [f"{option}[{key!r}]" for option in OPTION_DICTIONARIES for key in self._read(option)]
+
+    def _read(self, option: str) -> list[str]:
+        """Return the entries without effect of an option dictionary; refuse unknown ones."""
+        used = REPORT_SWITCHES if option == "engineOptions" else ()
+        return read_options(OPTION_DICTIONARIES[option], getattr(self, option), used, popart_exception)[1]
 
     def _has_changed(self, path: str) -> bool:
         option, _, field = path.partition(".")
@@ -102,7 +120,7 @@ class SessionOptions:
         """Refuse options that no session has, and combinations that contradict each other.
 
         Raises:
-            popart_exception: with the option's name and its replacement.
+            popart_exception: with the option's name and its replacement, or the nearest entry of a dictionary.
         """
         for name in self.changed():
             if name in REFUSED:
@@ -110,6 +128,7 @@ class SessionOptions:
                 expected = repr(default())
                 got = repr(getattr(self, name))
                 raise popart_exception(f"option {name} is not supported", expected=expected, got=got, hint=instead)
+        self.entries_without_effect()
         self._check_memories()
         self._check_counts()
 

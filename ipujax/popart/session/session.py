@@ -37,6 +37,7 @@ from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
+from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options, Recompute
 
 _LOG = logger("session")
@@ -98,6 +99,9 @@ class Session(Reports):
         for each in self.optionsWithoutEffect:
             if each in WARNED:
                 warnings.warn(f"option {each} has no effect here, see docs/popart.md", UserWarning, stacklevel=3)
+        if entries := self._options.entries_without_effect():
+            # PopART's own log is off by default, and nothing that is set may be dropped in silence.
+            Log("compile").warning("options without effect here: %s", ", ".join(entries))
         if self.optionsWithoutEffect:
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 

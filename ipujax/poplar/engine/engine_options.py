@@ -1,4 +1,4 @@
-"""Options of an engine, from the program and from the environment; unknown names are refused.
+"""Options of an engine, from the program and from the environment; those of a compiler that is not here are warned of.
 
 Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS`, a JSON object of the same names, which overrides the
 program's. Output: `EngineOptions`. Values are of Python's types or text, "true", "4".
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.target import nearest
+from ipujax.runtime.logs import Log
+from ipujax.runtime.poplar_options import read_options
 
+_LOG = Log("compile")
 ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"
 
 
@@ -45,17 +47,10 @@ class EngineOptions:
                 "engine options must be a dict", expected='{"debug.instrument": "true"}', got=repr(options)
             )
         values_by_name = dict(options or {}) | _from_environment(os.environ if environment is None else environment)
-        values = {}
-        for name, value in values_by_name.items():
-            if name not in _PARSERS:
-                expected = f"one of {', '.join(_PARSERS)}"
-                hint = nearest(name, _PARSERS)
-                raise ArgumentError(
-                    f"no engine option is called {name!r}", expected=expected, got=repr(name), hint=hint
-                )
-            field, parse = _PARSERS[name]
-            values[field] = parse(name, value)
-        return cls(**values)
+        values, without_effect = read_options("engine", values_by_name, _FIELDS)
+        if without_effect:
+            _LOG.warning("engine options without effect here: %s", ", ".join(without_effect))
+        return cls(**{_FIELDS[name]: value for name, value in values.items() if name in _FIELDS})
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -72,31 +67,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _flag(name: str, value: Any) -> bool:
-    flags = {"true": True, "false": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in flags:
-        return flags[value.lower()]
-    raise ArgumentError(f"engine option {name} must be true or false", expected='"true" or "false"', got=repr(value))
-
-
-def _count(name: str, value: Any) -> int:
-    try:
-        number = int(value) if not isinstance(value, (bool, float)) else -1
-    except (TypeError, ValueError):
-        number = -1
-    if number < 0:
-        expected = "a whole number, at least 0"
-        raise ArgumentError(f"engine option {name} must be a count", expected=expected, got=repr(value))
-    return number
-
-
-# For each option of Poplar its field in `EngineOptions`, and the parser of its value.
-_PARSERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "debug.instrument": ("instrument", _flag),
-    "debug.allowOutOfMemory": ("allow_out_of_memory", _flag),
-    "debug.exactSplits": ("exact_splits", _flag),
-    "streams.prefetchDepth": ("prefetch_depth", _count),
-    "streams.splitLargeCopies": ("split_large_copies", _flag),
+# For each option of Poplar that has an effect its field in `EngineOptions`.
+_FIELDS = {
+    "debug.instrument": "instrument",
+    "debug.allowOutOfMemory": "allow_out_of_memory",
+    "debug.exactSplits": "exact_splits",
+    "streams.prefetchDepth": "prefetch_depth",
+    "streams.splitLargeCopies": "split_large_copies",
 }

@@ -71,8 +71,8 @@ def set_tiles(options: popart.SessionOptions) -> None:
 LISTED: dict[str, tuple[Change, list[str]]] = {
     "reports": (lambda o: o.reportOptions.update(showVarStorage="true"), ["reportOptions"]),
     "engine": (
-        lambda o: o.engineOptions.update({"debug.instrument": "true", "opt.x": "1"}),
-        ["engineOptions['opt.x']"],
+        lambda o: o.engineOptions.update({"debug.instrument": "true", "opt.useAutoloader": "true"}),
+        ["engineOptions['opt.useAutoloader']"],
     ),
     "tile set": (set_tiles, ["weightTensorLocationSettings.location.loadTileSet"]),
     "phases": (

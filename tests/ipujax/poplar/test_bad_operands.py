@@ -119,8 +119,11 @@ BAD_OPTIONS = {
     "a number": (3, "must be a mapping"),
     "nothing": (0, "must be a mapping"),
     "an array": (np.array([1, 2]), "must be a mapping"),
-    "an unknown option": ({"partialType": "half"}, "no option 'partialType'(.|\n)*try: 'partialsType'"),
-    "a name that is none": ({3: "half"}, "no option 3 of poplin"),
+    "an unknown option": (
+        {"partialType": "half"},
+        "no matmul option is called 'partialType'(.|\n)*try: 'partialsType'",
+    ),
+    "a name that is none": ({3: "half"}, "no matmul option is called 3"),
     **{
         f"a proportion of {value!r}": (
             {"availableMemoryProportion": value},
