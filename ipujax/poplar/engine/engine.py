@@ -289,7 +289,7 @@ class Engine:
         self._host.channels[stream.handle] = callback_channel(stream, hook, depth, replica, current)
 
     def _stream(self, handle: str | DataStream) -> DataStream:
-        name = getattr(handle, "handle", handle)
+        name = handle.handle if isinstance(handle, DataStream) else handle
         streams = self._graph.streams
         if isinstance(handle, DataStream) and streams.get(name) is not handle:
             raise EngineError(f"stream {name} belongs to another graph", expected="a stream of the engine's graph")
