@@ -177,9 +177,16 @@ _PLANNED: Table = {
     "availableMemoryProportion": _proportion,
     "partialsType": _partials,
     **dict.fromkeys(
-        ("enableFastReduce", "enableMultiStageReduce", "remapOutputTensor", "use128BitConvUnitLoad"), _flag
+        (
+            "disableSRForAMPVertices",
+            "enableFastReduce",
+            "enableMultiStageReduce",
+            "remapOutputTensor",
+            "use128BitConvUnitLoad",
+        ),
+        _flag,
     ),
-    **dict.fromkeys(("planConstraints", "planConstraintsOutputFilename"), _text),
+    "planConstraints": _text,
 }
 
 # What each dictionary is called in messages → its options.
@@ -192,24 +199,28 @@ GROUPS: Mapping[str, Table] = MappingProxyType(
                 (
                     "disableTransformations",
                     "enableConvDithering",
-                    "enableTransformsConvTable",
+                    "enableTileLevelExpandDims",
+                    "experimental.convTransformsEstimates",
+                    "experimental.slicVmac16",
                     "gatherConvOutput",
                     "insertTransformsCycleCountProgs",
                 ),
                 _flag,
             ),
             **dict.fromkeys(("partialsType.interIPU", "partialsType.interTile"), _partials),
+            "planConstraintsOutputFilename": _text,
             "pass": _name_of(*_PASSES, "NONE_MATMUL", *(f"FC_{name}" for name in _PASSES[1:])),
         },
         "matmul": {
             **_PLANNED,
-            **dict.fromkeys(("gatherOutput", "inputRHSIsPreArranged", "useAggressiveRegrouping"), _flag),
+            **dict.fromkeys(("gatherOutput", "inputRHSIsPreArranged"), _flag),
             "fullyConnectedPass": _name_of(*_PASSES),
         },
         "LSTM": {
             "availableMemoryProportion": _proportion,
             "partialsType": _partials,
-            **dict.fromkeys(("inferenceOnly", "preCalcWeights", "rnnCodeReuse"), _flag),
+            **dict.fromkeys(("disableWUPartialInterleaving", "inferenceOnly", "preCalcWeights", "rnnCodeReuse"), _flag),
+            "numShards": _count_from(1),
             "recomputationMode": _name_of("none", "cellAndTanh", "full"),
             "rnnStepsPerWU": _count_from(1),
             "weightAccumulatorsType": _partials,
