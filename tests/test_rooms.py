@@ -315,7 +315,7 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.operators": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
-    "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors",
+    "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry runtime.target",
     "ipujax.onnx.evaluation": (
         "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
         " runtime.logs runtime.target"

@@ -23,3 +23,7 @@ class TracedOperandError(OnnxError):
 
 class WideValueError(OnnxError):
     """A 64-bit value that 32 bits do not hold, where JAX is not set to 64 bits."""
+
+
+class OutsideError(OnnxError):
+    """An index, axis or length that a node's operands do not have, known while the model is read or traced."""

@@ -18,7 +18,7 @@ import numpy as np
 from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
+from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import expanded
 from ipujax.onnx.registry import OPERATORS, Operator
 from ipujax.runtime.errors import IpuError
@@ -72,8 +72,8 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
             if is_foldable(node, operands, function):
                 return fold(function, operands)
             return as_results(run_narrowed(node, operands, function, settings.logged))
-    except (TracedOperandError, WideValueError) as error:
-        if node.label in error.what:
+    except OnnxError as error:
+        if error.what.startswith("node "):
             raise
         message = f"{node.label}: {error.what}"
         raise type(error)(message, expected=error.expected, got=error.got, hint=error.hint) from error

@@ -9,6 +9,7 @@ from ipujax.onnx.operators import (
     constant_arrays as constant_arrays,
     convolution as convolution,
     detection as detection,
+    early_forms as early_forms,
     elementwise as elementwise,
     images as images,
     indexing as indexing,

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, refuse_outside, refuse_outside_axis
 from ipujax.onnx.registry import operator
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)  # qk_matmul_output_mode
@@ -48,6 +48,7 @@ def attention(
         _split_heads(jnp.asarray(each), heads)
         for each, heads in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))
     )
+    refuse_outside(nonpad_kv_seqlen, 0, keys.shape[2], "number of keys")
     past = 0 if past_key is None else past_key.shape[2]
     if past_key is not None:
         keys = jnp.concatenate([jnp.asarray(past_key), keys], axis=2)
@@ -249,6 +250,8 @@ def rotary_embedding(
     size = rotary_embedding_dim or heads.shape[-1]
     turned = heads[..., :size]
     rest = heads[..., size:]
+    if position_ids is not None:
+        refuse_outside_axis(position_ids, np.shape(cos_cache)[0], 0)
     cosine, sine = (
         (jnp.asarray(cache) if position_ids is None else jnp.asarray(cache)[position_ids])[:, None]
         for cache in (cos_cache, sin_cache)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operand_types import Array, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Value, integers, refuse_outside_axis
 from ipujax.onnx.operators.sampling import (
     Taps,
     cubic_taps,
@@ -97,6 +97,7 @@ def roi_align(
     start_y, start_x, height, width = _corners(jnp.asarray(rois), spatial_scale, half_pixel, jnp).T
     rows = _axis_samples(start_y, height, output_height, counts[0], sampling_ratio, x.shape[2])
     columns = _axis_samples(start_x, width, output_width, counts[1], sampling_ratio, x.shape[3])
+    refuse_outside_axis(batch_indices, x.shape[0], 0)
     images = x[jnp.asarray(batch_indices).astype(jnp.int32)]
     corners = []
     for tap_y in range(2):

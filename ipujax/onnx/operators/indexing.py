@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,12 +11,26 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along as axis_vector, integers
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Value,
+    along as axis_vector,
+    axis_of,
+    integers,
+    refuse_outside,
+    refuse_outside_axis,
+)
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
 
 
-def wrapped(indices: Value, size: int) -> Any:
-    """Return indices with the negative ones counted from the end; static ones stay static."""
+def wrapped(indices: Value, size: int, axis: int = 0) -> Any:
+    """Return indices of an axis with the negative ones counted from its end; refuse static ones outside of it."""
+    refuse_outside_axis(indices, size, axis)
+    return _from_start(indices, size)
+
+
+def _from_start(indices: Value, size: int) -> Any:
     numpy: Any = np if isinstance(indices, np.ndarray) else jnp
     return numpy.where(indices < 0, indices + size, indices)
 
@@ -24,18 +39,21 @@ def wrapped(indices: Value, size: int) -> Any:
 def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
     """Slices of an array along one axis."""
     x = jnp.asarray(x)
-    return jnp.take(x, wrapped(indices, x.shape[axis]), axis=axis, mode="clip")
+    along = axis_of(axis, x.ndim)
+    return jnp.take(x, wrapped(indices, x.shape[along], along), axis=along, mode="clip")
 
 
 def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
     """Index of an element for each entry: its own position on all axes but one."""
     rank = len(shape)
+    along = axis_of(axis, rank)
     positions = [
         np.arange(size).reshape([-1 if a == each else 1 for a in range(rank)])
         for each, size in enumerate(indices.shape)
     ]
-    # Negative indices count from the end, as in NumPy.
-    positions[axis % rank] = wrapped(indices, shape[axis])
+    for each, size in enumerate(indices.shape):
+        refuse_outside(np.asarray(size), 0, size if each == along else shape[each], f"axis {each} of the indices:")
+    positions[along] = wrapped(indices, shape[along], along)
     return tuple(positions)
 
 
@@ -49,15 +67,25 @@ def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Array:
 @operator("GatherND")
 def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Array:
     """Slices of an array at index vectors, the last axis of `indices`; leading axes are shared."""
-    x, indices = map(jnp.asarray, (x, indices))
+    x = jnp.asarray(x)
+    _refuse_vectors_outside(indices, x.shape[batch_dims:], batch_dims)
     take = _take_vectors
     for _ in range(batch_dims):
         take = jax.vmap(take)
-    return take(x, indices)
+    return take(x, jnp.asarray(indices))
 
 
 def _take_vectors(x: Array, indices: Array) -> Array:
-    return x[tuple(wrapped(index, size) for index, size in zip(jnp.moveaxis(indices, -1, 0), x.shape, strict=False))]
+    vectors = zip(jnp.moveaxis(indices, -1, 0), x.shape, strict=False)
+    return x[tuple(_from_start(index, size) for index, size in vectors)]
+
+
+def _refuse_vectors_outside(indices: Value, shape: Sequence[int], first_axis: int = 0) -> None:
+    """Refuse index vectors, the last axis of `indices`, that are longer than a shape or outside of it."""
+    length = np.shape(indices)[-1]
+    refuse_outside(np.asarray(length), 0, len(shape), "the length of an index vector,")
+    for place in range(length):
+        refuse_outside_axis(indices[..., place], shape[place], first_axis + place)
 
 
 def _update(x: Array, index: tuple[Any, ...], updates: Value, reduction: str) -> Array:
@@ -100,7 +128,8 @@ def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "no
     """Array with slices at index vectors replaced by, or combined with, updates."""
     x = jnp.asarray(x)
     vectors = np.moveaxis(indices, -1, 0) if isinstance(indices, np.ndarray) else jnp.moveaxis(indices, -1, 0)
-    index = tuple(wrapped(each, size) for each, size in zip(vectors, x.shape, strict=False))
+    _refuse_vectors_outside(indices, x.shape)
+    index = tuple(_from_start(each, size) for each, size in zip(vectors, x.shape, strict=False))
     return _update(x, index, updates, reduction)
 
 
@@ -111,6 +140,8 @@ def tensor_scatter(
     """Cache of each sample with an update written from its write index on, around the end if circular."""
     cache, update = map(jnp.asarray, (past_cache, update))
     lines = jnp.moveaxis(cache, axis, 1)
+    room = lines.shape[1] - (np.shape(update)[axis] if mode == "linear" else 1)
+    refuse_outside(write_indices, 0, room, "write index")
     new = jnp.moveaxis(update, axis, 1)
     first = jnp.zeros(cache.shape[0], jnp.int32) if write_indices is None else jnp.asarray(write_indices)
     position = first[:, None] + np.arange(new.shape[1])
@@ -125,8 +156,9 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> A
     """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
     size = integers(static(depth, "depth"))[0]
     off, on = jnp.asarray(values)
-    expanded = jnp.expand_dims(wrapped(indices, size), axis)
-    position = np.arange(size).reshape([-1 if each == axis % expanded.ndim else 1 for each in range(expanded.ndim)])
+    expanded = jnp.expand_dims(_from_start(indices, size), axis)
+    along = axis_of(axis, expanded.ndim)
+    position = np.arange(size).reshape([-1 if each == along else 1 for each in range(expanded.ndim)])
     return jnp.where(expanded == position, on, off)
 
 
@@ -158,8 +190,9 @@ def non_zero(x: Value, *, max_size: int | None = None) -> Value:
 def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: int | None = None) -> Array:
     """Slices along an axis, or elements, where a condition holds; behind the last one, zeros up to `max_size`."""
     flat = jnp.ravel(x) if axis is None else jnp.asarray(x)
-    along = 0 if axis is None else axis
+    along = 0 if axis is None else axis_of(axis, flat.ndim)
     if is_static(condition):
+        refuse_outside(np.nonzero(condition)[0], 0, flat.shape[along] - 1, f"axis {along}: selected slice")
         return jnp.take(flat, np.nonzero(condition)[0], axis=along)
     size = data_dependent_size(max_size, "the elements that are selected")
     (index,) = jnp.nonzero(condition, size=size)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.registry import operator
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, refuse_outside
+from ipujax.onnx.registry import is_static, operator
 
 
 @operator("NegativeLogLikelihoodLoss")
@@ -14,6 +15,9 @@ def negative_log_likelihood(
     x: Value, target: Value, weight: Optional = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Array:
     """Loss of log probabilities [N, C, …] for classes [N, …]; a mean is over the weights, 0 for `ignore_index`."""
+    if is_static(target):
+        counted = np.asarray(target)[np.asarray(target) != ignore_index]
+        refuse_outside(counted, 0, np.shape(x)[1] - 1, f"axis 1 has {np.shape(x)[1]} classes: class")
     x, target = map(jnp.asarray, (x, target))
     is_counted = jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
     # An ignored class may be out of range, as −1 is: it must not be looked up.

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype, working_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, axis_of
 from ipujax.onnx.registry import operator
 
 
@@ -92,7 +92,7 @@ def layer_normalization(
 ) -> Array | tuple[Array, ...]:
     """Array normalised over an axis and those after it; mean and reciprocal deviation in `stash_type`."""
     x = jnp.asarray(x)
-    axes = tuple(range(axis % x.ndim, x.ndim))
+    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     standard, mean, inverse = _standardized(x.astype(element_dtype(stash_type)), axes, epsilon)
     # `stash_type` is the type of the statistics alone; scale and bias apply in that of the array.
     y = standard.astype(x.dtype) * scale
@@ -104,7 +104,7 @@ def layer_normalization(
 def rms_normalization(x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
     """Array divided by its root mean square over an axis and those after it."""
     x = jnp.asarray(x)
-    axes = tuple(range(axis % x.ndim, x.ndim))
+    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     wide = x.astype(element_dtype(stash_type))
     standard = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
     return standard.astype(x.dtype) * scale

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.registry import is_static
 
 Array = jax.Array
 Value = jax.Array | np.ndarray  # an operand: traced or static
@@ -15,9 +18,34 @@ Optional = jax.Array | np.ndarray | None  # an operand that a node may leave out
 Scalar = Any
 
 
-def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front."""
-    return tuple(int(axis) % rank if rank else 0 for axis in axes)
+def axis_of(axis: int, rank: int) -> int:
+    """Return an axis counted from the front; refuse one that an array of a rank does not have."""
+    if not -rank <= axis < max(rank, 1):
+        raise OutsideError(f"axis {axis} is outside of an array", expected=f"an axis of {rank} dimensions", got=axis)
+    return int(axis) % rank if rank else 0
+
+
+def axes_of(axes: Collection[int], rank: int) -> tuple[int, ...]:
+    """Return axes counted from the front; refuse those that an array of a rank does not have, and repeated ones."""
+    counted = tuple(axis_of(int(axis), rank) for axis in axes)
+    if len(set(counted)) < len(counted):
+        raise OutsideError("an axis is named twice", expected="different axes", got=list(axes))
+    return counted
+
+
+def refuse_outside(values: Any, low: int, high: int, name: str = "index") -> None:
+    """Refuse values below `low`, or above `high`, where they are known; traced ones are not."""
+    if values is None or not is_static(values):
+        return
+    array = np.asarray(values)
+    outside = array[(array < low) | (array > high)]
+    if outside.size:
+        raise OutsideError(f"{name} {outside[0]} is out of range", expected=f"{low} to {high}", got=outside[0])
+
+
+def refuse_outside_axis(indices: Any, size: int, axis: int) -> None:
+    """Refuse known indices outside of an axis; negative ones count from its end."""
+    refuse_outside(indices, -size, size - 1, f"axis {axis} has length {size}: index")
 
 
 def integers(values: Any) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, refuse_outside
 from ipujax.onnx.operators.windows import Windows, slide
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import is_static, operator, static
 
 
 @operator("MaxPool")
@@ -186,6 +186,7 @@ def max_unpool(
             )
         ),
     )
+    refuse_outside(indices, 0, math.prod(inferred) - 1, f"the result has {math.prod(inferred)} elements: index")
     spread = jnp.zeros(math.prod(inferred), x.dtype).at[jnp.ravel(indices)].set(jnp.ravel(x)).reshape(inferred)
     if output_shape is None:
         return spread
@@ -199,6 +200,8 @@ def max_unpool(
 def max_roi_pool(x: Value, rois: Value, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0) -> Array:
     """Largest element of each bin of each region, [regions, C, *pooled_shape]; zero where a bin is empty."""
     # A region is (batch, x1, y1, x2, y2), inclusive corners; `spatial_scale` makes them elements of `x`, [N, C, H, W].
+    if is_static(rois):
+        refuse_outside(np.asarray(rois)[:, 0], 0, np.shape(x)[0] - 1, "batch index of a region")
     x, rois = map(jnp.asarray, (x, rois))
     batch = rois[:, 0].astype(jnp.int32)
     corners = _half_away(rois[:, 1:] * spatial_scale)

@@ -15,7 +15,7 @@ from jax import lax
 
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.operators.shapes import reversed_in_time
+from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.registry import operator
 
 Activation = Callable[[Array], Array]
@@ -98,7 +98,7 @@ def _layer(x: Value, w: Value, r: Value, b: Optional, lengths: Optional, directi
         w=w,
         r=r,
         b=biases,
-        lengths=None if lengths is None else jnp.asarray(lengths),
+        lengths=None if lengths is None else checked_lengths(lengths, x.shape[1 if layout else 0]),
         directions=DIRECTIONS[direction],
         batch_first=bool(layout),
     )

@@ -73,6 +73,7 @@ POSITIONS: Mapping[str, Callable[[Line, Floats], Floats]] = {
     "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": _pytorch_half_pixel,
     "tf_crop_and_resize": _crop,
+    "tf_half_pixel_for_nn": lambda line, x: (x + 0.5) / line.scale,
 }
 # Which of two neighbours is nearest.
 NEAREST: Mapping[str, Callable[[Floats], Floats]] = {

@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.operators.operand_types import integers, refuse_outside
+from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
 
 Values = tuple[Any, ...]
@@ -14,6 +16,8 @@ Values = tuple[Any, ...]
 
 def _position(position: Any, length: int, default: int) -> int:
     index = default if position is None else int(static(position, "position").reshape(()))
+    # The default of an insertion, the place behind the last element, is the only one that is no element's.
+    refuse_outside(np.asarray(index), -length, max(length - 1, default), f"a sequence of {length} has no position")
     return index + length if index < 0 else index
 
 
@@ -60,9 +64,9 @@ def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int
     """Return parts of a tensor: of sizes `split`, of one size if it is a scalar, else of size 1."""
     extent = x.shape[axis]
     sizes = np.asarray(1) if split is None else static(split, "split")
-    step = int(sizes.reshape(-1)[0]) if sizes.ndim == 0 else 0
-    cuts = np.arange(step, extent, step) if sizes.ndim == 0 else np.cumsum(sizes)[:-1]
-    parts = (np if is_static(x) else jnp).split(x, [int(cut) for cut in cuts], axis)
+    is_one_size = sizes.ndim == 0
+    cuts = list(range(int(sizes), extent, int(sizes))) if is_one_size else stops_of(integers(sizes), extent, axis)
+    parts = (np if is_static(x) else jnp).split(x, cuts, axis)
     is_squeezed = split is None and not keepdims
     return (tuple(part.squeeze(axis) if is_squeezed else part for part in parts),)
 

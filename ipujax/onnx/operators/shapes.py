@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axes_of, ceil_div, integers, size_of
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.operand_types import (
+    Array,
+    Optional,
+    Value,
+    axes_of,
+    axis_of,
+    ceil_div,
+    integers,
+    refuse_outside,
+    size_of,
+)
 from ipujax.onnx.registry import operator, static
 
 
@@ -25,7 +36,8 @@ def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Array:
 def flatten(x: Value, *, axis: int = 1) -> Array:
     """Matrix of the axes before one and those from it on."""
     x = jnp.asarray(x)
-    split = axis + x.ndim if axis < 0 else axis
+    # An axis behind the last one makes rows of one element.
+    split = axis_of(axis, x.ndim) if axis < 0 else axis_of(axis, x.ndim + 1)
     return x.reshape(size_of(x.shape[:split]), size_of(x.shape[split:]))
 
 
@@ -55,13 +67,22 @@ def split(
 ) -> tuple[Array, ...]:
     """Parts of an array along one axis, of static sizes or of equal ones, of which the last may be smaller."""
     x = jnp.asarray(x)
+    along = axis_of(axis, x.ndim)
+    extent = x.shape[along]
     parts = num_outputs or output_count
-    if sizes is None:
-        each = ceil_div(x.shape[axis], parts)
-        stops = [min(each * part, x.shape[axis]) for part in range(1, parts)]
-    else:
-        stops = np.cumsum(integers(static(sizes, "split")))[:-1].tolist()
-    return tuple(jnp.split(x, stops, axis))
+    if sizes is not None:
+        return tuple(jnp.split(x, stops_of(integers(static(sizes, "split")), extent, along), along))
+    if num_outputs is None and extent % parts:
+        raise OutsideError(f"axis {along} has no equal parts", expected=f"a multiple of {parts}", got=extent)
+    each = ceil_div(extent, parts)
+    return tuple(jnp.split(x, [min(each * part, extent) for part in range(1, parts)], along))
+
+
+def stops_of(sizes: Sequence[int], extent: int, axis: int) -> list[int]:
+    """Return the ends of all parts of an axis but the last; refuse sizes that do not add up to the axis."""
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise OutsideError(f"sizes of parts do not add up to axis {axis}", expected=extent, got=list(sizes))
+    return [int(stop) for stop in np.cumsum(sizes)[:-1]]
 
 
 @operator("Slice")
@@ -151,7 +172,14 @@ def reverse_sequence(x: Value, sequence_lens: Value, *, batch_axis: int = 1, tim
     """Array with the first elements of each sequence reversed in time."""
     x = jnp.asarray(x)
     by_batch = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
-    return jnp.moveaxis(reversed_in_time(by_batch, jnp.asarray(sequence_lens)), (0, 1), (batch_axis, time_axis))
+    lengths = checked_lengths(sequence_lens, by_batch.shape[1])
+    return jnp.moveaxis(reversed_in_time(by_batch, lengths), (0, 1), (batch_axis, time_axis))
+
+
+def checked_lengths(lengths: Value, time: int) -> Array:
+    """Return lengths of sequences; refuse static ones beyond the time that there is."""
+    refuse_outside(lengths, 0, time, "length")
+    return jnp.asarray(lengths)
 
 
 def reversed_in_time(x: Array, lengths: Array) -> Array:

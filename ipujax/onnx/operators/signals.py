@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers
 from ipujax.onnx.registry import operator, register, static
 
 
@@ -21,7 +21,7 @@ def fourier_transform(
     # The last axis is 2 if complex, 1 if real. One-sided: the first half of the frequencies, of the result or, for an
     # inverse, of the operand; then the result is real.
     x = jnp.asarray(x)
-    along = (-2 if axis is None else integers(static(axis, "axis"))[0]) % x.ndim
+    along = axis_of(-2 if axis is None else integers(static(axis, "axis"))[0], x.ndim)
     # Half of the frequencies of n real samples are n // 2 + 1: even n is assumed, as in NumPy.
     default = 2 * (x.shape[along] - 1) if inverse and onesided else x.shape[along]
     length = default if dft_length is None else integers(static(dft_length, "dft_length"))[0]

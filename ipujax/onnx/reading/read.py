@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import onnx
 import onnx.inliner
-import onnx.version_converter
 from onnx import helper
 
 from ipujax.onnx.graphs import Graph
 from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
-from ipujax.onnx.reading.old_nodes import restore_domain, rewrite_old_nodes
+from ipujax.onnx.reading.old_nodes import rewrite_old_nodes
 from ipujax.onnx.reading.validity import check_model, check_order, fill_types
 from ipujax.onnx.reading.weights import detach_weights
 
@@ -36,7 +36,7 @@ def read_graph(source: Source) -> Graph:
 def graph_of_model(model: onnx.ModelProto) -> Graph:
     """Return the graph of a model, which is consumed; see `read_graph`."""
     check_order(model.graph)
-    # Converter and checker copy the model; weights of gigabytes would be serialised each time, up to 2 GiB.
+    # The checker copies the model; weights of gigabytes would be serialised each time, up to 2 GiB.
     weights = detach_weights(model)
     model.ir_version = max(model.ir_version, _OLDEST_IR_WITH_FREE_INITIALIZERS)
     # Types before the check: exporters leave out those that inference finds, and the checker insists on them.
@@ -56,14 +56,9 @@ def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if opset > newest:
         hint = "upgrade onnx, or export for an earlier opset"
         raise OnnxModelError("the model is newer than onnx", expected=f"opset ≤ {newest}", got=f"{opset}", hint=hint)
+    check_attribute_values(model, opset)
     rewrite_old_nodes(model, opset)
-    try:
-        converted = onnx.version_converter.convert_version(model, newest)
-    except (RuntimeError, ValueError) as error:  # raised by the converter for a node that it refuses
-        message = f"the model cannot be converted from opset {opset} to {newest}"
-        raise OnnxModelError(message, got=str(error).strip(), hint="export for a later opset") from error
-    restore_domain(converted)
-    return converted
+    return model
 
 
 def _standard_opset(model: onnx.ModelProto) -> int:

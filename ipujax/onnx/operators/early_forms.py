@@ -1,0 +1,105 @@
+"""Operators of early opsets whose meaning no node of the newest has: the domain `ipujax.early` of rewritten nodes.
+
+Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GroupNormalization 18, Scan 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.onnx.operators.normalization import group_normalization
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of
+from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
+from ipujax.onnx.operators.subgraphs import Body, scan
+from ipujax.onnx.registry import EARLY_DOMAIN, operator
+
+
+@operator("AlignedOperand", EARLY_DOMAIN)
+def aligned_operand(operand: Value, x: Value, *, axis: int, vectors_only: int = 0) -> Array:
+    """Second operand of arithmetic with an axis: its dimensions are those of `x` from the axis on."""
+    operand = jnp.asarray(operand)
+    rank = np.ndim(x)
+    if operand.ndim == 0 or (vectors_only and (operand.ndim != 1 or rank < 2)):
+        return operand
+    trailing = rank - axis_of(axis, rank) - operand.ndim
+    if trailing < 0:
+        raise ValueError(f"{operand.ndim} dimensions from axis {axis} on are beyond the last of {rank}")
+    return operand.reshape(*operand.shape, *(1,) * trailing)
+
+
+def _over_trailing_axes(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the operator over all axes from one on, as if they were one axis."""
+
+    def flattened(x: Value, *, axis: int) -> Array:
+        x = jnp.asarray(x)
+        first = axis_of(axis, x.ndim + 1) if axis >= 0 else axis_of(axis, x.ndim)
+        return function(x, axis=tuple(range(first, x.ndim)))
+
+    return flattened
+
+
+def _hardmax(x: Array, axis: tuple[int, ...]) -> Array:
+    lines = x.reshape(*x.shape[: x.ndim - len(axis)], -1)
+    hot = jax.nn.one_hot(jnp.argmax(lines, axis=-1), lines.shape[-1], dtype=x.dtype)
+    return hot.reshape(x.shape)
+
+
+for _name, _function in {"Hardmax": _hardmax, "LogSoftmax": jax.nn.log_softmax, "Softmax": jax.nn.softmax}.items():
+    operator(_name, EARLY_DOMAIN)(_over_trailing_axes(_function))
+
+
+@operator("GroupNormalization", EARLY_DOMAIN)
+def group_normalization_by_group(
+    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int
+) -> Array:
+    """Normalise groups of channels, with a scale and a bias for each group."""
+    repeats = np.shape(x)[1] // num_groups
+    by_channel = (jnp.repeat(jnp.asarray(each), repeats) for each in (scale, bias))
+    return group_normalization(x, *by_channel, epsilon=epsilon, num_groups=num_groups)
+
+
+@operator("Scan", EARLY_DOMAIN)
+def scan_of_batch(
+    sequence_lens: Optional,
+    *inputs: Any,
+    body: Body,
+    num_scan_inputs: int,
+    directions: Sequence[int] | None = None,
+    output_count: int,
+) -> tuple[Any, ...]:
+    """Run a subgraph over the time of each sequence; all operands are [N, …], scanned ones [N, time, …]."""
+    # Behind the length of a sequence its states stay, and its rows are zero.
+    states = tuple(map(jnp.asarray, inputs[: len(inputs) - num_scan_inputs]))
+    scanned = tuple(map(jnp.asarray, inputs[len(states) :]))
+    batch, time = scanned[0].shape[:2]
+    lengths = jnp.full(batch, time) if sequence_lens is None else checked_lengths(sequence_lens, time)
+    ways = directions or [0] * num_scan_inputs
+    ordered = tuple(reversed_in_time(x, lengths) if way else x for x, way in zip(scanned, ways, strict=True))
+    stopping = _stopping(body, len(states))
+
+    def of_one(length: Array, *operands: Array) -> tuple[Any, ...]:
+        if sequence_lens is None:
+            return scan(*operands, body=body, num_scan_inputs=num_scan_inputs, output_count=output_count)
+        timed = (length, *operands[: len(states)], jnp.arange(time), *operands[len(states) :])
+        return scan(*timed, body=stopping, num_scan_inputs=num_scan_inputs + 1, output_count=output_count)[1:]
+
+    return jax.vmap(of_one)(lengths, *states, *ordered)
+
+
+def _stopping(body: Body, states: int) -> Body:
+    """A body with the length of the sequence as first state and the time as first slice, which stops at the length."""
+
+    def stopping(length: Array, *operands: Any) -> tuple[Any, ...]:
+        before = operands[:states]
+        time = operands[states]
+        results = body(*before, *operands[states + 1 :])
+        after = tuple(jnp.where(time < length, new, old) for new, old in zip(results, before, strict=False))
+        rows = tuple(jnp.where(time < length, row, jnp.zeros_like(row)) for row in results[states:])
+        return (length, *after, *rows)
+
+    return stopping
