@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
@@ -41,9 +42,15 @@ _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 
 
 def _activations(
-    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
+    names: Sequence[str],
+    count: int,
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clip: float | None,
 ) -> list[Activation]:
-    """Functions by name, each taking its own parameters off the lists; inputs limited to ±clip."""
+    """`count` functions by name, each taking its own parameters off the lists; inputs limited to ±clip."""
+    if len(names) != count:
+        raise OutsideError("activations are not one for each gate and direction", expected=count, got=len(names))
     alpha = iter(alphas or ())
     beta = iter(betas or ())
     return [_activation(_BY_LOWER_CASE[name.lower()], alpha, beta, clip) for name in names]
@@ -169,7 +176,7 @@ def rnn(
     *,
     activation_alpha: Sequence[float] | None = None,
     activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] = ("Tanh", "Tanh"),
+    activations: Sequence[str] | None = None,
     clip: float | None = None,
     direction: str = "forward",
     hidden_size: int | None = None,
@@ -178,7 +185,8 @@ def rnn(
 ) -> tuple[Array, ...]:
     """Elman layer: hidden = f(W x + R hidden + b)."""
     layer = _layer(x, w, r, b, sequence_lens, direction, layout)
-    functions = _activations(activations, activation_alpha, activation_beta, clip)
+    count = len(layer.directions)
+    functions = _activations(activations or ("Tanh",) * count, count, activation_alpha, activation_beta, clip)
 
     def direction_step(index: int, f: Activation) -> Step:
         def step(projected: Array, state: State) -> State:
@@ -211,8 +219,9 @@ def gru(
 ) -> tuple[Array, ...]:
     """Gated recurrent units, gates in the order update, reset, hidden."""
     layer = _layer(x, w, r, b, sequence_lens, direction, layout)
+    count = 2 * len(layer.directions)
     names = activations or ("Sigmoid", "Tanh") * len(layer.directions)
-    functions = _by_direction(_activations(names, activation_alpha, activation_beta, clip), 2)
+    functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 2)
 
     def direction_step(index: int, f: Activation, g: Activation) -> Step:
         gates = 2 * layer.hidden
@@ -257,8 +266,9 @@ def lstm(
 ) -> tuple[Array, ...]:
     """Long short-term memory, gates in the order input, output, forget, cell; peepholes in `p`, without cell."""
     layer = _layer(x, w, r, b, sequence_lens, direction, layout)
+    count = 3 * len(layer.directions)
     names = activations or ("Sigmoid", "Tanh", "Tanh") * len(layer.directions)
-    functions = _by_direction(_activations(names, activation_alpha, activation_beta, clip), 3)
+    functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 3)
     peepholes = None if p is None else jnp.asarray(p).reshape(len(layer.directions), 3, layer.hidden)
 
     def direction_step(index: int, f: Activation, g: Activation, h: Activation) -> Step:

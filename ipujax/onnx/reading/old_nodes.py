@@ -12,10 +12,10 @@ import onnx
 from onnx import helper
 
 from ipujax.onnx.reading.proto_graphs import graphs_of, replace_nodes
-from ipujax.onnx.reading.rewrites import REWRITES, OldNode
+from ipujax.onnx.reading.rewrites import REWRITES, OldNode, Rewrite
 from ipujax.onnx.registry import EARLY_DOMAIN
 
-_STANDARD = ("", "ai.onnx")
+STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
@@ -25,31 +25,28 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
         OnnxModelError: a node that has no counterpart in the newest opset.
     """
     for graph in graphs_of(model.graph):
-        labels = [node.name or str(n) for n, node in enumerate(graph.node)]
-        if any(_rewrite_of(node, opset) for node in graph.node):
-            pairs = zip(graph.node, labels, strict=True)
-            replace_nodes(graph, [new for node, label in pairs for new in _rewritten(node, opset, label)])
-    others = [(entry.domain, entry.version) for entry in model.opset_import if entry.domain not in _STANDARD]
+        if any(_row(node, opset) for node in graph.node):
+            # Subgraphs are part of their nodes: a node is replaced before they are visited.
+            named = [(node.name or str(n), node) for n, node in enumerate(graph.node)]
+            replace_nodes(graph, [new for name, node in named for new in _rewritten(node, opset, name)])
+    others = {entry.domain: entry.version for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS}
     model.ClearField("opset_import")
-    imports = [("", onnx.defs.onnx_opset_version()), *others, (EARLY_DOMAIN, 1)]
-    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in dict(imports).items())
+    versions = {"": onnx.defs.onnx_opset_version(), **others, EARLY_DOMAIN: 1}
+    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
 
 
-def _rewrite_of(node: onnx.NodeProto, opset: int) -> tuple[int, object] | None:
-    """Return the first rewrite that a node of an opset needs, and the opset whose form it makes."""
-    rows = REWRITES.get(node.op_type, ()) if node.domain in _STANDARD else ()
-    return next((row for row in rows if opset < row[0]), None)
-
-
-def _rewritten(node: onnx.NodeProto, opset: int, label: str) -> Iterator[onnx.NodeProto]:
-    row = _rewrite_of(node, opset)
+def _rewritten(node: onnx.NodeProto, opset: int, name: str) -> Iterator[onnx.NodeProto]:
+    row = _row(node, opset)
     if row is None:
         yield node
         return
     newer, rewrite = row
-    for new in rewrite(OldNode(node, label)):  # type: ignore[operator]
+    for new in rewrite(OldNode(node, name)):
         # A rewrite makes its own operator in the form of the row's opset, all others in the newest.
-        if new.op_type == node.op_type:
-            yield from _rewritten(new, newer, label)
-        else:
-            yield new
+        yield from _rewritten(new, newer, name) if new.op_type == node.op_type else [new]
+
+
+def _row(node: onnx.NodeProto, opset: int) -> tuple[int, Rewrite] | None:
+    """Return the first rewrite that a node of an opset needs, and the opset whose form it makes."""
+    rows = REWRITES.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
+    return next((row for row in rows if opset < row[0]), None)

@@ -1,0 +1,118 @@
+"""What onnxruntime and onnx's reference say of a model, and how ipujax compares with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import onnx.reference
+import onnxruntime
+
+import ipujax as ipu
+import ipujax.onnx
+from ipujax.onnx.reading import read_graph
+from tests.ipujax.onnx.backend import deciding_inputs
+
+Results = list[np.ndarray]
+_RTOL = 1e-3
+_ATOL = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of a model.
+
+    Args:
+        kind: "equal" to onnxruntime; "reference": to onnx's reference, where onnxruntime does not run it or differs;
+            "refused" with a typed error; "without oracle", where neither runs it; "untyped error"; "WRONG".
+        text: the error, or how results differ.
+        runs: whether onnxruntime runs the model.
+    """
+
+    kind: str
+    text: str
+    runs: bool
+
+
+def runtime_results(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Results | str:
+    """Return the results of onnxruntime, or its error."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, dict(inputs)))
+    except Exception as error:  # any error of onnxruntime means that it does not run the model
+        return str(error)
+
+
+def reference_results(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Results | str:
+    """Return the results of onnx's reference, or its error."""
+    try:
+        with np.errstate(all="ignore"):
+            results = onnx.reference.ReferenceEvaluator(model).run(None, dict(inputs))
+        return list(map(np.asarray, results))
+    except Exception as error:  # any error of the reference means that it does not run the model
+        return f"{type(error).__name__}: {error}"
+
+
+def aligned(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Return a model of opset 7 for arithmetic with an axis, which the reference does not read, and its inputs."""
+    (node,) = model.graph.node
+    attributes = {each.name: each.i for each in node.attribute if each.type == onnx.AttributeProto.INT}
+    if not attributes.keys() >= {"axis", "broadcast"}:
+        return model, dict(inputs)
+    a, b = (inputs[name] for name in node.input)
+    operands = (a, b.reshape(*b.shape, *(1,) * (a.ndim - attributes["axis"] - b.ndim)))
+    newer = onnx.ModelProto.FromString(model.SerializeToString())
+    newer.opset_import[0].version = 7
+    newer.graph.node[0].ClearField("attribute")
+    return newer, dict(zip(node.input, operands, strict=True))
+
+
+def ipu_results(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Results:
+    """Return the results of ipujax, traced by `jax.jit`."""
+    # Operands that decide the size of a result are static.
+    static = {name: inputs[name] for name in deciding_inputs(read_graph(model))}
+    loaded = ipujax.onnx.load(model, static=static)
+    arguments = [inputs[each.name] for each in loaded.inputs]
+    results = jax.jit(loaded)(loaded.params, *arguments)
+    return list(map(np.asarray, results if len(loaded.outputs) > 1 else (results,)))
+
+
+def difference(actual: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Return how results differ, empty if they do not; 64-bit numbers are computed with 32 bits."""
+    for n, (x, y) in enumerate(zip(actual, expected, strict=True)):
+        if x.shape != y.shape:
+            return f"output {n}: shape {x.shape} for {y.shape}"
+        if x.dtype.kind != y.dtype.kind:
+            return f"output {n}: dtype {x.dtype} for {y.dtype}"
+        if not np.allclose(x.astype(np.float64), y.astype(np.float64), _RTOL, _ATOL, equal_nan=True):
+            return f"output {n}: {x.ravel()[:8]} for {y.ravel()[:8]}"
+    return ""
+
+
+def outcome(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Outcome:
+    """Compare ipujax with onnxruntime and, where that does not run the model or differs, with onnx's reference."""
+    runtime = runtime_results(model, inputs)
+    runs = not isinstance(runtime, str)
+    try:
+        actual = ipu_results(model, inputs)
+    except ipu.IpuError as error:
+        return Outcome("refused", str(error).partition("\n")[0], runs)
+    except Exception as error:  # what the benchmark looks for
+        return Outcome("untyped error", f"{type(error).__name__}: {error}".partition("\n")[0], runs)
+    text = "" if isinstance(runtime, str) else difference(actual, runtime)
+    if runs and not text:
+        return Outcome("equal", "", runs)
+    reference = reference_results(*aligned(model, inputs))
+    if isinstance(reference, str):
+        return Outcome("WRONG", text, runs) if runs else Outcome("without oracle", reference, runs)
+    other = difference(actual, reference)
+    if not other:
+        return Outcome("reference", text, runs)
+    return Outcome("WRONG", f"onnxruntime: {text or 'does not run it'}; reference: {other}", runs)
