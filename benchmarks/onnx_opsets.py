@@ -15,6 +15,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,23 +23,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from tests.ipujax.onnx.opset_cases import GENERATORS, draw, opsets_of
-from tests.ipujax.onnx.opset_oracles import Outcome, outcome
+from tests.ipujax.onnx.opsets.cases import GENERATORS, draw, opsets_of
+from tests.ipujax.onnx.opsets.oracles import Outcome, outcome
 
 FAULTS = ("WRONG", "untyped error")
 
 
-def random_nodes(count: int, seed: int, operators: list[str]) -> list[tuple[str, int, Outcome]]:
-    """Return operator, opset and outcome of random nodes."""
+def random_nodes(count: int, seed: int, operators: list[str]) -> Iterator[tuple[str, int, Outcome]]:
+    """Yield operator, opset and outcome of random nodes."""
     rng = np.random.default_rng(seed)
-    rows = []
     for number in range(count):
         op_type = operators[int(rng.integers(len(operators)))]
         opsets = opsets_of(op_type)
         opset = opsets[int(rng.integers(len(opsets)))]
         model, inputs = draw(op_type, opset, seed + number)
-        rows.append((op_type, opset, outcome(model, inputs)))
-    return rows
+        yield op_type, opset, outcome(model, inputs)
 
 
 def main() -> int:
@@ -50,18 +49,18 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print a line for each model without an equal result")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # of onnx's reference
+    counts: Counter[str] = Counter()
+    refusals: Counter[tuple[str, str]] = Counter()
     operators = [arguments.operator] if arguments.operator else sorted(GENERATORS)
-    rows = random_nodes(arguments.count, arguments.seed, operators)
-    shown = [row for row in rows if row[2].kind in FAULTS or (arguments.verbose and row[2].kind != "equal")]
-    for op_type, opset, result in shown:
-        print(f"{op_type} of opset {opset}: {result.kind}: {result.text[:300]}")
-    refusals = Counter(
-        (op_type, result.text[:100]) for op_type, _, result in rows if result.kind == "refused" and result.runs
-    )
+    for op_type, opset, result in random_nodes(arguments.count, arguments.seed, operators):
+        counts[result.kind] += 1
+        if result.kind == "refused" and result.runs:
+            refusals[op_type, result.text] += 1
+        if result.kind in FAULTS or (arguments.verbose and result.kind != "equal"):
+            print(f"{op_type} of opset {opset}: {result.kind}: {result.text}", flush=True)
     for (op_type, text), number in sorted(refusals.items()):
         print(f"refused, onnxruntime runs it: {number} × {op_type}: {text}")
-    counts = Counter(result.kind for _, _, result in rows)
-    print(f"{len(rows)} models: " + ", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
+    print(f"{arguments.count} models: " + ", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
     return int(any(counts[kind] for kind in FAULTS))
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
+from ipujax.onnx.reading.old_node import OldNode, Rewrite
 from ipujax.onnx.reading.proto_graphs import graphs_of, replace_nodes
-from ipujax.onnx.reading.rewrites import REWRITES, OldNode, Rewrite
+from ipujax.onnx.reading.rewrites import REWRITES
 from ipujax.onnx.registry import EARLY_DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")

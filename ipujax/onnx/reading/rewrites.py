@@ -8,120 +8,25 @@ Source: ONNX, docs/Changelog.md; for positions of Resize 10, which it leaves ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.old_node import (
+    Nodes,
+    OldNode,
+    Rewrite,
+    as_operands,
+    constant,
+    in_early_domain,
+    scalar_like,
+    with_names,
+    without,
+)
 from ipujax.onnx.registry import EARLY_DOMAIN
-
-Nodes = list[onnx.NodeProto]
-
-
-@dataclass(frozen=True, slots=True)
-class OldNode:
-    """A node to be rewritten.
-
-    Args:
-        proto: the node.
-        name: its name or number in the graph, for errors.
-    """
-
-    proto: onnx.NodeProto
-    name: str
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Values of the attributes, by name."""
-        return {each.name: helper.get_attribute_value(each) for each in self.proto.attribute}
-
-    @property
-    def inputs(self) -> list[str]:
-        """Names of the inputs."""
-        return list(self.proto.input)
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the outputs."""
-        return list(self.proto.output)
-
-    def value(self, role: str) -> str:
-        """Return a name for a new value; names of outputs are unique in their graph, so those made of them are too."""
-        return f"{next(filter(None, self.outputs))}·{role}"
-
-    def changed(self, inputs: Sequence[str] | None = None, *, domain: str = "", **attributes: Any) -> onnx.NodeProto:
-        """Return the node with other inputs, domain and attributes; None leaves an attribute out."""
-        operands = self.inputs if inputs is None else inputs
-        new = helper.make_node(self.proto.op_type, operands, self.outputs, self.proto.name, domain=domain)
-        new.attribute.extend(each for each in self.proto.attribute if each.name not in attributes)
-        added = {name: value for name, value in attributes.items() if value is not None}
-        new.attribute.extend(helper.make_attribute(name, value) for name, value in added.items())
-        return new
-
-    def with_defaults(self, *dropped: str, domain: str = "", **defaults: Any) -> onnx.NodeProto:
-        """Return the node without some attributes, and with others where it leaves them at a default that changed."""
-        names = {each.name for each in self.proto.attribute}
-        missing = {name: value for name, value in defaults.items() if name not in names}
-        return self.changed(domain=domain, **missing, **dict.fromkeys(dropped))
-
-    def refused(self, reason: str, expected: str, got: str) -> OnnxModelError:
-        """Return the error of a node that the newest opset has no counterpart of."""
-        return OnnxModelError(f"node {self.name!r} ({self.proto.op_type}) {reason}", expected=expected, got=got)
-
-
-Rewrite = Callable[[OldNode], Nodes]
-
-
-def _constant(name: str, values: Any, dtype: type = np.int64) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(values, dtype), name))
-
-
-def _scalar_like(name: str, value: float, like: str) -> Nodes:
-    """A scalar in the element type of another value."""
-    constant = _constant(f"{name}·single", value, np.float32)
-    return [constant, helper.make_node("CastLike", [f"{name}·single", like], [name])]
-
-
-def _without(*names: str, **defaults: Any) -> Rewrite:
-    """Leave attributes out, and write out the defaults that others had."""
-    return lambda node: [node.with_defaults(*names, **defaults)]
-
-
-def _in_early_domain(**defaults: Any) -> Rewrite:
-    """Keep the form of an operator that is evaluated as it was."""
-    return lambda node: [node.with_defaults(domain=EARLY_DOMAIN, **defaults)]
-
-
-def _with_names(attribute: str, names: Mapping[bytes, str]) -> Rewrite:
-    """Spell the value of an attribute as today."""
-
-    def rewrite(node: OldNode) -> Nodes:
-        value = node.attributes.get(attribute)
-        return [node.changed(**({attribute: names[value]} if value in names else {}))]
-
-    return rewrite
-
-
-def _as_operands(*names: str, dropped: Sequence[str] = (), **defaults: Any) -> Rewrite:
-    """Make operands behind the others of attributes that are integers."""
-
-    def rewrite(node: OldNode) -> Nodes:
-        values = {**defaults, **node.attributes}
-        present = [name for name in names if name in values]
-        constants = [_constant(node.value(name), values[name]) for name in present]
-        # Those that are left out in front of others keep their place.
-        operands = [node.value(name) if name in present else "" for name in names[: _count_up_to(names, present)]]
-        return [*constants, node.changed([*node.inputs, *operands], **dict.fromkeys((*names, *dropped)))]
-
-    return rewrite
-
-
-def _count_up_to(names: Sequence[str], present: Sequence[str]) -> int:
-    return 1 + names.index(present[-1]) if present else 0
 
 
 def _broadcast(node: OldNode) -> Nodes:
@@ -160,7 +65,7 @@ def _batch_normalization_by_element(node: OldNode) -> Nodes:
         ("Mul", [node.value("standard"), scale], "scaled"),
     ]
     return [
-        *_scalar_like(node.value("epsilon"), node.attributes.get("epsilon", 1e-5), x),
+        *scalar_like(node.value("epsilon"), node.attributes.get("epsilon", 1e-5), x),
         *(helper.make_node(op_type, operands, [node.value(result)]) for op_type, operands, result in steps),
         helper.make_node("Add", [node.value("scaled"), bias], node.outputs[:1], node.proto.name),
     ]
@@ -182,14 +87,14 @@ def _clip(node: OldNode) -> Nodes:
     (x,) = node.inputs
     bounds = {"min": -_LARGEST, "max": _LARGEST, **node.attributes}
     finite = [name for name in ("min", "max") if np.isfinite(bounds[name])]
-    constants = [new for name in finite for new in _scalar_like(node.value(name), bounds[name], x)]
+    constants = [new for name in finite for new in scalar_like(node.value(name), bounds[name], x)]
     operands = [node.value(name) if name in finite else "" for name in ("min", "max")]
     return [*constants, node.changed([x, *operands], min=None, max=None)]
 
 
 def _dropout(node: OldNode) -> Nodes:
     """Make an operand of the ratio: without an operand that says so, the node does not train."""
-    ratio = _constant(node.value("ratio"), node.attributes.get("ratio", 0.5), np.float32)
+    ratio = constant(node.value("ratio"), node.attributes.get("ratio", 0.5), np.float32)
     return [ratio, node.changed([*node.inputs, node.value("ratio")], ratio=None)]
 
 
@@ -208,10 +113,10 @@ def _pad(node: OldNode) -> Nodes:
     (x,) = node.inputs
     changes = dict.fromkeys(("pads", "value"))
     operands = [x, node.value("pads")]
-    pads = _constant(node.value("pads"), node.attributes["pads"])
+    pads = constant(node.value("pads"), node.attributes["pads"])
     if node.attributes.get("mode", b"constant") != b"constant" or not node.attributes.get("value"):
         return [pads, node.changed(operands, **changes)]
-    value = _scalar_like(node.value("value"), node.attributes["value"], x)
+    value = scalar_like(node.value("value"), node.attributes["value"], x)
     return [pads, *value, node.changed([*operands, node.value("value")], **changes)]
 
 
@@ -230,7 +135,7 @@ def _resize(node: OldNode) -> Nodes:
     larger = node.value("larger")
     smaller = node.value("smaller")
     return [
-        _constant(one, 1, np.float32),
+        constant(one, 1, np.float32),
         helper.make_node("Max", [scales, one], [larger]),
         helper.make_node("Min", [scales, one], [smaller]),
         resized(x, larger, node.value("enlarged"), "", "floor"),
@@ -251,7 +156,7 @@ def _upsample_by_axes(node: OldNode) -> Nodes:
 
 
 def _upsample_by_attribute(node: OldNode) -> Nodes:
-    scales = _constant(node.value("scales"), node.attributes["scales"], np.float32)
+    scales = constant(node.value("scales"), node.attributes["scales"], np.float32)
     return [scales, node.changed([*node.inputs, node.value("scales")], scales=None)]
 
 
@@ -261,7 +166,7 @@ def _tile(node: OldNode) -> Nodes:
     roles = ("unit", "shape", "rank", "ones", "axis", "tiles", "repeats", "whole_axis", "whole_tiles")
     unit, shape, rank, ones, index, update, repeats, whole_index, whole_update = map(node.value, roles)
     return [
-        _constant(unit, [1]),
+        constant(unit, [1]),
         helper.make_node("Shape", [x], [shape]),
         helper.make_node("Shape", [shape], [rank]),
         helper.make_node("Expand", [unit, rank], [ones]),
@@ -290,37 +195,37 @@ _LARGEST = float(np.finfo(np.float32).max)
 # Operator → (opset of the change, rewrite of nodes before it), earliest first.
 REWRITES: Mapping[str, Sequence[tuple[int, Rewrite]]] = {
     **dict.fromkeys(_ARITHMETIC + _LOGIC, ((7, _broadcast),)),
-    **dict.fromkeys(_FLATTENING, ((13, _in_early_domain(axis=1)),)),
-    **dict.fromkeys(_IN_PLACE, ((6, _without("consumed_inputs")),)),
-    **dict.fromkeys(_RECURRENT, ((7, _without("output_sequence")),)),
-    **dict.fromkeys(_REDUCTIONS, ((18, _as_operands("axes")),)),
+    **dict.fromkeys(_FLATTENING, ((13, in_early_domain(axis=1)),)),
+    **dict.fromkeys(_IN_PLACE, ((6, without("consumed_inputs")),)),
+    **dict.fromkeys(_RECURRENT, ((7, without("output_sequence")),)),
+    **dict.fromkeys(_REDUCTIONS, ((18, as_operands("axes")),)),
     "BatchNormalization": (
-        (7, _without("consumed_inputs", "is_test")),
+        (7, without("consumed_inputs", "is_test")),
         (9, _batch_normalization_by_element),
         (14, _batch_normalization_by_outputs),
     ),
     "Cast": ((6, _cast),),
-    "Clip": ((6, _without("consumed_inputs", min=-np.inf, max=np.inf)), (11, _clip)),
-    "Concat": ((4, _without(axis=1)),),
-    "DFT": ((20, _as_operands("axis", axis=1)),),
-    "Dropout": ((7, _without("consumed_inputs", "is_test")), (10, _dropout_mask), (12, _dropout)),
-    "Gemm": ((7, _without("broadcast")),),
-    "GridSample": ((20, _with_names("mode", {b"bicubic": "cubic", b"bilinear": "linear"})),),
-    "GroupNormalization": ((21, _in_early_domain()),),
+    "Clip": ((6, without("consumed_inputs", min=-np.inf, max=np.inf)), (11, _clip)),
+    "Concat": ((4, without(axis=1)),),
+    "DFT": ((20, as_operands("axis", axis=1)),),
+    "Dropout": ((7, without("consumed_inputs", "is_test")), (10, _dropout_mask), (12, _dropout)),
+    "Gemm": ((7, without("broadcast")),),
+    "GridSample": ((20, with_names("mode", {b"bicubic": "cubic", b"bilinear": "linear"})),),
+    "GroupNormalization": ((21, in_early_domain()),),
     "PRelu": ((7, _prelu),),
     "Pad": ((2, lambda node: [node.changed(paddings=None, pads=node.attributes["paddings"])]), (11, _pad)),
-    "ReduceSum": ((13, _as_operands("axes")),),
-    "Reshape": ((5, _as_operands("shape", dropped=("consumed_inputs",))),),
+    "ReduceSum": ((13, as_operands("axes")),),
+    "Reshape": ((5, as_operands("shape", dropped=("consumed_inputs",))),),
     "Resize": ((11, _resize),),
-    "RoiAlign": ((16, _without(coordinate_transformation_mode="output_half_pixel")),),
-    "Scan": ((9, _in_early_domain()),),
+    "RoiAlign": ((16, without(coordinate_transformation_mode="output_half_pixel")),),
+    "Scan": ((9, in_early_domain()),),
     "Scatter": ((11, _scatter),),
-    "Selu": ((6, _without("consumed_inputs", alpha=1.6732, gamma=1.0507)),),
-    "Slice": ((10, _as_operands("starts", "ends", "axes")),),
-    "Split": ((13, _as_operands("split")),),
-    "Squeeze": ((13, _as_operands("axes")),),
+    "Selu": ((6, without("consumed_inputs", alpha=1.6732, gamma=1.0507)),),
+    "Slice": ((10, as_operands("starts", "ends", "axes")),),
+    "Split": ((13, as_operands("split")),),
+    "Squeeze": ((13, as_operands("axes")),),
     "Tile": ((6, _tile),),
-    "TopK": ((10, _as_operands("k")),),
-    "Unsqueeze": ((13, _as_operands("axes")),),
+    "TopK": ((10, as_operands("k")),),
+    "Unsqueeze": ((13, as_operands("axes")),),
     "Upsample": ((7, _upsample_by_axes), (9, _upsample_by_attribute), (10, _resize)),
 }

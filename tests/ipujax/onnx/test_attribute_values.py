@@ -13,7 +13,7 @@ import ipujax.onnx
 from ipujax.onnx import OnnxModelError
 from ipujax.onnx.reading.attribute_values import _ROWS
 from tests.ipujax.onnx.models import OPSET, graph_of, info, model_of
-from tests.ipujax.onnx.opset_cases import GENERATORS, draw
+from tests.ipujax.onnx.opsets.cases import GENERATORS, draw
 
 STANDARD = {schema.name: schema for schema in onnx.defs.get_all_schemas() if not schema.domain}
 # Attributes whose texts are free, whose numbers are sizes and the like, or of operators without an implementation.

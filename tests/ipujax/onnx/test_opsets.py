@@ -18,8 +18,8 @@ import ipujax.onnx
 from ipujax.onnx import OnnxModelError
 from ipujax.onnx.reading.rewrites import REWRITES
 from tests.ipujax.onnx.models import graph_of, info, model_of
-from tests.ipujax.onnx.opset_cases import GENERATORS, draw, opsets_of
-from tests.ipujax.onnx.opset_oracles import outcome
+from tests.ipujax.onnx.opsets.cases import GENERATORS, draw, opsets_of
+from tests.ipujax.onnx.opsets.oracles import outcome
 
 RIGHT = {"equal", "reference", "without oracle"}
 # Changes of a schema without a rewrite, by operator and opset, and why there is none.

@@ -96,6 +96,10 @@ def difference(actual: Sequence[Any], expected: Sequence[Any]) -> str:
     return ""
 
 
+def _short(text: str) -> str:
+    return " ".join(text.split())[:240]
+
+
 def outcome(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Outcome:
     """Compare ipujax with onnxruntime and, where that does not run the model or differs, with onnx's reference."""
     runtime = runtime_results(model, inputs)
@@ -103,15 +107,15 @@ def outcome(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Outcome
     try:
         actual = ipu_results(model, inputs)
     except ipu.IpuError as error:
-        return Outcome("refused", str(error).partition("\n")[0], runs)
+        return Outcome("refused", _short(str(error)), runs)
     except Exception as error:  # what the benchmark looks for
-        return Outcome("untyped error", f"{type(error).__name__}: {error}".partition("\n")[0], runs)
+        return Outcome("untyped error", _short(f"{type(error).__name__}: {error}"), runs)
     text = "" if isinstance(runtime, str) else difference(actual, runtime)
     if runs and not text:
         return Outcome("equal", "", runs)
     reference = reference_results(*aligned(model, inputs))
     if isinstance(reference, str):
-        return Outcome("WRONG", text, runs) if runs else Outcome("without oracle", reference, runs)
+        return Outcome("WRONG", text, runs) if runs else Outcome("without oracle", _short(reference), runs)
     other = difference(actual, reference)
     if not other:
         return Outcome("reference", text, runs)
