@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ipujax.onnx.graphs import Graph, Node
+from ipujax.onnx.registry import EARLY_DOMAIN
 
 # Operator → positions of operands that decide the shape of a result; None: all.
 SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
@@ -81,7 +82,7 @@ def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
 
 
 def _shape_operands(node: Node) -> Iterator[str]:
-    positions = SHAPE_OPERANDS.get(node.op_type, ()) if not node.domain else ()
+    positions = SHAPE_OPERANDS.get(node.op_type, ()) if node.domain in ("", EARLY_DOMAIN) else ()
     for n in range(len(node.inputs)) if positions is None else positions:
         if n < len(node.inputs) and node.inputs[n]:
             yield node.inputs[n]

@@ -1,6 +1,7 @@
 """Operators of early opsets whose meaning no node of the newest has: the domain `ipujax.early` of rewritten nodes.
 
-Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GroupNormalization 18, Scan 8.
+Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GroupNormalization 18, Resize 10, Scan 8; for
+what it leaves open of Resize, onnxruntime.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 
 from ipujax.onnx.operators.normalization import group_normalization
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of
+from ipujax.onnx.operators.resize import resize
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.operators.subgraphs import Body, scan
-from ipujax.onnx.registry import EARLY_DOMAIN, operator
+from ipujax.onnx.registry import EARLY_DOMAIN, operator, static
 
 
 @operator("AlignedOperand", EARLY_DOMAIN)
@@ -61,6 +63,21 @@ def group_normalization_by_group(
     repeats = np.shape(x)[1] // num_groups
     by_channel = (jnp.repeat(jnp.asarray(each), repeats) for each in (scale, bias))
     return group_normalization(x, *by_channel, epsilon=epsilon, num_groups=num_groups)
+
+
+@operator("Resize", EARLY_DOMAIN)
+def resize_by_scales(x: Value, scales: Value, *, mode: str = "nearest") -> Array:
+    """Resize with positions that are not at the middle of elements; nearest is the one before, or after if shrunk."""
+    x = jnp.asarray(x)
+    factors = np.ravel(static(scales, "scales")).astype(np.float32)
+    # An array that keeps its size stays as it is, whatever the scales: ONNX leaves it open, onnxruntime has it so.
+    if np.array_equal(np.floor(factors * np.float32(x.shape)), x.shape):
+        return x
+    positions = {"coordinate_transformation_mode": "asymmetric", "mode": mode}
+    if mode != "nearest":
+        return resize(x, None, factors, **positions)
+    enlarged = resize(x, None, np.maximum(factors, 1), nearest_mode="floor", **positions)
+    return resize(enlarged, None, np.minimum(factors, 1), nearest_mode="ceil", **positions)
 
 
 @operator("Scan", EARLY_DOMAIN)

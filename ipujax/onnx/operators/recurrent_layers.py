@@ -269,6 +269,7 @@ def lstm(
     count = 3 * len(layer.directions)
     names = activations or ("Sigmoid", "Tanh", "Tanh") * len(layer.directions)
     functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 3)
+    unclipped = _by_direction(_activations(names, count, activation_alpha, activation_beta, None), 3)
     peepholes = None if p is None else jnp.asarray(p).reshape(len(layer.directions), 3, layer.hidden)
 
     def direction_step(index: int, f: Activation, g: Activation, h: Activation) -> Step:
@@ -286,7 +287,8 @@ def lstm(
 
         return step
 
-    steps = [direction_step(index, *functions[index]) for index in range(len(layer.directions))]
+    # onnxruntime limits the gates alone, not the cell.
+    steps = [direction_step(n, *functions[n][:2], unclipped[n][2]) for n in range(len(layer.directions))]
     return _run(layer, [initial_h, initial_c], steps, output_count)
 
 

@@ -101,8 +101,8 @@ def with_names(attribute: str, names: Mapping[bytes, str]) -> Rewrite:
     return rewrite
 
 
-def as_operands(*names: str, dropped: Sequence[str] = (), **defaults: Any) -> Rewrite:
-    """Make operands behind the others of attributes that are integers."""
+def as_operands(*names: str, first: int = 1, dropped: Sequence[str] = (), **defaults: Any) -> Rewrite:
+    """Make operands of attributes that are integers, from a position on."""
 
     def rewrite(node: OldNode) -> Nodes:
         values = {**defaults, **node.attributes}
@@ -110,7 +110,8 @@ def as_operands(*names: str, dropped: Sequence[str] = (), **defaults: Any) -> Re
         constants = [constant(node.value(name), values[name]) for name in present]
         # Those that are left out in front of others keep their place.
         operands = [node.value(name) if name in present else "" for name in names[: _count_up_to(names, present)]]
-        return [*constants, node.changed([*node.inputs, *operands], **dict.fromkeys((*names, *dropped)))]
+        absent = [""] * (first - len(node.inputs) if operands else 0)
+        return [*constants, node.changed([*node.inputs, *absent, *operands], **dict.fromkeys((*names, *dropped)))]
 
     return rewrite
 

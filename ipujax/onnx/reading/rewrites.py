@@ -3,7 +3,7 @@
 `REWRITES` has a row for each change: a node of an opset before the row's is rewritten. Changes that only allow more
 (broadcasting, negative axes, element types, attributes with the earlier meaning as default) need no row.
 
-Source: ONNX, docs/Changelog.md; for positions of Resize 10, which it leaves open, onnxruntime.
+Source: ONNX, docs/Changelog.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from ipujax.onnx.reading.old_node import (
@@ -121,26 +120,9 @@ def _pad(node: OldNode) -> Nodes:
 
 
 def _resize(node: OldNode) -> Nodes:
-    """Resize by scales with asymmetric positions: the nearest element before, where an axis shrinks the one after."""
-    x, scales = node.inputs
-    positions = {"coordinate_transformation_mode": "asymmetric", "mode": node.attributes.get("mode", b"nearest")}
-
-    def resized(source: str, factors: str, result: str, name: str, nearest: str) -> onnx.NodeProto:
-        return helper.make_node("Resize", [source, "", factors], [result], name, nearest_mode=nearest, **positions)
-
-    (y,) = node.outputs
-    if positions["mode"] != b"nearest":
-        return [resized(x, scales, y, node.proto.name, "floor")]
-    one = node.value("one")
-    larger = node.value("larger")
-    smaller = node.value("smaller")
-    return [
-        constant(one, 1, np.float32),
-        helper.make_node("Max", [scales, one], [larger]),
-        helper.make_node("Min", [scales, one], [smaller]),
-        resized(x, larger, node.value("enlarged"), "", "floor"),
-        resized(node.value("enlarged"), smaller, y, node.proto.name, "ceil"),
-    ]
+    """Resize by scales, with the positions of that time."""
+    attributes = {name: value for name, value in node.attributes.items() if name == "mode"}
+    return [helper.make_node("Resize", node.inputs, node.outputs, node.proto.name, domain=EARLY_DOMAIN, **attributes)]
 
 
 def _scatter(node: OldNode) -> Nodes:
@@ -207,7 +189,7 @@ REWRITES: Mapping[str, Sequence[tuple[int, Rewrite]]] = {
     "Cast": ((6, _cast),),
     "Clip": ((6, without("consumed_inputs", min=-np.inf, max=np.inf)), (11, _clip)),
     "Concat": ((4, without(axis=1)),),
-    "DFT": ((20, as_operands("axis", axis=1)),),
+    "DFT": ((20, as_operands("axis", first=2, axis=1)),),
     "Dropout": ((7, without("consumed_inputs", "is_test")), (10, _dropout_mask), (12, _dropout)),
     "Gemm": ((7, without("broadcast")),),
     "GridSample": ((20, with_names("mode", {b"bicubic": "cubic", b"bilinear": "linear"})),),

@@ -141,7 +141,8 @@ def _flattening(d: Draw) -> None:
 
 def _dropout(d: Draw) -> None:
     d.operand(d.normal(*d.shape()))
-    d.outputs = d.integer(1, 2)
+    # before opset 12 the oracles leave the mask open
+    d.outputs = d.integer(1, 2 if d.opset >= 12 else 1)
     if d.opset < 12:
         d.sometimes(ratio=0.3)
     elif d.often():

@@ -146,13 +146,14 @@ def _recurrent(d: Draw) -> None:
     time, batch, size, hidden = (d.integer(1, 4) for _ in range(4))
     direction = d.one_of(["forward", "reverse", "bidirectional"])
     count = 2 if direction == "bidirectional" else 1
-    layout = d.integer(0, 1) if d.opset >= 14 and d.often(0.2) else 0
+    # only the reference has a layout, and it ignores much else then
+    layout = int(d.opset >= 14 and direction == "forward" and d.often(0.2))
     d.operand(d.normal(*((batch, time) if layout else (time, batch)), size))
     d.operand(d.normal(count, gates * hidden, size))
     d.operand(d.normal(count, gates * hidden, hidden))
     if d.often():
         d.operand(d.normal(count, 2 * gates * hidden))
-        if d.often():
+        if d.often() and not layout:
             d.operand(d.whole(1, time, batch, dtype=np.int32))
     d.attributes.update(hidden_size=hidden, direction=direction)
     if layout:
@@ -161,15 +162,16 @@ def _recurrent(d: Draw) -> None:
         d.sometimes(linear_before_reset=d.integer(0, 1))
     if d.op_type == "LSTM":
         d.sometimes(input_forget=0)
-    if d.often(0.3):
-        names = ["Tanh", "Sigmoid", "Relu", "HardSigmoid", "Softsign", "Softplus", "tanh"]
+    if d.often(0.3) and not layout:
+        names = ["Tanh", "Sigmoid", "HardSigmoid", "Softsign", "tanh"]
         functions = {"RNN": 1, "GRU": 2, "LSTM": 3}[d.op_type]
         d.attributes["activations"] = [d.one_of(names) for _ in range(functions * count)]
-    if d.often(0.2):
+    if d.often(0.2) and not layout:
         d.attributes["clip"] = 0.5
     if d.opset < 7:
         d.attributes["output_sequence"] = 1
-    d.outputs = d.integer(1, 3 if d.op_type == "LSTM" else 2)
+    # the first GRU had to name both of its outputs
+    d.outputs = d.integer(2 if d.op_type == "GRU" and d.opset < 3 else 1, 3 if d.op_type == "LSTM" else 2)
 
 
 def _attention(d: Draw) -> None:
