@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, integers
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
 from ipujax.onnx.operators.sampling import linear_samples
-from ipujax.onnx.operators.windows import Windows, slide
+from ipujax.onnx.operators.windows import Windows, kernel_of, slide
 from ipujax.onnx.registry import operator, static
 
 
@@ -30,7 +30,7 @@ def convolution(
     strides: Sequence[int] | None = None,
 ) -> Array:
     x, w = map(jnp.asarray, (x, w))
-    kernel = kernel_shape or w.shape[2:]
+    kernel = kernel_of(kernel_shape, w)
     windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
     return _with_bias(convolve(x, w, windows, group), b)
 
@@ -99,12 +99,16 @@ def transposed_convolution(
     """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
     x, w = map(jnp.asarray, (x, w))
     rank = x.ndim - 2
-    kernel = tuple(kernel_shape or w.shape[2:])
+    kernel = kernel_of(kernel_shape, w)
     steps = tuple(strides or (1,) * rank)
     spacing = tuple(dilations or (1,) * rank)
+    for name, values in (("strides", steps), ("dilations", spacing)):
+        refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
     # `output_padding` extends the result at its end; it is no padding of zeros.
     extra = tuple(output_padding or (0,) * rank)
+    for elements, step, space in zip(extra, steps, spacing, strict=True):
+        refuse_outside(np.asarray(elements), 0, max(step, space) - 1, "output_padding")
     # result without padding, and the padding that is cut off it
     full = [s * (n - 1) + e + span for s, n, e, span in zip(steps, x.shape[2:], extra, spans, strict=True)]
     before, sizes = _cut(full, x.shape[2:], steps, auto_pad, output_shape, pads)
@@ -173,7 +177,7 @@ def deformable_convolution(
     """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
     x, w, offset = map(jnp.asarray, (x, w, offset))
     batch, channels, *sizes = x.shape
-    windows = slide(sizes, kernel_shape or w.shape[2:], strides=strides, dilations=dilations, pads=pads)
+    windows = slide(sizes, kernel_of(kernel_shape, w), strides=strides, dilations=dilations, pads=pads)
     rank = windows.rank
     taps = math.prod(windows.kernel)
     places = math.prod(windows.counts)

@@ -39,8 +39,7 @@ def _over_trailing_axes(function: Callable[..., Array]) -> Callable[..., Array]:
 
     def flattened(x: Value, *, axis: int) -> Array:
         x = jnp.asarray(x)
-        first = axis_of(axis, x.ndim + 1) if axis >= 0 else axis_of(axis, x.ndim)
-        return function(x, axis=tuple(range(first, x.ndim)))
+        return function(x, axis=tuple(range(axis_of(axis, x.ndim), x.ndim)))
 
     return flattened
 

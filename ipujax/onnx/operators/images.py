@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operand_types import Array, Value, integers, refuse_outside_axis
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Value, integers, refuse_outside, refuse_outside_axis
 from ipujax.onnx.operators.sampling import (
     Taps,
     cubic_taps,
@@ -58,6 +58,7 @@ def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Array:
     """Grid of positions for GridSample: coordinates of a result's elements, mapped by matrices [N, axes, axes + 1]."""
     theta = jnp.asarray(theta)
     sizes = integers(static(size, "size"))[2:]
+    refuse_outside(np.asarray(sizes), 1, MAX_SIZE, "size")
     steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
     mesh = np.meshgrid(*steps, indexing="ij")
     homogeneous = np.stack([*reversed(mesh), np.ones(sizes)], axis=-1)

@@ -16,6 +16,7 @@ Array = jax.Array
 Value = jax.Array | np.ndarray  # an operand: traced or static
 Optional = jax.Array | np.ndarray | None  # an operand that a node may leave out
 Scalar = Any
+MAX_SIZE = 2**31 - 1  # of an axis
 
 
 def axis_of(axis: int, rank: int) -> int:

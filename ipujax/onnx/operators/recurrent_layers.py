@@ -97,8 +97,12 @@ class Layer:
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _layer(x: Value, w: Value, r: Value, b: Optional, lengths: Optional, direction: str, layout: int) -> Layer:
+def _layer(
+    x: Value, w: Value, r: Value, b: Optional, lengths: Optional, direction: str, layout: int, hidden_size: int | None
+) -> Layer:
     x, w, r = map(jnp.asarray, (x, w, r))
+    if hidden_size not in (None, r.shape[-1]):
+        raise OutsideError("hidden_size is not that of the weights", expected=r.shape[-1], got=hidden_size)
     biases = jnp.zeros((len(r), 2, r.shape[1]), x.dtype) if b is None else jnp.asarray(b).reshape(len(r), 2, -1)
     return Layer(
         x=jnp.swapaxes(x, 0, 1) if layout else x,
@@ -184,7 +188,7 @@ def rnn(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Elman layer: hidden = f(W x + R hidden + b)."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout)
+    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
     count = len(layer.directions)
     functions = _activations(activations or ("Tanh",) * count, count, activation_alpha, activation_beta, clip)
 
@@ -218,7 +222,7 @@ def gru(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Gated recurrent units, gates in the order update, reset, hidden."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout)
+    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
     count = 2 * len(layer.directions)
     names = activations or ("Sigmoid", "Tanh") * len(layer.directions)
     functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 2)
@@ -265,7 +269,7 @@ def lstm(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Long short-term memory, gates in the order input, output, forget, cell; peepholes in `p`, without cell."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout)
+    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
     count = 3 * len(layer.directions)
     names = activations or ("Sigmoid", "Tanh", "Tanh") * len(layer.directions)
     functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 3)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.element_types import index_dtype, is_floating
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, size_of
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, size_of
 from ipujax.onnx.registry import operator, register, static
 
 Axes = tuple[int, ...]
@@ -84,7 +84,9 @@ IRRATIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 def _reduction(name: str, reduce: Reduce) -> Callable[..., Array]:
     def reduced(x: Value, axes: Optional = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         x = jnp.asarray(x)
-        listed = () if axes is None else integers(static(axes, "axes"))
+        named = () if axes is None else integers(static(axes, "axes"))
+        # An axis that is named twice is reduced once, as in onnxruntime.
+        listed = tuple(sorted({axis_of(axis, x.ndim) for axis in named}))
         chosen = listed if listed or noop_with_empty_axes else tuple(range(x.ndim))
         wide = x.astype(jnp.float32) if name in IRRATIONAL and not is_floating(x) else x
         result = reduce(wide, chosen).astype(x.dtype)

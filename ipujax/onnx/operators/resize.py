@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axes_of, integers
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator, static
 
 Floats = np.ndarray
@@ -134,6 +134,7 @@ def _lines(
     inputs = [shape[axis] for axis in axes]
     if sizes is not None and np.size(sizes):
         results = integers(static(sizes, "sizes"))
+        refuse_outside(np.asarray(results), 1, MAX_SIZE, "size")
         factors = [result / size for result, size in zip(results, inputs, strict=True)]
         if policy != "stretch":
             # One factor for all axes, so that the aspect ratio stays.
@@ -142,6 +143,7 @@ def _lines(
             results = tuple(int(factor * size + 0.5) for size in inputs)
     else:
         factors = np.asarray(static(scales, "scales"), float).tolist()
+        refuse_outside(np.asarray(factors), np.finfo(np.float32).tiny, MAX_SIZE, "scale")
         # a float32 scale times a size, as ONNX says; without rounding 0.6 · 5 is 3
         results = tuple(int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, inputs, strict=True))
     lines = map(Line, inputs, results, factors, regions)

@@ -10,6 +10,7 @@ from jax import lax
 
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
     Array,
     Optional,
     Value,
@@ -69,7 +70,8 @@ def split(
     x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
     extent = x.shape[along]
-    parts = num_outputs or output_count
+    parts = output_count if num_outputs is None else num_outputs
+    refuse_outside(np.asarray(parts), output_count, output_count, "the number of parts,")
     if sizes is not None:
         return tuple(jnp.split(x, stops_of(integers(static(sizes, "split")), extent, along), along))
     if num_outputs is None and extent % parts:
@@ -107,7 +109,9 @@ def expand(x: Value, shape: Value) -> Array:
 
 @operator("Tile")
 def tile(x: Value, repeats: Value) -> Array:
-    return jnp.tile(x, integers(static(repeats, "repeats")))
+    counts = integers(static(repeats, "repeats"))
+    refuse_outside(np.asarray(counts), 0, MAX_SIZE, "repeat")
+    return jnp.tile(x, counts)
 
 
 @operator("Pad")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ipujax.onnx.operators.operand_types import ceil_div
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.operand_types import MAX_SIZE, ceil_div, refuse_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def slide(
     rank = len(sizes)
     steps = tuple(strides or (1,) * rank)
     spacing = tuple(dilations or (1,) * rank)
+    for name, values in (("kernel_shape", kernel), ("strides", steps), ("dilations", spacing)):
+        refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
     if auto_pad.startswith("SAME"):
         counts = tuple(map(ceil_div, sizes, steps))
@@ -99,7 +103,17 @@ def slide(
         _window_count(size, low, high, span, step, ceil_mode)
         for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
     )
+    refuse_outside(np.asarray(counts), 1, MAX_SIZE, "the number of windows along an axis,")
     return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
+
+
+def kernel_of(kernel_shape: Sequence[int] | None, w: Any) -> tuple[int, ...]:
+    """Return the extents of kernels [.., .., kernel]; refuse an attribute that says something else."""
+    extents = tuple(w.shape[2:])
+    if kernel_shape is not None and tuple(kernel_shape) != extents:
+        message = "kernel_shape is not the shape of the weights"
+        raise OutsideError(message, expected=list(extents), got=list(kernel_shape))
+    return extents
 
 
 def _window_count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
