@@ -6,6 +6,7 @@ what it leaves open of Resize, onnxruntime.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,13 +71,13 @@ def resize_by_scales(x: Value, scales: Value, *, mode: str = "nearest") -> Array
     x = jnp.asarray(x)
     factors = np.ravel(static(scales, "scales")).astype(np.float32)
     # An array that keeps its size stays as it is, whatever the scales: ONNX leaves it open, onnxruntime has it so.
-    if np.array_equal(np.floor(factors * np.float32(x.shape)), x.shape):
+    if np.array_equal(np.floor(factors * np.asarray(x.shape, np.float32)), x.shape):
         return x
-    positions = {"coordinate_transformation_mode": "asymmetric", "mode": mode}
     if mode != "nearest":
-        return resize(x, None, factors, **positions)
-    enlarged = resize(x, None, np.maximum(factors, 1), nearest_mode="floor", **positions)
-    return resize(enlarged, None, np.minimum(factors, 1), nearest_mode="ceil", **positions)
+        return resize(x, None, factors, mode=mode, coordinate_transformation_mode="asymmetric")
+    nearest = functools.partial(resize, coordinate_transformation_mode="asymmetric")
+    enlarged = nearest(x, None, np.maximum(factors, 1), nearest_mode="floor")
+    return nearest(enlarged, None, np.minimum(factors, 1), nearest_mode="ceil")
 
 
 @operator("Scan", EARLY_DOMAIN)

@@ -34,7 +34,7 @@ def axes_of(axes: Collection[int], rank: int) -> tuple[int, ...]:
     return counted
 
 
-def refuse_outside(values: Any, low: int, high: int, name: str = "index") -> None:
+def refuse_outside(values: Any, low: float, high: float, name: str = "index") -> None:
     """Refuse values below `low`, or above `high`, where they are known; traced ones are not."""
     if values is None or not is_static(values):
         return

@@ -292,7 +292,7 @@ def lstm(
         return step
 
     # onnxruntime limits the gates alone, not the cell.
-    steps = [direction_step(n, *functions[n][:2], unclipped[n][2]) for n in range(len(layer.directions))]
+    steps = [direction_step(n, functions[n][0], functions[n][1], unclipped[n][2]) for n in range(len(functions))]
     return _run(layer, [initial_h, initial_c], steps, output_count)
 
 

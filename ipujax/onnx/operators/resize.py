@@ -143,7 +143,7 @@ def _lines(
             results = tuple(int(factor * size + 0.5) for size in inputs)
     else:
         factors = np.asarray(static(scales, "scales"), float).tolist()
-        refuse_outside(np.asarray(factors), np.finfo(np.float32).tiny, MAX_SIZE, "scale")
+        refuse_outside(np.asarray(factors), float(np.finfo(np.float32).tiny), MAX_SIZE, "scale")
         # a float32 scale times a size, as ONNX says; without rounding 0.6 · 5 is 3
         results = tuple(int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, inputs, strict=True))
     lines = map(Line, inputs, results, factors, regions)

@@ -16,6 +16,11 @@ from ipujax.onnx.registry import EARLY_DOMAIN
 Nodes = list[onnx.NodeProto]
 
 
+def left_out(*names: str) -> dict[str, Any]:
+    """Return the changes that leave attributes out."""
+    return dict.fromkeys(names)
+
+
 @dataclass(frozen=True, slots=True)
 class OldNode:
     """A node to be rewritten.
@@ -60,7 +65,7 @@ class OldNode:
         """Return the node without some attributes, and with others where it leaves them at a default that changed."""
         names = {each.name for each in self.proto.attribute}
         missing = {name: value for name, value in defaults.items() if name not in names}
-        return self.changed(domain=domain, **missing, **dict.fromkeys(dropped))
+        return self.changed(domain=domain, **missing, **left_out(*dropped))
 
     def refused(self, reason: str, expected: str, got: str) -> OnnxModelError:
         """Return the error of a node that the newest opset has no counterpart of."""
@@ -95,7 +100,7 @@ def with_names(attribute: str, names: Mapping[bytes, str]) -> Rewrite:
     """Spell the value of an attribute as today."""
 
     def rewrite(node: OldNode) -> Nodes:
-        value = node.attributes.get(attribute)
+        value = node.attributes.get(attribute, b"")
         return [node.changed(**({attribute: names[value]} if value in names else {}))]
 
     return rewrite
@@ -111,7 +116,7 @@ def as_operands(*names: str, first: int = 1, dropped: Sequence[str] = (), **defa
         # Those that are left out in front of others keep their place.
         operands = [node.value(name) if name in present else "" for name in names[: _count_up_to(names, present)]]
         absent = [""] * (first - len(node.inputs) if operands else 0)
-        return [*constants, node.changed([*node.inputs, *absent, *operands], **dict.fromkeys((*names, *dropped)))]
+        return [*constants, node.changed([*node.inputs, *absent, *operands], **left_out(*names, *dropped))]
 
     return rewrite
 

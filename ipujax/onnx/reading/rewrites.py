@@ -21,6 +21,7 @@ from ipujax.onnx.reading.old_node import (
     as_operands,
     constant,
     in_early_domain,
+    left_out,
     scalar_like,
     with_names,
     without,
@@ -31,7 +32,7 @@ from ipujax.onnx.registry import EARLY_DOMAIN
 def _broadcast(node: OldNode) -> Nodes:
     """Say where the second operand's dimensions go: `axis` of `broadcast=1`, else the last ones."""
     a, b = node.inputs
-    changes = dict.fromkeys(("axis", "broadcast", "consumed_inputs"))
+    changes = left_out("axis", "broadcast", "consumed_inputs")
     if not node.attributes.get("broadcast") or "axis" not in node.attributes:
         return [node.changed(**changes)]
     return [*_aligned(node, b, a, node.attributes["axis"]), node.changed([a, node.value("aligned")], **changes)]
@@ -110,7 +111,7 @@ def _dropout_mask(node: OldNode) -> Nodes:
 def _pad(node: OldNode) -> Nodes:
     """Make operands of the amounts and, where the mode reads it, of the value."""
     (x,) = node.inputs
-    changes = dict.fromkeys(("pads", "value"))
+    changes = left_out("pads", "value")
     operands = [x, node.value("pads")]
     pads = constant(node.value("pads"), node.attributes["pads"])
     if node.attributes.get("mode", b"constant") != b"constant" or not node.attributes.get("value"):

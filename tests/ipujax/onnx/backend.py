@@ -35,7 +35,6 @@ FAILING: dict[str, str] = {
     "test_dft_inverse": "expects rounding errors of single precision above the tolerance; x64 computes in double",
     "test_dft_inverse_opset19": "as test_dft_inverse",
     "test_loop16_seq_none": "the suite itself compares elements of a sequence by index, and one has no dimension",
-    "test_scan_sum": "Scan of opset 8: onnx's converter takes the batch dimension away from the graph's inputs",
 }
 
 # Operators whose results have sizes that depend on the values of these operands, or that choose a branch by them.
