@@ -12,7 +12,7 @@ from jax import lax
 
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
 from ipujax.onnx.operators.sampling import linear_samples
-from ipujax.onnx.operators.windows import Windows, kernel_of, slide
+from ipujax.onnx.operators.windows import Windows, kernel_of, refuse_two_paddings, slide
 from ipujax.onnx.registry import operator, static
 
 
@@ -99,6 +99,7 @@ def transposed_convolution(
     """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
     x, w = map(jnp.asarray, (x, w))
     rank = x.ndim - 2
+    refuse_two_paddings(pads, auto_pad)
     kernel = kernel_of(kernel_shape, w)
     steps = tuple(strides or (1,) * rank)
     spacing = tuple(dilations or (1,) * rank)

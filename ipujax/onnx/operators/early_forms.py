@@ -1,6 +1,6 @@
 """Operators of early opsets whose meaning no node of the newest has: the domain `ipujax.early` of rewritten nodes.
 
-Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GroupNormalization 18, Resize 10, Scan 8; for
+Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GridSample 16, GroupNormalization 18, Resize 10, Scan 8; for
 what it leaves open of Resize, onnxruntime.
 """
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.operators.images import sampled
 from ipujax.onnx.operators.normalization import group_normalization
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of
 from ipujax.onnx.operators.resize import resize
@@ -53,6 +54,16 @@ def _hardmax(x: Array, axis: tuple[int, ...]) -> Array:
 
 for _name, _function in {"Hardmax": _hardmax, "LogSoftmax": jax.nn.log_softmax, "Softmax": jax.nn.softmax}.items():
     operator(_name, EARLY_DOMAIN)(_over_trailing_axes(_function))
+
+
+@operator("GridSample", EARLY_DOMAIN)
+def grid_sample_of_opset_16(
+    x: Value, grid: Value, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Array:
+    """Array at the positions of a grid; a bicubic sample outside keeps its position, as in onnxruntime and PyTorch."""
+    name = {"bicubic": "cubic", "bilinear": "linear"}.get(mode, mode)
+    moved = "zeros" if name == "cubic" and padding_mode == "border" else padding_mode
+    return sampled(x, grid, align_corners, name, padding_mode, moved)
 
 
 @operator("GroupNormalization", EARLY_DOMAIN)

@@ -29,6 +29,11 @@ def grid_sample(
     x: Value, grid: Value, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:
     """Array at the positions of a grid, whose coordinates are −1 to 1 over each axis, last axis first."""
+    return sampled(x, grid, align_corners, mode, padding_mode, moved_padding=padding_mode)
+
+
+def sampled(x: Value, grid: Value, align_corners: int, mode: str, padding_mode: str, moved_padding: str) -> Array:
+    """Return the array of `grid_sample`; `moved_padding` is the padding mode by which positions outside are moved."""
     x, grid = map(jnp.asarray, (x, grid))
     sizes = x.shape[2:]
     flat = grid.reshape(grid.shape[0], -1, len(sizes))
@@ -38,7 +43,7 @@ def grid_sample(
         position = (unit + 1) / 2 * (size - 1) if align_corners else ((unit + 1) * size - 1) / 2
         low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
         placed = jnp.round(position) if mode == "nearest" else position
-        taps.append(TAPS[mode](_placed(placed, low, high, size, padding_mode)))
+        taps.append(TAPS[mode](_placed(placed, low, high, size, moved_padding)))
     values = x if is_floating(x) else x.astype(jnp.float32)
     samples = weighted_samples(values, taps, padding_mode, bool(align_corners))
     return samples.reshape(*x.shape[:2], *grid.shape[1:-1]).astype(x.dtype)

@@ -85,6 +85,7 @@ def slide(
     spacing = tuple(dilations or (1,) * rank)
     for name, values in (("kernel_shape", kernel), ("strides", steps), ("dilations", spacing)):
         refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
+    refuse_two_paddings(pads, auto_pad)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
     if auto_pad.startswith("SAME"):
         counts = tuple(map(ceil_div, sizes, steps))
@@ -105,6 +106,14 @@ def slide(
     )
     refuse_outside(np.asarray(counts), 1, MAX_SIZE, "the number of windows along an axis,")
     return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
+
+
+def refuse_two_paddings(pads: Sequence[int] | None, auto_pad: str) -> None:
+    """Refuse padding that a node gives in numbers and by a name: ONNX allows one of them."""
+    if auto_pad != "NOTSET" and any(pads or ()):
+        raise OutsideError(
+            f"pads and auto_pad {auto_pad} cannot both be met", expected="one of them", got=list(pads or ())
+        )
 
 
 def kernel_of(kernel_shape: Sequence[int] | None, w: Any) -> tuple[int, ...]:

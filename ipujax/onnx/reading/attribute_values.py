@@ -3,8 +3,8 @@
 A row has operators, an attribute, and the allowed values from an opset on; a later row of the same attribute takes its
 place. Values of a list are checked one by one.
 
-Source: ONNX, docs/Operators.md and docs/Changelog.md. `tf_half_pixel_for_nn` was taken out of the list of opset 13;
-exporters write it, and onnxruntime computes it, in every later one.
+Source: ONNX, docs/Operators.md and docs/Changelog.md. Names that have one meaning are allowed in the opsets too that do
+not list them, where onnxruntime runs them: `tf_half_pixel_for_nn` from 13 on, `wrap` before 19, `cubic` in 10.
 """
 
 from __future__ import annotations
@@ -60,12 +60,10 @@ _NAMES: tuple[_Row, ...] = (
     (("LinearAttention",), "update_rule", ("linear", "gated", "delta", "gated_delta"), 1),
     (("Momentum",), "mode", ("nesterov", "standard"), 1),
     (("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), "reduction", ("none", "sum", "mean"), 1),
-    (("Pad",), "mode", ("constant", "reflect", "edge"), 1),
-    (("Pad",), "mode", ("constant", "reflect", "edge", "wrap"), 19),
+    (("Pad",), "mode", ("constant", "reflect", "edge", "wrap"), 1),
     (("Resize",), "coordinate_transformation_mode", (*_POSITIONS, "half_pixel_symmetric", "tf_crop_and_resize"), 1),
     (("Resize",), "keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"), 1),
-    (("Resize",), "mode", ("nearest", "linear"), 1),
-    (("Resize",), "mode", ("nearest", "linear", "cubic"), 11),
+    (("Resize",), "mode", ("nearest", "linear", "cubic"), 1),
     (("Resize",), "nearest_mode", ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"), 1),
     (("RoiAlign",), "coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), 1),
     (("RoiAlign",), "mode", ("avg", "max"), 1),
@@ -167,7 +165,7 @@ def _check(label: str, attribute: onnx.AttributeProto, allowed: _Values) -> None
                 f"{label} has an unknown value of the attribute {attribute.name!r}",
                 expected=f"one of {', '.join(names)}",
                 got=repr(value),
-                hint=nearest(str(value), names),
+                hint=nearest(value, names) if isinstance(value, str) else None,
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,16 +94,6 @@ def without(*names: str, **defaults: Any) -> Rewrite:
 def in_early_domain(**defaults: Any) -> Rewrite:
     """Keep the form of an operator that is evaluated as it was."""
     return lambda node: [node.with_defaults(domain=EARLY_DOMAIN, **defaults)]
-
-
-def with_names(attribute: str, names: Mapping[bytes, str]) -> Rewrite:
-    """Spell the value of an attribute as today."""
-
-    def rewrite(node: OldNode) -> Nodes:
-        value = node.attributes.get(attribute, b"")
-        return [node.changed(**({attribute: names[value]} if value in names else {}))]
-
-    return rewrite
 
 
 def as_operands(*names: str, first: int = 1, dropped: Sequence[str] = (), **defaults: Any) -> Rewrite:

@@ -23,7 +23,6 @@ from ipujax.onnx.reading.old_node import (
     in_early_domain,
     left_out,
     scalar_like,
-    with_names,
     without,
 )
 from ipujax.onnx.registry import EARLY_DOMAIN
@@ -193,7 +192,7 @@ REWRITES: Mapping[str, Sequence[tuple[int, Rewrite]]] = {
     "DFT": ((20, as_operands("axis", first=2, axis=1)),),
     "Dropout": ((7, without("consumed_inputs", "is_test")), (10, _dropout_mask), (12, _dropout)),
     "Gemm": ((7, without("broadcast")),),
-    "GridSample": ((20, with_names("mode", {b"bicubic": "cubic", b"bilinear": "linear"})),),
+    "GridSample": ((20, in_early_domain()),),
     "GroupNormalization": ((21, in_early_domain()),),
     "PRelu": ((7, _prelu),),
     "Pad": ((2, lambda node: [node.changed(paddings=None, pads=node.attributes["paddings"])]), (11, _pad)),
