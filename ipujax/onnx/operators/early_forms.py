@@ -1,7 +1,7 @@
 """Operators of early opsets whose meaning no node of the newest has: the domain `ipujax.early` of rewritten nodes.
 
-Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GridSample 16, GroupNormalization 18, Resize 10, Scan 8; for
-what it leaves open of Resize, onnxruntime.
+Source: ONNX, docs/Changelog.md: Softmax and its kind before opset 13, GridSample 16, GroupNormalization 18, Resize 10,
+Scan 8; for what it leaves open of GridSample and Resize, onnxruntime.
 """
 
 from __future__ import annotations
