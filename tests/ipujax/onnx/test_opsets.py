@@ -82,7 +82,7 @@ def test_operator_in_every_version(op_type):
     opsets = opsets_of(op_type)
     versions = {schema.since_version for schema in histories()[op_type]}
     chosen = sorted({*versions & set(opsets), *(version - 1 for version in versions), opsets[-1]} & set(opsets))
-    results = {(opset, seed): outcome_of(op_type, opset, seed) for opset in chosen for seed in range(3)}
+    results = {(opset, seed): outcome_of(op_type, opset, seed) for opset in chosen for seed in range(2)}
     assert all(result.kind in RIGHT for result in results.values()), results
 
 
