@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count, takewhile
-from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -40,6 +39,7 @@ from ipujax.runtime.graph import BYTE_COST_CYCLES, Graph, Program
 from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, compilation_name
 from ipujax.runtime.memory import MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
+from ipujax.runtime.read_only import ReadOnlyMapping
 
 _LOG = Log("fit")
 BYTE_COSTS = (BYTE_COST_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -264,7 +264,7 @@ def _with_history(attempt: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Exec
         executable,
         byte_costs=(*dict.fromkeys(cost for cost in all_costs if cost != byte_cost), byte_cost),
         byte_cost_added_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
-        timings=MappingProxyType({"attempts": attempt.seconds, **executable.timings}),
+        timings=ReadOnlyMapping({"attempts": attempt.seconds, **executable.timings}),
     )
 
 

@@ -6,11 +6,13 @@ compiler is imported at its first call: see `FunctionCompiler`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from threading import Lock
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from ipujax.arguments import FunctionName, as_names, as_numbers, check_function, check_settings
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
+_IMPORTABLE = "_importable"
 
 
 @overload
@@ -156,6 +159,7 @@ class IpuFunction(Generic[_P, _R]):
         replication: Replication | None = None,
         offload: tuple[int, ...] = (),
         shardings: ShardingSettings | None = None,
+        line: str = "",
     ) -> None:
         check_function(fun, f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None)
         if device is not None:
@@ -169,7 +173,7 @@ class IpuFunction(Generic[_P, _R]):
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         name = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         self._settings = FunctionSettings(
-            fun, name, calling_line(), device, options, settings, replication, offload, shardings
+            fun, name, line or calling_line(), device, options, settings, replication, offload, shardings
         )
         self._made_compiler: FunctionCompiler | None = None
         self._making_compiler = Lock()  # threads may make the first calls
@@ -254,8 +258,37 @@ class IpuFunction(Generic[_P, _R]):
             settings.shardings,
         )
 
+    def __copy__(self) -> IpuFunction[_P, _R]:
+        return self  # as functions of Python
+
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
-        return self  # as functions of Python: a module that refers to one may be copied
+        fun = self._settings.fun
+        if isinstance(inspect.unwrap(fun), FunctionType | BuiltinFunctionType):
+            return self  # as functions of Python: a module that refers to one may be copied
+        return _rebuilt(copy.deepcopy(fun, memo), *self._rest)  # a method, or an object: of the copied object
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Compiled programs stay with the process.
+        return _rebuilt, (self._importable if _is_named(self) else self._settings.fun, *self._rest)
+
+    @property
+    def _rest(self) -> tuple[Any, ...]:
+        """All settings but the function."""
+        settings = self._settings
+        name = settings.device, settings.named, settings.options, settings.replication
+        return *name, settings.offload, settings.shardings, settings.line
+
+    @functools.cached_property
+    def _importable(self) -> Callable[_P, _R]:
+        """The user's function under a name that pickle finds: a decorator's result has the name of the function."""
+        fun = self._settings.fun
+
+        @functools.wraps(fun)
+        def importable(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return fun(*args, **kwargs)
+
+        importable.__qualname__ = f"{fun.__qualname__}.{_IMPORTABLE}"
+        return importable
 
     def __repr__(self) -> str:
         return f"ipu.jit({self.__name__})"
@@ -309,3 +342,27 @@ class IpuFunction(Generic[_P, _R]):
         """Drop all traces, lowered programs and compiled computations of the function."""
         if self._made_compiler is not None:
             self._made_compiler.clear_cache()
+
+
+def _named(module: str, name: str) -> Any:
+    """Return what a module has under a dotted name; None if it has nothing there."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _is_named(fun: IpuFunction[..., Any]) -> bool:
+    """Return whether a function stands in its module in place of the user's, as with a decorator."""
+    return _named(getattr(fun, "__module__", ""), getattr(fun, "__qualname__", "")) is fun
+
+
+def _rebuilt(fun: Callable[..., Any], *settings: Any) -> IpuFunction[..., Any]:
+    """Return the function of a pickle: that of the module, if it was pickled by its name there."""
+    name, is_importable, _ = getattr(fun, "__qualname__", "").partition(f".{_IMPORTABLE}")
+    if not is_importable:
+        return IpuFunction(fun, *settings)
+    owner = _named(fun.__module__, name)
+    if isinstance(owner, IpuFunction) and owner._importable is fun:
+        return owner
+    return IpuFunction(getattr(fun, "__wrapped__", fun), *settings)

@@ -7,19 +7,16 @@ for i, layer in enumerate(layers):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import jax
+from contextlib import AbstractContextManager
 
 from ipujax.arguments import whole_number
 from ipujax.lowering.jaxpr import phase_scope
+from ipujax.runtime.name_scope import NameScope
 from ipujax.runtime.signatures import checking_calls
 
 
 @checking_calls("ipu.phase")
-@contextmanager
-def phase(number: int) -> Iterator[None]:
+def phase(number: int) -> AbstractContextManager[None]:
     """Trace the code inside as a phase of execution, which runs after those of lower numbers; gradients in reverse.
 
     In a program with phases all arguments are in streaming memory, as with `offload_argnums` of `ipu.jit`, and so are
@@ -35,5 +32,4 @@ def phase(number: int) -> Iterator[None]:
     """
     index = whole_number("ipu.phase needs the number of a phase", number, 0)
     # A name scope, as for `ipu.stage`: it reaches the gradients, and plain JAX ignores it.
-    with jax.named_scope(phase_scope(index)):
-        yield
+    return NameScope(phase_scope(index))

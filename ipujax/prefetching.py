@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeAlias, TypeVar
 
 from ipujax.arguments import whole_number
+from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.host import HostData
 from ipujax.runtime.signatures import checking_calls
 
@@ -22,7 +23,7 @@ _Prepared: TypeAlias = tuple[T | object, float]  # a batch, and the seconds it t
 
 
 @checking_calls("ipu.prefetch")
-class prefetch(Generic[T]):  # a function to its users, as `zip` is
+class prefetch(NotCopied, Generic[T]):  # a function to its users, as `zip` is
     """Iterate over batches, some of which a thread prepares ahead.
 
     Args:
@@ -32,6 +33,8 @@ class prefetch(Generic[T]):  # a function to its users, as `zip` is
     Raises:
         ArgumentError: `depth` is not an integer from 0. Errors of `batches` are raised at the batch they belong to.
     """
+
+    COPY_HINT = "ipu.prefetch of the batches in each process"
 
     def __init__(self, batches: Iterable[T], depth: int = 2) -> None:
         self._depth = whole_number("depth of ipu.prefetch", depth, 0)

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -33,11 +32,12 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import equations, primitive_names
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.options import Options
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames
@@ -119,7 +119,7 @@ class Lowered(Stage):
         self.graph = lowered.graph
         self.program = lowered.program
         self.pipelines = lowered.pipelines
-        self.timings = MappingProxyType(dict(timings))
+        self.timings = ReadOnlyMapping(timings)
 
     @checking_calls("Lowered.as_text")
     def as_text(self, after: str | None = None) -> str:
@@ -464,10 +464,6 @@ class Compiled(Stage):
             ArgumentTypeError: arguments or results of a pytree that no file can describe, or `path` is not a path.
         """
         save_program(path, self._lowered, self.profile)
-
-    def __reduce__(self) -> NoReturn:
-        problem = f"{self._lowered.name} is compiled, and cannot be pickled"
-        raise ArgumentTypeError(problem, hint="compiled.save(path), and ipu.load(path)")
 
     def _settled(self, outs: Any) -> Any:
         calls = self._lowered.calls

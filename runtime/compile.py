@@ -18,6 +18,7 @@ import jax
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.cache import keep_recent
+from ipujax.runtime.copies import Shared
 from ipujax.runtime.cost import (
     ComputeSetCost,
     CopyCost,
@@ -57,6 +58,7 @@ from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
@@ -107,7 +109,7 @@ def today() -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Executable:
+class Executable(Shared):
     """A compiled program.
 
     Args:
@@ -124,6 +126,8 @@ class Executable:
         identity: its names, and the day of compilation.
     """
 
+    COPY_HINT = "profile.save(path), and ipu.Profile.load(path); a profile itself can be pickled"
+
     graph: Graph
     program: Program
     options: Options
@@ -139,7 +143,7 @@ class Executable:
     def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
         """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step."""
         identity = replace(self.identity, function=str(function), file=file)
-        return replace(self, identity=identity, timings=MappingProxyType({**timings, **self.timings}))
+        return replace(self, identity=identity, timings=ReadOnlyMapping({**timings, **self.timings}))
 
     @property
     def target(self) -> Target:
@@ -254,7 +258,7 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
         memory,
         frozen(steps),
         slots,
-        frozen(timings),
+        ReadOnlyMapping(timings),
         byte_costs=(graph.byte_cost_cycles,),
         identity=Identity(label=options.label, date=today()),
     )

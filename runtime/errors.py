@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -178,6 +178,26 @@ class IpuError(Exception):
         self.hint = hint
         rows = (("at", where), ("expected", expected), ("got", got), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label}: {value}" for label, value in rows if value is not None)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by `__init__`, which takes other arguments than `args`. An error has to leave a process whatever it names,
+        # arrays and graphs too: such facts become texts.
+        return _rebuilt, (type(self), self.args, {name: _portable(value) for name, value in vars(self).items()})
+
+
+def _rebuilt(kind: type[IpuError], args: tuple[Any, ...], facts: dict[str, Any]) -> IpuError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
+
+
+def _portable(fact: Any) -> Any:
+    """Return a fact of an error as a value that any process can read."""
+    if fact is None or type(fact) is str or isinstance(fact, Number):
+        return fact
+    if isinstance(fact, Mapping):
+        return {str(name): _portable(value) for name, value in fact.items()}
+    return type(fact)(map(_portable, fact)) if type(fact) in (list, tuple) else str(fact)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ipujax.runtime.deprecated_names import renamed_property, with_renamed_keyword
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
@@ -28,7 +28,7 @@ PARTIALS: tuple[Partials, ...] = get_args(Partials)
 
 @with_renamed_keyword("ipu.Options", "byte_price", "byte_cost")
 @checking_calls("ipu.Options")
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Options:
     """Choices for one compilation.
 
@@ -71,7 +71,7 @@ class Options:
 
     exact_splits: bool = False
     allow_out_of_memory: bool = False
-    trip_counts: Mapping[str, int] = field(default_factory=dict)
+    trip_counts: Mapping[str, int] = field(default_factory=dict, hash=False)  # a mapping has no hash
     verify_undefined: bool = True
     partials: Partials | None = None
     byte_cost: float | None = None
@@ -119,7 +119,7 @@ class Options:
                     f"Options.trip_counts[{name!r}] must be a trip count", expected=expected, got=repr(count)
                 )
         counts = {name: int(count) for name, count in self.trip_counts.items()}
-        object.__setattr__(self, "trip_counts", MappingProxyType(counts))
+        object.__setattr__(self, "trip_counts", ReadOnlyMapping(counts))
 
 
 def check_recompute(name: str, value: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
@@ -19,6 +18,7 @@ from ipujax.runtime.cache import set_basis
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step
 from ipujax.runtime.names_at_import import replaced_names
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
 from ipujax.storage.stored_values import storing_values
@@ -48,7 +48,7 @@ class CachedLowered(Lowered):
         # Not that of `Lowered`, which takes the graph.
         self.name = plan.name
         self.signature = plan.signature
-        self.timings = MappingProxyType(dict(timings))
+        self.timings = ReadOnlyMapping(timings)
         self.store = None
         self.spread = None
         self.partitioning = None

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.refs import is_ref
+from ipujax.runtime.copies import Shared
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.signatures import describe
 from ipujax.sharding import Partitioning
@@ -84,8 +85,10 @@ class Signature:
                 )
 
 
-class Stage:
+class Stage(Shared):
     """Attributes that all stages of a function share with those of `jax.stages`."""
+
+    COPY_HINT = "compiled.save(path), and ipu.load(path); or pickle the function of ipu.jit, which compiles again"
 
     signature: Signature
     partitioning: Partitioning | None = None

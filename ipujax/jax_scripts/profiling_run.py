@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from ipujax.jax_scripts.program_row import PROGRAM_HEAD, program_cells
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.jax_scripts.replaced_names import replaced_names
 from ipujax.jax_scripts.selection import Selection
+from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.profile import FilePath, Row, text_table
@@ -59,7 +60,7 @@ class ProfiledCalls:
     name: str
     calls: int
     flops: int
-    profile: Profile | None
+    profile: Profile | None = field(compare=False)  # equal only to itself
     reason: str = ""
     is_forward_alone: bool = False
 
@@ -74,8 +75,10 @@ class ProfiledCalls:
             return 0
 
 
-class ProfilingRun:
+class ProfilingRun(NotCopied):
     """Functions that JAX compiled while some code ran; `ipu.profiling` yields it."""
+
+    COPY_HINT = "its rows, run.functions, and their profiles can be copied and pickled"
 
     def __init__(self, device: IPUModel, selection: Selection, split: BatchSplit) -> None:
         self.device = device

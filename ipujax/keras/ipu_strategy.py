@@ -72,6 +72,9 @@ class IPUStrategy:
         # Compiled in a scope of this strategy; weak references, so that a sweep frees its models.
         self._models: WeakSet[Any] = WeakSet()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IPUStrategy, (self._config, self._options)  # its models stay with it
+
     @property
     def device(self) -> IPUModel:
         """The IPUs."""

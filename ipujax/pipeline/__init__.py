@@ -10,13 +10,12 @@ Limits: it cannot be differentiated or nested. The compiler is imported where it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-import jax
-
 from ipujax.arguments import whole_number
+from ipujax.runtime.name_scope import NameScope
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def pipeline(
     )
 
 
-@contextmanager
-def stage(number: int) -> Iterator[None]:
+def stage(number: int) -> AbstractContextManager[None]:
     """Trace the code inside, and its gradients, as a stage of the model, with an IPU of its own.
 
     Stage i runs on IPU i of a replica, and numbers may be left out; of nested stages the innermost counts. Operations
@@ -110,5 +108,4 @@ def stage(number: int) -> Iterator[None]:
 
     index = whole_number("ipu.stage needs the number of a stage", number, 0)
     # A name scope: JAX copies it to gradients, through transformations and into jitted functions.
-    with jax.named_scope(stage_scope(index)):
-        yield
+    return NameScope(stage_scope(index))

@@ -44,10 +44,6 @@ class Target(RuntimeTarget):
         """Return a copy with changed fields; see `ipujax.Target.replace`."""
         return Target.of(super().replace(**changes))
 
-    # `sources` is a read-only mapping, which pickle cannot store; a dict can be.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._values() | {"sources": dict(self.sources)},)
-
     def get_target_type(self) -> str:
         """Return the kind of device, "CPU" or "IPU_MODEL"."""
         return "CPU" if self.name == "cpu" else "IPU_MODEL"
@@ -95,10 +91,6 @@ class Target(RuntimeTarget):
     def get_type_size(self, dtype: np.dtype) -> int:
         """Return the number of bytes of one element of a type."""
         return int(np.dtype(dtype).itemsize)
-
-
-def _rebuild(values: dict[str, Any]) -> Target:
-    return Target(**values)
 
 
 class Device:

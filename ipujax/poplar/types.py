@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.graph import HostStream, program as remote_memory
 from ipujax.runtime.tensor import Origin
 
@@ -40,7 +41,7 @@ class ReplicatedStreamMode(Enum):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class DataStream:
+class DataStream(OfGraph):
     """Unidirectional stream between host and device; created by `Graph.add_host_to_device_fifo` and its counterpart.
 
     Args:
@@ -78,7 +79,7 @@ class DataStream:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RemoteBuffer:
+class RemoteBuffer(OfGraph):
     """Memory outside the IPU; created by `Graph.add_remote_buffer`.
 
     Args:

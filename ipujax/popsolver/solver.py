@@ -7,10 +7,11 @@ the constraints and minimise the objectives. Limit: a number of evaluations of c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from typing import Any
+from uuid import uuid4
 
 from ipujax.popsolver import narrowing
 from ipujax.popsolver.narrowing import MAX_VALUE, Domain, Narrow
@@ -31,12 +32,13 @@ class SearchLimitError(ArgumentRuntimeError):
     """A search that needs more evaluations of constraints than its model allows."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Variable:
-    """Unknown whole number of one model, made by `Model.add_variable`."""
+    """Unknown whole number of one model, made by `Model.add_variable`; equal to itself and its copies."""
 
     index: int
     name: str
+    _key: str = field(default_factory=lambda: uuid4().hex, repr=False)  # no two variables of any models have the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import jax.export
 from ipujax.calls import Signature, check_compiled_call
 from ipujax.lowering.digests import CALLBACKS
 from ipujax.lowering.refs import is_ref
+from ipujax.runtime.copies import Shared
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.signatures import checking_calls
 from ipujax.storage.computation import ExportError, exported_computation
@@ -35,13 +36,15 @@ _COMPARED = ("ipujax", "jax", "jaxlib", "machine")  # versions that must be equa
 FilePath = str | os.PathLike[str]
 
 
-class LoadedProgram:
+class LoadedProgram(Shared):
     """A compiled program that was read from a file: call it, or read its profile.
 
     Attributes:
         name: name of the function.
         versions: versions it was compiled with, by name.
     """
+
+    COPY_HINT = "ipu.load(path) in each process"
 
     def __init__(self, head: Head, sections: dict[str, bytes]) -> None:
         figures = head.figures

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError, shortened
 from ipujax.runtime.graph.handles import ComputeSet
 from ipujax.runtime.tensor import Origin, Tensor
@@ -26,7 +27,7 @@ from ipujax.runtime.tensor import Origin, Tensor
 Tensors = tuple[Tensor, ...]
 
 
-class Program:
+class Program(OfGraph):
     """Base of all program nodes."""
 
     # Nodes are dataclasses with slots; a base without would give each of them a `__dict__`.

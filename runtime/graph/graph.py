@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.cache import remembered
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.forms import Program
 from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
@@ -34,7 +35,7 @@ def of_replicas(target: Target, replicas: int) -> Target:
     return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)
 
 
-class Graph:
+class Graph(OfGraph):
     """Variables, mappings and vertices for one target.
 
     Args:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.tensor import Origin, Variable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ComputeSet:
+class ComputeSet(OfGraph):
     """Vertices that run in parallel between two syncs; the graph holds its vertex groups."""
 
     name: str
@@ -17,7 +18,7 @@ class ComputeSet:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class HostStream:
+class HostStream(OfGraph):
     """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer.
 
     With several replicas one transfer has the values of all: [replicas, *shape].
@@ -31,7 +32,7 @@ class HostStream:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RemoteBuffer:
+class RemoteBuffer(OfGraph):
     """Off-chip memory, moved by rows of its first axis or all at once; its values last from run to run.
 
     Args:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.graph.forms import (
     Block,
@@ -261,7 +262,7 @@ class Switch(Branch):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Function:
+class Function(OfGraph):
     """A program compiled once and called from several places."""
 
     body: Program

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from types import MappingProxyType
 
 import numpy as np
 
 from ipujax.runtime.analysis import EffectsOf, Step, constants
 from ipujax.runtime.analysis.liveness import liveness
+from ipujax.runtime.copies import Shared
 from ipujax.runtime.graph import (
     Graph,
     Program,
@@ -43,6 +43,7 @@ from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
 from ipujax.runtime.memory.role_bytes import bytes_by_role, role_of_variable
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, frozen
 from ipujax.runtime.tensor.roles import CONSTANTS
@@ -51,7 +52,7 @@ CATEGORIES = (*LIVE, "gap", *FIXED)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MemoryReport:
+class MemoryReport(Shared):
     """Tile memory of one run of a program; each figure is computed when it is first read.
 
     Args:
@@ -61,6 +62,8 @@ class MemoryReport:
         fixed: bytes in use during the whole program, by category of `FIXED`, int64[num_tiles] each.
         occupancy: variables and buffers with live ranges.
     """
+
+    COPY_HINT = "profile.save(path), and ipu.Profile.load(path); a profile itself can be pickled"
 
     target: Target
     arguments: frozenset[Variable] = field(repr=False)
@@ -98,7 +101,7 @@ class MemoryReport:
         live = self.occupancy.peak(None)
         gap = self.tile_bytes - live.total - sum(self.fixed.values())
         sizes = {**live.by_category, "gap": gap, **self.fixed}
-        return MappingProxyType({name: frozen(values, np.int64) for name, values in sizes.items()})
+        return ReadOnlyMapping({name: frozen(values, np.int64) for name, values in sizes.items()})
 
     @cached_property
     def by_role(self) -> Mapping[str, np.ndarray]:
@@ -107,7 +110,7 @@ class MemoryReport:
         They add up to `tile_bytes`; roles without bytes are left out.
         """
         roles = bytes_by_role(self.occupancy, self.by_category)
-        return MappingProxyType({name: frozen(values, np.int64) for name, values in roles.items()})
+        return ReadOnlyMapping({name: frozen(values, np.int64) for name, values in roles.items()})
 
     @cached_property
     def live_bytes(self) -> LiveBytes:
@@ -250,7 +253,7 @@ def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Cos
         for variable in leaf.destination.variables()
     )
     fixed = fixed_bytes(graph, program, costs, occupancy.total(used))
-    return MemoryReport(graph.target, arguments, used, MappingProxyType(fixed), occupancy)
+    return MemoryReport(graph.target, arguments, used, ReadOnlyMapping(fixed), occupancy)
 
 
 def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None, list[LiveItem]]:

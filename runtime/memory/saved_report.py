@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from ipujax.runtime.memory.live import Borrowed
 from ipujax.runtime.memory.live_bytes import LiveBytes
 from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.memory.report import MemoryReport
+from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, frozen
 
@@ -68,8 +68,8 @@ class SavedMemory(MemoryReport):
         by_category = {name: _by_tile(values, target) for name, values in data["byCategory"].items()}
         # The base class is frozen, and its other fields, graph and live ranges, are not saved.
         object.__setattr__(self, "target", target)
-        object.__setattr__(self, "fixed", MappingProxyType({name: by_category[name] for name in FIXED}))
-        object.__setattr__(self, "_saved", _Saved.of(target, MappingProxyType(by_category), data))
+        object.__setattr__(self, "fixed", ReadOnlyMapping({name: by_category[name] for name in FIXED}))
+        object.__setattr__(self, "_saved", _Saved.of(target, ReadOnlyMapping(by_category), data))
 
     _saved: _Saved
 
@@ -162,7 +162,7 @@ class _Saved:
         contents = TileContents.of_data(data["contents"]) if "contents" in data else None
         by_role = None
         if "byRole" in data:
-            by_role = MappingProxyType({name: _by_tile(values, target) for name, values in data["byRole"].items()})
+            by_role = ReadOnlyMapping({name: _by_tile(values, target) for name, values in data["byRole"].items()})
         live = None
         if "liveBytes" in data:
             columns = data["liveBytes"]

@@ -50,6 +50,18 @@ class Profile(Figures):
     def __repr__(self) -> str:
         return f"Profile({self.brief})"
 
+    def __copy__(self) -> Self:
+        duplicate = object.__new__(type(self))
+        duplicate.__dict__.update(self.__dict__)
+        return duplicate
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)  # figures never change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The executable and its timeline stay with the process: a pickle has what a saved profile has.
+        return SavedProfile, (saved_data(self),)
+
     @checking_calls("profile.with_host")
     def with_host(self, host: HostData, batches_per_call: int = 1) -> Self:
         """Return a copy of the profile with the host's times for the batches that the program was called with.

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ipujax.runtime.errors import TargetError
+from ipujax.runtime.read_only import ReadOnlyMapping
 
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]
@@ -198,10 +199,6 @@ class Target:
                 hint="fewer IPUs, or fewer tiles on each",
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping cannot be pickled or deep-copied, and a rebuilt target should be validated again anyway.
-        return _rebuild, (self._values() | {"sources": dict(self.sources)},)
-
     def _values(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in _constants()}
 
@@ -308,10 +305,6 @@ class Target:
         return cycles / self.clock_hz
 
 
-def _rebuild(values: dict[str, Any]) -> Target:
-    return Target(**values)
-
-
 def _constants() -> tuple[dataclasses.Field[Any], ...]:
     return tuple(item for item in dataclasses.fields(Target) if item.name != "sources")
 
@@ -401,4 +394,4 @@ def _check_sources(sources: object) -> Mapping[str, Source]:
     for name in names:
         if not isinstance(sources.get(name), Source):
             raise TargetError(f"Target.{name} must have a source", expected="a Source", got=repr(sources.get(name)))
-    return MappingProxyType(dict(sources))
+    return ReadOnlyMapping(sources)

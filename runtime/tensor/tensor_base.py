@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.affine import Affine
 from ipujax.runtime.tensor.aliasing import has_distinct_elements
@@ -40,7 +41,7 @@ def axis_of(tensor: TensorBase, axis: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class TensorBase:
+class TensorBase(OfGraph):
     """View of parts of variables; equal only to itself. `Tensor` adds Poplar's names.
 
     Args:

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.tensor.origin import Origin
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Variable:
+class Variable(OfGraph):
     """Memory on tiles; equal only to itself.
 
     Args:

@@ -25,13 +25,14 @@ from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
+from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.target import nearest
 
 # Version of ONNX's file format, which readers compare with their own.
 _IR_VERSION = 8
 
 
-class Builder(NodeAnnotations):
+class Builder(NotCopied, NodeAnnotations):
     """Builds an ONNX model.
 
     Args:
@@ -41,6 +42,8 @@ class Builder(NodeAnnotations):
     Raises:
         popart_exception: no model, or an unknown opset.
     """
+
+    COPY_HINT = "popart.Builder(builder.getModelProto()), which goes on with its model"
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
 from ipujax.runtime.logs import Log
+from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.options import Options, Recompute
 
 _LOG = logger("session")
@@ -51,7 +52,7 @@ _RECOMPUTE: dict[RecomputationType, Recompute] = {
 }
 
 
-class Session(Reports):
+class Session(NotCopied, Reports):
     """Base of both kinds of sessions.
 
     Args:
@@ -63,6 +64,8 @@ class Session(Reports):
         name: of the session, in profiles.
         loss: name of the loss; empty in inference.
     """
+
+    COPY_HINT = "session.modelToHost(path), and a session of its own for each process"
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.types import DataStream
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.engine import StateFunction, remote_memories
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, calling_file
 from ipujax.runtime.garbage import collecting_rarely
@@ -63,7 +64,7 @@ from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable
 
 
-class Engine:
+class Engine(NotCopied):
     """A session on a device.
 
     Args:
@@ -78,6 +79,8 @@ class Engine:
         GraphError: a compute set, stream or remote buffer of another graph.
         ArgumentError: an unknown option.
     """
+
+    COPY_HINT = "an engine of its own for each process, from the same function that builds the graph"
 
     def __init__(
         self, graph: Graph, programs: Program | Items[Program], options: Mapping[str, Any] | None = None
