@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
 from ipujax.arguments import FunctionName, as_names, as_numbers, check_function, check_settings
 from ipujax.device import CPU, Device, IPUModel, check_device
@@ -36,6 +36,7 @@ _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 _IMPORTABLE = "_importable"
+_QUALIFIED_NAMES = 4  # protocol of pickle from which a name may be an attribute of any object
 
 
 @overload
@@ -267,9 +268,13 @@ class IpuFunction(Generic[_P, _R]):
             return self  # as functions of Python: a module that refers to one may be copied
         return _rebuilt(copy.deepcopy(fun, memo), *self._rest)  # a method, or an object: of the copied object
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
         # Compiled programs stay with the process.
-        return _rebuilt, (self._importable if _is_named(self) else self._settings.fun, *self._rest)
+        if not _is_named(self):
+            return _rebuilt, (self._settings.fun, *self._rest)
+        if int(protocol) < _QUALIFIED_NAMES:
+            return self.__qualname__
+        return _rebuilt, (self._importable, *self._rest)
 
     @property
     def _rest(self) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeAlias, TypeVar
 
 from ipujax.arguments import whole_number
-from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.host import HostData
+from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.signatures import checking_calls
 
 T = TypeVar("T")

@@ -18,7 +18,6 @@ import jax
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.cache import keep_recent
-from ipujax.runtime.copies import Shared
 from ipujax.runtime.cost import (
     ComputeSetCost,
     CopyCost,
@@ -57,6 +56,7 @@ from ipujax.runtime.graph.graph_counts import graph_counts
 from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.fullest_tiles import fullest_tiles
+from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target, nearest

@@ -25,13 +25,19 @@ MAX_FILES = 16
 # Rooms of equal files: one file for each pass, schedule, command or family of operators.
 FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.operators", "ipujax.popart.operators"}
 MOST_NAMING_A_NODE = 8
-FOR_ALL = {"runtime.errors", "runtime.cache", "runtime.garbage", "runtime.lazy_names"}
+FOR_ALL = {
+    *("runtime.errors", "runtime.cache", "runtime.not_copied", "runtime.garbage", "runtime.lazy_names"),
+    *("runtime.name_scope", "runtime.read_only"),
+}
 
 # Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
 ROOMS: dict[str, str] = {
     "runtime.cache": "",
     "runtime.garbage": "",
     "runtime.errors": "",
+    "runtime.not_copied": "",
+    "runtime.name_scope": "",
+    "runtime.read_only": "",
     "runtime.lazy_names": "",
     "runtime.names_at_import": "",
     "runtime.target": "",

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.copies import Shared
 from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
+from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.signatures import describe
 from ipujax.sharding import Partitioning
 

@@ -29,9 +29,9 @@ from ipujax.jax_scripts.program_row import PROGRAM_HEAD, program_cells
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.jax_scripts.replaced_names import replaced_names
 from ipujax.jax_scripts.selection import Selection
-from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
 from ipujax.runtime.logs import Log
+from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.profile import FilePath, Row, text_table
 from ipujax.runtime.signatures import checking_calls
 

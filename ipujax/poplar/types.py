@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.graph import HostStream, program as remote_memory
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin
 
 Type = np.dtype

@@ -20,8 +20,8 @@ import jax.export
 from ipujax.calls import Signature, check_compiled_call
 from ipujax.lowering.digests import CALLBACKS
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.copies import Shared
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
+from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.signatures import checking_calls
 from ipujax.storage.computation import ExportError, exported_computation
 from ipujax.storage.sealed import DamagedError, Head, seal, unseal

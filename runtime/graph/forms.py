@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError, shortened
 from ipujax.runtime.graph.handles import ComputeSet
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin, Tensor
 
 Tensors = tuple[Tensor, ...]

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.forms import Program
 from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
 from ipujax.runtime.graph.program import Function
 from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 

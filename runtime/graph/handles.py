@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ipujax.runtime.copies import OfGraph
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin, Variable
 
 

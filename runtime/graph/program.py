@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.graph.forms import (
     Block,
@@ -53,6 +52,7 @@ from ipujax.runtime.graph.leaf_nodes import (
     WriteUndef as WriteUndef,
 )
 from ipujax.runtime.graph.pipeline_task import PipelineTask
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin, Tensor
 
 

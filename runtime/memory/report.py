@@ -25,7 +25,6 @@ import numpy as np
 
 from ipujax.runtime.analysis import EffectsOf, Step, constants
 from ipujax.runtime.analysis.liveness import liveness
-from ipujax.runtime.copies import Shared
 from ipujax.runtime.graph import (
     Graph,
     Program,
@@ -43,6 +42,7 @@ from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
 from ipujax.runtime.memory.role_bytes import bytes_by_role, role_of_variable
+from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, frozen

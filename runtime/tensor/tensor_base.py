@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import TensorError
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor.affine import Affine
 from ipujax.runtime.tensor.aliasing import has_distinct_elements
 from ipujax.runtime.tensor.basic_indexing import Key, parse_key

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.copies import OfGraph
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor.origin import Origin
 
 

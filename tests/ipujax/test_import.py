@@ -76,7 +76,17 @@ LIGHT_ROOMS = {
     *("arguments", "device", "functions", "jit", "pipeline", "public"),
     *(
         f"runtime.{room}"
-        for room in ("cache", "deprecated_names", "errors", "garbage", "options", "signatures", "target")
+        for room in (
+            "cache",
+            "deprecated_names",
+            "errors",
+            "garbage",
+            "name_scope",
+            "options",
+            "read_only",
+            "signatures",
+            "target",
+        )
     ),
     "runtime.tracebacks",
 }

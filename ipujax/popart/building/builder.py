@@ -25,7 +25,7 @@ from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
-from ipujax.runtime.copies import NotCopied
+from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.target import nearest
 
 # Version of ONNX's file format, which readers compare with their own.

@@ -39,6 +39,7 @@ from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
 from ipujax.runtime.logs import Log
 from ipujax.runtime.copies import NotCopied
+from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.options import Options, Recompute
 
 _LOG = logger("session")

@@ -40,7 +40,6 @@ from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.types import DataStream
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.engine import StateFunction, remote_memories
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, calling_file
 from ipujax.runtime.garbage import collecting_rarely
@@ -58,6 +57,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.host import CallStream, GuardedHost
+from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.target import Target, nearest

@@ -28,9 +28,9 @@ from ipujax.poplar.vertex.codelets import (
 )
 from ipujax.poplar.vertex.stacking import is_same, repeated_element, stacked
 from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
-from ipujax.runtime.copies import OfGraph
 from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place, whole_number
 from ipujax.runtime.graph import NO_TILE, Access, Axis, ComputeSet, VertexGroup, block, element
+from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor import Origin, Tensor, concat, dtype_name, even_cuts
 from ipujax.runtime.verify import element_name
 

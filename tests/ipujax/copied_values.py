@@ -1,0 +1,281 @@
+"""A value of each public class, for `test_copies`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import onnx
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+import ipujax.keras as ipu_keras
+import ipujax.onnx
+from ipujax import optim, popart, poplar, poplin, popnn, popops, popsolver, popsparse, schedules
+from ipujax.poplar import program
+from ipujax.popnn import gru, lstm
+from ipujax.popops import expr
+
+DEVICE = ipu.IPUModel(arch="mk2", tiles_per_ipu=4)
+TWO = ipu.IPUModel(num_ipus=2, arch="mk2", tiles_per_ipu=4)
+X = np.ones((8, 8), np.float32)
+
+
+def square(x: Any) -> Any:
+    return x @ x + 1.0
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+function = ipu.jit(square, device=DEVICE)
+
+
+def _staged(x: Any) -> Any:
+    with ipu.stage(0):
+        y = x @ x
+    with ipu.stage(1):
+        return (y @ y).sum()
+
+
+@cache
+def compiled() -> Any:
+    return function.lower(X).compile()
+
+
+@cache
+def saved() -> tuple[Any, Any]:
+    """Return the program and the profile of files."""
+    with TemporaryDirectory() as folder:
+        compiled().save(Path(folder) / "program")
+        compiled().profile.save(Path(folder) / "profile")
+        return ipu.load(Path(folder) / "program"), ipu.Profile.load(Path(folder) / "profile")
+
+
+@cache
+def profiling_run() -> Any:
+    with ipu.profiling(device=DEVICE) as run:
+        jax.jit(square)(X)
+    return run
+
+
+@cache
+def graph() -> poplar.Graph:
+    return poplar.Graph(DEVICE.target)
+
+
+@cache
+def tensor() -> Any:
+    variable = graph().add_variable(poplar.FLOAT, [4], "v")
+    graph().set_tile_mapping(variable, 0)
+    return variable
+
+
+@cache
+def pipeline_plan() -> Any:
+    x = np.ones((4, 8, 8), np.float32)
+    return ipu.pipeline_plan(_staged, x, micro_batches=2, device=TWO, schedules="1f1b", reduce="sum", show=False)
+
+
+def _config() -> ipu_keras.IPUConfig:
+    config = ipu_keras.IPUConfig()
+    config.auto_select_ipus = 2
+    config.ipu_model.tiles_per_ipu = 4
+    return config
+
+
+@cache
+def onnx_model() -> onnx.ModelProto:
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+    body = onnx.helper.make_graph(nodes, "relu", values[:1], values[1:])
+    return onnx.helper.make_model(body, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _solved() -> tuple[Any, Any, Any]:
+    model = popsolver.Model()
+    x = model.add_variable(2, 5, "x")
+    return model, x, model.minimize(x)
+
+
+def _session_options() -> Any:
+    options = popart.SessionOptions()
+    options.enableGradientAccumulation = True
+    options.accumulationFactor = 4
+    options.replicatedGraphCount = 2
+    return options
+
+
+class _Stream(poplar.StreamCallback):
+    def fetch(self, *_: Any) -> Any:
+        raise AssertionError
+
+
+COPIED: dict[str, Callable[[], Any]] = {
+    "Advice": lambda: ipu.Advice((ipu.AdviceRow("options", 7, 8, True),)),
+    "AdviceRow": lambda: ipu.AdviceRow("options", 7, 8, True),
+    "CPU": ipu.CPU,
+    "Comparison": lambda: ipu.compare(compiled().profile, compiled().profile),
+    "HostData": lambda: ipu.HostData(3, 1.0, 2.0),
+    "IPUModel": lambda: DEVICE,
+    "Options": lambda: ipu.Options(exact_splits=True, trip_counts={"while[0]": 3}, label="a", io_tiles=2),
+    "PipelinePlan": pipeline_plan,
+    "Profile": lambda: compiled().profile,
+    "Profile of a call": lambda: compiled().profile_call(X)[1],
+    "Profile of a file": lambda: saved()[1],
+    "Profile of a program": lambda: saved()[0].profile,
+    "ProfiledCalls": lambda: profiling_run().functions[0],
+    "ShardingPlan": lambda: ipu.ShardingPlan((P("a"),), 1, 2, True, 3),
+    "ShardingPlans": lambda: ipu.ShardingPlans((ipu.ShardingPlan((P("a"),), 1, 2, True, 3),), 1),
+    "Target": lambda: DEVICE.target,
+    "TaskTime": lambda: ipu.TaskTime(0, "forward", 0, 0, 0, 1),
+    "jit": lambda: function,
+    "jit of replicas": lambda: ipu.jit(
+        doubled, device=TWO, replicas=2, in_specs=(P("replica"),), out_specs=P("replica")
+    ),
+    "jit of a mesh": lambda: ipu.jit(
+        square,
+        device=TWO,
+        in_shardings=(jax.NamedSharding(ipu.make_mesh((2,), ("a",)), P("a")),),
+        options=ipu.Options(label="mesh"),
+    ),
+    "make_mesh": lambda: ipu.make_mesh((2,), ("a",)),
+    "phase": lambda: ipu.phase(0),
+    "stage": lambda: ipu.stage(0),
+    "timings": lambda: compiled().timings,
+    "optim.AutomaticLossScaleState": lambda: optim.AutomaticLossScaleState(1.0, 1, 1, ()),
+    "optim.Shard": lambda: optim.Shard(jnp.ones(4), (4,), "replica"),
+    "optim.StaticLossScaleState": lambda: optim.StaticLossScaleState(1.0, ()),
+    "poplar.Device": lambda: poplar.IPUModel().create_device(),
+    "poplar.DeviceManager": poplar.DeviceManager,
+    "poplar.IPUModel": poplar.IPUModel,
+    "poplar.StreamCallback": _Stream,
+    "poplar.Target": lambda: poplar.IPUModel().create_device().get_target(),
+    "poplin.ConvParams": lambda: poplin.ConvParams(poplar.FLOAT, 1, (4, 4), (3, 3), 2, 2),
+    "popnn.PoolParams": lambda: popnn.PoolParams("max", (2, 2), (2, 2)),
+    "popnn.gru.GruParams": lambda: gru.GruParams(poplar.FLOAT, 1, 2, [3, 4]),
+    "popnn.lstm.LstmParams": lambda: lstm.LstmParams(poplar.FLOAT, 1, 2, [3, 4]),
+    "popops.expr.Apply": lambda: expr._1 + expr._2,
+    "popops.expr.Cast": lambda: expr.Cast(expr._1, poplar.HALF),
+    "popops.expr.Const": lambda: expr.Const(1.0),
+    "popops.expr.PlaceHolder": lambda: expr._1,
+    "popsolver.Model": lambda: _solved()[0],
+    "popsolver.Solution": lambda: _solved()[2],
+    "popsolver.Variable": lambda: _solved()[1],
+    "popsparse.BlockPattern": lambda: popsparse.BlockPattern((16, 16), 8, (0, 1), (0, 1)),
+    "popsparse.COOMatrix": lambda: popsparse.COOMatrix(4, 4, np.ones(2), np.array([0, 1]), np.array([0, 1])),
+    "popsparse.CSRMatrix": lambda: popsparse.CSRMatrix(4, 4, np.ones(2), np.array([0, 1]), np.array([0, 1, 2, 2, 2])),
+    "popsparse.DynamicPlan": lambda: popsparse.DynamicPlan((16, 16), 8, 2, 4),
+    "popsparse.SparseBlocks": lambda: popsparse.SparseBlocks(*[jnp.arange(3)] * 4),
+    "schedules.Domain": schedules.Domain,
+    "schedules.EagerOneForwardOneBackward": schedules.EagerOneForwardOneBackward,
+    "schedules.GPipe": schedules.GPipe,
+    "schedules.Grouped": schedules.Grouped,
+    "schedules.Interleaved": schedules.Interleaved,
+    "schedules.LoopedOneForwardOneBackward": schedules.LoopedOneForwardOneBackward,
+    "schedules.OneForwardOneBackward": schedules.OneForwardOneBackward,
+    "schedules.SchedulePlan": lambda: schedules.schedule_plan("1f1b", 2, 4),
+    "schedules.Sequential": schedules.Sequential,
+    "schedules.Task": lambda: schedules.Task(0, 0, schedules.FORWARD),
+    "schedules.TaskList": lambda: schedules.schedule_plan("1f1b", 2, 4).lists[0],
+    "schedules.ZeroBubbleH1": schedules.ZeroBubbleH1,
+    "keras.IPUConfig": _config,
+    "keras.IPUStrategy": lambda: ipu_keras.IPUStrategy(_config(), ipu.Options(recompute="all")),
+    "keras.PipelineStageAssignment": lambda: ipu_keras.PipelineStageAssignment(keras.layers.Dense(3)),
+    "keras.ProfileLogger": ipu_keras.ProfileLogger,
+    "onnx.Model": lambda: ipujax.onnx.load(onnx_model()),
+    "onnx.ValueInfo": lambda: ipujax.onnx.ValueInfo("x", np.dtype("f4"), (2,)),
+    "popart.AccumulateOuterFragmentSettings": popart.AccumulateOuterFragmentSettings,
+    "popart.Adam": lambda: popart.Adam({"defaultLearningRate": (0.1, False)}),
+    "popart.Adaptive": lambda: popart.Adaptive({"defaultLearningRate": (0.1, False)}),
+    "popart.AnchorReturnType": lambda: popart.AnchorReturnType("All"),
+    "popart.AutodiffSettings": popart.AutodiffSettings,
+    "popart.AutomaticLossScalingSettings": popart.AutomaticLossScalingSettings,
+    "popart.BatchSerializationSettings": popart.BatchSerializationSettings,
+    "popart.ClipNormSettings": lambda: popart.ClipNormSettings(["w"], 1.0),
+    "popart.CommGroup": popart.CommGroup,
+    "popart.ConstSGD": lambda: popart.ConstSGD(0.1),
+    "popart.DataFlow": lambda: popart.DataFlow(1, {"x": popart.AnchorReturnType("All")}),
+    "popart.DebugContext": lambda: popart.DebugContext("a"),
+    "popart.DeviceInfo": lambda: popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
+    "popart.DeviceManager": popart.DeviceManager,
+    "popart.ExecutionPhaseSettings": popart.ExecutionPhaseSettings,
+    "popart.ExperimentalSettings": popart.ExperimentalSettings,
+    "popart.GraphTransformer": lambda: popart.GraphTransformer(onnx_model().SerializeToString()),
+    "popart.IdentityLoss": lambda: popart.IdentityLoss("a", "b"),
+    "popart.InputSettings": popart.InputSettings,
+    "popart.InputShapeInfo": popart.InputShapeInfo,
+    "popart.L1Loss": lambda: popart.L1Loss("a", "b", 0.1),
+    "popart.Logger": popart.Logger,
+    "popart.NllLoss": lambda: popart.NllLoss("a", "b", "c"),
+    "popart.OpDefinition": lambda: next(iter(popart.getSupportedOperationsDefinition(False).values())),
+    "popart.OperatorIdentifier": lambda: next(iter(popart.getSupportedOperationsDefinition(False))),
+    "popart.OptimizerValue": lambda: popart.OptimizerValue(0.1),
+    "popart.OptimizerValueMap": lambda: popart.OptimizerValueMap(popart.OptimizerValue(0.1)),
+    "popart.Patterns": popart.Patterns,
+    "popart.PyStepIO": lambda: popart.PyStepIO({"x": np.ones(2)}, {}),
+    "popart.PyWeightsIO": lambda: popart.PyWeightsIO({"w": np.ones(2)}),
+    "popart.ReplicatedCollectivesSettings": popart.ReplicatedCollectivesSettings,
+    "popart.SGD": lambda: popart.SGD({"defaultLearningRate": (0.1, True)}),
+    "popart.SessionOptions": _session_options,
+    "popart.TensorInfo": lambda: popart.TensorInfo("FLOAT", [2]),
+    "popart.TensorLocation": popart.TensorLocation,
+    "popart.TensorLocationSettings": popart.TensorLocationSettings,
+}
+# Copies are the object itself; pickles are refused.
+SHARED: dict[str, Callable[[], Any]] = {
+    "Compiled": compiled,
+    "LoadedProgram": lambda: saved()[0],
+    "Lowered": lambda: function.lower(X),
+    "Traced": lambda: function.trace(X),
+    "executable": lambda: compiled().executable,
+    "memory": lambda: compiled().profile.memory,
+    "memory of a file": lambda: saved()[1].memory,
+}
+REFUSED: dict[str, Callable[[], Any]] = {
+    "ProfilingRun": profiling_run,
+    "prefetch": lambda: ipu.prefetch([X], depth=0),
+    "poplar.ComputeSet": lambda: graph().add_compute_set("set"),
+    "poplar.DataStream": lambda: graph().add_host_to_device_fifo("in", poplar.FLOAT, 4),
+    "poplar.Engine": lambda: poplar.Engine(graph(), program.Sequence()),
+    "poplar.Function": lambda: graph().add_function(program.Sequence()),
+    "poplar.Graph": graph,
+    "poplar.RemoteBuffer": lambda: graph().add_remote_buffer("remote", poplar.FLOAT, 4),
+    "poplar.ReplicatedGraph": lambda: poplar.Graph(TWO.target).create_replicated_graph(2),
+    "poplar.Tensor": tensor,
+    "poplar.VirtualGraph": lambda: graph().create_virtual_graph([0]),
+    "poplar.program.Call": lambda: program.Call(graph().add_function(program.Sequence())),
+    "poplar.program.Execute": lambda: program.Execute(graph().add_compute_set("set")),
+    "poplar.program.Program": lambda: program.Copy(tensor()[:2], tensor()[2:]),
+    "poplar.program.Sequence": program.Sequence,
+    "poplar.program.WriteUndef": lambda: program.WriteUndef(tensor()),
+    "popart.Builder": popart.Builder,
+    "popart.InferenceSession": lambda: popart.InferenceSession(
+        onnx_model().SerializeToString(),
+        popart.DataFlow(1, {"y": popart.AnchorReturnType("All")}),
+        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
+    ),
+}
+# Values that hold a tensor: their deep copies and pickles are refused by it.
+OF_TENSORS = {"popops.SingleReduceOp": lambda: popops.SingleReduceOp(tensor(), [0], "add")}
+# Classes without values of their own: bases, markers of fields, and handles that only a graph or a session makes.
+WITHOUT_VALUES = {
+    *("poplar.In", "poplar.InOut", "poplar.Out", "poplar.Vector", "poplar.VectorList", "poplar.Vertex"),
+    *("poplar.FieldRef", "poplar.VertexRef", "popnn.gru.GruWeights", "popnn.lstm.LstmWeights", "popnn.lstm.LstmState"),
+    *("popnn.gru.RecurrentWeights", "popnn.gru.Graph", "popops.expr.Expression", "schedules.Schedule"),
+    *("popart.Optimizer", "popart.PyStepIOCallback", "popart.TrainingSession"),
+}
+MODULES = ("", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popnn.gru", ".popnn.lstm", ".popops")
+MODULES += (".popops.expr", ".poprand", ".popsolver", ".popsparse", ".poputil", ".schedules", ".distributed", ".keras")
+MODULES += (".onnx", ".popart")
