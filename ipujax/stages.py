@@ -19,7 +19,7 @@ import numpy as np
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, moves_apart
 from ipujax.compiled_programs import announce, bound_warnings
-from ipujax.distributed.instance import Spread, to_local
+from ipujax.distributed.instance import Spread, check_alone, to_local
 from ipujax.lowering.dumps import LOWERED, TRACE
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
 
 Record = Callable[["Program", Any], None]
+_COMMUNICATING = frozenset(("replicated", "shard_map"))  # primitives whose parts exchange values
 
 
 class Store(Protocol):
@@ -183,6 +184,7 @@ class Lowered(Stage):
             record: receives decisions of data-dependent control, see `engine_function`.
             of_program: compute the program even if `computes_function`.
         """
+        self.check_alone()
         # Decisions of control are those of the program: the function has none to record.
         if not (of_program or record is not None) and self.computes_function:
             return self._tree_of_results(leaves, self._run_function)
@@ -190,6 +192,11 @@ class Lowered(Stage):
         on_device = [to_device(x) for x in leaves]
         outs = self._tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
         return outs if self.runs_apart(record) else self.to_memories(outs)
+
+    def check_alone(self) -> None:
+        """Refuse processes that `ipujax run` did not start, where IPUs or replicas communicate; see `check_alone`."""
+        if self.partitioning is not None or not _COMMUNICATING.isdisjoint(self.primitives):
+            check_alone(self.name)
 
     def runs_apart(self, record: Record | None) -> bool:
         """Return whether arrays move outside the XLA computation: to and from host memory, or a mesh of devices."""
@@ -399,6 +406,8 @@ class Compiled(Stage):
         return self._jitted(self._record, ())
 
     def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
+        self._lowered.check_alone()  # before arrays of several processes are read
+
         def run(*leaves: Any) -> Any:
             return self._lowered.evaluate(*leaves, record=record)
 

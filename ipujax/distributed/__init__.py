@@ -65,7 +65,7 @@ def init() -> None:
     """Join the run of this process; does nothing the second time, or for a single instance.
 
     Raises:
-        ArgumentError: JAX has computed something before.
+        ArgumentError: JAX has computed something before, or another launcher than `ipujax run` has joined processes.
     """
     me = membership()
     if me.num_instances == 1 or jax.distributed.is_initialized():

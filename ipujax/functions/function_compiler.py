@@ -46,7 +46,7 @@ from ipujax.calls import (
     with_host_shapes,
 )
 from ipujax.device import CPU, Device, IPUModel, current_device
-from ipujax.distributed.instance import Operands, Spread, received, to_local
+from ipujax.distributed.instance import Operands, Spread, check_alone, received, to_local
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
@@ -162,9 +162,16 @@ class FunctionCompiler:
         keywords = static_keywords(self._fun, *self._settings.static)
         return spread.operands(args, kwargs, self._places(args), keywords, shapes_only)
 
-    @functools.cached_property
+    @property
     def _spread(self) -> Spread | None:
         """Distribution of replicas over instances; None if all are on this one."""
+        if self._replication is None:
+            return None
+        check_alone(self._name)  # at each call: JAX's processes may be joined after a trace
+        return self._known_spread
+
+    @functools.cached_property
+    def _known_spread(self) -> Spread | None:
         return Spread.of(self._name, self._replication)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:

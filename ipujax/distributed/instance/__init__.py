@@ -18,6 +18,7 @@ from ipujax.distributed.instance.membership import (
     NUM_INSTANCES as NUM_INSTANCES,
     NUM_REPLICAS as NUM_REPLICAS,
     Facts as Facts,
+    check_alone as check_alone,
     check_joined as check_joined,
     leave as leave,
     meet as meet,

@@ -86,8 +86,35 @@ class Membership:
 
 
 def membership() -> Membership:
-    """Return the membership of this process; a single instance of one replica without `ipujax run`."""
+    """Return the membership of this process; a single instance of one replica without `ipujax run`.
+
+    Raises:
+        ArgumentError: see `check_alone`.
+    """
+    check_alone("ipu.distributed")
     return _membership(os.getpid())
+
+
+def check_alone(who: str) -> None:
+    """Refuse a process that `jax.distributed` has joined to others, without `ipujax run`: no replica would meet theirs.
+
+    Args:
+        who: name of what communicates between replicas or IPUs.
+
+    Raises:
+        ArgumentError: on every such process.
+    """
+    # 0.1 µs; counting the processes starts JAX's backend, as whatever comes next would.
+    if not jax.distributed.is_initialized() or _membership(os.getpid()).num_instances > 1:
+        return
+    if (count := jax.process_count()) > 1:
+        raise ArgumentError(
+            f"{who} would compute apart from the other processes of jax.distributed, whose replicas it does not see",
+            expected="processes that `ipujax run` starts, or a single one",
+            got=f"process {jax.process_index()} of {count}, started otherwise",
+            hint=f"ipujax run --instances {count} SCRIPT, without jax.distributed.initialize; a function without"
+            " replicas, shardings and ipu.distributed computes in each process by itself",
+        )
 
 
 @cache

@@ -103,8 +103,10 @@ class Spread:
     @staticmethod
     def of(name: str, replication: Replication | None) -> Spread | None:
         """Return the distribution of a function; None if it has one replica, or this process is the only instance."""
+        if replication is None:
+            return None
         count = membership().num_instances
-        if replication is None or replication.replicas == 1 or count == 1:
+        if replication.replicas == 1 or count == 1:
             return None
         if replication.replicas % count:
             raise ArgumentError(
