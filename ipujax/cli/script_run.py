@@ -13,15 +13,14 @@ import os
 import runpy
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from ipujax.jax_scripts import PROFILED_FILES
-
-_HIDDEN = (__file__, runpy.__file__, "<frozen runpy>", *PROFILED_FILES)
+from ipujax.jax_scripts import hide_frames
 
 
 def run_script(command: Sequence[str], at_immediate_exit: Callable[[], None] = lambda: None) -> int:
@@ -46,27 +45,59 @@ def run_script(command: Sequence[str], at_immediate_exit: Callable[[], None] = l
 
 def _run(command: Sequence[str]) -> int:
     try:
-        if command[0] == "-m":
-            sys.argv = [*command[1:]]
-            sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-            return 0
-        sys.argv = [*command]
-        if not Path(command[0]).is_file():
-            runpy.run_path(command[0], run_name="__main__")  # a folder with a __main__.py, which it adds to the path
-            return 0
-        path = Path(command[0]).resolve()
-        sys.path.insert(0, str(path.parent))
-        _run_file(str(Path(command[0]).absolute()))
+        _execute(command)
         return 0
     except SystemExit as end:
         return _exit_code(end.code)
-    except BaseException as error:  # of the script: shown as Python shows it
-        _remove_own_frames(error)
+    except BaseException as error:
+        failure = error
+    # Outside of the handler, so that an error of the hook has no context.
+    hide_frames(failure)
+    code = _show(failure)
+    if isinstance(failure, KeyboardInterrupt):
+        raise _shown(KeyboardInterrupt()) from None
+    return code
+
+
+def _execute(command: Sequence[str]) -> None:
+    """Run a module, a folder or an archive with a `__main__.py`, or a file, as Python does with this command line."""
+    name = command[0]
+    if name == "-m":
+        sys.argv = ["-m", *command[2:]]
+        sys.path.insert(0, str(Path.cwd()))
+        _run_as_main(command[1], alter_argv=True)
+        return
+    sys.argv = [*command]
+    if not Path(name).is_file() or zipfile.is_zipfile(name):
+        sys.path.insert(0, str(Path(name).absolute()))
+        _run_as_main("__main__", alter_argv=False)
+        return
+    sys.path.insert(0, str(Path(name).resolve().parent))
+    _run_file(str(Path(name).absolute()))
+
+
+def _run_as_main(module: str, alter_argv: bool) -> None:
+    # Python's own way, with its frames and its words; the public functions of `runpy` have others.
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.modules["__main__"].__dict__["__builtins__"] = builtins
+    runpy._run_module_as_main(module, alter_argv=alter_argv)  # type: ignore[attr-defined]
+
+
+def _show(error: BaseException) -> int:
+    """Show an exception as Python does, by the script's hook, and return the exit code."""
+    try:
         sys.excepthook(type(error), error, error.__traceback__)
-        if isinstance(error, KeyboardInterrupt):
-            raise _shown(KeyboardInterrupt()) from None
         return 1
+    except SystemExit as end:
+        return _exit_code(end.code)
+    except BaseException as failure:
+        failed = failure
+    hide_frames(failed)
+    print("Error in sys.excepthook:", file=sys.stderr)
+    sys.__excepthook__(type(failed), failed, failed.__traceback__)
+    print("\nOriginal exception was:", file=sys.stderr)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+    return 1
 
 
 def _shown(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
@@ -134,22 +165,3 @@ def _exit_code(status: object) -> int:
         return status or 0
     print(status, file=sys.stderr)
     return 1
-
-
-def _remove_own_frames(error: BaseException) -> None:
-    """Remove the frames of this file and of profiled functions from the traceback of an exception and of its causes."""
-    chained: BaseException | None = error
-    seen: set[int] = set()
-    while chained is not None and id(chained) not in seen:
-        seen.add(id(chained))
-        chained.__traceback__ = _filtered(chained.__traceback__)
-        chained = chained.__cause__ or chained.__context__
-
-
-def _filtered(traceback: TracebackType | None) -> TracebackType | None:
-    if traceback is None:
-        return None
-    rest = _filtered(traceback.tb_next)
-    if traceback.tb_frame.f_code.co_filename in _HIDDEN:
-        return rest
-    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.arguments import function_name, has_tracer
+from ipujax.jax_scripts.hidden_frames import hiding_frames
 from ipujax.jax_scripts.profiled_function import ProfiledFunction
 from ipujax.jax_scripts.recorder import Recorder
 
@@ -38,6 +39,7 @@ def recorded_transformation(
         is_own: returns whether code of JAX makes the call.
     """
 
+    @hiding_frames
     @functools.wraps(original)
     def transformation(*args: Any, **settings: Any) -> Any:
         result = original(*args, **settings)
@@ -46,6 +48,7 @@ def recorded_transformation(
             return result
         counted = _counted(result, f"{original.__name__}({function_name(fun)})", jit, recorder)
 
+        @hiding_frames
         @functools.wraps(result)
         def transformed(*args: Any, **kwargs: Any) -> Any:
             if not recorder.counts_now:
@@ -64,6 +67,7 @@ def recorded_loop(
 ) -> Callable[..., Any]:
     """Return a loop of `jax.lax` whose calls outside of other functions are counted; arguments as above."""
 
+    @hiding_frames
     @functools.wraps(original)
     def loop(*args: Any, **settings: Any) -> Any:
         if not recorder.counts_now or is_own():

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from ipujax.arguments import FunctionName, argument_places, as_names, as_numbers, dynamic_arguments, has_tracer
+from ipujax.jax_scripts.hidden_frames import hide_frames, hiding_frames
 from ipujax.jax_scripts.profiled_stage import ProfiledStage
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder, loops_on_data
 from ipujax.runtime.errors import IpuError, calling_line
@@ -48,9 +49,13 @@ class ProfiledFunction:
         return type(self._jitted)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._recorder.counts_now:
-            self.count(args, kwargs)
-        return self._jitted(*args, **kwargs)
+        try:
+            if self._recorder.counts_now:
+                self.count(args, kwargs)
+            return self._jitted(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call with these arguments."""
@@ -116,10 +121,12 @@ class ProfiledFunction:
             except IpuError as error:
                 record.reason = error.what
 
+    @hiding_frames
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Return the trace of JAX; calls of functions compiled from it are counted."""
         return ProfiledStage(self._jitted.trace(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
 
+    @hiding_frames
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Return the lowered function of JAX; calls of functions compiled from it are counted."""
         return ProfiledStage(self._jitted.lower(*args, **kwargs), self._recorder, lambda: self.record_of(args, kwargs))
@@ -127,6 +134,7 @@ class ProfiledFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
+    @hiding_frames
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_jitted":  # asked for by copies, before anything is set
             raise AttributeError(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ipujax.jax_scripts.hidden_frames import hiding_frames
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 
 
@@ -30,14 +31,17 @@ class ProfiledStage:
         """The class of the stage, for `isinstance`."""
         return type(self._stage)
 
+    @hiding_frames
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Return the lowered stage."""
         return ProfiledStage(self._stage.lower(*args, **kwargs), self._recorder, self._record)
 
+    @hiding_frames
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the compiled stage."""
         return ProfiledStage(self._stage.compile(*args, **kwargs), self._recorder, self._record)
 
+    @hiding_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._recorder.counts_now:
             record = self._record()
@@ -45,6 +49,7 @@ class ProfiledStage:
                 self._recorder.count(record)
         return self._stage(*args, **kwargs)
 
+    @hiding_frames
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_stage":
             raise AttributeError(name)

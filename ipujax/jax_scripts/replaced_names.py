@@ -25,15 +25,14 @@ import jax
 import jax.experimental.pjit
 
 from ipujax.arguments import FunctionName, function_name
-from ipujax.jax_scripts import eager_calls, profiled_function, profiled_stage
 from ipujax.jax_scripts.eager_calls import LOOPS, TRANSFORMATIONS, recorded_loop, recorded_transformation
+from ipujax.jax_scripts.hidden_frames import hiding_frames
 from ipujax.jax_scripts.profiled_function import ProfiledFunction
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.runtime.errors import is_installed
 
-# Files whose frames stand between a script and JAX.
-PROFILED_FILES = (__file__, *(str(module.__file__) for module in (eager_calls, profiled_function, profiled_stage)))
 _OWN = ("jax", "jaxlib", "ipujax")  # packages whose calls of jax.jit are no functions of the script
+_CALLER = 3  # frames from a check to the caller of a replaced function: itself, its boundary
 _PMAP = "jax.pmap places its parts on devices of JAX; jax.jit, or ipu.jit(replicas=), can be compiled"
 
 
@@ -44,22 +43,25 @@ def replaced_names(recorder: Recorder) -> Iterator[None]:
     original_pmap = jax.pmap
     original_pjit_names = vars(jax.experimental.pjit)["__getattr__"]
 
+    @hiding_frames
     @functools.wraps(original_jit)
     def jit(*args: Any, **settings: Any) -> Any:
         jitted = original_jit(*args, **settings)
         return jitted if _is_called_by_own_code() else _profiled(jitted, recorder, settings)
 
+    @hiding_frames
     @functools.wraps(original_pmap)
     def pmap(*args: Any, **settings: Any) -> Any:
         mapped = original_pmap(*args, **settings)
         return mapped if _is_called_by_own_code() else _counted(mapped, recorder, _PMAP)
 
+    @hiding_frames
     def pjit_names(name: str) -> Any:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             value = original_pjit_names(name)
         for warning in caught:  # that the name is deprecated, at the line of the script
-            warnings.warn(warning.message, warning.category, stacklevel=2)
+            warnings.warn(warning.message, warning.category, stacklevel=3)
         return jit if name == "pjit" else value
 
     new: list[tuple[Any, str, Any]] = [(jax, "jit", jit), (jax, "pmap", pmap)]
@@ -85,7 +87,7 @@ def replaced_names(recorder: Recorder) -> Iterator[None]:
 
 
 def _is_called_by_own_code() -> bool:
-    package = str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
+    package = str(sys._getframe(_CALLER).f_globals.get("__name__", "")).partition(".")[0]
     return package in _OWN
 
 
