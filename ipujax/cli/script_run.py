@@ -8,16 +8,19 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib.machinery
+import importlib.util
 import io
 import os
+import pkgutil
 import runpy
+import subprocess
 import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from ipujax.jax_scripts import hide_frames
@@ -119,9 +122,31 @@ def _run_file(path: str) -> None:
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module  # for pickles, and for processes that import the script again
+    exec(_code_of(path), module.__dict__)
+
+
+def _code_of(path: str) -> CodeType:
+    """Return the code of a file with a source, or with what Python has compiled from one."""
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
-    exec(code, module.__dict__)
+        code: CodeType | None = pkgutil.read_code(file)
+    if code is not None:
+        return code
+    with io.open_code(path) as file:
+        source = file.read()
+    try:
+        return compile(source, path, "exec")
+    except SyntaxError:
+        if _is_text(source):
+            raise
+    # Python has words of its own for files that are no text, and runs nothing of them.
+    raise SystemExit(subprocess.run([sys.executable, path], check=False).returncode)
+
+
+def _is_text(source: bytes) -> bool:
+    try:
+        return "\0" not in importlib.util.decode_source(source)
+    except (SyntaxError, UnicodeDecodeError):
+        return False
 
 
 @contextmanager

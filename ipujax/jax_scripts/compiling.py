@@ -23,8 +23,9 @@ from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan
-from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.errors import IpuError, ProfileError, line_of
 from ipujax.runtime.garbage import collecting_rarely
+from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
     from ipujax.stages import Lowered
 
+_LOG = Log("profiling")
 # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
 OPTIONS = Options(allow_out_of_memory=True)
 _WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
+
+
+class CompilationFailedError(IpuError):
+    """A recorded function that cannot be compiled, for a reason that no error for users names."""
 
 
 def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | None = None) -> Profile:
@@ -48,21 +54,44 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
     Raises:
         IpuError: the function cannot be compiled for the device.
     """
-    if split is not None and split.replicas > 1 and record.shardings.is_empty:
-        record = replace(record, shardings=split.shardings(record))
     assert record.traced is not None
-    target = _target_with_mesh(device.target, record)
-    name = FunctionName(record.name, device, None, record.name.file)
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
-        check_jaxpr(name, record.traced.jaxpr, None)
-        plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
-        compiled = find_or_lower(plan, lambda: _lower(plan)).compile()
-    profile: Profile = compiled.profile
-    if record.sample is None or _has_cycles(profile):
+        with _step("its lowering", record):
+            if split is not None and split.replicas > 1 and record.shardings.is_empty:
+                record = replace(record, shardings=split.shardings(record))
+            target = _target_with_mesh(device.target, record)
+            name = FunctionName(record.name, device, None, record.name.file)
+            check_jaxpr(name, record.traced.jaxpr, None)
+            plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
+            lowered = find_or_lower(plan, lambda: _lower(plan))
+        with _step("its compilation", record):
+            compiled = lowered.compile()
+    with _step("its profile", record):
+        profile: Profile = compiled.profile
+        is_complete = record.sample is None or _has_cycles(profile)
+    if is_complete:
         return profile
+    assert record.sample is not None
     args, kwargs = record.sample
-    _, profile = compiled.profile_call(*args, **kwargs)
+    with _step("its run on the arguments of the first call, for the trip counts of its loops,", record):
+        _, profile = compiled.profile_call(*args, **kwargs)
     return profile
+
+
+@contextmanager
+def _step(name: str, record: FunctionRecord) -> Iterator[None]:
+    """Give an exception of another kind than ours a sentence, with the step and the line where it failed."""
+    try:
+        yield
+    except IpuError:
+        raise
+    except Exception as error:
+        _LOG.error("%s failed for %s: %r", name, record.name, error)
+        text = str(error).partition("\n")[0]
+        fault = f"{type(error).__name__} ({text})" if text else type(error).__name__
+        place = line_of(error) or record.line
+        where = f" at {place}" if place else ""
+        raise CompilationFailedError(f"{name} failed{where} with {fault}", where=place) from error
 
 
 def _lower(plan: LoweringPlan) -> Lowered:
