@@ -266,14 +266,15 @@ class IpuFunction(Generic[_P, _R]):
         fun = self._settings.fun
         if isinstance(inspect.unwrap(fun), FunctionType | BuiltinFunctionType):
             return self  # as functions of Python: a module that refers to one may be copied
-        return _rebuilt(copy.deepcopy(fun, memo), *self._rest)  # a method, or an object: of the copied object
+        # A method, or an object: that of the copied object.
+        return IpuFunction(copy.deepcopy(fun, memo), *self._rest)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
         # Compiled programs stay with the process.
         if not _is_named(self):
             return _rebuilt, (self._settings.fun, *self._rest)
         if int(protocol) < _QUALIFIED_NAMES:
-            return self.__qualname__
+            return str(vars(self)["__qualname__"])
         return _rebuilt, (self._importable, *self._rest)
 
     @property

@@ -6,7 +6,7 @@ pickled. JAX's own is used once.
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 
 import jax
@@ -21,7 +21,7 @@ class NameScope(ContextDecorator):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._entered: list[jax.named_scope] = []
+        self._entered: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> None:
         scope = jax.named_scope(self._name)

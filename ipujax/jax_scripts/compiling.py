@@ -54,15 +54,16 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
     Raises:
         IpuError: the function cannot be compiled for the device.
     """
-    assert record.traced is not None
+    traced = record.traced
+    assert traced is not None
     with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
         with _step("its lowering", record):
             if split is not None and split.replicas > 1 and record.shardings.is_empty:
                 record = replace(record, shardings=split.shardings(record))
             target = _target_with_mesh(device.target, record)
             name = FunctionName(record.name, device, None, record.name.file)
-            check_jaxpr(name, record.traced.jaxpr, None)
-            plan = LoweringPlan.of(name, _traced(record, record.traced), record.line, target, OPTIONS, None)
+            check_jaxpr(name, traced.jaxpr, None)
+            plan = LoweringPlan.of(name, _traced(record, traced), record.line, target, OPTIONS, None)
             lowered = find_or_lower(plan, lambda: _lower(plan))
         with _step("its compilation", record):
             compiled = lowered.compile()
