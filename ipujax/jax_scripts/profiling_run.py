@@ -30,6 +30,7 @@ from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.jax_scripts.replaced_names import replaced_names
 from ipujax.jax_scripts.selection import Selection
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
+from ipujax.runtime.logs import Log
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.profile import FilePath, Row, text_table
 from ipujax.runtime.signatures import checking_calls
@@ -37,6 +38,7 @@ from ipujax.runtime.signatures import checking_calls
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
 
+_LOG = Log("profiling")
 _INTERRUPTED = "the compilation was interrupted"
 _MOST_ROWS = 20  # of functions that stay JAX's, before the rest is counted
 
@@ -112,6 +114,9 @@ class ProfilingRun(NotCopied):
                 profile = profile_of(record, self.device, self._split)
             except IpuError as error:  # of one function: the others are compiled, and its row says why it is not
                 reason = error.what.partition("\n")[0]
+            except Exception as error:  # outside of all steps of `profile_of`, which name theirs
+                _LOG.error("%s cannot be compiled: %r", record.name, error)
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return ProfiledCalls(
             str(record.name), record.calls, record.flops, profile, reason, is_forward_alone=record.is_forward_alone
         )
