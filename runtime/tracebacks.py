@@ -72,8 +72,13 @@ def _filtering() -> str:
 
 def _is_outermost() -> bool:
     """Return whether the public function that an error leaves was called by the user's code; JAX adds a note too."""
-    callers = (frame.f_code.co_filename for frame, _ in walk_stack(sys._getframe(3)))
-    return not any(is_of_ipujax(file) or is_of_jax(file) for file in callers)
+    for frame, _ in walk_stack(sys._getframe(3)):
+        file = frame.f_code.co_filename
+        if is_of_ipujax(file) or is_of_jax(file):
+            return False
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break  # below a script is what runs it, `ipujax profile` too
+    return True
 
 
 def _is_fault(error: Exception) -> bool:

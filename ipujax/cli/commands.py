@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"\n  try: {hint}" if hint else ""))
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # by the script
+            sys.stdout.flush()
         return code
     except IpuError as error:
         rows = [error.what]
