@@ -55,7 +55,6 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
-    "runtime.poplar_options": "runtime.target",
     "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
     "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
     "runtime.compile": (
@@ -350,10 +349,9 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.tensor_info runtime.target"
     ),
     "ipujax.popart.devices": (
-        "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.logs runtime.poplar_options"
-        " runtime.target"
+        "ipujax.device ipujax.popart.enumerations ipujax.popart.exceptions runtime.logs ipujax.arguments runtime.target"
     ),
-    "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions runtime.poplar_options",
+    "ipujax.popart.options": "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.arguments",
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
@@ -397,7 +395,7 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.engine": (
         "ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph"
-        " runtime.host runtime.logs runtime.options runtime.poplar_options runtime.profile runtime.report"
+        " runtime.host runtime.logs runtime.options ipujax.arguments runtime.profile runtime.report"
         " runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar": (
@@ -410,7 +408,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.poplin": (
         "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.layout"
-        " runtime.graph runtime.logs runtime.poplar_options runtime.tensor"
+        " runtime.graph runtime.logs ipujax.arguments runtime.tensor"
     ),
     "ipujax.popnn": (
         "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.layout"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.arguments.poplar_options import read_options
 from ipujax.lowering.layout import map_linearly
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.logs import Log
-from ipujax.runtime.poplar_options import read_options
 from ipujax.runtime.tensor import Tensor
 
 Options = Mapping[str, Any] | None  # values by Poplar's option names

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ipujax.arguments.poplar_options import read_options
 from ipujax.device import IPUModel
 from ipujax.popart.devices.device_info import SYNC_PATTERNS, DeviceInfo
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.runtime.logs import Log
-from ipujax.runtime.poplar_options import read_options
 from ipujax.runtime.target import IPU_VERSIONS
 
 _POD = 4  # IPUs of the simulated pod that `enumerateDevices` lists: those of one IPU-M2000

@@ -6,6 +6,7 @@ import warnings
 from operator import attrgetter
 from typing import Any
 
+from ipujax.arguments.poplar_options import read_options
 from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
 from ipujax.popart.options.tables import (
@@ -14,7 +15,6 @@ from ipujax.popart.options.tables import (
     REFUSED,
     WITHOUT_EFFECT,
 )
-from ipujax.runtime.poplar_options import read_options
 
 # Options of earlier releases → the ones in their place, and the value for True.
 _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
@@ -22,7 +22,7 @@ _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),
 # Deprecated options → the ones of another name that take their values.
 _DEPRECATED = {"prefetchBufferingDepthMap": "bufferingDepthMap",
                "defaultPrefetchBufferingDepth": "defaultBufferingDepth"}  # fmt: skip
-# Options that are dictionaries → their groups in `runtime.poplar_options`.
+# Options that are dictionaries → their groups in `poplar_options`.
 OPTION_DICTIONARIES = {
     "convolutionOptions": "convolution",
     "engineOptions": "engine",

@@ -38,7 +38,6 @@ from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
 from ipujax.runtime.logs import Log
-from ipujax.runtime.copies import NotCopied
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.options import Options, Recompute
 

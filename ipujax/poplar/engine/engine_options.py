@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ipujax.arguments.poplar_options import read_options
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import Log
-from ipujax.runtime.poplar_options import read_options
 
 _LOG = Log("compile")
 ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"

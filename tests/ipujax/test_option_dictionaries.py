@@ -12,8 +12,8 @@ import pytest
 
 import ipujax.popart as popart
 from ipujax import IpuError, poplar, poplin
+from ipujax.arguments.poplar_options import GROUPS, read_options
 from ipujax.poplar.program import Sequence
-from ipujax.runtime.poplar_options import GROUPS, read_options
 from tests.ipujax.poplar.helpers import placed, small_graph
 
 # A misspelt option, its nearest, a value out of range, and an option without effect, of each dictionary.
