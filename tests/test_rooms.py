@@ -314,21 +314,27 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.onnx_errors": "",
     "ipujax.onnx.graphs": "",
+    "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.registry": "ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
     "ipujax.onnx.operators": (
-        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
+        " ipujax.onnx.wide_values"
     ),
-    "ipujax.onnx.reading": "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry runtime.target",
+    "ipujax.onnx.reading": (
+        "ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry runtime.target"
+    ),
     "ipujax.onnx.evaluation": (
-        "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
-        " runtime.logs runtime.target"
+        "ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry"
+        " ipujax.onnx.wide_values runtime.logs runtime.target"
     ),
-    "ipujax.onnx.arguments": "ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values runtime.target",
+    "ipujax.onnx.arguments": (
+        "ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values runtime.target"
+    ),
     "ipujax.onnx.model": (
-        "ipujax.onnx.arguments ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.operators ipujax.onnx.reading"
-        " ipujax.onnx.wide_values runtime.logs"
+        "ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.operators"
+        " ipujax.onnx.reading ipujax.onnx.wide_values runtime.logs"
     ),
     "ipujax.onnx": "ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.public",
     "ipujax.popart.exceptions": "runtime.target",
@@ -338,11 +344,14 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.operators": (
         "ipujax.onnx ipujax.onnx.registry ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.onnx_failures": "ipujax.onnx ipujax.onnx.reading ipujax.popart.exceptions",
     "ipujax.popart.building": (
-        "ipujax.onnx ipujax.onnx.reading ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.operators"
-        " ipujax.popart.tensor_info runtime.target"
+        "ipujax.onnx ipujax.onnx.reading ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.onnx_failures ipujax.popart.operators ipujax.popart.tensor_info runtime.target"
     ),
-    "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart.graph_transformer": (
+        "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.onnx_failures ipujax.popart.tensor_info"
+    ),
     "ipujax.popart.supported_operations": "ipujax.onnx.registry ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.onnx.element_types ipujax.onnx.wide_values ipujax.popart.enumerations ipujax.popart.exceptions"
@@ -357,10 +366,10 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.popart_log": "ipujax.popart.exceptions",
     "ipujax.popart.model_graph": (
-        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading ipujax.onnx.registry"
-        " ipujax.onnx.wide_values ipujax.phases ipujax.pipeline"
-        " ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
-        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.operators ipujax.popart.options"
+        "ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
+        " ipujax.onnx.wide_values ipujax.phases ipujax.pipeline ipujax.popart.building ipujax.popart.devices"
+        " ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.onnx_failures"
+        " ipujax.popart.operators ipujax.popart.options"
         " ipujax.popart.tensor_info runtime.options"
     ),
     "ipujax.popart.steps": (
@@ -371,9 +380,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.session": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.model_graph ipujax.popart.optimisers"
-        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps ipujax.popart.tensor_info"
-        " runtime.logs runtime.options runtime.report"
+        " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.model_graph ipujax.popart.onnx_failures"
+        " ipujax.popart.optimisers ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps"
+        " ipujax.popart.tensor_info runtime.logs runtime.options runtime.report"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.wide_values import check_held, typed_array
@@ -30,6 +31,13 @@ def _with_shape(info: ValueInfo, shape: Sequence[int] | None) -> ValueInfo:
     if not is_rank_right or min(sizes, default=0) < 0:
         raise OnnxError(f"input_shapes[{info.name!r}] does not match this input", expected=str(info), got=sizes)
     return replace(info, shape=sizes)
+
+
+def check_input_sizes(graph: Graph, budget: Budget) -> None:
+    """Refuse declared inputs that are larger than the budget, whatever their open dimensions are."""
+    for info in graph.inputs:
+        sizes = [dim for dim in info.shape or () if isinstance(dim, int)]
+        budget.check(sizes, info.dtype, f"input {info.name!r}")
 
 
 def checked_static(graph: Graph, static: Mapping[str, Any]) -> dict[str, Any]:

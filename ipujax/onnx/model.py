@@ -11,6 +11,7 @@ import numpy as np
 
 from ipujax.onnx import operators as operators
 from ipujax.onnx.arguments import (
+    check_input_sizes,
     check_values,
     checked_argument,
     checked_bounds,
@@ -18,6 +19,7 @@ from ipujax.onnx.arguments import (
     checked_static,
     with_shapes,
 )
+from ipujax.onnx.budget import DEFAULT_MAX_BYTES, DEFAULT_MAX_UNROLLED_NODES, checked_budget
 from ipujax.onnx.evaluation import Settings, check_constants, check_operators, evaluate, shape_sources
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
@@ -69,20 +71,27 @@ class Model:
         Raises:
             OnnxError: arguments of other names, shapes or dtypes; a node that cannot be evaluated on its operands.
         """
-        results = evaluate(self._graph, self._values(params, inputs), self._settings)
-        pairs = zip(results, self.outputs, strict=True)
-        arrays = tuple(narrowed(value, f"output {info.name!r}") for value, info in pairs)
+        values = self._values(params, inputs)
+        if not isinstance(jnp.zeros(()), jax.core.Tracer):
+            jax.eval_shape(self._evaluated, values)  # refuses values that are too large before one is computed
+        arrays = self._evaluated(values)
         return arrays[0] if len(arrays) == 1 else arrays
 
     def __check_arguments__(self, params: Any = None, *inputs: Any) -> None:
         """Refuse 64-bit arguments that 32 bits do not hold; `ipu.jit` calls it before it converts them."""
         check_values(params, self.inputs, inputs)
 
+    def _evaluated(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        settings = self._settings.for_evaluation(self._graph)
+        results = evaluate(self._graph, {**values, **self._static}, settings)
+        pairs = zip(results, self.outputs, strict=True)
+        return tuple(narrowed(value, f"output {info.name!r}") for value, info in pairs)
+
     def _values(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
         sizes: dict[str, int] = {}
         weights = checked_params(params, self.params)
         arguments = checked_argument(self.inputs, inputs, sizes)
-        return {**weights, **arguments, **self._static}
+        return {**weights, **arguments}
 
     def __repr__(self) -> str:
         inputs, outputs = ("; ".join(map(str, infos)) for infos in (self.inputs, self.outputs))
@@ -94,6 +103,8 @@ def load(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     static: Mapping[str, Any] | None = None,
     max_sizes: Mapping[str, int] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_unrolled_nodes: int = DEFAULT_MAX_UNROLLED_NODES,
 ) -> Model:
     """Return an ONNX model as a JAX function.
 
@@ -103,23 +114,28 @@ def load(
         static: values of graph inputs by name, for inputs that decide shapes or branches; they are no arguments then.
         max_sizes: bounds on results whose size depends on data, by name of an output of the node; the rest is padded,
             as `jnp.nonzero(size=)` does.
+        max_bytes: bound on the bytes of one value: a constant, an input or a result of a node. A value may have an
+            element for each four of them. Larger ones are refused before anything is allocated.
+        max_unrolled_nodes: bound on the nodes that unrolled loops add to a traced program.
 
     Returns:
         A pure function `model(params, *inputs)` with `params`, `inputs` and `outputs`.
 
     Raises:
-        OnnxModelError: a file that is not valid ONNX, or refers to data outside of its folder.
+        OnnxModelError: a file that is not valid ONNX, refers to data outside of its folder, or grows too far.
         UnsupportedOperatorError: operators without an implementation, all at once.
         OnnxError: names or shapes that do not belong to the model.
     """
-    graph = with_shapes(read_graph(model), input_shapes or {})
+    budget = checked_budget(max_bytes, max_unrolled_nodes)
+    graph = with_shapes(read_graph(model, budget), input_shapes or {})
+    check_input_sizes(graph, budget)
     check_operators(graph)
     values = checked_static(graph, static or {})
     bounds = checked_bounds(graph, max_sizes or {})
     _say_narrowed(graph)
     params = _params(graph, values)
     check_constants(graph, [*params, *(info.name for info in graph.inputs if info.name not in values)])
-    return Model(graph, params, values, Settings(bounds))
+    return Model(graph, params, values, Settings(bounds, budget=budget))
 
 
 def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -35,6 +35,7 @@ NODE_FACTS: Mapping[str, str] = {
     "output_count": "int: outputs of the node, up to the last that has a name",
     "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",
     "max_size": "int or None: bound on a result size that depends on data, from `load(max_sizes=)`",
+    "budget": "Budget: bounds on what the model's values may grow to",
     "node_name": "str: name of the node, unique in its graph; seeds random operators",
 }
 STANDARD_DOMAIN = ""  # ai.onnx; both names mean it in files

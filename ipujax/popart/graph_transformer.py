@@ -17,6 +17,7 @@ import onnx
 
 from ipujax.popart.building import read_model, save_externally, tensor_proto
 from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.onnx_failures import popart_step
 from ipujax.popart.tensor_info import DTYPES, onnx_number
 
 _BATCH_NORM_OUTPUTS = 5  # of a BatchNormalization that trains, before opset 14
@@ -85,7 +86,7 @@ class GraphTransformer:
         if not clip:
             limits = np.iinfo(np.int32)
             for tensor in _tensors(self._model.graph):
-                array = onnx.numpy_helper.to_array(tensor) if _has_type(tensor, "INT64") else np.zeros(0, np.int64)
+                array = _array(tensor) if _has_type(tensor, "INT64") else np.zeros(0, np.int64)
                 outside = array[(array < limits.min) | (array > limits.max)]
                 if outside.size:
                     message = f"tensor {tensor.name!r} has a number outside of the range of int32"
@@ -204,8 +205,13 @@ def _has_type(tensor: onnx.TensorProto, name: str) -> bool:
     return bool(tensor.data_type == onnx_number(name))
 
 
+def _array(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    with popart_step(f"tensor {tensor.name!r} cannot be read"):
+        return onnx.numpy_helper.to_array(tensor)
+
+
 def _converted(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> onnx.TensorProto:
-    array = onnx.numpy_helper.to_array(tensor)
+    array = _array(tensor)
     if dtype == np.int32:
         limits = np.iinfo(np.int32)
         numbers = np.clip(array, limits.min, limits.max).ravel().tolist()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
@@ -26,7 +27,17 @@ from ipujax.runtime.errors import IpuError
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
 # Errors that JAX and NumPy raise for operands of wrong shapes, dtypes and values. Others are faults of an operator.
-_OPERAND_ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError)
+_OPERAND_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    NotImplementedError,
+    RecursionError,
+)
+_TRACES_OF_A_NODE = 8  # assumed: loops nested three deep, each traced twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +47,21 @@ class Settings:
     Args:
         max_sizes: bounds on sizes that depend on data, by name of a value.
         logged: names of nodes whose saturated operands have been logged.
+        budget: bounds on all sizes.
+        subgraph_nodes: nodes of subgraphs that this evaluation may still trace; None: any number.
     """
 
     max_sizes: Mapping[str, int] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
+    budget: Budget = field(default_factory=Budget)
+    subgraph_nodes: SubgraphNodes | None = None
+
+    def for_evaluation(self, graph: Graph) -> Settings:
+        """Return the settings of one evaluation of a graph, which counts the nodes of subgraphs."""
+        own = sum(1 for node in graph.nodes for inner in node.subgraphs() for _ in inner.all_nodes())
+        # Loops are traced several times, also those that stay loops.
+        limit = _TRACES_OF_A_NODE * own + self.budget.max_unrolled_nodes
+        return replace(self, subgraph_nodes=SubgraphNodes(limit))
 
 
 def evaluate(graph: Graph, values: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
@@ -66,12 +88,9 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
     entry = OPERATORS.get((node.domain, node.op_type))
     try:
         with jax.named_scope(_scope_name(node.name)):
-            if entry is None:
-                return _run_body(node, operands, settings)
-            function = _bound(entry, node, operands, scope, settings)
-            if is_foldable(node, operands, function):
-                return fold(function, operands)
-            return as_results(run_narrowed(node, operands, function, settings.logged))
+            results = _results(entry, node, operands, scope, settings)
+            check_sizes(node, results, settings.budget)
+            return results
     except OnnxError as error:
         if error.what.startswith("node "):
             raise
@@ -83,6 +102,24 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
         message = f"{node.label} cannot be evaluated on these operands"
         got = f"{', '.join(map(_described, operands))} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
         raise OnnxError(message, got=got, hint="compare the shapes and dtypes with the operator's") from error
+
+
+def _results(
+    entry: Operator | None, node: Node, operands: Sequence[Any], scope: Mapping[str, Any], settings: Settings
+) -> tuple[Any, ...]:
+    if entry is None:
+        return _run_body(node, operands, settings)
+    function = _bound(entry, node, operands, scope, settings)
+    if is_foldable(node, operands, function):
+        return fold(function, operands)
+    return as_results(run_narrowed(node, operands, function, settings.logged))
+
+
+def check_sizes(node: Node, results: Sequence[Any], budget: Budget) -> None:
+    """Refuse results that are larger than the budget; elements of sequences are results of other nodes."""
+    for name, value in zip(node.outputs, results, strict=False):
+        if hasattr(value, "shape"):
+            budget.check(value.shape, value.dtype, f"{node.label}: result {name!r}")
 
 
 def as_results(value: Any) -> tuple[Any, ...]:
@@ -111,6 +148,7 @@ def _bound(
         "output_dtypes": lambda: node.output_dtypes,
         "max_size": lambda: next(bounds, None),
         "node_name": lambda: node.name,
+        "budget": lambda: settings.budget,
     }
     keywords |= {name: facts_of_node[name]() for name in entry.node_facts}
     return lambda *operands: entry.function(*operands, **keywords)
@@ -150,6 +188,8 @@ class Subgraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Return the subgraph's outputs."""
+        if self.settings.subgraph_nodes is not None:
+            self.settings.subgraph_nodes.spend(1 + len(self.graph.nodes))
         names = [info.name for info in self.graph.inputs]
         return evaluate(self.graph, ChainMap(dict(zip(names, inputs, strict=True)), *_maps(self.scope)), self.settings)
 

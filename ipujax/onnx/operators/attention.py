@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, refuse_outside, refuse_outside_axis
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, numpy_for, refuse_outside, refuse_outside_axis
 from ipujax.onnx.registry import operator
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)  # qk_matmul_output_mode
@@ -121,7 +121,8 @@ def _hidden_padding(lengths: Optional, scores: Array) -> Array:
 
 def _hidden(scores: Array, offset: Any, causal: bool, past: int, future: int) -> Array:
     """Keys after the query, or out of its window; `offset` is the position of the first query."""
-    distance = np.arange(scores.shape[-2])[:, None] + offset - np.arange(scores.shape[-1])
+    xp = numpy_for(scores.shape[-2] * scores.shape[-1])
+    distance = xp.arange(scores.shape[-2])[:, None] + offset - xp.arange(scores.shape[-1])
     hidden = jnp.zeros((), bool)
     # A query at position p sees keys 0 … p of the cache and of this call together.
     if causal:

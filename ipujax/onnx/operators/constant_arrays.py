@@ -7,8 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers
+from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
+from ipujax.onnx.element_types import canonical, element_dtype
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, numpy_for
 from ipujax.onnx.registry import operator, static
 
 
@@ -51,8 +52,8 @@ def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> Array:
 
 
 @operator("Range")
-def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> np.ndarray:
-    """Static array of start, start + delta, … before limit; half precision is computed in float32."""
+def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+    """Array of start, start + delta, … before limit, static unless large; half precision is computed in float32."""
     first, last, step = (
         np.ravel(static(each, name))[0] for each, name in ((start, "start"), (limit, "limit"), (delta, "delta"))
     )
@@ -61,7 +62,12 @@ def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 
     wide = np.dtype(np.int64) if integral else np.promote_types(np.float32, dtype if dtype.itemsize > 2 else np.float32)
     low, high, stride = (each.astype(wide) for each in (first, last, step))
     count = max(0, int(-((low - high) // stride)) if integral else int(np.ceil((high - low) / stride)))
-    return (low + np.arange(count, dtype=wide) * stride).astype(dtype)
+    if count <= MAX_STATIC_ELEMENTS:
+        return (low + np.arange(count, dtype=wide) * stride).astype(dtype)
+    working = canonical(wide)
+    if integral and not np.array_equal(np.asarray([low, high, stride]).astype(working), [low, high, stride]):
+        raise ValueError(f"{count:,} numbers up to {high} need jax_enable_x64")
+    return (low.astype(working) + jnp.arange(count, dtype=working) * stride.astype(working)).astype(canonical(dtype))
 
 
 @operator("Shape")
@@ -85,6 +91,7 @@ def triangle(x: Value, k: Optional = None, *, upper: int = 1) -> Array:
     """Upper or lower triangle of matrices, zero elsewhere; k is the diagonal where it ends."""
     x = jnp.asarray(x)
     diagonal = 0 if k is None else jnp.ravel(k)[0]
-    distance = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
+    xp = numpy_for(x.shape[-1] * x.shape[-2])
+    distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     inside = distance >= diagonal if upper else distance <= diagonal
     return jnp.where(inside, x, jnp.zeros_like(x))

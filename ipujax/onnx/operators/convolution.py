@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.onnx.budget import check_table
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
 from ipujax.onnx.operators.sampling import linear_samples
-from ipujax.onnx.operators.windows import Windows, kernel_of, refuse_two_paddings, slide
+from ipujax.onnx.operators.windows import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
 from ipujax.onnx.registry import operator, static
 
 
@@ -112,6 +113,7 @@ def transposed_convolution(
         refuse_outside(np.asarray(elements), 0, max(step, space) - 1, "output_padding")
     # result without padding, and the padding that is cut off it
     full = [s * (n - 1) + e + span for s, n, e, span in zip(steps, x.shape[2:], extra, spans, strict=True)]
+    refuse_long(*full, *spans, *(pads or ()), *(output_shape or ()))
     before, sizes = _cut(full, x.shape[2:], steps, auto_pad, output_shape, pads)
     padding = [
         (span - 1 - low, size - (s * (n - 1) + 1) + low)
@@ -201,6 +203,7 @@ def deformable_convolution(
 def _grid(windows: Windows) -> np.ndarray:
     """Position of each element of each window, [kernel, spatial axis, windows]."""
     rank = windows.rank
+    check_table(rank * math.prod(windows.kernel) * math.prod(windows.counts), "elements of all windows")
     axes = []
     for axis in range(rank):
         positions = windows.positions(axis)  # [window, element]

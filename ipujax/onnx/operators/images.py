@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Value, integers, refuse_outside, refuse_outside_axis
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Value,
+    index_range,
+    integers,
+    numpy_for,
+    refuse_outside,
+    refuse_outside_axis,
+    size_of,
+)
 from ipujax.onnx.operators.sampling import (
     Taps,
     cubic_taps,
@@ -65,15 +75,17 @@ def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Array:
     sizes = integers(static(size, "size"))[2:]
     refuse_outside(np.asarray(sizes), 1, MAX_SIZE, "size")
     steps = [_unit_positions(n, bool(align_corners)) for n in sizes]
-    mesh = np.meshgrid(*steps, indexing="ij")
-    homogeneous = np.stack([*reversed(mesh), np.ones(sizes)], axis=-1)
+    xp = numpy_for(size_of(sizes))
+    mesh = xp.meshgrid(*steps, indexing="ij")
+    homogeneous = xp.stack([*reversed(mesh), xp.ones(sizes)], axis=-1)
     return jnp.einsum("...j,nij->n...i", jnp.asarray(homogeneous, theta.dtype), theta)
 
 
-def _unit_positions(size: int, align_corners: bool) -> np.ndarray:
+def _unit_positions(size: int, align_corners: bool) -> Value:
+    xp = numpy_for(size)
     if align_corners:
-        return np.linspace(-1, 1, size) if size > 1 else np.full(1, -1.0)
-    return (2 * np.arange(size) + 1) / size - 1
+        return xp.linspace(-1, 1, size) if size > 1 else xp.full(1, -1.0)
+    return (2 * xp.arange(size) + 1) / size - 1
 
 
 @operator("RoiAlign")
@@ -150,8 +162,8 @@ def _axis_samples(start: Array, extent: Array, bins: int, count: int, ratio: int
     """[regions, bins · count] samples, of which a region uses the first ones of each bin."""
     bin_extent = (extent / bins)[:, None, None]
     number = jnp.full_like(bin_extent, ratio) if ratio else jnp.ceil(bin_extent)
-    sample = np.arange(count)
-    position = start[:, None, None] + np.arange(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
+    sample = index_range(count)
+    position = start[:, None, None] + index_range(bins)[:, None] * bin_extent + (sample + 0.5) * bin_extent / number
     used = jnp.broadcast_to(sample < number, position.shape).reshape(len(start), -1)
     flat = position.reshape(len(start), -1)
     inside = (flat >= -1) & (flat <= size)

@@ -17,6 +17,7 @@ from ipujax.onnx.operators.operand_types import (
     Value,
     along as axis_vector,
     axis_of,
+    index_range,
     integers,
     refuse_outside,
     refuse_outside_axis,
@@ -144,10 +145,10 @@ def tensor_scatter(
     refuse_outside(write_indices, 0, room, "write index")
     new = jnp.moveaxis(update, axis, 1)
     first = jnp.zeros(cache.shape[0], jnp.int32) if write_indices is None else jnp.asarray(write_indices)
-    position = first[:, None] + np.arange(new.shape[1])
+    position = first[:, None] + index_range(new.shape[1])
     if mode == "circular":
         position = position % lines.shape[1]
-    written = lines.at[np.arange(cache.shape[0])[:, None], position].set(new)
+    written = lines.at[index_range(cache.shape[0])[:, None], position].set(new)
     return jnp.moveaxis(written, 1, axis)
 
 
@@ -158,7 +159,7 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> A
     off, on = jnp.asarray(values)
     expanded = jnp.expand_dims(_from_start(indices, size), axis)
     along = axis_of(axis, expanded.ndim)
-    position = np.arange(size).reshape([-1 if each == along else 1 for each in range(expanded.ndim)])
+    position = index_range(size).reshape([-1 if each == along else 1 for each in range(expanded.ndim)])
     return jnp.where(expanded == position, on, off)
 
 
@@ -196,7 +197,7 @@ def compress(x: Value, condition: Value, *, axis: int | None = None, max_size: i
         return jnp.take(flat, np.nonzero(condition)[0], axis=along)
     size = data_dependent_size(max_size, "the elements that are selected")
     (index,) = jnp.nonzero(condition, size=size)
-    real = axis_vector(np.arange(size) < jnp.sum(jnp.asarray(condition), dtype=index.dtype), along, flat.ndim)
+    real = axis_vector(index_range(size) < jnp.sum(jnp.asarray(condition), dtype=index.dtype), along, flat.ndim)
     return jnp.where(real, jnp.take(flat, index, axis=along), jnp.zeros((), flat.dtype))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.operators.operand_types import Array, Value
 from ipujax.onnx.registry import operator
 
@@ -48,11 +49,14 @@ def _occurrences(sequences: Array, grams: np.ndarray, max_skip_count: int) -> Ar
     """Counts of each n-gram in each sequence, over all distances between its elements."""
     length = grams.shape[1]
     total = jnp.zeros((len(sequences), len(grams)), jnp.float32)
+    distances = 1 if length == 1 else min(max_skip_count + 1, sequences.shape[1])
+    check_terms(distances, "TfIdfVectorizer")
     # single elements are at no distance
-    for distance in range(1, 2 if length == 1 else max_skip_count + 2):
+    for distance in range(1, 1 + distances):
         starts = sequences.shape[1] - distance * (length - 1)
         if starts <= 0:
             break
+        check_table(starts * length, "positions of n-grams")
         index = np.arange(starts)[:, None] + distance * np.arange(length)
         is_equal = jnp.all(sequences[:, index][:, :, None] == grams, axis=-1)
         total = total + jnp.sum(is_equal, axis=1)

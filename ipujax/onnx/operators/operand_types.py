@@ -7,8 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.registry import is_static
 
@@ -64,6 +66,16 @@ def along(values: Any, axis: int, rank: int) -> Any:
 def ceil_div(a: int, b: int) -> int:
     """Return ⌈a / b⌉."""
     return -(-a // b)
+
+
+def numpy_for(elements: int) -> Any:
+    """Return NumPy for a table that a program may hold as a constant, else `jax.numpy`, which computes it there."""
+    return np if elements <= MAX_STATIC_ELEMENTS else jnp
+
+
+def index_range(size: int) -> Value:
+    """Return 0, 1, … size − 1, static unless there are many."""
+    return numpy_for(size).arange(size)
 
 
 def size_of(shape: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, refuse_outside
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, index_range, integers, refuse_outside
 from ipujax.onnx.operators.windows import Windows, slide
 from ipujax.onnx.registry import is_static, operator, static
 
@@ -93,13 +93,13 @@ def _flat_indices(x: Array, windows: Windows, winner: Array, storage_order: int)
     # `storage_order` 1 counts column-major inside an image; channels are outermost in both.
     weights = [math.prod(sizes[:axis] if storage_order else sizes[axis + 1 :]) for axis in range(windows.rank)]
     image = math.prod(sizes)
-    channel = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * windows.rank)
+    channel = index_range(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * windows.rank)
     index = jnp.asarray(channel * image, index_dtype())
     for axis, (tap, weight) in enumerate(zip(taps, weights, strict=True)):
         shape = [1] * winner.ndim
         shape[2 + axis] = -1
         # Indices count in the array without padding, so a window may start before 0.
-        start = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.before[axis]
+        start = index_range(windows.counts[axis]) * windows.strides[axis] - windows.before[axis]
         position = start.reshape(shape) + tap * windows.dilations[axis]
         index = index + (position * weight).astype(index_dtype())
     return index
@@ -222,7 +222,7 @@ def _half_away(x: Array) -> Array:
 def _bin_mask(start: Array, end: Array, bins: int, size: int) -> Array:
     """Mask of the elements in each bin of a region, bool [regions, bins, size]."""
     extent = jnp.maximum(end - start + 1, 1) / bins
-    bin_index = np.arange(bins)
+    bin_index = index_range(bins)
     low = jnp.floor(bin_index * extent[:, None]) + start[:, None]
     high = jnp.ceil((bin_index + 1) * extent[:, None]) + start[:, None]
     element = jnp.arange(size)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator, static
@@ -111,6 +112,7 @@ def resize(
         # An axis that stays needs no product, which would round.
         if line.scale == 1 and line.size == line.result and line.roi == (0.0, 1.0):
             continue
+        check_table(line.result, f"positions on axis {axis} of a Resize")
         position = POSITIONS[coordinate_transformation_mode](line, np.arange(line.result, dtype=np.float64))
         index, weight = _weights(position, line, mode, nearest_mode, bool(antialias), cubic_coeff_a)
         if exclude_outside:
@@ -161,6 +163,7 @@ def _weights(
     radius = {"linear": 1, "cubic": 2}[mode] * stretch
     # the window is open on the left: at an element's own position it reaches back to the one before
     first = np.ceil(position).astype(int) - int(np.ceil(radius))
+    check_table(line.result * 2 * int(np.ceil(radius)), "weights of a Resize")
     index = first[:, None] + np.arange(2 * int(np.ceil(radius)))
     distance = np.abs(index - position[:, None]) / stretch
     weight = np.maximum(1 - distance, 0) if mode == "linear" else _keys(distance, coefficient)
@@ -177,6 +180,7 @@ def _combined(x: Array, axis: int, index: np.ndarray, weight: Floats) -> Array:
     """Weighted sums of elements along an axis: `index` and `weight` are [results, taps]."""
     if index.shape[1] == 1:
         return jnp.take(x, index[:, 0], axis=axis)
+    check_terms(index.shape[1], "Resize")
     after = (1,) * (x.ndim - axis - 1)
     terms = (
         jnp.take(x, index[:, tap], axis=axis) * jnp.asarray(weight[:, tap].reshape(-1, *after), x.dtype)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import check_terms
 from ipujax.onnx.operators.operand_types import Array
 
 
@@ -75,6 +76,7 @@ def weighted_samples(x: Array, taps: Sequence[Taps], padding: str = "zeros", ali
     batch, channels, *sizes = x.shape
     flat = x.reshape(batch, channels, math.prod(sizes))
     result = jnp.zeros((), x.dtype)
+    check_terms(math.prod(each.index.shape[-1] for each in taps), "interpolation")
     for corner in itertools.product(*(range(each.index.shape[-1]) for each in taps)):
         index = jnp.zeros((), jnp.int32)
         weight = jnp.ones((), taps[0].weight.dtype)

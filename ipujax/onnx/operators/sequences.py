@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.operators.operand_types import integers, refuse_outside
+from ipujax.onnx.budget import Budget
+from ipujax.onnx.operators.operand_types import ceil_div, integers, refuse_outside
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
 
@@ -60,11 +62,14 @@ def sequence_length(sequence: Values) -> np.ndarray:
 
 
 @operator("SplitToSequence")
-def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int = 1) -> tuple[Values]:
+def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int = 1, budget: Budget) -> tuple[Values]:
     """Return parts of a tensor: of sizes `split`, of one size if it is a scalar, else of size 1."""
     extent = x.shape[axis]
     sizes = np.asarray(1) if split is None else static(split, "split")
     is_one_size = sizes.ndim == 0
+    if is_one_size:
+        refuse_outside(sizes, 1, math.inf, "split")
+    budget.check_unrolled(ceil_div(extent, int(sizes)) if is_one_size else len(sizes), "parts of a sequence")
     cuts = list(range(int(sizes), extent, int(sizes))) if is_one_size else stops_of(integers(sizes), extent, axis)
     parts = (np if is_static(x) else jnp).split(x, cuts, axis)
     is_squeezed = split is None and not keepdims

@@ -17,6 +17,7 @@ from ipujax.onnx.operators.operand_types import (
     axes_of,
     axis_of,
     ceil_div,
+    index_range,
     integers,
     refuse_outside,
     size_of,
@@ -188,7 +189,7 @@ def checked_lengths(lengths: Value, time: int) -> Array:
 
 def reversed_in_time(x: Array, lengths: Array) -> Array:
     """Return [N, time, …] with the first `lengths` elements of each sequence reversed."""
-    time = np.arange(x.shape[1])
+    time = index_range(x.shape[1])
     # Elements behind the length of a sequence keep their places.
     index = jnp.where(time < lengths[:, None], lengths[:, None] - 1 - time, time)
     return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.onnx.budget import check_table
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, numpy_for
 from ipujax.onnx.registry import operator, register, static
 
 
@@ -52,7 +53,8 @@ def short_time_fourier_transform(
         length = x.shape[1] if window is None else window.shape[0]
     # Samples behind the last complete frame are not transformed.
     count = 1 + (x.shape[1] - length) // step
-    frames = jnp.take(x, np.arange(count)[:, None] * step + np.arange(length), axis=1)
+    xp = numpy_for(max(0, count) * max(0, length))
+    frames = jnp.take(x, xp.arange(count)[:, None] * step + xp.arange(length), axis=1)
     weighted = frames if window is None else frames * jnp.asarray(window)[:, None]
     return fourier_transform(weighted, np.asarray(length), np.asarray(2), onesided=onesided)
 
@@ -66,12 +68,13 @@ WINDOWS = {
 
 
 def _window(coefficients: tuple[float, ...]) -> object:
-    def window(size: Value, *, output_datatype: int = FLOAT, periodic: int = 1) -> np.ndarray:
-        """Static window of a static size: a sum of cosines, over a period or from end to end."""
+    def window(size: Value, *, output_datatype: int = FLOAT, periodic: int = 1) -> Value:
+        """Window of a static size: a sum of cosines, over a period or from end to end."""
         count = integers(static(size, "size"))[0]
-        angle = 2 * math.pi * np.arange(count) / (count if periodic else max(1, count - 1))
-        values = sum(factor * np.cos(order * angle) for order, factor in enumerate(coefficients))
-        return np.asarray(values).astype(element_dtype(output_datatype))
+        xp = numpy_for(count)
+        angle = 2 * math.pi * xp.arange(count) / (count if periodic else max(1, count - 1))
+        values = sum(factor * xp.cos(order * angle) for order, factor in enumerate(coefficients))
+        return xp.asarray(values).astype(element_dtype(output_datatype))
 
     return window
 
@@ -95,6 +98,7 @@ def mel_weight_matrix(
         integers(static(each, name))[0]
         for each, name in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
     )
+    check_table(max(1, bins) * max(1, length // 2 + 1), "weights of mel filters")
     low, high = (
         # Hertz to mel: 2595 · log10(1 + f / 700), as the schema says.
         2595 * math.log10(1 + float(np.ravel(static(each, name))[0]) / 700)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.element_types import index_dtype
 from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
@@ -90,7 +91,9 @@ def _shapes(values: Any) -> Any:
 
 
 @operator("Loop")
-def loop(trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: int | None) -> tuple[Any, ...]:
+def loop(
+    trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: int | None, budget: Budget
+) -> tuple[Any, ...]:
     """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
     is_counted = trip_count is None or is_static(trip_count)
     iterations = None if trip_count is None or not is_counted else max(0, int(static(trip_count, "M").reshape(())))
@@ -101,6 +104,7 @@ def loop(trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: i
     except TracedOperandError:
         if not (is_counted and is_decided):
             raise
+        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
         return _unrolled_loop(iterations if is_entered else 0, carried, body, ())
     if is_decided and not is_entered:
         iterations = 0
@@ -108,8 +112,10 @@ def loop(trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: i
         iterations = 1 if iterations is None else min(iterations, 1)
     is_fixed = iterations is not None and (iteration.condition is not None or iterations == 0) and is_decided
     if is_fixed and iteration.is_uniform:
+        budget.check_repeats(iterations or 0, "iterations of Loop")
         return _counted_loop(iterations or 0, carried, body)
     if is_counted and is_decided and (not iteration.is_uniform or _is_growing(carried)):
+        budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
         return _unrolled_loop(iterations, carried, body, iteration.scanned)
     start = True if condition is None else condition
     return _conditional_loop(trip_count, start, carried, body, iteration, max_size)

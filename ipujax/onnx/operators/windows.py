@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.onnx.budget import check_table
 from ipujax.onnx.onnx_errors import OutsideError
-from ipujax.onnx.operators.operand_types import MAX_SIZE, ceil_div, refuse_outside
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Value, ceil_div, numpy_for, refuse_outside, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,26 @@ class Windows:
 
     def positions(self, axis: int) -> np.ndarray:
         """Return the element of an axis at [window, element of the window]; negative or too large in the padding."""
+        check_table(max(1, self.counts[axis]) * self.kernel[axis], f"windows on spatial axis {axis}")
         starts = np.arange(self.counts[axis]) * self.strides[axis] - self.before[axis]
         return starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
 
-    def elements(self, include_padding: bool) -> np.ndarray:
+    def elements(self, include_padding: bool) -> Value:
         """Return how many elements each window has, shape `counts`; those of the node's padding on request."""
-        result = np.ones(())
+        xp = numpy_for(size_of(self.counts))
+        result: Value = np.ones(())
         for axis in range(self.rank):
             positions = self.positions(axis)
             low = -self.before[axis] if include_padding else 0
             high = self.sizes[axis] + (self.after[axis] if include_padding else 0)
             inside = np.sum((positions >= low) & (positions < high), axis=1)
-            result = result[..., None] * inside
+            result = xp.multiply(result[..., None], inside)
         return result
+
+
+def refuse_long(*extents: int) -> None:
+    """Refuse extents and pads beyond 32 bits: JAX computes shapes with 64, which wrap around."""
+    refuse_outside(np.asarray(extents, object), -MAX_SIZE, MAX_SIZE, "extent or padding")
 
 
 def slide(
@@ -87,6 +95,7 @@ def slide(
         refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
     refuse_two_paddings(pads, auto_pad)
     spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
+    refuse_long(*sizes, *spans, *(pads or ()))
     if auto_pad.startswith("SAME"):
         counts = tuple(map(ceil_div, sizes, steps))
         needed = [

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 from onnx import helper
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Graph, Node
+from ipujax.onnx.reading.onnx_calls import onnx_step, with_inlined_functions
 from ipujax.onnx.reading.read import graph_of_model
 from ipujax.runtime.cache import remembered_small
 
@@ -34,7 +35,8 @@ def has_body(domain: str, op_type: str) -> bool:
 
 def expanded(node: Node, operand_types: Sequence[Type | None]) -> Graph:
     """Return the body of a node as a graph; inputs without an operand type are left out."""
-    return _expanded(node.proto.SerializeToString(), tuple(operand_types))
+    with onnx_step(f"{node.label} cannot be expanded", "compare the shapes and dtypes with the operator's"):
+        return _expanded(node.proto.SerializeToString(), tuple(operand_types))
 
 
 @remembered_small
@@ -52,7 +54,7 @@ def _expanded(serialized: bytes, operand_types: tuple[Type | None, ...]) -> Grap
     # The body's own opsets: a function may be written in an older one than the model's.
     opsets = [*body.opset_import, helper.make_opsetid(_FUNCTION_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, functions=[body], ir_version=_BODY_IR_VERSION)
-    return graph_of_model(onnx.inliner.inline_local_functions(model))
+    return graph_of_model(with_inlined_functions(model), Budget())
 
 
 def _defaults(proto: onnx.NodeProto) -> list[onnx.AttributeProto]:

@@ -1,38 +1,43 @@
 """Models from paths, bytes and `ModelProto`s, with data stored in other files.
 
-External data may only come from regular files inside the model's folder: a path that leaves the folder, or that passes
-through a link, is refused, because a model from elsewhere could name any file of this machine.
+Which files external data may come from is said in `regular_files`.
 Source: ONNX, docs/ExternalData.md, whose keys `location`, `offset` and `length` these are.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.onnx_calls import onnx_step
+from ipujax.onnx.reading.proto_graphs import check_depth, subgraphs_of
+from ipujax.onnx.reading.regular_files import inner_path, open_regular
+from ipujax.onnx.reading.tensors import check_declared_size, dtype_name, tensor_dtype
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 # Protobuf cannot hold more; such files are cut off or were never valid.
 _MAX_PROTOBUF_BYTES = 2**31 - 1
+_MAX_READS = 4  # assumed: of each byte of a file of external data, on average; more multiplies a small file
+_MAX_DIGITS = 18
 _SAVE_APART = "save the weights apart: onnx.save(model, path, save_as_external_data=True)"
 
 
-def read_model(source: Source) -> onnx.ModelProto:
+def read_model(source: Source, budget: Budget) -> onnx.ModelProto:
     """Return the model of a path, of a file's bytes, or a copy of a `ModelProto`, with external data loaded."""
+    folder = None
     if isinstance(source, onnx.ModelProto):
-        folder = None
         model = onnx.ModelProto()
         model.CopyFrom(source)
     elif isinstance(source, bytes | bytearray | memoryview):
-        folder = None
         model = _parsed(bytes(source), "the bytes")
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -44,35 +49,37 @@ def read_model(source: Source) -> onnx.ModelProto:
             "the model must be a path, bytes or a ModelProto", expected=expected, got=type(source).__name__
         )
     _check_content(model)
-    for tensor in _tensors(model.graph):
+    check_depth(model)
+    bytes_by_file: Counter[Path] = Counter()
+    of_functions = (node for function in model.functions for node in function.node)
+    for tensor in (*_tensors(model.graph), *_tensors_of_nodes(of_functions)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _load_external(tensor, folder)
+            _load_external(tensor, folder, budget, bytes_by_file)
     return model
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > _MAX_PROTOBUF_BYTES:
-            message = f"{path} is too large for one protobuf message"
-            raise OnnxModelError(message, expected="less than 2 GiB", got=f"{size:,} bytes", hint=_SAVE_APART)
-        return path.read_bytes()
-    except OSError as error:
-        raise OnnxModelError(f"{path} cannot be read", expected="an ONNX file", got=error.strerror) from error
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MAX_PROTOBUF_BYTES:
+                message = f"{path} is too large for one protobuf message"
+                raise OnnxModelError(message, expected="less than 2 GiB", got=f"{size:,} bytes", hint=_SAVE_APART)
+            return file.read(size)
+    except (OSError, ValueError) as error:  # ValueError of a path with a zero byte
+        if isinstance(error, OnnxModelError):
+            raise
+        got = getattr(error, "strerror", None) or str(error)
+        raise OnnxModelError(f"{path} cannot be read", expected="an ONNX file", got=got) from error
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
     expected = "an ONNX model (protobuf ModelProto)"
     if not data:
         raise OnnxModelError(f"{name} is empty", expected=expected, got="0 bytes")
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError as error:
-        got = f"{len(data):,} bytes that protobuf cannot parse"
-        hint = "the file is cut off or of another format: download or export it again"
-        raise OnnxModelError(f"{name} is not an ONNX model", expected=expected, got=got, hint=hint) from error
-    return model
+    hint = "the file is cut off or of another format: download or export it again"
+    with onnx_step(f"{name} is not an ONNX model ({len(data):,} bytes)", hint):
+        return onnx.ModelProto.FromString(data)
 
 
 def _check_content(model: onnx.ModelProto) -> None:
@@ -88,86 +95,66 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        yield from (attribute.t, *attribute.tensors)
-        for subgraph in (attribute.g, *attribute.graphs):
+    yield from _tensors_of_nodes(graph.node)
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from ([attribute.t] if attribute.HasField("t") else [])
+            yield from attribute.tensors
+            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for each in (*sparse, *attribute.sparse_tensors):
+                yield from (each.values, each.indices)
+        for subgraph in subgraphs_of(node):
             yield from _tensors(subgraph)
 
 
-def _load_external(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    location = {entry.key: entry.value for entry in tensor.external_data}
+def _load_external(tensor: onnx.TensorProto, folder: Path | None, budget: Budget, bytes_by_file: Counter[Path]) -> None:
+    """Read the data of a tensor; `bytes_by_file` counts what is read of each file."""
     name = f"external data of {tensor.name!r}"
+    location = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None:
         hint = "give the path of the model's file, or a ModelProto with its data (onnx.load loads them)"
         raise OnnxModelError(
             f"{name} need the model's folder", expected="a path", got="bytes or a ModelProto", hint=hint
         )
-    path = _safe_path(folder, location.get("location", ""), name)
+    offset = _position(location.get("offset") or "0", name)
+    declared_length = _position(location["length"], name) if location.get("length") else None
     try:
-        offset = int(location.get("offset") or 0)
-        size = path.stat().st_size
-        length = int(location["length"]) if location.get("length") else size - offset
-    except (OSError, ValueError) as error:
-        raise OnnxModelError(f"{name} cannot be read", expected=f"a file {path}", got=error) from error
-    if offset < 0 or length < 0 or offset + length > size:
-        got = f"{size:,} bytes, of which {length:,} from {offset:,} on are needed"
-        raise OnnxModelError(f"{name} are cut off", expected=f"all bytes in {path}", got=got)
-    with path.open("rb") as file:
-        file.seek(offset)
-        tensor.raw_data = file.read(length)
+        path = inner_path(folder, location.get("location", ""), name)
+        with open_regular(path, is_link_followed=False) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = size - offset if declared_length is None else declared_length
+            if length < 0 or offset + length > size:
+                got = f"{size:,} bytes, of which {length:,} from {offset:,} on are needed"
+                raise OnnxModelError(f"{name} are cut off", expected=f"all bytes in {path}", got=got)
+            _check_length(tensor, length, name, budget)
+            bytes_by_file[path] += length
+            if bytes_by_file[path] > _MAX_READS * size:
+                expected = f"each byte is used {_MAX_READS} times at most"
+                got = f"{bytes_by_file[path]:,} bytes of a file of {size:,}"
+                raise OnnxModelError(f"{name} overlap with others", expected=expected, got=got)
+            file.seek(offset)
+            tensor.raw_data = file.read(length)
+    except OSError as error:
+        raise OnnxModelError(f"{name} cannot be read", expected="a regular file", got=error.strerror) from error
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
 
 
-def _safe_path(folder: Path, location: str, name: str) -> Path:
-    """Return the path of external data; refuse one outside the folder or through a link."""
-    expected = "a relative path to a regular file inside the model's folder"
-    parts = Path(location).parts
-    if not parts or Path(location).is_absolute() or ".." in parts or "\\" in location:
-        raise OnnxModelError(f"{name} are refused", expected=expected, got=repr(location))
-    path = folder
-    for part in parts:
-        path = path / part
-        if path.is_symlink():
-            raise OnnxModelError(
-                f"{name} are refused", expected=expected, got=f"{location!r}, where {part!r} is a link"
-            )
-    if not path.is_file():
-        got = f"no file {location!r}"
-        hint = f"copy {location} into the folder of the model"
-        raise OnnxModelError(f"{name} are missing", expected=expected, got=got, hint=hint)
-    return path
+def _position(text: str, name: str) -> int:
+    """Return an offset or a length; digits beyond any file are no number."""
+    if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS:
+        return int(text)
+    raise OnnxModelError(f"{name} have no such place", expected="an offset and a length in bytes", got=repr(text))
 
 
-def tensor_array(tensor: onnx.TensorProto) -> np.ndarray:
-    """Return the values of a tensor; refuse data of another size than shape and dtype say."""
-    try:
-        return onnx.numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError) as error:
-        dtype = dtype_name(tensor.data_type)
-        expected = f"{dtype}{list(tensor.dims)}"
-        message = f"tensor {tensor.name!r} cannot be read"
-        got = f"{len(tensor.raw_data):,} bytes ({error})" if tensor.raw_data else error
-        raise OnnxModelError(message, expected=expected, got=got, hint="export the model again") from error
-
-
-def sparse_array(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    """Return a sparse tensor as a dense array."""
-    values = tensor_array(sparse.values)
-    indices = tensor_array(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), values.dtype)
-    try:
-        if indices.ndim == 1:
-            dense.reshape(-1)[indices] = values
-        else:
-            dense[tuple(indices.T)] = values
-    except (IndexError, ValueError) as error:
-        message = f"sparse tensor {sparse.values.name!r} cannot be read"
-        raise OnnxModelError(message, expected=f"indices into {list(sparse.dims)}", got=error) from error
-    return dense
-
-
-def dtype_name(data_type: int) -> str:
-    """Return the name of a data type of ONNX, also of one that this onnx does not know."""
-    names = onnx.TensorProto.DataType
-    return names.Name(data_type).lower() if data_type in names.values() else f"data type {data_type}"
+def _check_length(tensor: onnx.TensorProto, length: int, name: str, budget: Budget) -> None:
+    """Refuse more data than the tensor has elements, before they are read."""
+    dtype = tensor_dtype(tensor.data_type)
+    check_declared_size(tensor, budget)
+    needed = math.prod(tensor.dims) * (dtype.itemsize if dtype else 1)
+    if length > needed:
+        expected = f"{needed:,} bytes for {dtype_name(tensor.data_type)}{list(tensor.dims)}"
+        raise OnnxModelError(f"{name} are of the wrong size", expected=expected, got=f"{length:,} bytes")

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, Node, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.files import sparse_array, tensor_array
 from ipujax.onnx.reading.gradient_nodes import with_gradient_bodies
+from ipujax.onnx.reading.tensors import sparse_array, tensor_array, tensor_dtype
 
 _Types = Mapping[str, ValueInfo]
 
 
-def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) -> Graph:
+def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray], budget: Budget) -> Graph:
     """Return a graph of a message at the newest opset with inferred types; `weights` are initialisers outside of it."""
-    initializers = {tensor.name: tensor_array(tensor) for tensor in graph.initializer} | dict(weights)
-    initializers |= {sparse.values.name: sparse_array(sparse) for sparse in graph.sparse_initializer}
+    initializers = {tensor.name: tensor_array(tensor, budget) for tensor in graph.initializer} | dict(weights)
+    initializers |= {sparse.values.name: sparse_array(sparse, budget) for sparse in graph.sparse_initializer}
     inputs = tuple(value_info(value) for value in graph.input if value.name not in initializers)
     outputs = tuple(value_info(value) for value in graph.output)
     types = {info.name: info for info in (*map(value_info, graph.value_info), *inputs, *outputs)}
@@ -27,9 +28,9 @@ def graph_from_proto(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) 
     nodes = []
     for n, proto in enumerate(graph.node):
         if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
-            constants[proto.output[0]] = _constant(proto)
+            constants[proto.output[0]] = _constant(proto, budget)
         else:
-            nodes.append(_node(proto, n, types))
+            nodes.append(_node(proto, n, types, budget))
     named = with_gradient_bodies(_unique(nodes), types)
     return Graph(graph.name, inputs, outputs, constants, named, frozenset(initializers))
 
@@ -50,11 +51,6 @@ def value_info(value: onnx.ValueInfoProto) -> ValueInfo:
 _CONTAINERS: Mapping[str | None, str] = {"sequence_type": "sequence", "optional_type": "optional"}
 
 
-def tensor_dtype(data_type: int) -> np.dtype | None:
-    """Return the NumPy dtype of a data type of ONNX; None where it is not declared."""
-    return onnx.helper.tensor_dtype_to_np_dtype(data_type) if data_type else None
-
-
 _INFERRED = "unk__"  # what shape inference names sizes that it does not know
 
 
@@ -66,7 +62,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     return dim.dim_param if is_name else None
 
 
-def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:
+def _node(proto: onnx.NodeProto, n: int, types: _Types, budget: Budget) -> Node:
     outputs = tuple(proto.output)
     # Trailing empty names stand for optional results that nobody reads.
     while outputs and not outputs[-1]:
@@ -77,7 +73,7 @@ def _node(proto: onnx.NodeProto, n: int, types: _Types) -> Node:
         op_type=proto.op_type,
         inputs=tuple(proto.input),
         outputs=outputs,
-        attributes={each.name: _attribute(each) for each in proto.attribute},
+        attributes={each.name: _attribute(each, budget) for each in proto.attribute},
         output_dtypes=tuple(types[name].dtype if name in types else None for name in outputs),
         proto=proto,
     )
@@ -104,41 +100,37 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", errors="surrogateescape")
 
 
-def _subgraph(graph: onnx.GraphProto) -> Graph:
-    return graph_from_proto(graph, {})
-
-
 _Kind = onnx.AttributeProto.AttributeType
-_ATTRIBUTES: Mapping[int, Callable[[onnx.AttributeProto], Any]] = {
-    _Kind.FLOAT: lambda a: a.f,
-    _Kind.INT: lambda a: a.i,
-    _Kind.STRING: lambda a: _text(a.s),
-    _Kind.TENSOR: lambda a: tensor_array(a.t),
-    _Kind.SPARSE_TENSOR: lambda a: sparse_array(a.sparse_tensor),
-    _Kind.GRAPH: lambda a: _subgraph(a.g),
-    _Kind.TYPE_PROTO: lambda a: value_info(onnx.helper.make_value_info(a.name, a.tp)),
-    _Kind.FLOATS: lambda a: list(a.floats),
-    _Kind.INTS: lambda a: list(a.ints),
-    _Kind.STRINGS: lambda a: [_text(text) for text in a.strings],
-    _Kind.TENSORS: lambda a: [tensor_array(tensor) for tensor in a.tensors],
-    _Kind.GRAPHS: lambda a: [_subgraph(graph) for graph in a.graphs],
+_ATTRIBUTES: Mapping[int, Callable[[onnx.AttributeProto, Budget], Any]] = {
+    _Kind.FLOAT: lambda a, _: a.f,
+    _Kind.INT: lambda a, _: a.i,
+    _Kind.STRING: lambda a, _: _text(a.s),
+    _Kind.TENSOR: lambda a, budget: tensor_array(a.t, budget),
+    _Kind.SPARSE_TENSOR: lambda a, budget: sparse_array(a.sparse_tensor, budget),
+    _Kind.GRAPH: lambda a, budget: graph_from_proto(a.g, {}, budget),
+    _Kind.TYPE_PROTO: lambda a, _: value_info(onnx.helper.make_value_info(a.name, a.tp)),
+    _Kind.FLOATS: lambda a, _: list(a.floats),
+    _Kind.INTS: lambda a, _: list(a.ints),
+    _Kind.STRINGS: lambda a, _: [_text(text) for text in a.strings],
+    _Kind.TENSORS: lambda a, budget: [tensor_array(tensor, budget) for tensor in a.tensors],
+    _Kind.GRAPHS: lambda a, budget: [graph_from_proto(graph, {}, budget) for graph in a.graphs],
 }
 
 
-def _attribute(attribute: onnx.AttributeProto) -> Any:
+def _attribute(attribute: onnx.AttributeProto, budget: Budget) -> Any:
     read = _ATTRIBUTES.get(attribute.type)
     if read is None:
         kind = _Kind.Name(attribute.type) if attribute.type in _Kind.values() else attribute.type
         raise OnnxModelError(
             f"attribute {attribute.name!r} cannot be read", expected="numbers, text, tensors", got=kind
         )
-    return read(attribute)
+    return read(attribute, budget)
 
 
-def _constant(proto: onnx.NodeProto) -> np.ndarray:
+def _constant(proto: onnx.NodeProto, budget: Budget) -> np.ndarray:
     """Return the value of a `Constant` node."""
     attribute = proto.attribute[0]
-    value = _attribute(attribute)
+    value = _attribute(attribute, budget)
     dtype = _CONSTANT_DTYPES.get(attribute.name)
     return value if dtype is None else np.asarray(value, dtype)
 

@@ -12,19 +12,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ipujax.onnx.graphs import Graph, Node, ValueInfo
+from ipujax.onnx.onnx_errors import OnnxModelError
 
 BODY = "body"  # attribute that the node gets
+_MAX_NODES = 10_000  # assumed: each is traced again
 _KEY = ("ai.onnx.preview.training", "Gradient")
 
 
 def with_gradient_bodies(nodes: Sequence[Node], types: Mapping[str, ValueInfo]) -> tuple[Node, ...]:
     """Return nodes of a graph, in order of evaluation; those that differentiate get an attribute `body`."""
+    if not any(map(_is_gradient, nodes)):
+        return tuple(nodes)
     result: list[Node] = []
+    total = 0
     for node in nodes:
-        is_gradient = (node.domain, node.op_type) == _KEY
-        body = {BODY: _body(node, result, types)} if is_gradient else {}
-        result.append(replace(node, attributes={**node.attributes, **body}) if body else node)
+        if not _is_gradient(node):
+            result.append(node)
+            continue
+        body = _body(node, result, types)
+        # A part with gradients in it has their parts once more: gradients of gradients double it each time.
+        total += sum(1 for _ in body.all_nodes())
+        if total > _MAX_NODES:
+            message = f"{node.label} and those before it differentiate one another too often"
+            raise OnnxModelError(message, expected=f"at most {_MAX_NODES:,} nodes in their parts", got=f"{total:,}")
+        result.append(replace(node, attributes={**node.attributes, BODY: body}))
     return tuple(result)
+
+
+def _is_gradient(node: Node) -> bool:
+    return (node.domain, node.op_type) == _KEY
 
 
 def _body(node: Node, before: Sequence[Node], types: Mapping[str, ValueInfo]) -> Graph:

@@ -6,21 +6,29 @@ Missing types are inferred, else float32; a shape that stays unknown is taken fr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 
 import onnx
-import onnx.checker
-import onnx.shape_inference
 
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.onnx.reading.proto_graphs import graphs_of
+from ipujax.onnx.reading.onnx_calls import run_checker, with_inferred_shapes
+from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, subgraphs_of
 from ipujax.onnx.registry import EARLY_DOMAIN
+
+_MAX_RANK = 64  # as NumPy
+_AXES = ("axis", "batch_dims")
 
 
 def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
-    """Refuse names that nothing defines, and circles."""
+    """Refuse names that nothing defines, initialisers of one name, and circles."""
     initializers = [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
+    if len(set(initializers)) < len(initializers):
+        repeated = next(name for name, count in Counter(initializers).items() if count > 1)
+        message = f"graph {graph.name!r} has several initialisers {repeated!r}"
+        raise OnnxModelError(message, expected="a name for each", got=repeated, hint="export the model again")
     defined = {*outer, *(value.name for value in graph.input), *initializers}
     producers = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
     for n, node in enumerate(graph.node):
@@ -29,7 +37,7 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
             message = f"{_label(node, n)} reads {missing[0]!r}, which nothing defines"
             hint = "the model lacks an initialiser or an input: export it again with its weights"
             raise OnnxModelError(message, expected="an input, an initialiser or an output of a node", hint=hint)
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs_of(node):
             check_order(subgraph, defined | set(producers))
     edges = {
         n: {producers[name] for name in _read_names(node) if name in producers} for n, node in enumerate(graph.node)
@@ -45,18 +53,53 @@ def check_order(graph: onnx.GraphProto, outer: Collection[str] = ()) -> None:
             raise OnnxModelError(message, expected="an input, an initialiser or an output of a node")
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
-
-
 def _read_names(node: onnx.NodeProto) -> list[str]:
     return [name for name in node.input if name]
 
 
 def _label(node: onnx.NodeProto, n: int) -> str:
     return f"node {node.name or n!r} ({node.op_type})"
+
+
+def check_names(model: onnx.ModelProto) -> None:
+    """Refuse names that are no text: protobuf gives those that are not UTF-8 as bytes."""
+    functions = (name for each in model.functions for name in (each.domain, each.name, *each.input, *each.output))
+    in_functions = (node for function in model.functions for node in all_nodes(function.node))
+    of_nodes = (
+        name
+        for node in (*all_nodes(model.graph.node), *in_functions)
+        for name in (node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute))
+    )
+    of_graphs = (
+        name
+        for graph in graphs_of(model.graph)
+        for values in (graph.input, graph.output, graph.value_info, graph.initializer)
+        for name in (graph.name, *(each.name for each in values))
+    )
+    dimensions = (
+        dim.dim_param
+        for graph in graphs_of(model.graph)
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        for dim in value.type.tensor_type.shape.dim
+    )
+    domains = (entry.domain for entry in model.opset_import)
+    for name in chain(functions, of_nodes, of_graphs, dimensions, domains):
+        if not isinstance(name, str):
+            raise OnnxModelError("a name of the model is no text", expected="UTF-8", got=repr(name))
+
+
+def check_attributes(model: onnx.ModelProto) -> None:
+    """Refuse attributes that onnx does not check before it counts up to them: axes, and the number of parts."""
+    in_functions = (node for function in model.functions for node in all_nodes(function.node))
+    for n, node in enumerate((*all_nodes(model.graph.node), *in_functions)):
+        for attribute in node.attribute:
+            if attribute.name in _AXES and abs(attribute.i) > _MAX_RANK:
+                message = f"{_label(node, n)} has an axis that no array has"
+                got = f"{attribute.name}={attribute.i}"
+                raise OnnxModelError(message, expected=f"−{_MAX_RANK} to {_MAX_RANK}", got=got)
+            if attribute.name == "num_outputs" and node.op_type == "Split" and attribute.i != len(node.output):
+                message = f"{_label(node, n)} has another number of outputs than parts"
+                raise OnnxModelError(message, expected=f"{len(node.output)} parts", got=f"num_outputs={attribute.i}")
 
 
 def fill_types(model: onnx.ModelProto) -> None:
@@ -87,7 +130,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     bare.CopyFrom(model)
     for value in bare.graph.output:
         value.ClearField("type")
-    graph = onnx.shape_inference.infer_shapes(bare).graph
+    graph = with_inferred_shapes(bare).graph
     return {value.name: value for value in (*graph.value_info, *graph.input, *graph.output) if _has_type(value)}
 
 
@@ -111,10 +154,7 @@ def check_model(model: onnx.ModelProto) -> None:
             # Deprecated before opset 21 for a fault of its body; exporters wrote it, and it is defined.
             node.domain = EARLY_DOMAIN if node.op_type == "GroupNormalization" and not node.domain else node.domain
     checked.opset_import.append(onnx.helper.make_opsetid(EARLY_DOMAIN, 1))
-    try:
-        onnx.checker.check_model(checked)
-    except onnx.checker.ValidationError as error:
-        raise OnnxModelError("the model is not valid ONNX", got=str(error).strip()) from error
+    run_checker(checked)
 
 
 def _complete(value: onnx.ValueInfoProto) -> None:

@@ -9,6 +9,7 @@ from ipujax.onnx import OnnxError, load
 from ipujax.popart import operators as operators
 from ipujax.popart.building.plain_models import detach_annotations
 from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.onnx_failures import popart_step
 from ipujax.popart.tensor_info import TensorInfo, of_onnx_number
 
 
@@ -24,7 +25,7 @@ def inferred_info(model: onnx.ModelProto, name: str) -> TensorInfo:
     """
     info = _declared(model, name)
     if info is None:
-        info = _declared(onnx.shape_inference.infer_shapes(model, data_prop=True), name)
+        info = _declared(_inferred(model), name)
     return _traced(model, name) if info is None else info
 
 
@@ -57,9 +58,14 @@ def declare_outputs(model: onnx.ModelProto) -> None:
     """
     if not model.graph.output:
         return
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    inferred = _inferred(model)
     for output, declared in zip(model.graph.output, inferred.graph.output, strict=True):
         output.CopyFrom(declared)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    with popart_step("onnx cannot infer the types and shapes of the model"):
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def _declared(model: onnx.ModelProto, name: str) -> TensorInfo | None:

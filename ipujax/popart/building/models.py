@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 
 from ipujax.popart.exceptions import popart_exception
+from ipujax.popart.onnx_failures import popart_step
 from ipujax.runtime.target import nearest
 
 # The sentences are PopART's: programs compare them.
@@ -38,11 +38,10 @@ def read_model(model: Any) -> onnx.ModelProto:
         path = Path(model)
         if not path.is_file():
             raise popart_exception(_NO_MODEL, got=f"no file {path}")
-        return onnx.load(path)
-    try:
+        with popart_step(_NO_MODEL):
+            return onnx.load(path)
+    with popart_step(_NO_MODEL):
         return onnx.load_model_from_string(bytes(model))
-    except (DecodeError, TypeError, ValueError) as error:
-        raise popart_exception(_NO_MODEL, expected="builder.getModelProto() or a file") from error
 
 
 def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str | Path) -> None:
@@ -68,7 +67,8 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
     with path.open("wb") as file:
         for name in names:
             tensor = by_name[name]
-            data = onnx.numpy_helper.to_array(tensor).tobytes()
+            with popart_step(f"Tensor '{name}' cannot be read"):
+                data = onnx.numpy_helper.to_array(tensor).tobytes()
             tensor.raw_data = data
             onnx.external_data_helper.set_external_data(tensor, str(path), file.tell(), len(data))
             tensor.ClearField("raw_data")

@@ -14,13 +14,13 @@ import onnx
 
 from ipujax.onnx.evaluation import check_operators, shape_sources
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import read_graph
 from ipujax.onnx.wide_values import sides_of
 from ipujax.popart import operators as operators
 from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import InputShapeInfo
+from ipujax.popart.onnx_failures import as_popart_exception
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
 
 
@@ -72,11 +72,9 @@ def annotated_graph(model: onnx.ModelProto, results: Sequence[str], shapes: Inpu
     # Outputs decide which nodes survive the conversion: anchors and the loss must be among them.
     del graph.output[:]
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(results) if name in produced)
-    try:
+    with as_popart_exception():
         read = read_graph(model)
         check_operators(read)
-    except OnnxError as error:
-        raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
     inputs = {info.name: TensorInfo(info.dtype, _whole_shape(info.name, info.shape)) for info in read.inputs}
     by_node = _by_node(read.nodes, annotations)
     wide = {name for name, array in read.constants.items() if sides_of(array) is not None}

@@ -17,17 +17,16 @@ import jax.numpy as jnp
 from ipujax.onnx.evaluation import Settings
 from ipujax.onnx.evaluation.evaluate import run_node
 from ipujax.onnx.graphs import Node
-from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.registry import is_static
 from ipujax.onnx.wide_values import Saturated, narrowed
 from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
-from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 from ipujax.popart.model_graph.operand_checks import check_operands
 from ipujax.popart.model_graph.overridden_operators import common_type, overridden
 from ipujax.popart.model_graph.stage_placement import Placement
+from ipujax.popart.onnx_failures import as_popart_exception
 
 Values = dict[str, Any]
 
@@ -50,10 +49,8 @@ class Evaluation:
         Raises:
             popart_exception: it has numbers that 32 bits do not hold.
         """
-        try:
+        with as_popart_exception():
             array: jax.Array = narrowed(self.values[name], f"tensor {name!r}")
-        except OnnxError as error:
-            raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
         return array
 
 
@@ -71,15 +68,16 @@ def evaluate_graph(
     Raises:
         popart_exception: an operator that cannot be evaluated on its operands.
     """
+    settings = Settings().for_evaluation(graph.graph)
     constants = {name: array for name, array in graph.graph.constants.items() if name not in operands}
     values: Values = {name: _plus(value, name, zeros) for name, value in {**constants, **operands}.items()}
     nodes = list(graph.annotated_nodes())
     for is_recomputed, run in groupby(nodes, key=lambda row: _is_recomputed(row[1])):
         rows = list(run)
         if is_recomputed:
-            values |= _recomputed(rows, placement, values, zeros, graph.opset)
+            values |= _recomputed(rows, placement, values, zeros, graph.opset, settings)
         else:
-            _run(rows, placement, values, zeros, graph.opset)
+            _run(rows, placement, values, zeros, graph.opset, settings)
     return Evaluation(values, _updates(nodes, operands, values))
 
 
@@ -89,19 +87,17 @@ def _run(
     values: Values,
     zeros: Mapping[str, Any],
     opset: int,
+    settings: Settings,
 ) -> None:
-    settings = Settings()
     for node, notes in rows:
         operands: Sequence[Any] = [values[name] if name else None for name in node.inputs]
         check_operands(node, operands, opset)
         operands, dtype = common_type(node, operands)
         with placement.scope(node, notes):
             results = None if _has_saturated(operands) else overridden(node, operands)
-            try:
+            with as_popart_exception():
                 results = run_node(node, operands, values, settings) if results is None else results
                 results = results if dtype is None else tuple(x.astype(dtype) for x in results)
-            except OnnxError as error:
-                raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
             for name, result in zip(node.outputs, results, strict=False):
                 if name:
                     values[name] = _plus(result, name, zeros)
@@ -125,6 +121,7 @@ def _recomputed(
     values: Values,
     zeros: Mapping[str, Any],
     opset: int,
+    settings: Settings,
 ) -> Values:
     # All results can be anchors; those that nobody reads are dropped by the compiler.
     names = [name for node, _ in rows for name in node.outputs if name]
@@ -136,7 +133,7 @@ def _recomputed(
 
     def segment(operands: Values, added: Mapping[str, Any]) -> Values:
         inner = {**values, **operands}
-        _run(rows, placement, inner, added, opset)
+        _run(rows, placement, inner, added, opset, settings)
         static.update({name: inner[name] for name in names if is_static(inner[name])})
         return {name: inner[name] for name in names if name not in static}
 

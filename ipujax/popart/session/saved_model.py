@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from ipujax.popart.building import tensor_proto
+from ipujax.popart.onnx_failures import popart_step
 from ipujax.popart.session.weight_store import WeightStore
 
 
@@ -18,7 +19,8 @@ def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
     Args:
         model: with its weights in itself, or in files of their own.
     """
-    return {tensor.name: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+    with popart_step("the parameters of the model cannot be read"):
+        return {tensor.name: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
 
 
 def changed_model(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto:

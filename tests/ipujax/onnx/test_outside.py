@@ -41,6 +41,8 @@ CASES: dict[str, Case] = {
     "Split": ("Split", (4,), {1: INT([2, 1])}, {}),
     "Split uneven": ("Split", (5,), {}, {}),
     "SplitToSequence": ("SplitToSequence", (4,), {1: INT([1, 1])}, {}),
+    "SplitToSequence of one size": ("SplitToSequence", (4,), {1: INT(0)}, {}),
+    "SplitToSequence of a negative size": ("SplitToSequence", (4,), {1: INT(-1)}, {}),
     "Transpose": ("Transpose", (2, 3), {}, {"perm": [0, 2]}),
     "Transpose twice": ("Transpose", (2, 3), {}, {"perm": [0, 0]}),
     "Concat": ("Concat", (2, 3), {1: LONG}, {"axis": 2}),

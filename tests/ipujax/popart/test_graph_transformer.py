@@ -128,3 +128,27 @@ def test_lists_of_operators() -> None:
     assert [each.name for each in relu.inputs] == ["X"]
     assert popart.DataType.FLOAT16 in relu.inputs[0].supportedTensors
     assert set(definitions[popart.OperatorIdentifier("ai.onnx", "LeakyRelu", 6)].attributes) == {"alpha"}
+
+
+@pytest.mark.parametrize("change", ["domain", "dims", "external"])
+def test_errors_of_onnx_are_poparts(change, tmp_path):
+    tensor = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    value = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4])
+    node = onnx.helper.make_node("Neg", ["w"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [value], [tensor]))
+    path = tmp_path / "model.onnx"
+    row = model.graph.initializer[0]
+    if change == "domain":
+        model.graph.node[0].domain = "nowhere"
+    elif change == "dims":
+        row.dims.append(7)
+    else:
+        row.ClearField("raw_data")
+        row.data_location = onnx.TensorProto.EXTERNAL
+        row.external_data.add(key="location", value="../none")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(popart.popart_exception):
+        popart.GraphTransformer(str(path)).convertFloatsToHalfs()
+        popart.InferenceSession(
+            str(path), popart.DataFlow(1, ["y"]), popart.DeviceManager().createIpuModelDevice({})
+        ).prepareDevice()
